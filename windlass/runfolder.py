@@ -1,0 +1,157 @@
+"""The run folder: the same layout on every target, and the append-only records in it.
+
+runs/<name>/run.yaml                    the resolved run
+            metrics.jsonl               one object per step (docs/metrics.md)
+            history.jsonl               attempts, exits, decisions
+            events.jsonl                what the target reported while the job ran
+            checkpoints/step-00000100/  with manifest.json once complete
+            logs/rank-0003.log          what a rank said; rank-0003.error.json if it failed
+            export/                     Hugging Face folder
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.errors import UserError
+from windlass.spec import Run, dump_run, load_run
+
+RUNS_VARIABLE = "WINDLASS_RUNS"
+
+
+def runs_root() -> Path:
+    """Where run folders live: $WINDLASS_RUNS, else `runs` below the working directory."""
+    return Path(os.environ.get(RUNS_VARIABLE) or "runs")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @classmethod
+    def of(cls, run: Run) -> RunFolder:
+        return cls(runs_root() / run.name)
+
+    @classmethod
+    def find(cls, name: str) -> RunFolder:
+        """The folder of an existing run, by its name or its path."""
+        for path in (runs_root() / name, Path(name)):
+            if (path / "run.yaml").is_file():
+                return cls(path)
+        known = sorted(p.parent.name for p in runs_root().glob("*/run.yaml"))
+        raise UserError(
+            f"there is no run {name!r} under {runs_root()}/",
+            evidence=f"runs there: {', '.join(known)}" if known else "no runs there",
+            fix="windlass ls",
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def history(self) -> Path:
+        return self.path / "history.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank:04d}.log"
+
+    def rank_error(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank:04d}.error.json"
+
+    def create(self, run: Run) -> None:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.run_file, dump_run(run))
+
+    def load_run(self) -> Run:
+        return load_run(self.run_file)
+
+    def record(self, event: str, **facts: Any) -> None:
+        """Append one line to history.jsonl."""
+        append_json_line(self.history, {"time": round(time.time(), 3), "event": event, **facts})
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one record in one write, starting on a new line even after a torn one."""
+    line = json.dumps(record, allow_nan=False, separators=(",", ":"), default=str) + "\n"
+    with path.open("ab+") as file:
+        if file.tell() and not _ends_with_newline(file):
+            line = "\n" + line
+        file.write(line.encode())
+
+
+def _ends_with_newline(file: Any) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return bool(file.read(1) == b"\n")
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a JSONL file; a line torn by a crash is passed over."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def steps_of(folder: RunFolder) -> dict[int, dict[str, Any]]:
+    """The metrics of each training step; where a step was repeated after a restart, the last one counts."""
+    return {
+        record["step"]: record for record in read_json_lines(folder.metrics) if record.get("kind") == "step"
+    }
