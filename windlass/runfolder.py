@@ -152,6 +152,4 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def steps_of(folder: RunFolder) -> dict[int, dict[str, Any]]:
     """The metrics of each training step; where a step was repeated after a restart, the last one counts."""
-    return {
-        record["step"]: record for record in read_json_lines(folder.metrics) if record.get("kind") == "step"
-    }
+    return {record["step"]: record for record in read_json_lines(folder.metrics) if record.get("kind") == "step"}

@@ -1,4 +1,4 @@
-"""Read a run file and its overrides into a `Run`; every mistake becomes one UserError that names the nearest valid key."""
+"""Read a run file and its overrides into a `Run`; a mistake becomes one UserError with the nearest valid key."""
 
 from __future__ import annotations
 
@@ -118,8 +118,7 @@ def _problem(error: Any) -> str:
         case "missing":
             return f"{place} is missing"
         case "value_error":
-            text = str(error["ctx"]["error"])
-            return text
+            return str(error["ctx"]["error"])
         case _:
             message = error["msg"][0].lower() + error["msg"][1:]
             return f"{place}: {message}, not {error['input']!r}"

@@ -1,0 +1,152 @@
+"""Train for real in tests: ranks are processes of their own, forked from a server that has imported torch."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from windlass.runfolder import RunFolder, read_json_lines, steps_of
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["tests.trainer.preload"])
+
+
+@dataclass
+class Result:
+    folder: RunFolder
+    codes: list[int]  # exit code of each rank; negative: the signal that ended it
+    output: str
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return {step: record["loss"] for step, record in sorted(steps_of(self.folder).items())}
+
+    @property
+    def grad_norms(self) -> dict[int, float]:
+        return {step: record["grad_norm"] for step, record in sorted(steps_of(self.folder).items())}
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        return [record for record in read_json_lines(self.folder.history) if record["event"] == event]
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in read_json_lines(self.folder.metrics) if record["kind"] == kind]
+
+
+@dataclass
+class Job:
+    """A started training; the test may watch it and interfere."""
+
+    folder: RunFolder
+    processes: list[Any]
+    logs: list[Path]
+    deadline: float
+    killed: set[int] = field(default_factory=set)
+
+    def signal(self, rank: int, number: int) -> None:
+        self.killed.add(rank)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.processes[rank].pid, number)
+
+    def wait_for(self, condition: Callable[[], bool], interval: float = 0.002) -> None:
+        while not condition():
+            if time.monotonic() > self.deadline:
+                raise TimeoutError("the condition did not come true")
+            if not any(process.is_alive() for process in self.processes):
+                return
+            time.sleep(interval)
+
+    def step(self) -> int:
+        return max(steps_of(self.folder), default=0)
+
+    def result(self) -> Result:
+        """Wait for all ranks. When one died, the others may hang in a collective: do what torchrun does then."""
+        died_at: float | None = None
+        while any(process.is_alive() for process in self.processes):
+            now = time.monotonic()
+            if died_at is None and any(p.exitcode not in (None, 0, 75) for p in self.processes):
+                died_at = now
+            if (died_at and now > died_at + 15) or now > self.deadline:
+                for process in self.processes:
+                    process.kill()
+                if now > self.deadline:
+                    raise TimeoutError("ranks did not end:\n" + self.output())
+            time.sleep(0.01)
+        for process in self.processes:
+            process.join()
+        return Result(self.folder, [process.exitcode for process in self.processes], self.output())
+
+    def output(self) -> str:
+        return "".join(log.read_text(errors="replace") for log in self.logs if log.exists())
+
+
+def start(
+    root: Path,
+    run: dict[str, Any],
+    *,
+    ranks: int = 1,
+    faults: str = "",
+    overrides: Sequence[str] = (),
+    attempt: int = 1,
+    timeout: float = 120,
+) -> Job:
+    """Start `run` on so many processes with its run folder under `root`."""
+    root.mkdir(parents=True, exist_ok=True)
+    name = run.get("name", "run")
+    run_file = root / f"{name}.yaml"
+    run_file.write_text(yaml.safe_dump({"name": name, **run}))
+    port = free_port()
+    processes, logs = [], []
+    for rank in range(ranks):
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WINDLASS_RUNS": str(root / "runs"),
+            "WINDLASS_FAULTS": faults,
+            "WINDLASS_ATTEMPT": str(attempt),
+            "OMP_NUM_THREADS": "1",
+        }
+        log = root / f"console-{rank}.txt"
+        process = context.Process(target=be_rank, args=(environment, log, [str(run_file), *overrides]))
+        process.start()
+        processes.append(process)
+        logs.append(log)
+    return Job(RunFolder(root / "runs" / name), processes, logs, time.monotonic() + timeout)
+
+
+def train(root: Path, run: dict[str, Any], **options: Any) -> Result:
+    return start(root, run, **options).result()
+
+
+def be_rank(environment: dict[str, str], log: Path, arguments: list[str]) -> None:
+    """The life of one rank."""
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    sys.argv = ["windlass.trainer", *arguments]
+    from windlass.trainer.main import run_and_exit
+
+    run_and_exit()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,44 @@
+"""The plan as rows for a person."""
+
+from __future__ import annotations
+
+from windlass.catalog.models import known_config
+from windlass.plan.resolution import batch_shape, effective_sharding
+from windlass.plan.sizes import checkpoint_bytes, num_parameters
+from windlass.spec import Run
+
+
+def describe(run: Run, world_size: int) -> list[tuple[str, str]]:
+    """(label, text) rows that say what a resolved run will do."""
+    config = known_config(run.model)
+    count = num_parameters(config)
+    length, train = run.data.sequence_length or 0, run.train
+    micro, num_micro = batch_shape(run, world_size)
+    tokens = train.global_batch * length
+    size = checkpoint_bytes(run)
+    weights = "random weights" if run.model.init == "random" else "pretrained weights"
+    rows = [
+        ("model", f"{run.model.preset or run.model.path}, {_count(count)} parameters, {weights}"),
+        ("data", f"{run.data.source}, sequences of {length:,} tokens, tokenizer {run.data.tokenizer}"),
+        ("ranks", f"{world_size} on {run.resources.nodes} node(s), {effective_sharding(run, world_size)} sharding"),
+        ("batch", f"{train.global_batch} sequences = {tokens:,} tokens a step; {num_micro} × {micro} per rank"),
+        ("steps", f"{train.steps:,} ({train.steps * tokens:,} tokens), {train.precision}, {train.schedule} schedule"),
+        (
+            "checkpoints",
+            f"every {run.checkpoint.every} steps, newest {run.checkpoint.keep} kept"
+            + (f", {size / 2**30:.2f} GiB each" if size else ""),
+        ),
+    ]
+    if run.data.validation_source or run.data.holdout:
+        every = f"every {train.validate_every} steps and at the end" if train.validate_every else "at the end"
+        rows.append(("validation", f"{train.validation_sequences} sequences {every}"))
+    return rows
+
+
+def _count(count: int | None) -> str:
+    if count is None:
+        return "an unknown number of"
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return str(count)

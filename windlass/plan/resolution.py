@@ -1,0 +1,45 @@
+"""Fill in what the run file left open, from the model alone: the result is the same on every machine."""
+
+from __future__ import annotations
+
+from windlass.catalog.models import default_tokenizer, known_config
+from windlass.spec import Run
+
+DEFAULT_SEQUENCE_LENGTH = 2048
+C4 = "hf:allenai/c4"
+
+
+def resolve(run: Run) -> Run:
+    """The run with every default that depends on the model made explicit. Resolving twice changes nothing."""
+    config = known_config(run.model) or {}
+    longest = config.get("max_position_embeddings") or DEFAULT_SEQUENCE_LENGTH
+    data, train = run.data, run.train
+    data = data.model_copy(
+        update={
+            "sequence_length": data.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, int(longest)),
+            "tokenizer": data.tokenizer or default_tokenizer(run.model),
+            "config": data.config or ("en" if data.source == C4 else None),
+        }
+    )
+    train = train.model_copy(
+        update={
+            "warmup_steps": train.steps // 50 if train.warmup_steps is None else train.warmup_steps,
+            "min_learning_rate": (
+                train.learning_rate / 10 if train.min_learning_rate is None else train.min_learning_rate
+            ),
+        }
+    )
+    return run.model_copy(update={"data": data, "train": train})
+
+
+def effective_sharding(run: Run, world_size: int) -> str:
+    if run.parallel.sharding != "auto":
+        return run.parallel.sharding
+    return "none" if world_size == 1 and not run.parallel.cpu_offload else "full"
+
+
+def batch_shape(run: Run, world_size: int) -> tuple[int, int]:
+    """(micro-batch, micro-batches per step) of every rank. The last rows may be padding that counts for nothing."""
+    rows = -(-run.train.global_batch // world_size)
+    micro = min(run.train.micro_batch or min(rows, 8), rows)
+    return micro, -(-rows // micro)

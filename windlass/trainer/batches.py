@@ -1,0 +1,115 @@
+"""Turn sequences into the micro-batches of one rank, one step ahead of the loop.
+
+Shapes: R rows of a rank per step, M rows of a micro-batch, T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from windlass.data.sequences import Batch, Sequences
+from windlass.plan.resolution import batch_shape
+from windlass.spec import Run
+from windlass.trainer.ranks import Ranks
+
+IGNORED = -100  # a label that counts for nothing
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    tokens_mt: Tensor
+    labels_mt: Tensor
+    positions_mt: Tensor | None  # restarting at document starts; None: plain causal attention
+    ids: tuple[str, ...]  # which sequences these are
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    micro_batches: list[MicroBatch]
+    num_labels: int  # that count, of this rank
+    state: dict[str, Any] | None  # where a stream stands after this step
+    epoch: float
+    wait_s: float = 0.0
+
+
+class Batches:
+    """This rank's share of every global batch. Which rows those are follows from the step alone."""
+
+    def __init__(
+        self, sequences: Sequences, run: Run, ranks: Ranks, *, global_batch: int, micro: int, num_micro: int
+    ) -> None:
+        self.sequences = sequences
+        self.global_batch = global_batch
+        self.micro, self.num_micro = micro, num_micro
+        self.length = run.data.sequence_length or 0
+        self.document_mask = run.data.document_mask
+        self.device = ranks.device
+        self.positions = list(range(ranks.rank, global_batch, ranks.world_size))
+
+    @classmethod
+    def for_training(cls, sequences: Sequences, run: Run, ranks: Ranks) -> Batches:
+        micro, num_micro = batch_shape(run, ranks.world_size)
+        return cls(sequences, run, ranks, global_batch=run.train.global_batch, micro=micro, num_micro=num_micro)
+
+    def read(self, step: int) -> StepBatch:
+        return self._assemble(self.sequences.batch(step, self.global_batch, self.positions))
+
+    def from_step(self, first: int, end: int) -> Iterator[StepBatch]:
+        """The batches of steps first..end-1, each read while the one before it is trained on."""
+        with ThreadPoolExecutor(1, thread_name_prefix="batches") as reader:
+            ahead: Future[StepBatch] | None = reader.submit(self.read, first) if first < end else None
+            for step in range(first, end):
+                assert ahead is not None
+                started = time.perf_counter()
+                batch = ahead.result()
+                wait_s = time.perf_counter() - started
+                ahead = reader.submit(self.read, step + 1) if step + 1 < end else None
+                yield StepBatch(batch.micro_batches, batch.num_labels, batch.state, batch.epoch, wait_s)
+
+    def _assemble(self, batch: Batch) -> StepBatch:
+        """Rows beyond this rank's share pad the last micro-batch: all their labels are ignored."""
+        rows = self.micro * self.num_micro
+        tokens = np.zeros((rows, self.length), dtype=np.int64)
+        labels = np.full((rows, self.length), IGNORED, dtype=np.int64)
+        positions = np.tile(np.arange(self.length, dtype=np.int64), (rows, 1)) if self.document_mask else None
+        ids = [""] * rows
+        for row, sequence in enumerate(batch.sequences):
+            tokens[row], labels[row] = sequence.tokens[:-1], sequence.tokens[1:]
+            ids[row] = sequence.id
+            if positions is not None:
+                positions[row] = document_positions(sequence.document_starts, self.length)
+                ends = sequence.document_starts[sequence.document_starts > 0] - 1
+                labels[row, ends] = IGNORED  # the token after a document's end belongs to another document
+        micro_batches = [
+            MicroBatch(
+                tokens_mt=self._tensor(tokens[start : start + self.micro]),
+                labels_mt=self._tensor(labels[start : start + self.micro]),
+                positions_mt=None if positions is None else self._tensor(positions[start : start + self.micro]),
+                ids=tuple(filter(None, ids[start : start + self.micro])),
+            )
+            for start in range(0, rows, self.micro)
+        ]
+        return StepBatch(micro_batches, int((labels != IGNORED).sum()), batch.state, batch.epoch)
+
+    def _tensor(self, values: np.ndarray[Any, Any]) -> Tensor:
+        tensor = torch.from_numpy(values)
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+
+def document_positions(starts: np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
+    """0, 1, 2, … restarting at every document start."""
+    offsets = np.arange(length, dtype=np.int64)
+    inside = starts[starts < length].astype(np.int64)
+    last_start = np.zeros(length, dtype=np.int64)
+    last_start[inside] = inside
+    return offsets - np.maximum.accumulate(last_start)

@@ -1,0 +1,46 @@
+"""Model FLOPs and what share of the GPU's peak they are. Convention: causal attention, dense bf16 peak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+# Dense bf16 peak by the name CUDA reports, from the vendor's data sheets (without sparsity).
+PEAK_TFLOPS = {
+    "B300": 2250,
+    "B200": 2250,
+    "H200": 989,
+    "H100": 989,
+    "A100": 312,
+    "L40S": 362,
+    "L4": 121,
+    "A10G": 70,
+    "T4": 65,
+}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak * 1e12 for key, peak in PEAK_TFLOPS.items() if key in name), None)
+
+
+def flops_per_token(model: nn.Module, config: Any, sequence_length: int) -> float:
+    """Forward and backward of one token: 6 per matrix weight it meets, 6·L·T·d for causal attention."""
+    text = config.get_text_config()
+    experts = getattr(text, "num_local_experts", 0) or 0
+    per_token = getattr(text, "num_experts_per_tok", experts) or experts
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
+    head = model.get_output_embeddings().weight  # type: ignore[operator]
+    weights = float(head.numel())  # looked up on the way in, multiplied on the way out
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or parameter is embedding or parameter is head:
+            continue
+        share = per_token / experts if experts and ".experts." in f".{name}" else 1.0
+        weights += parameter.numel() * share
+    heads = text.num_attention_heads
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
+    return float(6 * weights + 6 * text.num_hidden_layers * sequence_length * width)

@@ -1,0 +1,90 @@
+"""Spread a model over ranks, in the one order that works: recompute → compile → shard."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from windlass.plan.resolution import effective_sharding
+from windlass.spec import Run
+from windlass.trainer.model import blocks
+from windlass.trainer.ranks import Ranks
+
+
+def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
+    """Apply recomputation, compilation and sharding in place; parameter names do not change."""
+    for block in blocks(model).values():
+        if run.parallel.activation_checkpointing != "none":
+            recompute(block, selective=run.parallel.activation_checkpointing == "selective")
+        if should_compile(run, ranks):
+            block.forward = torch.compile(block.forward, fullgraph=True)
+    if effective_sharding(run, ranks.world_size) in ("full", "hybrid"):
+        shard(model, run, ranks)
+
+
+def should_compile(run: Run, ranks: Ranks) -> bool:
+    return ranks.device.type == "cuda" if run.train.compile is None else run.train.compile
+
+
+def recompute(block: nn.Module, *, selective: bool) -> None:
+    """Let a block forget its activations and compute them again in the backward pass."""
+    forward: Callable[..., Any] = block.forward
+    contexts = functools.partial(create_selective_checkpoint_contexts, _keep_expensive) if selective else None
+    options: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": contexts} if contexts else {})
+
+    @functools.wraps(forward)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, **options, **kwargs)
+
+    block.forward = recomputed
+
+
+EXPENSIVE = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def _keep_expensive(_context: SelectiveCheckpointContext, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def shard(model: nn.Module, run: Run, ranks: Ranks) -> None:
+    """FSDP2: each block is a group of its own; embedding, head (tied or not) and final norm share the root's."""
+    options: dict[str, Any] = {
+        "mesh": mesh(run, ranks),
+        "offload_policy": CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+        if run.parallel.cpu_offload
+        else OffloadPolicy(),
+    }
+    if run.train.precision == "bf16":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in blocks(model).values():
+        fully_shard(block, reshard_after_forward=run.parallel.reshard_after_forward, **options)
+    fully_shard(model, **options)
+
+
+def mesh(run: Run, ranks: Ranks) -> DeviceMesh:
+    if effective_sharding(run, ranks.world_size) == "full":
+        return init_device_mesh(ranks.device.type, (ranks.world_size,), mesh_dim_names=("shard",))
+    group = run.parallel.shard_group or ranks.world_size // run.resources.nodes
+    return init_device_mesh(
+        ranks.device.type, (ranks.world_size // group, group), mesh_dim_names=("replicate", "shard")
+    )

@@ -1,0 +1,109 @@
+"""Who this process is among the ranks, and how ranks agree with each other."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from windlass.errors import UserError
+from windlass.spec import Run
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    host: dist.ProcessGroup  # gloo, for what the CPU has to know; never waits for the GPU
+    saving: dist.ProcessGroup  # gloo, used by the thread that writes checkpoints alone
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """The element-wise sum over all ranks, through the host."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        if self.world_size > 1:
+            dist.all_reduce(tensor, group=self.host)
+        return [float(one) for one in tensor]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        everyone: list[Any] = [None] * self.world_size
+        dist.all_gather_object(everyone, value, group=self.host)
+        return everyone
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.host)
+        return box[0]
+
+
+def join_ranks(run: Run) -> Ranks:
+    """Meet the other ranks that torchrun started, on the devices the run asks for."""
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = _device(run, local_rank)
+    timeout = timedelta(minutes=run.parallel.timeout_minutes)
+    if "MASTER_ADDR" not in os.environ:  # started as a plain program: a world of one
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()), RANK="0", WORLD_SIZE="1")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise UserError(
+            "the ranks could not meet",
+            evidence=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {error}",
+            cause="the rendezvous port is taken, or the first rank's host cannot be reached",
+            fix="start again with another --master-port; `windlass run` picks a free one",
+        ) from None
+    return Ranks(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        device=device,
+        host=_gloo(timeout),
+        saving=_gloo(timedelta(hours=2)),  # a slow file system is not a hang
+    )
+
+
+def _gloo(timeout: timedelta) -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+    return group
+
+
+def _device(run: Run, local_rank: int) -> torch.device:
+    asked = run.resources.gpus_per_node
+    there = torch.cuda.device_count()
+    if asked == 0 or (asked is None and there == 0):
+        if run.resources.threads_per_process:
+            torch.set_num_threads(run.resources.threads_per_process)
+        return torch.device("cpu")
+    if asked is not None and asked > there:
+        raise UserError(
+            f"{asked} GPUs per node are asked for, {socket.gethostname()} has {there}",
+            fix=f"resources.gpus_per_node={there}",
+        )
+    if local_rank >= there:
+        raise UserError(
+            f"rank {local_rank} of {socket.gethostname()} has no GPU: there are {there}",
+            fix=f"torchrun --nproc-per-node {there}",
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

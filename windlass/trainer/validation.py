@@ -1,0 +1,55 @@
+"""Validation loss over the same sequences each time, every rank with the same number of batches."""
+
+from __future__ import annotations
+
+import torch
+
+from windlass.data.sequences import Sequences
+from windlass.plan.resolution import batch_shape
+from windlass.spec import Run
+from windlass.trainer.batches import Batches
+from windlass.trainer.faults import Faults
+from windlass.trainer.preemption import Preemption
+from windlass.trainer.ranks import Ranks
+from windlass.trainer.reporting import Reporter
+from windlass.trainer.step import Stepper
+
+
+class Validator:
+    def __init__(self, sequences: Sequences, run: Run, ranks: Ranks, faults: Faults, preemption: Preemption) -> None:
+        self.sequences, self.run, self.ranks = sequences, run, ranks
+        self.faults, self.preemption = faults, preemption
+        micro, _ = batch_shape(run, ranks.world_size)
+        there = sequences.num_sequences
+        self.num_sequences = min(run.train.validation_sequences, there or run.train.validation_sequences)
+        self.batch_size = min(micro * ranks.world_size, self.num_sequences)
+        self.micro = -(-self.batch_size // ranks.world_size)
+
+    def due(self, step: int) -> bool:
+        every = self.run.train.validate_every
+        return bool(every) and step % (every or 1) == 0
+
+    @torch.no_grad()
+    def validate(self, stepper: Stepper, reporter: Reporter, step: int) -> bool:
+        """Report the loss; False if all ranks agreed to stop before it was known."""
+        self.sequences.restore(0, None)  # a stream begins anew: the same sequences every time
+        stepper.model.eval()
+        loss_sum, num_labels, seen = 0.0, 0.0, 0
+        try:
+            for number in range(-(-self.num_sequences // self.batch_size)):
+                self.faults.reach("validation.batch", step)
+                size = min(self.batch_size, self.num_sequences - seen)
+                batches = Batches(
+                    self.sequences, self.run, self.ranks, global_batch=self.batch_size, micro=self.micro, num_micro=1
+                )
+                batches.positions = [position for position in batches.positions if position < size]
+                batch = batches.read(number)
+                loss = float(stepper.token_loss(batch.micro_batches[0]))
+                sums = self.ranks.sum([loss, batch.num_labels, self.preemption.told])
+                loss_sum, num_labels, seen = loss_sum + sums[0], num_labels + sums[1], seen + size
+                if sums[2]:
+                    return False
+        finally:
+            stepper.model.train()
+        reporter.validation(step, loss_sum / num_labels, seen, int(num_labels))
+        return True

@@ -1,0 +1,183 @@
+"""Give a sharded model its first weights: drawn by name-keyed seeds, or loaded from Hugging Face files.
+
+Every rank ends up with its slice of the same full tensors, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from windlass.errors import UserError
+from windlass.spec.run import ModelSection
+from windlass.trainer.model import blocks, weights_path
+from windlass.trainer.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Give a meta model memory, without values. Tensors that were one (tied embeddings) stay one."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    model.to_empty(device=device)
+    for first, *others in names.values():
+        for other in others:
+            module, _, attribute = other.rpartition(".")
+            if model.get_parameter(other) is not model.get_parameter(first):
+                setattr(model.get_submodule(module), attribute, model.get_parameter(first))
+
+
+def draw_weights(model: nn.Module, reference: nn.Module, *, seed: int, device: torch.device) -> None:
+    """Initialise `model` as its family prescribes. `reference` is a meta copy that was neither sharded nor wrapped.
+
+    A unit (a block, or everything outside the blocks) is drawn whole under a seed made of its name, then cut: memory
+    holds one unit at a time, and the values depend neither on the ranks nor on the order of drawing.
+    """
+    targets = dict(model.named_parameters())
+    drawn: set[str] = set()
+    for name, unit in _units(reference):
+        for key, value in _draw_unit(reference, name, unit, seed, device).items():
+            if key in targets:
+                _fill(targets[key], value)
+                drawn.add(key)
+    missing = set(targets) - drawn
+    if missing:
+        raise RuntimeError(f"parameters left without values: {sorted(missing)[:5]}")
+
+
+def _units(reference: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    inside = blocks(reference)
+    yield from inside.items()
+    yield "", _without_blocks(reference, inside)
+
+
+def _draw_unit(reference: nn.Module, name: str, unit: nn.Module, seed: int, device: torch.device) -> dict[str, Tensor]:
+    own = copy.deepcopy(unit).to_empty(device=device)
+    key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        torch.manual_seed(int.from_bytes(key, "little") >> 1)
+        for parameter in own.parameters():  # what the family's own rule leaves alone must not pass for a weight
+            parameter.fill_(float("nan"))
+        for module in _children_first(own):
+            reference._init_weights(module)  # type: ignore[operator]
+    prefix = f"{name}." if name else ""
+    values = {f"{prefix}{key}": parameter.detach() for key, parameter in own.named_parameters()}
+    for full_name, value in values.items():
+        if bool(value.isnan().any()):
+            raise UserError(
+                f"{type(reference).__name__} has no rule to initialise {full_name}",
+                cause="the model's own weight initialisation does not cover this parameter",
+                fix="model.init=pretrained",
+            )
+    return values
+
+
+def _without_blocks(model: nn.Module, inside: dict[str, nn.Module]) -> nn.Module:
+    """A structural copy of the model whose block list is empty, so that copying it costs no blocks."""
+    parent, _, _ = next(iter(inside)).rpartition(".")
+    holder_name, _, attribute = parent.rpartition(".")
+    memo: dict[int, Any] = {id(model.get_submodule(parent)): nn.ModuleList()}
+    result = copy.deepcopy(model, memo)
+    assert len(getattr(result.get_submodule(holder_name), attribute)) == 0
+    return result
+
+
+def _children_first(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from _children_first(child)
+    yield module
+
+
+def _fill(target: Tensor, value: Tensor) -> None:
+    """Copy this rank's slice of a full tensor into a parameter; no communication."""
+    with torch.no_grad():
+        if isinstance(target, DTensor):
+            part = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
+            target.to_local().copy_(part.to_local())
+        else:
+            target.copy_(value)
+
+
+def load_pretrained(model: nn.Module, spec: ModelSection, ranks: Ranks) -> None:
+    """Load a model's own weights: rank 0 reads the files through transformers, everyone else is sent its slices.
+
+    Only rank 0 ever holds the whole model, so host memory does not grow with the number of ranks.
+    """
+    source: dict[str, Tensor] = {}
+    problem = None
+    if ranks.is_first:
+        try:
+            source = _read_weights(spec)
+        except (OSError, ValueError) as error:
+            problem = str(error).splitlines()[0]
+    problem = ranks.broadcast(problem)
+    if problem:
+        raise UserError(f"the weights of {weights_path(spec)} cannot be loaded", evidence=problem)
+    for name, target in model.named_parameters():
+        full = torch.empty(target.shape, dtype=target.dtype, device=ranks.device)
+        if ranks.is_first:
+            full.copy_(source.pop(name))
+        with torch.no_grad():
+            if isinstance(target, DTensor):
+                part = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=0)
+                target.to_local().copy_(part.to_local())
+            else:
+                if ranks.world_size > 1:
+                    dist.broadcast(full, src=0)
+                target.copy_(full)
+
+
+def _read_weights(spec: ModelSection) -> dict[str, Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    loaded, report = AutoModelForCausalLM.from_pretrained(
+        weights_path(spec),
+        revision=spec.revision or "main",
+        trust_remote_code=spec.trust_remote_code,
+        dtype="auto",
+        output_loading_info=True,
+    )
+    if report["missing_keys"]:
+        raise ValueError(f"the files lack {', '.join(sorted(report['missing_keys'])[:5])}")
+    return dict(loaded.named_parameters())
+
+
+def restore_buffers(model: nn.Module, reference: nn.Module, device: torch.device) -> None:
+    """Recompute what is neither a parameter nor saved (rotary frequencies): `to_empty` left garbage there."""
+    modules = dict(model.named_modules())
+    for name, module in reference.named_modules():
+        if not module._non_persistent_buffers_set and not module._buffers:
+            continue
+        fresh = _fresh_module(module, reference, device)
+        for key, buffer in fresh.named_buffers(recurse=False):
+            target = modules[name].get_buffer(key)
+            target.copy_(buffer.to(target.device))
+            if target.is_floating_point() and not bool(target.isfinite().all()):
+                raise RuntimeError(f"buffer {name}.{key} is not finite after initialisation")
+
+
+def _fresh_module(module: nn.Module, reference: nn.Module, device: torch.device) -> nn.Module:
+    """A module of the same kind with its buffers computed, built anew where a configuration is all it takes."""
+    config = getattr(module, "config", None)
+    if config is not None and not any(True for _ in module.parameters(recurse=False)):
+        try:
+            return type(module)(config).to(device)
+        except TypeError:
+            log.debug("%s takes more than a configuration", type(module).__name__)
+    own = copy.deepcopy(module).to_empty(device=device)
+    with torch.no_grad():
+        for buffer in own.buffers():
+            if buffer.is_floating_point():
+                buffer.fill_(float("nan"))
+        reference._init_weights(own)  # type: ignore[operator]
+    return own
