@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.trainer.harness import Result, train
 
 TEXT = (
     "the quick brown fox jumps over lazy dogs while many ships sail into harbours of gold and silver under pale moons "
@@ -27,11 +30,27 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tokenized data of tests stays out of the user's cache."""
-    root = tmp_path_factory.getbasetemp() / "cache"
-    monkeypatch.setenv("WINDLASS_CACHE", str(root))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINDLASS_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
+    """The result of a run nobody interfered with; trained once per session, whoever asks."""
+    known: dict[tuple[str, int], Result] = {}
+
+    def find(run: dict[str, Any], ranks: int = 2) -> Result:
+        key = (json.dumps(run, sort_keys=True), ranks)
+        if key not in known:
+            known[key] = train(tmp_path_factory.mktemp("undisturbed"), run, ranks=ranks)
+            assert known[key].codes == [0] * ranks, known[key].output
+        return known[key]
+
+    return find
 
 
 def tiny_run(corpus: Path, **changes: Any) -> dict[str, Any]:

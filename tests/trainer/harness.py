@@ -99,13 +99,15 @@ def start(
     overrides: Sequence[str] = (),
     attempt: int = 1,
     timeout: float = 120,
+    port: int | None = None,
+    prelude: Callable[[int], None] | None = None,
 ) -> Job:
-    """Start `run` on so many processes with its run folder under `root`."""
+    """Start `run` on so many processes with its run folder under `root`; `prelude(rank)` is called in each first."""
     root.mkdir(parents=True, exist_ok=True)
     name = run.get("name", "run")
     run_file = root / f"{name}.yaml"
     run_file.write_text(yaml.safe_dump({"name": name, **run}))
-    port = free_port()
+    port = port or free_port()
     processes, logs = [], []
     for rank in range(ranks):
         environment = {
@@ -117,10 +119,11 @@ def start(
             "WINDLASS_RUNS": str(root / "runs"),
             "WINDLASS_FAULTS": faults,
             "WINDLASS_ATTEMPT": str(attempt),
+            "WINDLASS_CACHE": os.environ["WINDLASS_CACHE"],
             "OMP_NUM_THREADS": "1",
         }
         log = root / f"console-{rank}.txt"
-        process = context.Process(target=be_rank, args=(environment, log, [str(run_file), *overrides]))
+        process = context.Process(target=be_rank, args=(environment, log, [str(run_file), *overrides], prelude))
         process.start()
         processes.append(process)
         logs.append(log)
@@ -131,19 +134,35 @@ def train(root: Path, run: dict[str, Any], **options: Any) -> Result:
     return start(root, run, **options).result()
 
 
-def be_rank(environment: dict[str, str], log: Path, arguments: list[str]) -> None:
+def resume(root: Path, run: dict[str, Any], *, most: int = 5, **options: Any) -> Result:
+    """Start a run again and again, as a launcher does, until it is finished."""
+    for attempt in range(2, 2 + most):
+        result = train(root, run, attempt=attempt, **options)
+        if not any(result.codes):
+            return result
+    raise AssertionError(f"not finished after {most} resumes, exit codes {result.codes}:\n{result.output}")
+
+
+def be_rank(
+    environment: dict[str, str], log: Path, arguments: list[str], prelude: Callable[[int], None] | None
+) -> None:
     """The life of one rank."""
+    from windlass.trainer.main import run_and_exit
+    from windlass.trainer.preemption import Preemption
+
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    preemption = Preemption()
+    preemption.listen()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     sys.argv = ["windlass.trainer", *arguments]
-    from windlass.trainer.main import run_and_exit
-
-    run_and_exit()
+    if prelude:
+        prelude(int(environment["RANK"]))
+    run_and_exit(preemption)
 
 
 def free_port() -> int:

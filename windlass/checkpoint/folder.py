@@ -97,9 +97,11 @@ class CheckpointFolder:
             fix=f"windlass ckpt ls {self.path.parent.name}",
         )
 
-    def expired(self, *, keep: int, keep_every: int | None) -> list[Checkpoint]:
-        """Complete checkpoints that retention lets go: all but the newest `keep` and the permanent ones."""
-        older = self.complete()[:-keep]
+    def expired(self, step: int, *, keep: int, keep_every: int | None) -> list[Checkpoint]:
+        """Complete checkpoints that retention lets go after the save of `step`: all but the newest `keep` and the
+        permanent ones. Those of later steps do not count: a resume that passed them over found them damaged.
+        """
+        older = [one for one in self.complete() if one.step <= step][:-keep]
         return [one for one in older if not (keep_every and one.step % keep_every == 0)]
 
     def unfinished(self) -> list[Checkpoint]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from windlass.catalog.models import known_config
+from windlass.catalog.models import known_config, looks_local
 from windlass.errors import UserError
 from windlass.plan.resolution import effective_sharding
 from windlass.spec import Run
+
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def check(run: Run, world_size: int) -> None:
@@ -15,6 +20,7 @@ def check(run: Run, world_size: int) -> None:
     config = known_config(run.model)
     if config is not None:
         check_model(config, run)
+    check_weights(run)
     check_ranks(run, world_size)
 
 
@@ -50,6 +56,36 @@ def check_model(config: dict[str, Any], run: Run) -> None:
         raise UserError(
             f"the preset {run.model.preset} has no published weights", fix="model.init=random, or model.path=FOLDER"
         )
+
+
+def check_weights(run: Run) -> None:
+    """The files of a local model's weights are there; what is in them the trainer sees when it reads them."""
+    model = run.model
+    if model.init != "pretrained" or not model.path or not looks_local(model.path):
+        return
+    folder = Path(model.path)
+    missing = [WEIGHT_FILES[0]]
+    for name in WEIGHT_FILES:
+        if (folder / name).is_file():
+            return
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            missing = sorted(one for one in _parts(index) if not (folder / one).is_file())
+            break
+    if missing:
+        raise UserError(
+            f"the weights of {folder} are not all there",
+            evidence=f"missing: {', '.join(missing[:5])}",
+            cause="model.init is pretrained",
+            fix="model.init=random, or a folder with config.json and its safetensors",
+        )
+
+
+def _parts(index: Path) -> set[str]:
+    try:
+        return set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is not an index of weights", evidence=f"{type(error).__name__}: {error}") from None
 
 
 def check_ranks(run: Run, world_size: int) -> None:

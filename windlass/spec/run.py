@@ -122,6 +122,11 @@ class TrainSection(Section):
     """Draws weights, data order and dropout."""
     compile: bool | None = None
     """Compile each block with torch.compile. Default: on GPUs only."""
+    fused_head: bool | None = None
+    """Compute head and loss together, a block of logits at a time. Default: on GPUs, for families with a plain head."""
+    bf16_weights: bool | None = None
+    """Hold the weights in bf16 for computing, with fp32 masters in the optimizer alone; the same numbers, fewer copies.
+    One rank and bf16 only, where it is the default."""
     log_every: PositiveInt = 10
     """Steps between log lines. metrics.jsonl has every step whatever this is."""
     validate_every: PositiveInt | None = None

@@ -18,9 +18,8 @@ from torch import Tensor
 from windlass.data.sequences import Batch, Sequences
 from windlass.plan.resolution import batch_shape
 from windlass.spec import Run
+from windlass.trainer.head import IGNORED
 from windlass.trainer.ranks import Ranks
-
-IGNORED = -100  # a label that counts for nothing
 
 
 @dataclass(frozen=True)

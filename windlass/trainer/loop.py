@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import math
-import time
 
 import torch
 from torch import nn
 
 from windlass.checkpoint import Checkpoint
 from windlass.errors import ExitCode, UserError
-from windlass.plan.resolution import effective_sharding
+from windlass.plan.resolution import batch_shape, effective_sharding
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
-from windlass.trainer.batches import Batches, StepBatch
+from windlass.trainer.batches import Batches
 from windlass.trainer.faults import Faults
 from windlass.trainer.flops import flops_per_token, peak_flops
-from windlass.trainer.model import meta_model
-from windlass.trainer.optimizer import (
-    build_optimizer,
-    clip_gradients,
-    prepare_moments,
-    set_learning_rate,
-    training_state,
-)
+from windlass.trainer.fused_head import return_loss, use_fused_head
+from windlass.trainer.ledger import Ledger, NotFiniteError, OpenStep, sum_over_ranks
+from windlass.trainer.model import meta_model, persistent_buffers
 from windlass.trainer.parallelize import parallelize
 from windlass.trainer.preemption import Preemption
 from windlass.trainer.preparation import Prepared
 from windlass.trainer.ranks import Ranks
-from windlass.trainer.reporting import Reporter, StepMetrics, memory_gib
+from windlass.trainer.reporting import Reporter
 from windlass.trainer.resuming import check_same_run, load_state, newest_whole
 from windlass.trainer.saving import Checkpointer, Progress
 from windlass.trainer.schedule import learning_rate
 from windlass.trainer.step import Stepper
+from windlass.trainer.updates import AdamW
 from windlass.trainer.validation import Validator
 from windlass.trainer.weights import draw_weights, load_pretrained, materialize, restore_buffers
 
@@ -51,10 +47,17 @@ def train(
     )
     reporter = Reporter(run, folder, ranks)
     found = find_checkpoint(run, folder, ranks, checkpointer)
+    if ranks.is_first:
+        folder.create(run)  # not before it is known that this run may go on from what is there
+        checkpointer.clear_unfinished()
     model = build_model(run, prepared, ranks, draw=found is None)
-    optimizer = build_optimizer(model, run.train)
-    prepare_moments(optimizer, found.step if found else 0)
-    state = training_state(model, optimizer)
+    updates = AdamW(
+        model,
+        run.train,
+        bf16_copies=use_bf16_copies(run, ranks),
+        num_micro=batch_shape(run, ranks.world_size)[1],
+    )
+    state = updates.state() | persistent_buffers(model)
     position = Progress(step=0, tokens=0, data_state=None)
     if found is not None:
         load_state(found, state, ranks)
@@ -62,68 +65,60 @@ def train(
         position = Progress(manifest.step, manifest.tokens, manifest.data_state)
         sequences.restore(position.step, position.data_state)
         checkpointer.saved_step = position.step
+        updates.resumed(position.step)
     announce(run, prepared, folder, ranks, reporter, position)
 
     stepper = Stepper(model, run, ranks)
     validator = Validator(prepared.validation, run, ranks, faults, preemption) if prepared.validation else None
-    flops = flops_per_token(prepared.reference, prepared.config, run.data.sequence_length or 0)
-    peak = peak_flops(ranks.device)
+    ledger = Ledger(
+        reporter,
+        ranks,
+        steps=run.train.steps,
+        flops_per_token=flops_per_token(prepared.reference, prepared.config, run.data.sequence_length or 0),
+        peak=peak_flops(ranks.device),
+    )
     stopping = False
-    loss = math.nan
-    clock = time.perf_counter()
-    for batch in Batches.for_training(sequences, run, ranks).from_step(position.step, run.train.steps):
-        step = position.step + 1
-        faults.reach("step.begin", step)
-        total_labels, told = ranks.sum([batch.num_labels, preemption.told])
-        if told:
-            stopping = True
-            break
-        rate = learning_rate(position.step, run.train)
-        set_learning_rate(optimizer, rate)
-        seed_dropout(run.train.seed, step, ranks)
-        losses = stepper.backward(batch, max(total_labels, 1.0), poisoned=faults.reach("step.loss", step))
-        grad_norm = float(clip_gradients(model, run.train.grad_clip))
-        loss = ranks.sum([float(torch.stack(losses).sum())])[0] / max(total_labels, 1.0)
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            optimizer.zero_grad()
-            checkpointer.save(position, state, wait=True)
-            raise not_finite(step, loss, grad_norm, losses, batch, ranks)
-        optimizer.step()
-        optimizer.zero_grad()
-        position = Progress(step, position.tokens + int(total_labels), batch.state)
-
-        stall_s = 0.0
-        if checkpointer.due(step) and step < run.train.steps:
-            stall_s = checkpointer.save(position, state, wait=False)
-        now = time.perf_counter()
-        step_s, clock = now - clock, now
-        speed = total_labels / step_s
-        reporter.step(
-            StepMetrics(
-                step=step,
-                steps=run.train.steps,
-                loss=loss,
-                grad_norm=grad_norm,
-                learning_rate=rate,
-                tokens=position.tokens,
-                tokens_per_s=round(speed, 1),
-                tokens_per_s_per_gpu=round(speed / ranks.world_size, 1),
-                mfu=round(speed * flops / (peak * ranks.world_size), 4) if peak else None,
-                step_s=round(step_s, 6),
-                data_s=round(batch.wait_s, 6),
-                checkpoint_s=round(stall_s, 6),
-                memory_gib=memory_gib(ranks.device),
-                epoch=round(batch.epoch, 4),
-                attempt=reporter.attempt,
-                time=round(time.time(), 3),
-            )
-        )
-        faults.reach("step.end", step)
-        if validator and validator.due(step) and step < run.train.steps:
-            stopping = not validator.validate(stepper, reporter, step)
-            clock = time.perf_counter()
-            if stopping:
+    if validator and 0 < position.step < run.train.steps and validator.due(position.step):
+        stopping = not validator.validate(stepper, reporter, position.step)  # the attempt before may have died in it
+    end = position.step if stopping else run.train.steps
+    ledger.restart_clock()
+    try:
+        for batch in Batches.for_training(sequences, run, ranks).from_step(position.step, end):
+            before, step = position, position.step + 1
+            faults.reach("step.begin", step)
+            total_labels, told = ranks.sum([batch.num_labels, preemption.told])
+            if told:
+                stopping = True
                 break
+            total_labels = max(total_labels, 1.0)
+            rate = learning_rate(before.step, run.train)
+            seed_dropout(run.train.seed, step, ranks)
+            losses = stepper.backward(batch, total_labels, poisoned=faults.reach("step.loss", step))
+            grad_norm = updates.apply(rate)
+            position = Progress(step, before.tokens + int(total_labels), batch.state)
+            open_step = OpenStep(
+                before, position, batch, losses, sum_over_ranks(losses, ranks), grad_norm, total_labels, rate
+            )
+            ledger.add(open_step)
+
+            saving = checkpointer.due(step) and step < run.train.steps
+            validating = validator is not None and validator.due(step) and step < run.train.steps
+            if saving:
+                ledger.wait_until_finite()
+                open_step.checkpoint_s = checkpointer.save(position, state, wait=False)
+            if saving or validating or ledger.due(step, run.train.log_every):
+                ledger.settle()
+            collect_garbage(step, now=saving or validating)
+            faults.reach("step.end", step)
+            if validating and validator:
+                stopping = not validator.validate(stepper, reporter, step)
+                ledger.restart_clock()
+                if stopping:
+                    break
+        ledger.settle()
+    except NotFiniteError as error:
+        checkpointer.save(error.good, state, wait=True)
+        raise
 
     checkpointer.save(position, state, wait=True)
     if not stopping and validator:
@@ -134,7 +129,9 @@ def train(
             folder.record("preempted", step=position.step)
             log.warning("stopped on request after step %d; its checkpoint is complete", position.step)
         else:
-            folder.record("finished", step=position.step, loss=loss if math.isfinite(loss) else None)
+            folder.record(
+                "finished", step=position.step, loss=None if math.isnan(ledger.last_loss) else ledger.last_loss
+            )
             log.info("finished after step %d", position.step)
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
 
@@ -142,6 +139,7 @@ def train(
 def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn.Module:
     """The model, spread over the ranks; with its first weights unless a checkpoint will bring them."""
     model = meta_model(prepared.config, run)
+    return_loss(model, fused=use_fused_head(prepared.config, run, ranks))
     parallelize(model, run, ranks)
     materialize(model, torch.device("cpu") if run.parallel.cpu_offload else ranks.device)
     restore_buffers(model, prepared.reference, ranks.device)
@@ -195,20 +193,23 @@ def seed_dropout(seed: int, step: int, ranks: Ranks) -> None:
     torch.manual_seed(int.from_bytes(key, "little") >> 1)
 
 
-def not_finite(
-    step: int, loss: float, grad_norm: float, losses: list[torch.Tensor], batch: StepBatch, ranks: Ranks
-) -> UserError:
-    """Name the step, the rank and the sequences whose loss is not finite."""
-    mine = [
-        f"rank {ranks.rank}, micro-batch {index}: {', '.join(micro_batch.ids)}"
-        for index, (value, micro_batch) in enumerate(zip(losses, batch.micro_batches, strict=True))
-        if not math.isfinite(float(value))
-    ]
-    culprits = [line for part in ranks.gather(mine) for line in part]
-    return UserError(
-        f"step {step} was stopped before its optimizer step: loss {loss}, gradient norm {grad_norm}",
-        evidence="\n".join(culprits) or "every rank's loss is finite; the gradient overflowed in the backward pass",
-        cause="a bad sequence, or a learning rate that is too high",
-        fix="windlass data inspect names the text of a sequence; or lower train.learning_rate",
-        exit_code=ExitCode.FAILED,
-    )
+def use_bf16_copies(run: Run, ranks: Ranks) -> bool:
+    """Compute in bf16 weights whose fp32 masters only the optimizer sees: possible where nothing shards or averages."""
+    possible = run.train.precision == "bf16" and effective_sharding(run, ranks.world_size) == "none"
+    if run.train.bf16_weights and not possible:
+        raise UserError(
+            "train.bf16_weights needs one rank and bf16",
+            evidence=f"{ranks.world_size} ranks, {run.train.precision}",
+            fix="train.bf16_weights=false",
+        )
+    return possible if run.train.bf16_weights is None else run.train.bf16_weights
+
+
+def collect_garbage(step: int, *, now: bool) -> None:
+    """Python's collector pauses a rank when it likes, and all others wait for it: run it at chosen moments alone."""
+    if step == 2:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+    elif now:
+        gc.collect(1)

@@ -32,7 +32,7 @@ from windlass.trainer.reporting import attempt_number, set_up_logging
 log = logging.getLogger(__name__)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
     """Train; the exit code of this rank."""
     parser = argparse.ArgumentParser(prog="windlass.trainer", description=__doc__)
     parser.add_argument("run_file", help="the run file, as written by hand or resolved by `windlass run`")
@@ -40,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     folder: RunFolder | None = None
-    preemption = Preemption()
-    preemption.listen()
     try:
         run = resolve(load_run(options.run_file, options.overrides))
         check(run, world_size)
@@ -69,7 +67,7 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption) -> ExitCode:
     torch.use_deterministic_algorithms(ranks.device.type == "cpu")
     faults = Faults(ranks.rank, folder.logs)
     prepared = prepare(run)
-    open_folder(folder, run, ranks.rank)
+    open_folder(folder, ranks.rank)
     code = train(run, prepared, folder, ranks, faults, preemption)
     dist.barrier(group=ranks.host)
     if code == ExitCode.OK and run.checkpoint.export and ranks.is_first:
@@ -79,14 +77,12 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption) -> ExitCode:
     return code
 
 
-def open_folder(folder: RunFolder, run: Run, rank: int) -> None:
-    """The run folder, made by whichever rank comes first; run.yaml by rank 0."""
+def open_folder(folder: RunFolder, rank: int) -> None:
+    """The run folder, made by whichever rank comes first."""
     folder.logs.mkdir(parents=True, exist_ok=True)
     set_up_logging(folder, rank)
     faulthandler.enable(file=folder.rank_log(rank).open("a"))
     folder.rank_error(rank).unlink(missing_ok=True)
-    if rank == 0:
-        folder.create(run)
 
 
 def report_error(folder: RunFolder | None, rank: int, error: BaseException, *, retry: bool) -> None:
@@ -112,7 +108,10 @@ def report_error(folder: RunFolder | None, rank: int, error: BaseException, *, r
         "traceback": "".join(traceback.format_exception(error)),
         "retry": retry,
     }
-    write_atomically(folder.rank_error(rank), json.dumps(described, indent=1))
+    try:
+        write_atomically(folder.rank_error(rank), json.dumps(described, indent=1))
+    except OSError as problem:  # the error itself may be a full disk
+        log.error("%s could not be written: %s", folder.rank_error(rank), problem)
 
 
 def _lost_a_peer(error: BaseException) -> bool:
@@ -122,9 +121,9 @@ def _lost_a_peer(error: BaseException) -> bool:
     )
 
 
-def run_and_exit() -> None:
+def run_and_exit(preemption: Preemption) -> None:
     """Leave without C++ destructors: gloo's threads abort the process when they are torn down at exit."""
-    code = main()
+    code = main(preemption)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

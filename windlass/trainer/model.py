@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from windlass.catalog.models import known_config
 from windlass.catalog.models import preset as find_preset
@@ -100,6 +100,12 @@ def facts(model: nn.Module) -> ModelFacts:
         vocab_size=int(embedding.weight.shape[0]),
         tied=head is not None and head.weight is embedding.weight,
     )
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that belong to the weights, under the names they are saved by. Few families have any."""
+    buffers = dict(model.named_buffers())
+    return {f"model.{name}": buffers[name] for name in model.state_dict() if name in buffers}
 
 
 def weights_path(spec: ModelSection) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 
 NOTICE = b"SIGTERM: all ranks save and stop at the next step; a second SIGTERM ends this rank at once\n"
@@ -16,10 +17,25 @@ class Preemption:
         self.told = False
 
     def listen(self) -> None:
+        """Hear SIGTERM from now on.
+
+        A thread counts: while the main one waits for other ranks in a collective, Python runs no signal handler, and
+        just then a second SIGTERM has to work.
+        """
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        threading.Thread(target=self._count, args=(reading,), name="preemption", daemon=True).start()
 
     def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
-        if self.told:
-            os._exit(128 + signal.SIGTERM)
         self.told = True
-        os.write(2, NOTICE)  # not through logging: a handler may interrupt a half-written log line
+
+    def _count(self, reading: int) -> None:
+        while signal.SIGTERM not in (heard := os.read(reading, 64)):
+            pass
+        self.told = True
+        os.write(2, NOTICE)  # not through logging, which may be in the middle of a line
+        while heard.count(signal.SIGTERM) < 2:
+            heard += os.read(reading, 64)
+        os._exit(128 + signal.SIGTERM)

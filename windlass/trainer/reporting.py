@@ -47,6 +47,7 @@ class Reporter:
     def __init__(self, run: Run, folder: RunFolder, ranks: Ranks) -> None:
         self.run, self.folder, self.ranks = run, folder, ranks
         self.attempt = attempt_number()
+        self._unwritten: list[dict[str, Any]] = []
         self._board: Any = None
         if ranks.is_first and run.train.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -56,7 +57,7 @@ class Reporter:
     def step(self, metrics: StepMetrics) -> None:
         if not self.ranks.is_first:
             return
-        append_json_line(self.folder.metrics, {"kind": "step", **asdict(metrics)})
+        self._append({"kind": "step", **asdict(metrics)})
         if self._board:
             for name in ("loss", "grad_norm", "learning_rate", "tokens_per_s"):
                 self._board.add_scalar(f"train/{name}", getattr(metrics, name), metrics.step)
@@ -78,11 +79,25 @@ class Reporter:
             return
         log.info("step %d · validation loss %.4f over %d sequences", step, loss, sequences)
         record = {"kind": "validation", "step": step, "loss": loss, "sequences": sequences, "tokens": tokens}
-        append_json_line(self.folder.metrics, {**record, "attempt": self.attempt, "time": round(time.time(), 3)})
+        self._append({**record, "attempt": self.attempt, "time": round(time.time(), 3)})
         if self._board:
             self._board.add_scalar("validation/loss", loss, step)
 
+    def _append(self, record: dict[str, Any]) -> None:
+        """A disk that is full while a save fails must not end the run: lines wait for the next step."""
+        self._unwritten.append(record)
+        try:
+            self._flush()
+        except OSError as error:
+            log.warning("%s cannot be written, %d lines wait: %s", self.folder.metrics, len(self._unwritten), error)
+
+    def _flush(self) -> None:
+        while self._unwritten:
+            append_json_line(self.folder.metrics, self._unwritten[0])
+            del self._unwritten[0]
+
     def close(self) -> None:
+        self._flush()
         if self._board:
             self._board.close()
 

@@ -14,7 +14,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
 
 import windlass
 from windlass.checkpoint import Checkpoint, CheckpointFolder, FileRecord, Manifest, hash_file
@@ -57,18 +60,16 @@ class Checkpointer:
         self.model, self.order = model, order
         self.checkpoints = CheckpointFolder(folder.checkpoints)
         self.saved_step: int | None = None  # of the newest checkpoint that is published
-        on_gpu = ranks.device.type == "cuda"
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_gpu,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=on_gpu,
-            )
-        )
+        self._staging: dict[str, Any] | None = None  # host copies, made once and filled at every save
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._pending_step = 0
+
+    def clear_unfinished(self) -> None:
+        """Give back the room that killed saves and deletions took. Rank 0 calls it, before any save begins."""
+        for leftover in self.checkpoints.unfinished():
+            log.info("removing %s: its save was cut off", leftover.name)
+            leftover.delete()
 
     def due(self, step: int) -> bool:
         return step % self.spec.every == 0
@@ -82,8 +83,7 @@ class Checkpointer:
         progress = self._with_all_lanes(progress)
         # Without a thread the writer reads the live tensors: nothing changes them before it is done.
         in_background = self.spec.background and not wait
-        staged = self._stager.stage(state) if in_background else state
-        assert isinstance(staged, dict)
+        staged = self._stage(state) if in_background else state
         stall_s = time.perf_counter() - started
         self._pending_step = progress.step
         self._pending = self._writer.submit(self._write, progress, staged, started, stall_s)
@@ -109,6 +109,16 @@ class Checkpointer:
                     "its last complete checkpoint",
                     exit_code=ExitCode.FAILED,
                 ) from None
+
+    def _stage(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy the state to host memory (pinned where there is a GPU), so that training may change it again."""
+        on_gpu = self.ranks.device.type == "cuda"
+        if self._staging is None:
+            self._staging = _create_cpu_state_dict(state, pin_memory=on_gpu)
+        staged = _copy_state_dict(state, self._staging, non_blocking=on_gpu)
+        if on_gpu:
+            torch.cuda.current_stream().synchronize()
+        return staged
 
     def _with_all_lanes(self, progress: Progress) -> Progress:
         """Streams: every rank knows where its own lanes stand; the manifest needs them all."""
@@ -139,7 +149,8 @@ class Checkpointer:
             self.folder.record(
                 "checkpoint", step=progress.step, seconds=round(seconds, 3), stall_s=round(stall_s, 3), bytes=size
             )
-            for expired in self.checkpoints.expired(keep=self.spec.keep, keep_every=self.spec.keep_every):
+            keep, keep_every = self.spec.keep, self.spec.keep_every
+            for expired in self.checkpoints.expired(progress.step, keep=keep, keep_every=keep_every):
                 self._reach("save.retention", progress.step)
                 expired.delete()
 
@@ -149,7 +160,7 @@ class Checkpointer:
         if self.ranks.is_first or not first_rank_only:
             try:
                 value = action()
-            except Exception as error:
+            except (Exception, CheckpointException) as error:  # DCP's own is not an Exception
                 problem = f"rank {self.ranks.rank}: {_root_cause(error)}"
         outcomes: list[Any] = [None] * self.ranks.world_size
         dist.all_gather_object(outcomes, (value, problem), group=self.ranks.saving)
@@ -161,8 +172,8 @@ class Checkpointer:
     def _give_up(self, problem: str) -> None:
         step = self._pending_step
         if self.ranks.is_first:
+            self.checkpoints.at(step).delete()  # first of all: the records below may need the room
             log.error("the checkpoint of step %d failed: %s; older checkpoints are untouched", step, problem)
-            self.checkpoints.at(step).delete()
             self.folder.record("checkpoint-failed", step=step, error=problem)
         raise SaveFailedError(problem)
 
@@ -171,7 +182,7 @@ class Checkpointer:
         checkpoint.path.mkdir(parents=True)
 
     def _write_tensors(self, checkpoint: Checkpoint, state: dict[str, Tensor]) -> None:
-        writer = dcp.FileSystemWriter(checkpoint.path, sync_files=True, overwrite=True)
+        writer = _Writer(checkpoint.path, sync_files=True, overwrite=True)
         dcp.save(state, storage_writer=writer, process_group=self.ranks.saving)
 
     def _hash_own_files(self, checkpoint: Checkpoint) -> dict[str, FileRecord]:
@@ -202,6 +213,19 @@ class Checkpointer:
 
     def _reach(self, point: str, step: int) -> None:
         self.faults.reach(point, step)
+
+
+class _Writer(dcp.FileSystemWriter):
+    """A writer whose failures name the file system's error: torch.save covers it with one about its own offsets."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            below: BaseException | None = error
+            while below is not None and not isinstance(below, OSError):
+                below = below.__context__
+            raise below or error from None
 
 
 def _root_cause(error: BaseException) -> str:

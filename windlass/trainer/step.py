@@ -6,18 +6,17 @@ Because the division is global, the result does not depend on ranks, micro-batch
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from windlass.plan.resolution import effective_sharding
 from windlass.spec import Run
-from windlass.trainer.batches import IGNORED, MicroBatch, StepBatch
+from windlass.trainer.batches import MicroBatch, StepBatch
 from windlass.trainer.ranks import Ranks
 
 
@@ -27,38 +26,33 @@ class Stepper:
     def __init__(self, model: nn.Module, run: Run, ranks: Ranks) -> None:
         self.model = model
         self.ranks = ranks
-        self.sharding = effective_sharding(run, ranks.world_size)
         self.caller: nn.Module = model
-        if self.sharding == "ddp":
+        if effective_sharding(run, ranks.world_size) == "ddp":
             self.caller = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        # FSDP2 casts by its own policy; without it bf16 comes from autocast over fp32 weights.
-        self.autocast = run.train.precision == "bf16" and self.sharding in ("ddp", "none")
+        # FSDP2 casts by its own policy, bf16 copies need no cast; fp32 weights compute in bf16 through autocast.
+        fp32_weights = not isinstance(model, FSDPModule) and next(model.parameters()).dtype == torch.float32
+        self.autocast = run.train.precision == "bf16" and fp32_weights
 
-    def token_loss(self, batch: MicroBatch) -> Tensor:
-        """Summed cross-entropy of a micro-batch, in fp32."""
-        inputs: dict[str, Any] = {"input_ids": batch.tokens_mt, "use_cache": False}
-        if batch.positions_mt is not None:
-            inputs["position_ids"] = batch.positions_mt  # restarts make transformers mask other documents
+    def token_loss(self, batch: MicroBatch, scale: float = 1.0) -> Tensor:
+        """`scale` times the summed cross-entropy of a micro-batch, in fp32."""
         with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.autocast):
-            logits_mtv = self.caller(**inputs).logits
-        return F.cross_entropy(
-            logits_mtv.flatten(0, 1).float(), batch.labels_mt.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+            loss: Tensor = self.caller(batch.tokens_mt, batch.labels_mt, batch.positions_mt, scale)
+        return loss
 
-    def backward(self, batch: StepBatch, total_labels: float, *, poisoned: bool = False) -> list[Tensor]:
-        """Accumulate the gradient of all micro-batches; their summed losses, for this rank."""
+    def backward(self, batch: StepBatch, total_labels: float, *, poisoned: bool = False) -> Tensor:
+        """Accumulate the gradient of all micro-batches; each one's share of the step's loss, on the device."""
         # Ranks' gradients are averaged, so each is scaled up by their number to make it a sum.
         scale = self.ranks.world_size / total_labels
+        if poisoned:
+            scale = math.nan
         losses = []
         for index, micro_batch in enumerate(batch.micro_batches):
             last = index == len(batch.micro_batches) - 1
             with self._synchronizing(last):
-                loss = self.token_loss(micro_batch)
-                if poisoned:
-                    loss = loss * float("nan")
-                (loss * scale).backward()  # type: ignore[no-untyped-call]
+                loss = self.token_loss(micro_batch, scale)
+                loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
-        return losses
+        return torch.stack(losses) / self.ranks.world_size
 
     @contextlib.contextmanager
     def _synchronizing(self, last: bool) -> Iterator[None]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from windlass.data.sequences import Sequences
+from windlass.errors import ExitCode, UserError
 from windlass.plan.resolution import batch_shape
 from windlass.spec import Run
 from windlass.trainer.batches import Batches
@@ -51,5 +54,13 @@ class Validator:
                     return False
         finally:
             stepper.model.train()
-        reporter.validation(step, loss_sum / num_labels, seen, int(num_labels))
+        mean = loss_sum / num_labels
+        if not math.isfinite(mean):
+            raise UserError(
+                f"the validation loss after step {step} is {mean}",
+                cause="training has diverged: most often the learning rate is too high",
+                fix="lower train.learning_rate and begin again with --fresh",
+                exit_code=ExitCode.FAILED,
+            )
+        reporter.validation(step, mean, seen, int(num_labels))
         return True

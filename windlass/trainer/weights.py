@@ -118,8 +118,8 @@ def load_pretrained(model: nn.Module, spec: ModelSection, ranks: Ranks) -> None:
     if ranks.is_first:
         try:
             source = _read_weights(spec)
-        except (OSError, ValueError) as error:
-            problem = str(error).splitlines()[0]
+        except Exception as error:  # of whatever kind: the other ranks wait to hear of it
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
     problem = ranks.broadcast(problem)
     if problem:
         raise UserError(f"the weights of {weights_path(spec)} cannot be loaded", evidence=problem)
@@ -149,7 +149,7 @@ def _read_weights(spec: ModelSection) -> dict[str, Tensor]:
     )
     if report["missing_keys"]:
         raise ValueError(f"the files lack {', '.join(sorted(report['missing_keys'])[:5])}")
-    return dict(loaded.named_parameters())
+    return {name: parameter.detach() for name, parameter in loaded.named_parameters()}
 
 
 def restore_buffers(model: nn.Module, reference: nn.Module, device: torch.device) -> None:

@@ -1,0 +1,73 @@
+# Everything a developer or a curious user types. `make` alone lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+OLDEST_TORCH := $(HOME)/.cache/windlass/venv-torch-2.11
+OLDEST_READY := $(OLDEST_TORCH)/.ready
+PYTEST := $(BIN)/python -m pytest -q
+RUN ?= examples/demo.yaml
+NAME ?= demo
+
+.PHONY: help setup demo test test-fast test-oldest-torch lint docs bench \
+	run stop logs-follow validate-setup validate-framework test-quick
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | awk -F'\t' '{printf "  make %-19s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## make .venv with everything in it
+
+$(READY): pyproject.toml constraints.txt
+	PYTHON=$(PYTHON) tools/setup $(VENV) -c constraints.txt -e '.[train,tensorboard,dev]'
+	@touch $@
+
+demo: setup  ## train a small Llama on two processes, kill one, watch it recover
+	$(BIN)/python examples/demo.py
+
+# Training tests go one by one: each starts several ranks of its own.
+test: setup  ## all tests
+	$(PYTEST) -m "not train" -n 2 --dist loadscope
+	$(PYTEST) -m train
+
+test-fast: setup  ## what starts no training, under two minutes
+	$(PYTEST) -m "not train and not slow" -n 2 --dist loadscope
+
+test-quick: test-fast  ## the same as test-fast
+
+validate-framework: test-fast  ## the same as test-fast
+
+test-oldest-torch: $(OLDEST_READY)  ## what depends on torch, on the oldest one that is supported
+	$(OLDEST_TORCH)/bin/python -m pytest -q tests/trainer tests/targets -m torch_floor
+
+$(OLDEST_READY): pyproject.toml constraints.txt
+	@mkdir -p $(OLDEST_TORCH)
+	grep -vE '^(torch|triton|transformers|tokenizers|huggingface_hub|nvidia-|cuda-|typer|hf-xet|setuptools)' constraints.txt > $(OLDEST_TORCH)/constraints.txt
+	PYTHON=$(PYTHON) tools/setup $(OLDEST_TORCH) -c $(OLDEST_TORCH)/constraints.txt torch==2.11.0 transformers==5.17.0 -e '.[train,dev]'
+	@touch $@
+
+lint: setup  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict windlass
+
+docs: setup  ## write the reference pages anew, from the code
+	$(BIN)/python tools/make_docs.py
+
+bench: setup  ## measure: tokenizing, saving, training, resuming
+	for one in benchmarks/*.py; do $(BIN)/python $$one; done
+
+run: setup  ## windlass run RUN=my.yaml
+	$(BIN)/windlass run $(RUN)
+
+stop: setup  ## windlass stop NAME=my
+	$(BIN)/windlass stop $(NAME)
+
+logs-follow: setup  ## windlass logs NAME=my --follow
+	$(BIN)/windlass logs $(NAME) --follow
+
+validate-setup: setup  ## whether this machine can train
+	$(BIN)/windlass doctor

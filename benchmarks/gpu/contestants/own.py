@@ -1,0 +1,96 @@
+"""windlass: its real trainer, as a program, on shards of random tokens; the numbers are those of its metrics.jsonl."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import yaml
+
+from benchmarks.gpu.contestants import Job
+from benchmarks.gpu.random_shards import write_random_shards
+from benchmarks.gpu.rows import Row, last_line, measured
+from windlass.runfolder import RunFolder, steps_of
+
+LOG_EVERY = 5  # on a GPU the trainer waits for the device, and so knows the time, at log lines alone
+FP8 = "train.fp8=true"
+NO_LAST_CHECKPOINT = "checkpoint.at_end=false"  # 15 GB that nobody reads
+
+
+def run(job: Job) -> Row:
+    warmup, timed = whole_windows(job.warmup), whole_windows(job.steps - job.warmup)
+    run_file = job.folder / "bench.yaml"
+    run_file.write_text(yaml.safe_dump(run_values(job, steps=warmup + timed)))
+    overrides = [NO_LAST_CHECKPOINT, *([FP8] if job.contestant == "windlass-fp8" else []), *job.overrides]
+    train([str(run_file), *overrides], job)
+    steps = steps_of(RunFolder(job.folder / "runs" / "bench"))
+    # Every step of a window carries the window's mean time: one of them stands for it.
+    windows = [steps[number] for number in range(warmup + LOG_EVERY, warmup + timed + 1, LOG_EVERY)]
+    last = windows[-1]
+    # mfu and tokens/s of a record give the convention back: FLOPs per token over the peak.
+    share = last["mfu"] / last["tokens_per_s"] if last["mfu"] else 0.0
+    return measured(
+        job.contestant,
+        job.point.name,
+        [record["step_s"] for record in windows],
+        steps_per_time=LOG_EVERY,
+        tokens=job.point.tokens,
+        flops_per_token=share,
+        peak_flops=1.0 if share else None,
+        peak_gib=last["memory_gib"],
+        loss=last["loss"],
+    )
+
+
+def whole_windows(steps: int) -> int:
+    return -(-steps // LOG_EVERY) * LOG_EVERY
+
+
+def run_values(job: Job, *, steps: int) -> dict[str, Any]:
+    point = job.point
+    shards = job.folder / "shards"
+    tokenizer = write_random_shards(
+        shards, vocabulary=point.config()["vocab_size"], sequences=steps * point.batch, length=point.length
+    )
+    return {
+        "name": "bench",
+        "model": {"preset": point.preset, "config": point.changes},
+        "data": {"source": str(shards), "tokenizer": str(tokenizer), "sequence_length": point.length},
+        "train": {
+            "steps": steps,
+            "global_batch": point.batch,
+            "micro_batch": point.batch,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "weight_decay": 0.1,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "grad_clip": 1.0,
+            "precision": "bf16",
+            "log_every": LOG_EVERY,
+        },
+        "checkpoint": {"every": 10 * steps},
+    }
+
+
+def train(arguments: list[str], job: Job) -> None:
+    environment = os.environ | {"WINDLASS_RUNS": str(job.folder / "runs"), "WINDLASS_CACHE": str(job.folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "windlass.trainer", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, file=sys.stderr, flush=True)
+    if done.returncode:
+        raise RuntimeError(f"the trainer ended with exit code {done.returncode}: {reason(done.stdout)}")
+
+
+def reason(output: str) -> str:
+    """A UserError's own line, an exception's last line, else the last line."""
+    errors = [line for line in output.splitlines() if line.startswith("error: ") or "Error: " in line]
+    return errors[-1].strip() if errors else last_line(output)

@@ -1,0 +1,28 @@
+"""FLOPs of a point by windlass's own convention, the same for every contestant."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.gpu.points import Point
+
+
+def flops_per_token(point: Point) -> float:
+    """Forward and backward of one token with causal attention: 9.025 GFLOP for Llama-3.2-1B at T=8192."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from windlass.trainer import flops
+
+    values = point.config()
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return flops.flops_per_token(model, config, point.length)
+
+
+def peak_flops() -> float | None:
+    """Dense bf16 peak of this GPU, for fp8 contestants too; None on a CPU."""
+    from benchmarks.gpu.timing import device
+    from windlass.trainer import flops
+
+    return flops.peak_flops(device())

@@ -1,0 +1,77 @@
+"""What is said while a run is followed."""
+
+import json
+
+import pytest
+
+from windlass.cli.follow import Bar, Follower, JsonLines, Lines, describe_event
+from windlass.runfolder import RunFolder, append_json_line
+from windlass.targets.protocol import JobRef, JobStatus
+
+
+class Ending:
+    """A target whose job writes its news between two looks, and then has ended."""
+
+    def __init__(self, folder):
+        self.folder, self.looks = folder, 0
+
+    def status(self, _job):
+        self.looks += 1
+        if self.looks == 2:
+            for step in (1, 2, 3):
+                facts = {"step": step, "steps": 10, "loss": 1.0 / step, "tokens_per_s": 1234.5, "step_s": 2.0}
+                append_json_line(self.folder.metrics, {"kind": "step", **facts})
+            append_json_line(self.folder.metrics, {"kind": "validation", "step": 3, "loss": 0.25})
+            self.folder.rank_log(1).write_text("t rank 1 INFO fine\nt rank 1 WARNING a slow disk\n")
+            self.folder.record("rank-died", rank=1, signal="SIGKILL", code=-9, first=True)
+            self.folder.record("checkpoint-damaged", checkpoint="step-00000002", file="a.distcp", reason="truncated")
+            self.folder.record("restart", attempt=2, why="rank 1 was killed by SIGKILL")
+        return JobStatus("finished" if self.looks > 2 else "running", exit_code=0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "r")
+    folder.logs.mkdir(parents=True)
+    folder.record("started", world_size=2)
+    append_json_line(folder.metrics, {"kind": "step", "step": 99, "steps": 99})
+    return folder
+
+
+def follow(folder, reporter):
+    return Follower(folder).follow(Ending(folder), JobRef("local", "r", folder), reporter)
+
+
+def test_lines_for_files_and_pipes(folder, capsys):
+    assert follow(folder, Lines()).state == "finished"
+    assert capsys.readouterr().out.splitlines() == [
+        "step 1/10  loss 1.0000  1,234 tok/s  18 s left",
+        "step 3/10  loss 0.3333  1,234 tok/s  14 s left",
+        "step 3: validation loss 0.2500",
+        "[rank-0001] t rank 1 WARNING a slow disk",
+        "rank 1 was killed by SIGKILL",
+        "passed over the checkpoint step-00000002: a.distcp: truncated",
+        "restarting from the last checkpoint (attempt 2)",
+    ]
+
+
+def test_a_bar_for_terminals(folder, capsys):
+    follow(folder, Bar(10))
+    shown = capsys.readouterr().out
+    assert "restarting from the last checkpoint" in shown
+    assert "3/10" in shown
+    assert "0.3333" in shown
+
+
+def test_json_lines_for_programs(folder, capsys):
+    follow(folder, JsonLines())
+    out, err = capsys.readouterr()
+    records = [json.loads(line) for line in err.splitlines()]
+    assert out == ""
+    assert [one["step"] for one in records if one["kind"] == "step"] == [1, 2, 3]
+    assert [one["event"] for one in records if one["kind"] == "event"][-1] == "restart"
+
+
+def test_what_is_not_news_is_not_said():
+    assert describe_event({"event": "launched", "argv": []}) is None
+    assert describe_event({"event": "rank-died", "rank": 0, "code": -15, "first": False}) is None

@@ -1,0 +1,111 @@
+"""The root of the command line: quick, lean, and every error shown once."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+from windlass.cli.main import COMMANDS, cli, run_command
+from windlass.errors import UserError
+
+HEAVY = ("torch", "transformers", "datasets", "numpy", "pydantic", "rich", "httpx", "yaml")
+
+
+def test_help_imports_nothing_heavy():
+    program = (
+        "import sys\n"
+        "from windlass.cli.main import run_command\n"
+        "run_command(['--help'])\n"
+        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stderr.strip() == "[]"
+    assert "Write a commented run file." in answer.stdout
+
+
+def test_help_answers_at_once():
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "windlass.cli.main", "--help"], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) <= 0.25, statistics.median(seconds)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_at_the_root_is_the_commands_own(name):
+    command = cli.get_command(None, name)
+    assert command.help.splitlines()[0] == COMMANDS[name][1]
+    assert command.name == name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, windlass):
+    answer = windlass(name, "--help")
+    assert answer.code == 0
+    assert COMMANDS[name][1].rstrip(".") in answer.out
+
+
+def test_no_command_is_help(windlass):
+    answer = windlass()
+    assert "Commands:" in answer.out
+
+
+def test_version(windlass):
+    assert windlass("--version").out.startswith("windlass ")
+
+
+def test_a_typo_gets_the_nearest_command(windlass):
+    answer = windlass("rnu")
+    assert answer.code == 2
+    assert "did you mean run?" in answer.err
+
+
+def test_usage_errors_exit_with_2(windlass):
+    answer = windlass("show")
+    assert answer.code == 2
+    assert "windlass show --help" in answer.err
+    answer = windlass("run", "a.yaml", "--nodes", "no", "--json")
+    assert answer.code == 2
+    assert "'no'" in answer.json["error"]
+
+
+def test_user_errors_are_shown_once(windlass):
+    answer = windlass("show", "nothing")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.count("there is no run 'nothing'") == 1
+    answer = windlass("show", "nothing", "--json")
+    assert (answer.json["exit_code"], answer.err) == (2, "")
+
+
+def test_a_bug_leaves_its_traceback_in_a_file(windlass, monkeypatch):
+    def broken(*_args, **_options):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(cli, "main", broken)
+    answer = windlass("ls", "--json")
+    assert answer.code == 1
+    assert answer.json["error"] == "unexpected ZeroDivisionError: oops"
+    path = answer.json["evidence"].removeprefix("the traceback is in ")
+    with open(path) as file:
+        assert "ZeroDivisionError" in file.read()
+
+
+def test_exit_codes_come_from_the_error(monkeypatch, capsys):
+    def failing(*_args, **_options):
+        raise UserError("no", exit_code=75)
+
+    monkeypatch.setattr(cli, "main", failing)
+    assert run_command(["ls"]) == 75
+    assert run_command(["ls", "--json"]) == 75
+    assert json.loads(capsys.readouterr().out)["error"] == "no"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(windlass, shell):
+    answer = windlass("completion", shell)
+    assert answer.code == 0
+    assert "_WINDLASS_COMPLETE" in answer.out

@@ -1,0 +1,140 @@
+"""`windlass run` up to the moment of submission, and the commands that read a run folder."""
+
+import json
+import os
+import socket
+
+import pytest
+
+from windlass.cli.summary import seconds_lost
+from windlass.plan import resolve
+from windlass.runfolder import RunFolder, append_json_line
+from windlass.spec import load_run
+from windlass.targets.local import processes
+
+
+@pytest.fixture
+def ended(run_file, windlass):
+    """A run folder as a finished run with one restart leaves it."""
+    run = resolve(load_run(run_file))
+    folder = RunFolder.of(run)
+    folder.create(run)
+    folder.record("launched", attempt=1, argv=[])
+    folder.record("started", attempt=1, world_size=2, step=0)
+    for step, attempt, when in [(1, 1, 10), (2, 1, 11), (3, 1, 12), (3, 2, 30), (4, 2, 31), (5, 2, 32), (6, 2, 33)]:
+        record = {"step": step, "steps": 6, "loss": 7.0 - step, "tokens": 128 * step, "tokens_per_s": 100.0 * step}
+        append_json_line(folder.metrics, {"kind": "step", **record, "step_s": 1.0, "attempt": attempt, "time": when})
+    folder.record("rank-died", attempt=1, rank=1, signal="SIGKILL", code=-9, first=True, error=None)
+    folder.record("restart", attempt=2, why="rank 1 was killed by SIGKILL", left=2)
+    folder.record("launched", attempt=2, argv=[])
+    folder.record("resumed", attempt=2, world_size=2, step=2, checkpoint="step-00000002")
+    append_json_line(folder.metrics, {"kind": "validation", "step": 6, "loss": 1.5, "sequences": 4})
+    folder.record("finished", step=6, loss=1.0)
+    folder.record("exit", state="finished", code=0, reason=None)
+    gone = {"pid": os.getpid(), "start_time": 1, "host": socket.gethostname()}
+    (folder.path / "supervisor.json").write_text(json.dumps(gone))
+    folder.rank_log(0).write_text("hello from 0\n")
+    folder.rank_log(1).write_text("hello from 1\nno newline at the end")
+    return folder
+
+
+def test_dry_run_prints_the_request_and_creates_nothing(windlass, run_file, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    answer = windlass("run", run_file, "train.steps=9", "--dry-run", "--inject", "kill:rank=1,step=3")
+    assert answer.code == 0
+    assert "steps: 9" in answer.out
+    assert "torch.distributed.run --standalone --nproc-per-node 2 -m windlass.trainer runs/small/run.yaml" in answer.out
+    assert "WINDLASS_FAULTS=kill:rank=1,step=3" in answer.out
+    as_json = windlass("run", run_file, "--dry-run", "--json").json
+    assert as_json["request"]["argv"][-1] == "runs/small/run.yaml"
+    assert as_json["run"]["resources"]["processes_per_node"] == 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_finished_run_says_so(windlass, run_file, ended):
+    answer = windlass("run", run_file)
+    assert answer.code == 0
+    assert "small is finished" in answer.out
+    assert windlass("run", run_file, "--json").json["state"] == "finished"
+
+
+def test_other_settings_are_refused_with_both_values(windlass, run_file, ended):
+    answer = windlass("run", run_file, "train.learning_rate=1.0", "seed=3")
+    assert answer.code == 2
+    assert "train.learning_rate" in answer.err
+    assert "0.0003 there, 1.0 asked" in answer.err
+    assert "train.seed" in answer.err
+    assert "name=OTHER" in answer.err
+    assert "--fresh" in answer.err
+
+
+def test_fresh_asks_first(windlass, run_file, ended, tmp_path):
+    answer = windlass("run", run_file, "--fresh")
+    assert answer.code == 2
+    assert "--fresh --yes" in answer.err
+    assert (tmp_path / "runs" / "small" / "run.yaml").exists()
+    assert not list((tmp_path / "runs").glob("*.old-*"))
+
+
+def test_fresh_never_moves_a_running_one(windlass, run_file, ended):
+    alive = {"pid": os.getpid(), "start_time": processes.start_time(os.getpid()), "host": socket.gethostname()}
+    (ended.path / "supervisor.json").write_text(json.dumps(alive))
+    answer = windlass("run", run_file, "--fresh", "--yes")
+    assert answer.code == 2
+    assert "already running" in answer.err
+    assert "windlass stop small" in answer.err
+
+
+def test_unknown_faults_are_refused(windlass, run_file, tmp_path):
+    answer = windlass("run", run_file, "--inject", "explode:rank=1")
+    assert answer.code == 2
+    assert "explode" in answer.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ls(windlass, ended):
+    assert "small" in windlass("ls").out
+    (row,) = windlass("ls", "--json").json
+    assert (row["name"], row["state"], row["step"], row["attempt"]) == ("small", "finished", 6, 2)
+
+
+def test_show(windlass, ended):
+    text = windlass("show", "small", "--curve").out
+    assert "rank 1 was killed by SIGKILL" in text
+    assert "steps repeated" in text
+    assert "┤" in text
+    facts = windlass("show", "small", "--json", "--curve").json
+    assert facts["summary"]["steps_repeated"] == 1
+    assert facts["summary"]["validation_loss"] == 1.5
+    assert facts["summary"]["seconds_lost"] == 18.0  # from 12 to 31, of which the new step took one
+    assert facts["curve"][-1] == [6, 1.0]
+    assert facts["history"][0]["event"] == "launched"
+
+
+def test_logs(windlass, ended):
+    assert windlass("logs", "small", "--rank", 0).out == "hello from 0\n"
+    assert windlass("logs", "small").out.splitlines() == [
+        "[0] hello from 0",
+        "[1] hello from 1",
+        "[1] no newline at the end",
+    ]
+    assert windlass("logs", "small", "--follow", "--rank", 1).out.splitlines()[-1] == "no newline at the end"
+    assert windlass("logs", "small", "--json").json[0] == {"rank": 0, "text": "hello from 0"}
+    answer = windlass("logs", "small", "--rank", 7)
+    assert answer.code == 2
+
+
+def test_stop_of_an_ended_run_is_no_error(windlass, ended):
+    answer = windlass("stop", "small", "--json")
+    assert (answer.code, answer.json["was"], answer.json["state"]) == (0, "finished", "finished")
+
+
+def test_ls_of_nothing(windlass):
+    assert windlass("ls").code == 0
+    assert windlass("ls", "--json").json == []
+
+
+def test_a_pause_between_two_starts_by_hand_is_not_lost_time():
+    steps = [{"step": 1, "attempt": 1, "time": 0.0}, {"step": 2, "attempt": 2, "time": 3600.0, "step_s": 1.0}]
+    assert seconds_lost(steps, restarts=set()) == 0.0
+    assert seconds_lost(steps, restarts={2}) == 3599.0

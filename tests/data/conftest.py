@@ -1,0 +1,75 @@
+"""Text to read, and a cache of its own for every test."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windlass.data.tokenizer import Tokenizer, load_tokenizer
+from windlass.spec import Run, parse_run
+
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "was",
+    "I",
+    "that",
+    "had",
+    "she",
+    "Elizabeth,",
+    "naïve",
+    "—",
+    "1813",
+    "«été»",
+    "漢字",
+    "on",
+]
+
+
+def texts(count: int, seed: int = 0, longest: int = 60) -> list[str]:
+    choose = random.Random(seed)
+    return [f"{seed}/{i} " + " ".join(choose.choices(WORDS, k=choose.randrange(1, longest))) for i in range(count)]
+
+
+def json_lines(some: list[str]) -> bytes:
+    return "".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(some)).encode()
+
+
+def run_on(source: str, *, seed: int = 0, **data: Any) -> Run:
+    values = {"source": source, "sequence_length": 16, **data}
+    return parse_run({"name": "test", "model": {"preset": "any"}, "data": values, "train": {"seed": seed}})
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Tokenizer:
+    return load_tokenizer("tiny")
+
+
+@pytest.fixture
+def write_files(tmp_path: Path) -> Callable[..., list[Path]]:
+    """Write JSONL files with the given numbers of documents."""
+
+    def write(*counts: int, compressed: bool = False) -> list[Path]:
+        folder = tmp_path / "texts"
+        folder.mkdir(exist_ok=True)
+        paths = []
+        for number, count in enumerate(counts):
+            path = folder / f"part-{number:03d}.jsonl{'.gz' * compressed}"
+            plain = json_lines(texts(count, seed=number))
+            path.write_bytes(gzip.compress(plain) if compressed else plain)
+            paths.append(path)
+        return paths
+
+    return write

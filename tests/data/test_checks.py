@@ -1,0 +1,154 @@
+"""Every mistake in a run's data that can be known beforehand is one clear error."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.conftest import json_lines, run_on, texts
+from windlass.data.checks import check_data
+from windlass.data.sources import FileSource
+from windlass.data.tokenizer import Tokenizer
+from windlass.data.tokenizing import tokenize
+from windlass.errors import ExitCode, UserError
+
+
+def fails(source: Path | str, **data: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        check_data(run_on(str(source), **data))
+    assert caught.value.exit_code == ExitCode.BAD_INPUT
+    return str(caught.value)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "novel.jsonl"
+    path.write_bytes(json_lines(texts(20)))
+    return path
+
+
+@pytest.fixture
+def shards(text: Path, tmp_path: Path, tiny: Tokenizer) -> Path:
+    tokenize([FileSource((text,), "text", "novel")], tmp_path / "shards", tiny, workers=1)
+    return tmp_path / "shards"
+
+
+def test_good_data(text: Path, shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("text")
+    for source in (
+        text,
+        shards,
+        tmp_path / "plain.txt",
+        tmp_path,
+        tmp_path / "*.jsonl",
+        "corpus:austen",
+        "hf:allenai/c4",
+    ):
+        check_data(run_on(str(source)))
+    check_data(run_on(str(shards), tokenizer="tiny", holdout=0.1, validation_source=None))
+    check_data(run_on("hf:json", files=["a.jsonl"], validation_source=str(text)))
+
+
+def test_missing_file(text: Path) -> None:
+    message = fails(text.with_name("novl.jsonl"))
+    assert "there is no file or folder" in message
+    assert f"data.source={text}" in message
+    assert "the folder /no/where does not exist".replace("/where", "") in fails("/no/where/x.jsonl")
+    assert "hf:owner/name" in fails("owner/name")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "is an empty folder" in fails(empty)
+    assert "no file matches" in fails(tmp_path / "*.jsonl")
+    (empty / "blank.jsonl").write_text("")
+    assert "blank.jsonl is empty" in fails(empty / "blank.jsonl")
+    (empty / "other.txt").write_text("")
+    assert "all 2 files of empty are empty" in fails(empty)
+    (empty / "blank.jsonl").write_text('{"text": ""}\n')
+    assert "holds no text in the field 'text'" in fails(empty / "blank.jsonl")
+    assert "data.source is empty" in fails(" ")
+
+
+def test_other_folders_and_files(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("x")
+    message = fails(tmp_path)
+    assert "holds neither token shards nor text files" in message
+    assert "model.safetensors" in message
+    assert "is of no known kind" in fails(tmp_path / "model.safetensors")
+
+
+def test_records(tmp_path: Path, text: Path) -> None:
+    message = fails(text, text_field="body")
+    assert "novel.jsonl:1 has no field 'body'" in message
+    assert "fields there: text, id" in message
+    torn = tmp_path / "torn.jsonl.gz"
+    torn.write_bytes(gzip.compress(b'{"text": "x'))
+    assert "torn.jsonl.gz:1 is not valid JSON" in fails(torn)
+    noise = tmp_path / "noise.parquet"
+    noise.write_bytes(b"noise")
+    assert "is not a parquet file" in fails(noise)
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), noise)
+    assert "fields there: body" in fails(noise)
+
+
+def test_shard_folders(shards: Path, tmp_path: Path, tiny: Tokenizer) -> None:
+    assert "fewer than one sequence" in fails(shards, sequence_length=100_000)
+    other = tmp_path / "other-tokenizer"
+    tiny.save(other)
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|begin|>"}))
+    message = fails(shards, tokenizer=str(other))
+    assert "made with another tokenizer" in message
+    assert "data.tokenizer=tiny" in message
+    path = shards / "shard-00000.tokens"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "shard-00000.tokens is truncated" in fails(shards)
+    (shards / "index.json").write_text("{}")
+    assert "not an index of token shards" in fails(shards)
+
+
+def test_holdout_of_little(tmp_path: Path, tiny: Tokenizer) -> None:
+    path = tmp_path / "little.txt"
+    path.write_text("It is a truth universally acknowledged, that a single man")
+    tokenize([FileSource((path,), "text", "little")], tmp_path / "out", tiny)
+    assert "leaves nothing to train on" in fails(tmp_path / "out", holdout=0.5)
+
+
+def test_names(text: Path) -> None:
+    assert "there is no corpus 'bronte'" in fails("corpus:bronte")
+    assert "names no dataset" in fails("hf:")
+    assert "names no dataset" in fails("hf:a/b/c")
+    assert "needs data.files" in fails("hf:json")
+    assert "data.files is for hf:json" in fails("hf:allenai/c4", files=["x"])
+    assert "data.files belongs to a hf: source" in fails(text, files=["x"])
+    assert "cannot be taken from the stream" in fails("hf:allenai/c4", holdout=0.1)
+    assert "names no files" in fails("hf:json", files=["x"], validation_source="hf:json")
+    assert "there is no file or folder" in fails(text, validation_source="nowhere.txt")
+
+
+def test_datasets_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "needs the `datasets` library" in fails("hf:allenai/c4")
+
+
+def test_it_imports_no_heavy_library() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from windlass.data.checks import check_data; from tests.data.conftest import run_on\n"
+        "check_data(run_on('corpus:austen')); check_data(run_on('hf:allenai/c4'))\n"
+        "print({'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

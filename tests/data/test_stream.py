@@ -1,0 +1,309 @@
+"""A stream reads the same on any readers and after any resumes, and ends with an error where it cannot read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.conftest import run_on, texts
+from windlass.data import Sequence, Sequences, open_sequences
+from windlass.data.hub import HubFiles
+from windlass.data.sources import hub_source
+from windlass.data.stream import Stream
+from windlass.data.tokenizer import Tokenizer
+from windlass.errors import UserError
+
+GLOBAL_BATCH = 6
+
+
+class Texts:
+    """Files of documents in memory."""
+
+    name = "texts"
+
+    def __init__(self, *files: list[str]) -> None:
+        self.files = files
+        self.num_files = len(files)
+        self.opened: list[tuple[int, int]] = []
+
+    def documents(self, file: int, skip: int) -> Iterator[str]:
+        self.opened.append((file, skip))
+        return iter(self.files[file][skip:])
+
+
+def stream_over(files: Any, tiny: Tokenizer, seed: int | None = 0, length: int = 16) -> Stream:
+    return Stream(files, tiny, sequence_length=length, seed=seed)
+
+
+def plain(sequence: Sequence) -> tuple[str, list[int], list[int]]:
+    return sequence.id, sequence.tokens.tolist(), sequence.document_starts.tolist()
+
+
+class Readers:
+    """Ranks of one world that read the positions p % world == rank."""
+
+    def __init__(self, open_one: Callable[[], Sequences], world: int) -> None:
+        self.world = world
+        self.readers = [open_one() for _ in range(world)]
+        self.state: dict[str, Any] = {"lanes": {}}
+
+    def restore(self, step: int, state: dict[str, Any]) -> None:
+        for reader in self.readers:
+            reader.restore(step, json.loads(json.dumps(state)))
+
+    def step(self, step: int) -> list[Any]:
+        found: dict[int, Any] = {}
+        lanes: dict[str, Any] = {}
+        for rank, reader in enumerate(self.readers):
+            positions = list(range(rank, GLOBAL_BATCH, self.world))
+            batch = reader.batch(step, GLOBAL_BATCH, positions)
+            found.update(zip(positions, map(plain, batch.sequences), strict=True))
+            assert batch.state
+            for lane, state in batch.state["lanes"].items():
+                assert (
+                    lanes.setdefault(lane, state) == state
+                )  # shared lanes are at the same place for all who read them
+        self.state = {"lanes": lanes}
+        return [found[position] for position in sorted(found)]
+
+
+FILES = [texts(9, 0), texts(4, 1), [], texts(12, 2), ["", *texts(3, 3), ""]]
+
+
+def whole(
+    files: Any, tiny: Tokenizer, steps: int, seed: int | None = 0
+) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+    readers = Readers(lambda: stream_over(files, tiny, seed), 1)
+    read, states = [], []
+    for step in range(steps):
+        read.append(readers.step(step))
+        states.append(readers.state)
+    return read, states
+
+
+def test_without_shuffling_it_is_the_text_in_order(tiny: Tokenizer) -> None:
+    """One lane, one epoch: windows put together are the documents' tokens."""
+    files = Texts(texts(5, 0), texts(5, 1))
+    stream = stream_over(files, tiny, seed=None)
+    tokens = [token for ids in tiny.encode_documents(texts(5, 0) + texts(5, 1)) for token in ids]
+    read: list[int] = []
+    for step in range((len(tokens) - 1) // 16):
+        (sequence,) = stream.batch(step, 1, [0]).sequences
+        assert sequence.tokens.tolist() == tokens[step * 16 : step * 16 + 17]
+        read += sequence.tokens.tolist()[:-1]
+    assert read == tokens[: len(read)]
+
+
+def test_document_starts(tiny: Tokenizer) -> None:
+    stream = stream_over(
+        Texts(["a", "b", "Emma Woodhouse, handsome, clever, and rich " * 3]), tiny, seed=None, length=8
+    )
+    first, second = (stream.batch(step, 1, [0]).sequences[0] for step in range(2))
+    assert first.document_starts.tolist() == [0, 2, 4]
+    assert second.document_starts.tolist() == []
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("num_files", [1, 2, 5])
+def test_any_number_of_readers_reads_the_same(tiny: Tokenizer, world: int, num_files: int) -> None:
+    files = Texts(*[texts(7 + i, i) for i in range(num_files)])
+    expected, states = whole(files, tiny, 12)
+    readers = Readers(lambda: stream_over(files, tiny), world)
+    for step in range(12):
+        assert readers.step(step) == expected[step]
+        assert readers.state == states[step]
+
+
+def test_restore_at_every_step(tiny: Tokenizer) -> None:
+    files = Texts(*FILES)
+    expected, states = whole(files, tiny, 40)
+    for step in range(1, 40):
+        readers = Readers(lambda: stream_over(files, tiny), 1)
+        readers.restore(step, states[step - 1])
+        assert readers.step(step) == expected[step]
+        assert readers.state == states[step]
+
+
+@pytest.mark.parametrize("worlds", [(2, 1, 4), (4, 3, 2), (1, 6, 1)])
+@pytest.mark.parametrize("every", [1, 3])
+def test_restores_in_a_row_on_other_worlds(tiny: Tokenizer, worlds: tuple[int, ...], every: int) -> None:
+    files = Texts(*FILES)
+    expected, _ = whole(files, tiny, 30)
+    state: dict[str, Any] = {"lanes": {}}
+    step = 0
+    for turn in range(9):
+        readers = Readers(lambda: stream_over(files, tiny), worlds[turn % len(worlds)])
+        readers.restore(step, state)
+        for _ in range(every):
+            assert readers.step(step) == expected[step]
+            step += 1
+        state = readers.state
+
+
+def test_epochs_go_round_with_all_files_in_each(tiny: Tokenizer) -> None:
+    files = Texts(*[texts(3, i) for i in range(5)])
+    stream = stream_over(files, tiny)
+    stream.batch(0, GLOBAL_BATCH, [0])
+    dealt = [[stream.files_of(lane, epoch) for lane in range(stream.num_lanes)] for epoch in range(4)]
+    assert all(sorted(file for lane in epoch for file in lane) == list(range(5)) for epoch in dealt)
+    assert len({str(epoch) for epoch in dealt}) > 1
+    epochs = [stream.batch(step, GLOBAL_BATCH, list(range(GLOBAL_BATCH))).epoch for step in range(1, 40)]
+    assert epochs == sorted(epochs)
+    assert epochs[-1] >= 1
+
+
+def test_a_reader_opens_only_its_lanes_and_skips_only_in_the_current_file(tiny: Tokenizer) -> None:
+    files = Texts(*[texts(6, i) for i in range(6)])
+    stream_over(files, tiny, seed=None).batch(0, 3, [1])
+    assert {file for file, _ in files.opened} <= {1, 4}
+    files.opened.clear()
+    expected, states = [], []
+    stream = stream_over(files, tiny, seed=None)
+    for step in range(40):
+        batch = stream.batch(step, 3, [0, 1, 2])
+        expected.append([plain(one) for one in batch.sequences])
+        states.append(batch.state)
+    later = next(
+        i for i, state in enumerate(states) if state and state["lanes"]["1"][3:5] == [0, 1]
+    )  # in its second file
+    files.opened.clear()
+    resumed = stream_over(files, tiny, seed=None)
+    resumed.restore(later + 1, states[later])
+    assert [plain(one) for one in resumed.batch(later + 1, 3, [1]).sequences] == [expected[later + 1][1]]
+    assert files.opened[0][0] == 4  # the first file of the lane is done: it is not opened
+
+
+def test_state_is_small(tiny: Tokenizer) -> None:
+    stream = stream_over(Texts(["word " * 5000] * 20), tiny)
+    batch = stream.batch(0, 2, [0, 1])
+    assert len(json.dumps(batch.state)) < 100
+
+
+def test_going_back_and_forth_without_a_state_is_exact(tiny: Tokenizer) -> None:
+    files = Texts(*FILES)
+    expected, _ = whole(files, tiny, 10)
+    readers = Readers(lambda: stream_over(files, tiny), 2)
+    for step in (0, 1, 2, 0, 1, 7, 3):  # a validation begins again each time; a jump reads up to the step
+        assert readers.step(step) == expected[step]
+
+
+def test_another_global_batch_or_dataset_is_refused(tiny: Tokenizer) -> None:
+    files = Texts(*FILES)
+    _, states = whole(files, tiny, 3)
+    smaller = stream_over(files, tiny)
+    smaller.restore(3, states[2])
+    with pytest.raises(UserError, match="does not fit this run"):
+        smaller.batch(3, 3, [0])
+    other = stream_over(Texts(*FILES, ["more"]), tiny)
+    other.restore(3, states[2])
+    with pytest.raises(UserError, match="does not fit this run"):
+        other.batch(3, GLOBAL_BATCH, [0])
+
+
+def test_a_lane_of_empty_files_is_an_error(tiny: Tokenizer) -> None:
+    stream = stream_over(Texts(["text"], ["", ""], ["text"], []), tiny, seed=None)
+    with pytest.raises(UserError, match="lane 1 of texts"):
+        stream.batch(0, 2, [0, 1])
+
+
+def test_shuffling_carries_a_lane_over_empty_files(tiny: Tokenizer) -> None:
+    stream = stream_over(Texts(texts(9, 0), [], texts(9, 1), []), tiny)
+    for step in range(20):
+        assert len(stream.batch(step, 2, [0, 1]).sequences) == 2
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_local_files_through_datasets(
+    write_files: Callable[..., list[Path]], tiny: Tokenizer, compressed: bool
+) -> None:
+    counts = (9, 4, 12)
+    paths = write_files(*counts, compressed=compressed)
+    run = run_on("hf:json", files=[str(path) for path in paths])
+    expected, states = whole(Texts(*[texts(count, i) for i, count in enumerate(counts)]), tiny, 20)
+
+    def opened() -> Sequences:
+        found = open_sequences(run, "train", tokenizer="tiny")
+        assert found is not None
+        assert found.num_sequences is None
+        return found
+
+    readers = Readers(opened, 2)
+    for step in range(20):
+        if step % 4 == 3:
+            readers.restore(step, readers.state)
+        assert readers.step(step) == expected[step]
+        assert readers.state == states[step]
+
+
+def test_parquet_and_text_through_datasets(tmp_path: Path, tiny: Tokenizer) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts(40)}), tmp_path / "a.parquet", row_group_size=7)
+    (tmp_path / "a.txt").write_text("\n".join(texts(40)) + "\n")
+    expected, states = whole(Texts(texts(40)), tiny, 8, seed=None)
+    for kind, name in (("parquet", "a.parquet"), ("text", "a.txt")):
+        run = run_on(f"hf:{kind}", files=[str(tmp_path / name)], shuffle=False)
+        stream = open_sequences(run, "train", tokenizer="tiny")
+        assert stream
+        for step in (0, 1, 5, 2):
+            stream.restore(step, states[step - 1] if step else None)
+            batch = stream.batch(step, GLOBAL_BATCH, list(range(GLOBAL_BATCH)))
+            assert [plain(one) for one in batch.sequences] == expected[step]
+
+
+def test_errors_at_open(tmp_path: Path, write_files: Callable[..., list[Path]]) -> None:
+    def fails(message: str, **data: Any) -> str:
+        with pytest.raises(UserError, match=message) as caught:
+            open_sequences(run_on("hf:json", **data), "train", tokenizer="tiny")
+        return str(caught.value)
+
+    blank = tmp_path / "blank.jsonl"
+    blank.write_text('{"text": ""}\n{"text": null}\n')
+    fails("holds no documents", files=[str(blank)])
+    assert "id" in fails("have no field 'body'", files=[str(write_files(3)[0])], text_field="body")
+    fails("is no text", files=[str(write_files(3)[0])], text_field="id")
+    fails("cannot be opened", files=[str(tmp_path / "missing.jsonl")])
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text('{"text": "x"}\n{"text"\n')
+    fails("cannot be read at document 0 of file 0", files=[str(torn)])
+    fails("data.holdout cannot be taken", files=["x"], holdout=0.1)
+
+
+class Flaky(HubFiles):
+    """A source whose connection breaks."""
+
+    def __init__(self, path: Path, breaks: int, error: Exception) -> None:
+        self.delays: list[float] = []
+        self.left = breaks
+        self.error = error
+        source = hub_source("hf:json", config=None, split="train", files=(str(path),), text_field="text")
+        super().__init__(source, sleep=self.delays.append)
+
+    def _rows(self, file: int, skip: int) -> Iterator[dict[str, Any]]:
+        for number, row in enumerate(super()._rows(file, skip)):
+            if number == 3 and self.left:
+                self.left -= 1
+                raise self.error
+            yield row
+
+
+def test_reading_goes_on_where_it_broke(write_files: Callable[..., list[Path]]) -> None:
+    flaky = Flaky(write_files(30)[0], breaks=7, error=ConnectionError("reset"))
+    assert list(flaky.documents(0, 2)) == texts(30)[2:]
+    assert flaky.delays == [0.5] * 7  # each time something was read, so it starts from the shortest wait
+
+
+def test_it_gives_up_after_a_while(write_files: Callable[..., list[Path]]) -> None:
+    flaky = Flaky(write_files(3)[0], breaks=0, error=ConnectionError())
+    flaky._rows = lambda file, skip: (_ for _ in ()).throw(ConnectionError("no route"))  # type: ignore[method-assign]
+    with pytest.raises(
+        UserError, match=r"hf:json, split train cannot be read at document 0 .* after 7 tries"
+    ) as caught:
+        list(flaky.documents(0, 0))
+    assert "no route" in str(caught.value)
+    assert flaky.delays == [0.5, 1, 2, 4, 8, 16]

@@ -1,0 +1,49 @@
+"""Which settings may change when a run goes on."""
+
+import pytest
+
+from windlass.errors import UserError
+from windlass.plan import resolve
+from windlass.targets.compatibility import adopt, differences, must_match
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train": {"steps": 40, "log_every": 1, "micro_batch": 2, "tensorboard": True}},
+        {"checkpoint": {"every": 1, "export": True}},
+        {"resources": {"processes_per_node": 1}},
+        {"parallel": {"sharding": "ddp"}},
+        {"target": {"max_restarts": 0, "port": 29500}},
+    ],
+)
+def test_free_to_change(make_run, change):
+    earlier = resolve(make_run())
+    assert differences(earlier, resolve(adopt(make_run(**change), earlier))) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"train": {"learning_rate": 1.0}}, "train.learning_rate"),
+        ({"train": {"warmup_steps": 3}}, "train.warmup_steps"),
+        ({"data": {"source": "corpus:austen", "sequence_length": 8}}, "data.sequence_length"),
+        ({"model": {"preset": "llama-tiny", "config": {"hidden_size": 8}}}, "model.config.hidden_size"),
+    ],
+)
+def test_not_free_to_change(make_run, change, key):
+    earlier = resolve(make_run())
+    asked = resolve(adopt(make_run(**change), earlier))
+    assert key in differences(earlier, asked)
+    with pytest.raises(UserError) as error:
+        must_match(earlier, asked, folder="runs/r")
+    assert key in error.value.evidence
+    assert "name=OTHER" in error.value.fix
+    assert "--fresh" in error.value.fix
+
+
+def test_defaults_of_the_first_start_hold_when_the_run_grows(make_run):
+    earlier = resolve(make_run(train={"steps": 100}))
+    assert earlier.train.warmup_steps == 2
+    grown = resolve(adopt(make_run(train={"steps": 1000}), earlier))
+    assert (grown.train.warmup_steps, grown.train.steps) == (2, 1000)

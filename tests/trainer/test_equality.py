@@ -1,0 +1,200 @@
+"""However a run is spread, its losses and gradient norms are those of a plain single-process transformers loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from tests.trainer.conftest import tiny_run
+from tests.trainer.harness import Result, train
+from tests.trainer.plain import documents_apart, plain_loop, token_stream, whole_rows, windows
+
+pytestmark = pytest.mark.train
+
+LENGTH = 32
+STEPS = 4
+PEAK, FLOOR = 1e-3, 1e-4
+# Two steps of warm-up, then half a cosine over the other two.
+RATES = [PEAK / 2, PEAK, FLOOR + (PEAK - FLOOR) * (1 + math.cos(math.pi / 2)) / 2, FLOOR]
+SHAPE = {
+    "vocab_size": 1024,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tied dense model and an MoE, drawn and saved by transformers alone."""
+    root = tmp_path_factory.mktemp("models")
+    torch.manual_seed(5)
+    dense = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True))
+    moe = MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2))
+    dense.save_pretrained(root / "dense")
+    moe.save_pretrained(root / "moe")
+    return {"dense": root / "dense", "moe": root / "moe"}
+
+
+@pytest.fixture(scope="module")
+def plain(models: dict[str, Path], corpus: Path) -> Callable[..., tuple[list[float], list[float]]]:
+    """The plain loop's curve for a model and a global batch, computed once."""
+    rows = windows(token_stream(corpus), LENGTH)
+    known: dict[tuple[str, int, bool], tuple[list[float], list[float]]] = {}
+
+    def curve(model: str, batch: int, *, apart: bool = False) -> tuple[list[float], list[float]]:
+        key = (model, batch, apart)
+        if key not in known:
+            batches = [rows[step * batch : (step + 1) * batch] for step in range(STEPS)]
+            known[key] = plain_loop(
+                models[model], batches, RATES, loss_of=documents_apart if apart else whole_rows
+            )
+        return known[key]
+
+    return curve
+
+
+def spread_run(corpus: Path, model: Path, *, batch: int = 16, **changes: Any) -> dict[str, Any]:
+    run = tiny_run(corpus, data__shuffle=False, data__tokenizer="tiny", train__steps=STEPS, train__global_batch=batch)
+    run["model"] = {"path": str(model), "init": "pretrained"}
+    run["train"] |= {"learning_rate": PEAK, "min_learning_rate": FLOOR}
+    for key, value in changes.items():
+        section, _, leaf = key.partition("__")
+        run.setdefault(section, {})[leaf] = value
+    return run
+
+
+def assert_curve(result: Result, expected: tuple[list[float], list[float]], rel: float = 1e-5) -> None:
+    assert set(result.codes) == {0}, result.output
+    assert list(result.losses.values()) == pytest.approx(expected[0], rel=rel)
+    assert list(result.grad_norms.values()) == pytest.approx(expected[1], rel=rel)
+
+
+KINDS = [(1, "none"), (2, "full"), (2, "ddp"), (4, "full"), (4, "hybrid"), (4, "ddp")]
+SPREADS = [(1, "full", 2), *((*kind, accumulation) for kind in KINDS for accumulation in (1, 2, 4))]
+
+
+@pytest.mark.parametrize(("ranks", "sharding", "accumulation"), SPREADS)
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_any_spread_equals_the_plain_loop(
+    model: str,
+    ranks: int,
+    sharding: str,
+    accumulation: int,
+    models: dict[str, Path],
+    plain: Callable[..., Any],
+    corpus: Path,
+    tmp_path: Path,
+) -> None:
+    run = spread_run(corpus, models[model], train__micro_batch=16 // (ranks * accumulation))
+    run["parallel"] = {"sharding": sharding} | ({"shard_group": 2} if sharding == "hybrid" else {})
+    assert_curve(train(tmp_path, run, ranks=ranks), plain(model, 16))
+
+
+@pytest.mark.parametrize(
+    ("batch", "ranks", "micro", "sharding"),
+    [(10, 4, None, "full"), (7, 3, None, "full"), (7, 3, 2, "full"), (7, 3, 2, "ddp")],
+)
+def test_a_batch_that_does_not_divide(
+    batch: int,
+    ranks: int,
+    micro: int | None,
+    sharding: str,
+    models: dict[str, Path],
+    plain: Callable[..., Any],
+    corpus: Path,
+    tmp_path: Path,
+) -> None:
+    run = spread_run(corpus, models["dense"], batch=batch, parallel__sharding=sharding, train__micro_batch=micro)
+    assert_curve(train(tmp_path, run, ranks=ranks), plain("dense", batch))
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"cpu_offload": True},
+        {"activation_checkpointing": "selective"},
+        {"activation_checkpointing": "full"},
+        {"activation_checkpointing": "full", "sharding": "ddp"},
+        {"reshard_after_forward": False},
+    ],
+    ids=lambda value: ",".join(f"{key}={one}" for key, one in value.items()),
+)
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_saving_memory_changes_no_number(
+    model: str,
+    parallel: dict[str, Any],
+    models: dict[str, Path],
+    plain: Callable[..., Any],
+    corpus: Path,
+    tmp_path: Path,
+) -> None:
+    run = spread_run(corpus, models[model], train__micro_batch=4)
+    run["parallel"] = parallel
+    assert_curve(train(tmp_path, run, ranks=2), plain(model, 16))
+
+
+@pytest.mark.slow
+def test_compiled_blocks_compute_the_same(
+    models: dict[str, Path], plain: Callable[..., Any], corpus: Path, tmp_path: Path
+) -> None:
+    run = spread_run(corpus, models["dense"], train__compile=True, parallel__activation_checkpointing="selective")
+    assert_curve(train(tmp_path, run, ranks=2, timeout=300), plain("dense", 16))
+
+
+@pytest.mark.parametrize(("model", "ranks"), [("dense", 1), ("dense", 2), ("moe", 2)])
+def test_masked_documents_equal_documents_by_themselves(
+    model: str, ranks: int, models: dict[str, Path], plain: Callable[..., Any], corpus: Path, tmp_path: Path
+) -> None:
+    run = spread_run(corpus, models[model], data__document_mask=True)
+    expected = plain(model, 16, apart=True)
+    assert expected[0] != pytest.approx(plain(model, 16)[0], rel=1e-5), "the data has no document borders to see"
+    assert_curve(train(tmp_path, run, ranks=ranks), expected)
+
+
+def test_bf16_is_near_fp32_on_any_number_of_ranks(
+    models: dict[str, Path], plain: Callable[..., Any], corpus: Path, tmp_path: Path
+) -> None:
+    """bf16 has 8 bits of mantissa: a loss within 0.5 %, a gradient norm within 2 %."""
+    for ranks in (1, 2):
+        run = spread_run(corpus, models["dense"], train__precision="bf16")
+        result = train(tmp_path / str(ranks), run, ranks=ranks)
+        losses, norms = plain("dense", 16)
+        assert set(result.codes) == {0}, result.output
+        assert list(result.losses.values()) == pytest.approx(losses, rel=5e-3)
+        assert list(result.grad_norms.values()) == pytest.approx(norms, rel=2e-2)
+        assert list(result.losses.values()) != losses, "bf16 was not used"
+
+
+def test_clipping_is_by_the_global_norm(models: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
+    """A limit below every norm, so that each step is scaled."""
+    rows = windows(token_stream(corpus), LENGTH)
+    batches = [rows[step * 16 : (step + 1) * 16] for step in range(STEPS)]
+    expected = plain_loop(models["dense"], batches, RATES, clip=0.05)
+    run = spread_run(corpus, models["dense"], train__grad_clip=0.05)
+    assert_curve(train(tmp_path, run, ranks=2), expected)
+
+
+def test_validation_is_the_same_on_any_number_of_ranks(
+    models: dict[str, Path], corpus: Path, tmp_path: Path
+) -> None:
+    """Also where the validation sequences do not divide by the ranks."""
+    losses = []
+    for ranks in (1, 2, 3):
+        run = spread_run(corpus, models["dense"], data__holdout=0.1, train__validate_every=2)
+        run["train"]["validation_sequences"] = 13
+        result = train(tmp_path / str(ranks), run, ranks=ranks)
+        records = result.records("validation")
+        assert [(one["step"], one["sequences"], one["tokens"]) for one in records] == [(2, 13, 416), (4, 13, 416)]
+        losses.append([one["loss"] for one in records])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-6)

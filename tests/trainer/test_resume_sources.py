@@ -1,0 +1,88 @@
+"""Three resumes in a row, bitwise, whatever the data comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import tiny_run
+from tests.trainer.harness import Result, train
+
+pytestmark = pytest.mark.train
+
+SOURCES = ("shards", "jsonl", "text", "parquet", "austen", "stream")
+
+
+@pytest.fixture(scope="session")
+def texts(corpus: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def sources(corpus: Path, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The data section of a run for every kind of source, over much the same text."""
+    from windlass.data.sources import source_named
+    from windlass.data.tokenizer import load_tokenizer
+    from windlass.data.tokenizing import tokenize
+
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    root = tmp_path_factory.mktemp("sources")
+    tokenize([source_named(str(corpus))], root / "shards", load_tokenizer("tiny"), workers=1)
+    (root / "all.txt").write_text("\n\n".join(texts))
+    parquet.write_table(pyarrow.table({"text": texts}), root / "all.parquet")
+    for part in range(3):
+        with (root / f"part-{part}.jsonl").open("w") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in texts[part::3])
+    return {
+        "shards": {"source": str(root / "shards")},
+        "jsonl": {"source": str(corpus)},
+        "text": {"source": str(root / "all.txt")},
+        "parquet": {"source": str(root / "all.parquet")},
+        "austen": {"source": "corpus:austen"},
+        "stream": {"source": "hf:json", "files": [str(root / f"part-{part}.jsonl") for part in range(3)]},
+    }
+
+
+def run_on(source: dict[str, Any]) -> dict[str, Any]:
+    """Saves are waited for, so that it is known where each resume begins."""
+    run = tiny_run(Path("-"), train__steps=12, checkpoint__every=2, checkpoint__background=False)
+    run["data"] = {**source, "sequence_length": 32}
+    return run
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_resumes_in_a_row(
+    name: str, sources: dict[str, dict[str, Any]], tmp_path: Path, undisturbed: Callable[..., Result]
+) -> None:
+    run = run_on(sources[name])
+    whole = undisturbed(run)
+    faults = "kill:rank=1,step=4;kill:rank=0,step=7;kill:rank=1,step=11"
+    for attempt in (1, 2, 3):
+        killed = train(tmp_path, run, ranks=2, faults=faults, attempt=attempt)
+        assert -9 in killed.codes, killed.output
+    last = train(tmp_path, run, ranks=2, faults=faults, attempt=4)
+    assert last.codes == [0, 0], last.output
+    assert [event["step"] for event in last.events("resumed")] == [2, 6, 10]
+    assert [event["attempt"] for event in last.events("resumed")] == [2, 3, 4]
+    assert last.losses == whole.losses
+    assert last.grad_norms == whole.grad_norms
+
+
+def test_a_stream_goes_on_with_other_ranks(
+    sources: dict[str, dict[str, Any]], tmp_path: Path, undisturbed: Callable[..., Result]
+) -> None:
+    """Lanes go to other readers: 2 ranks, then 3, then 1."""
+    run = run_on(sources["stream"])
+    whole = undisturbed(run)
+    faults = "kill:rank=0,step=4;kill:rank=0,step=8"
+    train(tmp_path, run, ranks=2, faults=faults)
+    train(tmp_path, run, ranks=3, faults=faults, attempt=2)
+    last = train(tmp_path, run, ranks=1, faults=faults, attempt=3)
+    assert last.codes == [0], last.output
+    assert [(event["step"], event["world_size"]) for event in last.events("resumed")] == [(2, 3), (6, 1)]
+    assert list(last.losses.values()) == pytest.approx(list(whole.losses.values()), rel=1e-5)

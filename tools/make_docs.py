@@ -1,0 +1,52 @@
+"""Write docs/run-file.md and docs/run.schema.json from the models of the run file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from windlass.cli.reference import Key, sections
+from windlass.spec import Run
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def run_file_page() -> str:
+    lines = [
+        "# The run file",
+        "",
+        "Written by `make docs` from the code. `windlass schema --keys` prints it; `run.schema.json` is for editors.",
+        "Only `model` and `data` are needed. On the command line: `windlass run my.yaml train.steps=200`.",
+    ]
+    for section in sections():
+        if section.name:
+            lines += ["", f"## {section.name}", "", section.description]
+        lines += ["", "| key | default | type | what it does |", "|---|---|---|---|"]
+        lines += [_row(key) for key in section.keys]
+    return "\n".join(lines) + "\n"
+
+
+def _row(key: Key) -> str:
+    default = "required" if key.required else f"`{json.dumps(key.default)}`"
+    cells = [f"`{key.path}`", default, key.kind, key.description]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def schema() -> str:
+    return json.dumps(Run.model_json_schema(), indent=2) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    return {DOCS / "run-file.md": run_file_page(), DOCS / "run.schema.json": schema()}
+
+
+def main() -> int:
+    DOCS.mkdir(exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Follow a run by its folder until it has ended: steps, warnings of ranks, restarts."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections import deque
+from typing import Any, Protocol
+
+import click
+
+from windlass.cli.output import console, count, duration, number
+from windlass.runfolder import RunFolder
+from windlass.targets.local.state import PACE_STEPS, seconds_left
+from windlass.targets.local.tail import Tail
+from windlass.targets.protocol import JobRef, JobStatus, Target
+
+POLL_SECONDS = 0.2
+PLAIN_SECONDS = 5.0  # between two lines where nobody sees a bar move
+WORTH_SHOWING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
+
+
+class Reporter(Protocol):
+    """Where the news of a run go. A step is a record of metrics.jsonl with `seconds_left` added."""
+
+    def step(self, record: dict[str, Any]) -> None: ...
+    def say(self, text: str, record: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Bar:
+    """A progress bar, with everything else printed above it."""
+
+    def __init__(self, steps: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]} · {task.fields[speed]} tok/s · {task.fields[eta]} left"),
+            console=console(),
+            expand=True,
+        )
+        self.task = self.progress.add_task("starting", total=steps, loss="–", speed="–", eta="–")
+        self.progress.start()
+
+    def step(self, record: dict[str, Any]) -> None:
+        self.progress.update(
+            self.task,
+            description="training",
+            completed=record["step"],
+            total=record["steps"],
+            loss=number(record.get("loss")),
+            speed=count(record.get("tokens_per_s")),
+            eta=duration(record["seconds_left"]),
+        )
+
+    def say(self, text: str, record: dict[str, Any]) -> None:
+        from rich.text import Text
+
+        self.progress.print(Text(text))
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+class Lines:
+    """A line now and then, for files and pipes."""
+
+    def __init__(self) -> None:
+        self.last_printed = -PLAIN_SECONDS
+        self.unprinted: dict[str, Any] | None = None
+
+    def step(self, record: dict[str, Any]) -> None:
+        self.unprinted = record
+        now = time.monotonic()
+        if now - self.last_printed >= PLAIN_SECONDS:
+            self.last_printed = now
+            self._print_step()
+
+    def say(self, text: str, record: dict[str, Any]) -> None:
+        self._print_step()
+        click.echo(text)
+
+    def close(self) -> None:
+        self._print_step()
+
+    def _print_step(self) -> None:
+        record, self.unprinted = self.unprinted, None
+        if record:
+            click.echo(
+                f"step {record['step']}/{record['steps']}  loss {number(record.get('loss'))}  "
+                f"{count(record.get('tokens_per_s'))} tok/s  {duration(record['seconds_left'])} left"
+            )
+
+
+class JsonLines:
+    """Every record as it is, on stderr; stdout is for the result."""
+
+    def step(self, record: dict[str, Any]) -> None:
+        click.echo(json.dumps(record), err=True)
+
+    def say(self, text: str, record: dict[str, Any]) -> None:
+        click.echo(json.dumps({**record, "text": text}), err=True)
+
+    def close(self) -> None:
+        pass
+
+
+def reporter(steps: int, *, as_json: bool) -> Reporter:
+    if as_json:
+        return JsonLines()
+    return Bar(steps) if sys.stdout.isatty() else Lines()
+
+
+class Follower:
+    """Reads what a run folder gained since it was made; make it before the run is started."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.recent: deque[dict[str, Any]] = deque(maxlen=PACE_STEPS)
+        self.metrics = Tail(folder.metrics, from_end=True)
+        self.history = Tail(folder.history, from_end=True)
+        self.logs = {path.name: Tail(path, from_end=True) for path in folder.logs.glob("rank-*.log")}
+
+    def follow(self, target: Target[Any], job: JobRef, news: Reporter) -> JobStatus:
+        """Report until the run has ended."""
+        try:
+            while True:
+                status = target.status(job)  # before the reading, so that nothing written before the end is missed
+                self._read(news)
+                if status.ended:
+                    return status
+                time.sleep(POLL_SECONDS)
+        finally:
+            news.close()
+
+    def _read(self, news: Reporter) -> None:
+        for record in self.metrics.records():
+            if record.get("kind") == "step":
+                self.recent.append(record)
+                news.step({**record, "seconds_left": seconds_left(self.recent)})
+            elif record.get("kind") == "validation":
+                news.say(f"step {record['step']}: validation loss {number(record.get('loss'))}", record)
+        for path in sorted(self.folder.logs.glob("rank-*.log")):
+            for line in self.logs.setdefault(path.name, Tail(path)).lines():
+                if WORTH_SHOWING.search(line):
+                    news.say(f"[{path.stem}] {line}", {"kind": "log", "rank": path.stem, "line": line})
+        for record in self.history.records():
+            text = describe_event(record)
+            if text:
+                news.say(text, {"kind": "event", **record})
+
+
+def describe_event(record: dict[str, Any]) -> str | None:
+    """A history record in a sentence; None for those that are not news."""
+    match record.get("event"):
+        case "started":
+            return f"started on {record.get('world_size')} rank(s)"
+        case "resumed":
+            return f"resumed from the checkpoint of step {record.get('step')} on {record.get('world_size')} rank(s)"
+        case "rank-died" if record.get("first"):
+            how = f"was killed by {record['signal']}" if record.get("signal") else f"exited with code {record['code']}"
+            error = f": {record['error']}" if record.get("error") else ""
+            return f"rank {record['rank']} {how}{error}"
+        case "restart":
+            return f"restarting from the last checkpoint (attempt {record['attempt']})"
+        case "checkpoint":
+            return f"saved the checkpoint of step {record['step']} ({duration(record.get('seconds'))})"
+        case "checkpoint-damaged":
+            return (
+                f"passed over the checkpoint {record.get('checkpoint')}: {record.get('file')}: {record.get('reason')}"
+            )
+        case "checkpoint-failed":
+            return f"the checkpoint of step {record.get('step')} could not be saved: {record.get('error')}"
+        case "leftovers-killed":
+            return f"ended {len(record['pids'])} process(es) that an earlier start of this run had left"
+        case "killing":
+            return f"killing the ranks: {record['why']}"
+        case "preempted":
+            return f"saved and stopped at step {record.get('step')}"
+        case "exported":
+            return f"exported to {record.get('path')}"
+        case "gave-up":
+            return f"gave up: {record.get('why')}"
+    return None

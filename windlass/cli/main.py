@@ -1,0 +1,132 @@
+"""The root of the command line: finds the command, and shows every error once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from windlass import __version__
+from windlass.errors import ExitCode, UserError
+
+# The help of a command stands here so that `windlass --help` imports none of them; a test compares it with theirs.
+COMMANDS = {
+    "init": ("windlass.cli.init:init", "Write a commented run file."),
+    "run": ("windlass.cli.run:run", "Train what a run file describes."),
+    "ls": ("windlass.cli.ls:ls", "List the runs."),
+    "show": ("windlass.cli.show:show", "Show where a run stands."),
+    "logs": ("windlass.cli.logs:logs", "Print what the ranks of a run said."),
+    "stop": ("windlass.cli.stop:stop", "Save a checkpoint and stop a run."),
+    "ckpt": ("windlass.cli.ckpt:ckpt", "List, verify and export checkpoints."),
+    "data": ("windlass.cli.data:data", "Data: tokenize to shards, inspect."),
+    "doctor": ("windlass.cli.doctor:doctor", "Say whether this machine can train."),
+    "schema": ("windlass.cli.schema:schema", "Print the schema of the run file."),
+    "completion": ("windlass.cli.completion:completion", "Print the completion script of a shell."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise click.UsageError(f"there is no command {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="windlass", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Train PyTorch models from one run file: here, and on clusters.
+
+    \b
+    windlass init my.yaml --preset llama3.2-1b    writes a run file
+    windlass run my.yaml train.steps=200          trains it
+    """
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The program: runs a command and exits with its code."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    sys.exit(run_command(arguments))
+
+
+def run_command(arguments: list[str]) -> int:
+    as_json = "--json" in arguments
+    try:
+        result = cli.main(args=arguments, prog_name="windlass", standalone_mode=False)
+    except UserError as error:
+        return show_error(error, as_json=as_json)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return ExitCode.BAD_INPUT
+    except click.ClickException as error:
+        return show_error(_as_user_error(error), as_json=as_json)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # the reader, `head` say, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except Exception as error:
+        return show_error(_as_bug(error), as_json=as_json)
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def show_error(error: UserError, *, as_json: bool) -> int:
+    if as_json:
+        click.echo(json.dumps(error.as_dict()))
+    else:
+        click.echo(str(error), err=True)
+    return error.exit_code
+
+
+def _as_user_error(error: click.ClickException) -> UserError:
+    context: Any = getattr(error, "ctx", None)
+    return UserError(
+        error.format_message(),
+        fix=f"{context.command_path} --help" if context else None,
+        exit_code=ExitCode.BAD_INPUT,
+    )
+
+
+def _as_bug(error: Exception) -> UserError:
+    """An error that should have been a UserError: the traceback goes to a file, its last line to the user."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="windlass-", suffix=".traceback", delete=False) as file:
+        traceback.print_exception(error, file=file)
+    return UserError(
+        f"unexpected {type(error).__name__}: {error}",
+        evidence=f"the traceback is in {file.name}",
+        exit_code=ExitCode.FAILED,
+    )
+
+
+if __name__ == "__main__":
+    main()

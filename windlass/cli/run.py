@@ -1,0 +1,198 @@
+"""`windlass run`: plan, check, submit, follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windlass.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from windlass.cli.preparation import Prepared
+    from windlass.targets.protocol import JobStatus
+
+
+@click.command(short_help="Train what a run file describes.")
+@click.argument("run_file", metavar="RUN.yaml", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--on", "place", metavar="TARGET", help="Where to train; sets target.kind.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
+@click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
+@click.option("--detach", is_flag=True, help="Start, and do not follow.")
+@click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--inject", "faults", metavar="FAULTS", help="Faults to survive, for example kill:rank=1,step=60.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; progress as JSON lines on stderr.")
+def run(
+    run_file: str,
+    overrides: tuple[str, ...],
+    place: str | None,
+    nodes: int | None,
+    dry_run: bool,
+    detach: bool,
+    fresh: bool,
+    yes: bool,
+    faults: str | None,
+    as_json: bool,
+) -> int:
+    """Train what a run file describes.
+
+    Overrides change single keys: train.steps=200, or just steps=200 where one section alone has the key. A run that
+    exists goes on from its newest checkpoint. Ctrl-C detaches; the run goes on. The exit code is the run's:
+    0 finished, 1 failed, 2 bad input, 75 stopped with a checkpoint, 130 stopped without one or detached.
+    """
+    from windlass.cli.preparation import prepare
+
+    changes = list(overrides)
+    if place:
+        changes.append(f"target.kind={place}")
+    if nodes:
+        changes.append(f"resources.nodes={nodes}")
+    prepared = prepare(run_file, changes, fresh=fresh, faults=faults)
+    if dry_run:
+        return _print_request(prepared, as_json=as_json)
+    if prepared.is_finished:
+        return _say_finished(prepared, as_json=as_json)
+    if not as_json:
+        _print_plan(prepared)
+    if fresh and prepared.folder.path.exists():
+        _move_aside(prepared, yes=yes, as_json=as_json)
+    return _train(prepared, detach=detach, as_json=as_json)
+
+
+def _print_request(prepared: Prepared, *, as_json: bool) -> int:
+    from windlass.cli.output import print_json
+    from windlass.spec import dump_run
+
+    if as_json:
+        print_json({"run": prepared.run.model_dump(mode="json"), "request": prepared.request.as_dict()})
+    else:
+        click.echo(f"# {prepared.folder.run_file}")
+        click.echo(dump_run(prepared.run))
+        click.echo("# command")
+        click.echo(str(prepared.request))
+    return ExitCode.OK
+
+
+def _print_plan(prepared: Prepared) -> None:
+    from windlass.cli.output import print_pairs
+
+    print_pairs([("run", prepared.run.name), *prepared.rows])
+    for warning in prepared.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
+    if as_json:
+        _print_result(prepared, prepared.earlier)
+    else:
+        click.echo(
+            f"{prepared.run.name} is finished: {prepared.run.train.steps} steps.\n"
+            f"  windlass show {prepared.run.name}    its numbers\n"
+            f"  train.steps=N goes on, --fresh starts anew"
+        )
+    return ExitCode.OK
+
+
+def _move_aside(prepared: Prepared, *, yes: bool, as_json: bool) -> None:
+    import sys
+
+    from windlass.cli.preparation import move_aside
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UserError(
+                f"--fresh would move {prepared.folder.path} aside",
+                cause="nobody can be asked: stdin is not a terminal",
+                fix="--fresh --yes",
+            )
+        click.confirm(f"Move {prepared.folder.path} aside and start anew?", abort=True)
+    aside = move_aside(prepared.folder)
+    click.echo(f"the old run is now {aside.path}", err=as_json)
+
+
+def _train(prepared: Prepared, *, detach: bool, as_json: bool) -> int:
+    from windlass.cli.follow import Follower, reporter
+
+    name, job = prepared.run.name, prepared.job
+    follower = Follower(prepared.folder)
+    if prepared.is_running:
+        click.echo(f"{name} is running: following it; its settings are unchanged", err=True)
+    else:
+        job = prepared.target.submit(prepared.run, prepared.request)
+    if detach:
+        if as_json:
+            _print_result(prepared, prepared.target.status(job))
+        else:
+            click.echo(_how_to_go_on(name))
+        return ExitCode.OK
+    try:
+        status = follower.follow(prepared.target, job, reporter(prepared.run.train.steps, as_json=as_json))
+    except KeyboardInterrupt:
+        click.echo(f"\ndetached; {name} goes on.\n{_how_to_go_on(name)}", err=True)
+        return ExitCode.INTERRUPTED
+    if as_json:
+        _print_result(prepared, status)
+    else:
+        _print_end(prepared, status)
+    return int(ExitCode.FAILED if status.exit_code is None else status.exit_code)
+
+
+def _how_to_go_on(name: str) -> str:
+    return f"  windlass logs {name} --follow    watches it\n  windlass stop {name}             saves and stops it"
+
+
+def _print_end(prepared: Prepared, status: JobStatus) -> None:
+    from windlass.cli.output import print_pairs
+    from windlass.cli.summary import draw_loss, summarize
+
+    name, folder = prepared.run.name, prepared.folder
+    summary = summarize(folder)
+    if summary.steps:
+        click.echo(f"\n{draw_loss(folder)}\n")
+    print_pairs([("state", status.state), *summary.rows(), ("folder", str(folder.path))])
+    if status.state == "failed":
+        click.echo(str(why_failed(prepared, status)), err=True)
+    elif status.state != "finished":
+        click.echo(f"{status.reason}; the same command goes on from the last checkpoint", err=True)
+    elif not summary.exported:
+        click.echo(f"  windlass ckpt export {name}    writes a Hugging Face folder")
+
+
+def why_failed(prepared: Prepared, status: JobStatus) -> UserError:
+    """The first error a rank wrote in the last attempt; else what the target says."""
+    errors = _rank_errors(prepared, status.attempt)
+    if errors:
+        error = UserError.from_dict(errors[0])
+        where = f"rank {errors[0].get('rank')}, {prepared.folder.rank_log(int(errors[0].get('rank') or 0))}"
+        error.evidence = f"{error.evidence}\n{where}" if error.evidence else where
+        return error
+    return UserError(f"{prepared.run.name} failed: {status.reason}", fix=f"windlass logs {prepared.run.name}")
+
+
+def _rank_errors(prepared: Prepared, attempt: int | None) -> list[dict[str, Any]]:
+    import json
+
+    found = []
+    for path in sorted(prepared.folder.logs.glob("rank-*.error.json")):
+        try:
+            error = json.loads(path.read_text())
+        except ValueError:
+            continue
+        if error.get("attempt") == attempt:
+            found.append(error)
+    # an error that would come again is the cause; a lost peer is its echo
+    return sorted(found, key=lambda one: (bool(one.get("retry")), str(one.get("time"))))
+
+
+def _print_result(prepared: Prepared, status: JobStatus | None) -> None:
+    from windlass.cli.output import print_json
+    from windlass.cli.summary import summarize
+
+    result: dict[str, Any] = {"name": prepared.run.name, "folder": str(prepared.folder.path)}
+    if status is not None:
+        result |= status.as_dict()
+        if status.state == "failed":
+            result["error"] = why_failed(prepared, status).as_dict()
+    print_json({**result, "summary": summarize(prepared.folder).as_dict()})

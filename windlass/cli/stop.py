@@ -1,0 +1,32 @@
+"""`windlass stop`: end a run, with a checkpoint unless told otherwise."""
+
+from __future__ import annotations
+
+import click
+
+from windlass.cli.jobs import find, run_names
+
+
+@click.command(short_help="Save a checkpoint and stop a run.")
+@click.argument("name", shell_complete=run_names)
+@click.option("--now", is_flag=True, help="Kill it; what is newer than the last checkpoint is lost.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def stop(name: str, now: bool, as_json: bool) -> None:
+    """Save a checkpoint and stop a run.
+
+    Waits until it has stopped, at most checkpoint.grace_seconds. Stopping a run that has ended is no error.
+    """
+    from windlass.cli.output import print_json
+
+    target, job = find(name)
+    before = target.status(job)
+    if not before.ended and not as_json:
+        click.echo(f"stopping {job.name}" + ("" if now else ": the ranks save first"), err=True)
+    after = target.stop(job, save_first=not now)
+    if as_json:
+        print_json({"name": job.name, "was": before.state, **after.as_dict()})
+    elif before.ended:
+        click.echo(f"{job.name} has ended already: {after.state}")
+    else:
+        where = f" at step {after.step}" if after.step else ""
+        click.echo(f"{job.name} is {after.state}{where}; `windlass run` goes on from its last checkpoint")

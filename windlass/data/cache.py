@@ -1,0 +1,87 @@
+"""Text files tokenized once per host: shards in a cache folder, made by whichever process comes first."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from windlass.data.shards import VERSION, TokenShards
+from windlass.data.sources import FileSource, ShardSource
+from windlass.data.tokenizer import load_tokenizer
+from windlass.errors import UserError
+
+log = logging.getLogger(__name__)
+
+CACHE_VARIABLE = "WINDLASS_CACHE"
+BLOCK_BYTES = 1 << 16
+
+
+def cache_root() -> Path:
+    """$WINDLASS_CACHE, else windlass below $XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get(CACHE_VARIABLE)
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "windlass"
+
+
+def open_shards(
+    source: ShardSource | FileSource, *, tokenizer: str, progress: Callable[[int, int], None] | None = None
+) -> TokenShards:
+    """The tokens of a source. Of text files: from the cache, where the first process to ask puts them."""
+    if isinstance(source, ShardSource):
+        return TokenShards.open(source.folder)
+    from windlass.data.tokenizing import tokenize
+
+    loaded = load_tokenizer(tokenizer)
+    folder = cache_root() / "tokens" / cache_key(source, loaded.fingerprint)
+    with locked(folder.with_suffix(".lock")):
+        if folder.exists():
+            try:
+                return TokenShards.open(folder)
+            except UserError as error:
+                log.warning("tokenizing %s again: %s", source.name, error.what)
+                shutil.rmtree(folder)
+        tokenize([source], folder, loaded, progress=progress)
+        return TokenShards.open(folder)
+
+
+def cache_key(source: FileSource, tokenizer_fingerprint: str) -> str:
+    facts = [VERSION, tokenizer_fingerprint, source.text_field, *map(file_fingerprint, source.files)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def file_fingerprint(path: Path) -> list[str | int]:
+    """What tells a file's content apart without reading all of it."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            digest = hashlib.sha256(file.read(BLOCK_BYTES))
+            file.seek(max(0, status.st_size - BLOCK_BYTES))
+            digest.update(file.read(BLOCK_BYTES))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read", evidence=str(error)) from None
+    return [path.name, status.st_size, status.st_mtime_ns, digest.hexdigest()]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; a process that dies gives the lock back."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    except OSError as error:
+        raise UserError(
+            f"the cache folder {path.parent} cannot be written to",
+            evidence=str(error),
+            fix=f"export {CACHE_VARIABLE}=FOLDER",
+        ) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,189 @@
+"""The files of a `datasets` source, read document by document from any place, through broken connections."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from windlass.data.sources import HubSource
+from windlass.data.tokenizer import first_line
+from windlass.errors import ExitCode, UserError
+
+log = logging.getLogger(__name__)
+
+RETRIES = 6  # without a document in between
+FIRST_DELAY_S = 0.5
+PERMANENT_STATUSES = frozenset({400, 401, 403, 404, 410, 416, 451})
+NETWORK_MODULES = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub", "fsspec")
+
+
+class DocumentFiles(Protocol):
+    """Files of documents that can be read from any document on."""
+
+    name: str
+    num_files: int
+
+    def documents(self, file: int, skip: int) -> Iterator[str]:
+        """The texts of one file, the first `skip` left out."""
+        ...
+
+
+class HubFiles:
+    """The files of a `datasets` source, opened for streaming. Its own position keeping is not used."""
+
+    def __init__(self, source: HubSource, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.name = source.name
+        self.source = source
+        self._sleep = sleep
+        self._dataset = self._persistently(lambda: load(source), "cannot be opened")
+        self.num_files = int(self._dataset.num_shards)
+        if self.num_files < 1:
+            raise empty_source(self.name)
+
+    def documents(self, file: int, skip: int) -> Iterator[str]:
+        """The texts of one file from document `skip` on; a broken connection is taken up where it broke."""
+        failures = 0
+        while True:
+            try:
+                for row in self._rows(file, skip):
+                    text = self._text(row, file, skip)
+                    skip += 1
+                    failures = 0
+                    yield text
+                return
+            except UserError:
+                raise
+            except Exception as error:  # whatever the transport, the decompressor or the parser makes of a lost peer
+                failures += 1
+                self._wait_or_give_up(error, failures, f"cannot be read at document {skip:,} of file {file:,}")
+
+    def _rows(self, file: int, skip: int) -> Iterator[dict[str, Any]]:
+        # One file at a time: skipping is exact there, and files that are done cost nothing.
+        rows = self._dataset.shard(num_shards=self.num_files, index=file)
+        return iter(rows.skip(skip) if skip else rows)
+
+    def _text(self, row: dict[str, Any], file: int, document: int) -> str:
+        field = self.source.text_field
+        if field not in row:
+            raise UserError(
+                f"the records of {self.name} have no field {field!r}",
+                evidence=f"fields there: {', '.join(map(str, row))}",
+                fix=f"data.text_field={next((name for name, value in row.items() if isinstance(value, str)), '…')}",
+            )
+        text = row[field]
+        if text is None:
+            return ""
+        if not isinstance(text, str):
+            raise UserError(
+                f"the field {field!r} of document {document:,} of file {file:,} of {self.name} is no text",
+                evidence=f"it is {type(text).__name__}: {str(text)[:80]}",
+                fix="data.text_field=…",
+            )
+        return text
+
+    def _persistently(self, action: Callable[[], Any], failure: str) -> Any:
+        failures = 0
+        while True:
+            try:
+                return action()
+            except UserError:
+                raise
+            except Exception as error:
+                failures += 1
+                self._wait_or_give_up(error, failures, failure)
+
+    def _wait_or_give_up(self, error: Exception, failures: int, failure: str) -> None:
+        """Return once it is worth another try; raise where it is not."""
+        network = is_network_error(error)
+        if failures > (RETRIES if network else allowed_data_errors(error)):
+            tries = f" after {failures} tries" if failures > 1 else ""
+            raise UserError(
+                f"{self.name} {failure}{tries}",
+                evidence=describe(error),
+                cause="the connection fails" if network else None,
+                fix="check the network, HF_ENDPOINT, HF_TOKEN and proxies, then run again: it goes on where it stopped"
+                if network
+                else "check the name, data.config, data.split and data.files",
+                exit_code=ExitCode.FAILED if network else ExitCode.BAD_INPUT,
+            ) from error
+        delay = FIRST_DELAY_S * 2 ** (failures - 1)
+        log.warning("%s %s (%s); trying again in %.1f s", self.name, failure, describe(error), delay)
+        self._sleep(delay)
+
+
+def load(source: HubSource) -> Any:
+    datasets = import_datasets()
+    # After a failed read its own retry goes on in the middle of a gzip stream and can lose bytes unnoticed: one try
+    # only, so that a failure reaches us and the file is opened again at a known document.
+    for setting, value in {
+        "STREAMING_READ_MAX_RETRIES": 1,
+        "STREAMING_READ_RETRY_INTERVAL": 0,
+        "STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL": 0,
+        "STREAMING_READ_RATE_LIMIT_RETRY_INTERVAL": 0,
+        "STREAMING_OPEN_MAX_RETRIES": 1,
+        "STREAMING_OPEN_RETRY_INTERVAL": 0,
+    }.items():
+        setattr(datasets.config, setting, value)
+    if any(file.startswith(("http://", "https://")) for file in source.files):
+        try:
+            import aiohttp  # noqa: F401
+        except ImportError:
+            raise UserError(
+                f"{source.name} names URLs, and aiohttp is not installed", fix="pip install aiohttp"
+            ) from None
+    dataset = datasets.load_dataset(
+        source.path,
+        source.config,
+        split=source.split,
+        streaming=True,
+        **({"data_files": {source.split: list(source.files)}} if source.files else {}),
+    )
+    if not isinstance(dataset, datasets.IterableDataset):
+        raise UserError(f"{source.name} is not one split but several", fix="data.split=train")
+    return dataset
+
+
+def import_datasets() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise UserError("hf: sources need the `datasets` library", fix="pip install 'windlass[train]'") from None
+    return datasets
+
+
+def is_network_error(error: BaseException) -> bool:
+    """Whether the same request may well succeed a little later."""
+    for one in chain(error):
+        status = getattr(getattr(one, "response", None), "status_code", None) or getattr(one, "status", None)
+        if isinstance(status, int):
+            return status not in PERMANENT_STATUSES
+        if isinstance(one, FileNotFoundError | PermissionError | IsADirectoryError):
+            return False
+        if isinstance(one, ConnectionError | TimeoutError | EOFError | zlib.error):
+            return True
+        if type(one).__module__.split(".")[0] in NETWORK_MODULES and not isinstance(one, ValueError | TypeError):
+            return True
+    return False
+
+
+def allowed_data_errors(error: BaseException) -> int:
+    """A file cut short by a lost connection can look like bad data: worth one more look, but a missing file is not."""
+    return 0 if any(isinstance(one, FileNotFoundError | PermissionError) for one in chain(error)) else 1
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def describe(error: BaseException) -> str:
+    """The error and what it came from, outermost first."""
+    return ", from ".join(dict.fromkeys(f"{type(one).__name__}: {first_line(one)}" for one in chain(error)))
+
+
+def empty_source(name: str) -> UserError:
+    return UserError(f"{name} holds no documents", cause="every file of it is empty, or every text in it")

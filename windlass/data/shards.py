@@ -1,0 +1,244 @@
+"""Token shards on disk: raw tokens and document starts, memory-mapped, with an index that is written last.
+
+FOLDER/index.json             what is here: dtype, tokenizer, counts and checksums
+       shard-00000.tokens     little-endian uint16 or uint32, one after another
+       shard-00000.documents  little-endian uint64: where each document begins, counted from the shard's first token
+       tokenizer/             the tokenizer that made them
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windlass.data.sources import INDEX_NAME
+from windlass.errors import UserError
+
+VERSION = 1
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+DOCUMENT_DTYPE = np.dtype("<u8")
+
+
+def dtype_for(vocab_size: int) -> str:
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """Which tokenizer made the tokens."""
+
+    name: str
+    fingerprint: str
+    vocab_size: int
+    eos_id: int
+
+
+@dataclass(frozen=True)
+class ShardFacts:
+    """One shard as the index describes it."""
+
+    name: str
+    num_tokens: int
+    num_documents: int
+    tokens_sha256: str
+    documents_sha256: str
+
+    @property
+    def tokens_file(self) -> str:
+        return f"{self.name}.tokens"
+
+    @property
+    def documents_file(self) -> str:
+        return f"{self.name}.documents"
+
+
+@dataclass(frozen=True)
+class Index:
+    version: int
+    dtype: str
+    tokenizer: TokenizerFacts
+    num_tokens: int
+    num_documents: int
+    shards: tuple[ShardFacts, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Index:
+        value = json.loads(text)
+        tokenizer = TokenizerFacts(**value.pop("tokenizer"))
+        shards = tuple(ShardFacts(**shard) for shard in value.pop("shards"))
+        return cls(tokenizer=tokenizer, shards=shards, **value)
+
+
+@dataclass(frozen=True)
+class TokenShards:
+    """The tokens of all shards of a folder as one stream."""
+
+    folder: Path
+    index: Index
+
+    @classmethod
+    def open(cls, folder: Path | str) -> TokenShards:
+        """The shards of a folder, each file's size checked against the index."""
+        folder = Path(folder)
+        shards = cls(folder, read_index(folder))
+        itemsize = shards.dtype.itemsize
+        for shard in shards.index.shards:
+            check_size(folder / shard.tokens_file, shard.num_tokens * itemsize)
+            check_size(folder / shard.documents_file, shard.num_documents * DOCUMENT_DTYPE.itemsize)
+        return shards
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return DTYPES[self.index.dtype]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.index.num_tokens
+
+    @property
+    def num_documents(self) -> int:
+        return self.index.num_documents
+
+    @property
+    def vocab_size(self) -> int:
+        return self.index.tokenizer.vocab_size
+
+    @cached_property
+    def _tokens(self) -> list[NDArray[Any]]:
+        return [map_file(self.folder / one.tokens_file, self.dtype, one.num_tokens) for one in self.index.shards]
+
+    @cached_property
+    def _documents(self) -> list[NDArray[Any]]:
+        return [
+            map_file(self.folder / one.documents_file, DOCUMENT_DTYPE, one.num_documents) for one in self.index.shards
+        ]
+
+    @cached_property
+    def _bounds(self) -> NDArray[np.int64]:
+        return np.cumsum([0, *(shard.num_tokens for shard in self.index.shards)], dtype=np.int64)
+
+    def read(self, begin: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The tokens [begin, end) of the stream, and the offsets from `begin` at which documents start."""
+        if not 0 <= begin <= end <= self.num_tokens:
+            raise IndexError(f"tokens [{begin}, {end}) of {self.num_tokens}")
+        tokens = np.empty(end - begin, dtype=np.int64)
+        starts: list[NDArray[np.int64]] = []
+        shard = int(np.searchsorted(self._bounds, begin, side="right")) - 1
+        here = begin
+        while here < end:
+            base = int(self._bounds[shard])
+            stop = min(end, int(self._bounds[shard + 1]))
+            tokens[here - begin : stop - begin] = self._tokens[shard][here - base : stop - base]
+            documents = self._documents[shard]
+            low, high = np.searchsorted(documents, np.array([here - base, stop - base], dtype=DOCUMENT_DTYPE))
+            starts.append(documents[low:high].astype(np.int64) + (base - begin))
+            here = stop
+            shard += 1
+        return tokens, np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
+
+    def document_lengths(self) -> NDArray[np.int64]:
+        """Tokens of each document, its end token included."""
+        lengths = [
+            np.diff(documents.astype(np.int64), append=shard.num_tokens)
+            for shard, documents in zip(self.index.shards, self._documents, strict=True)
+        ]
+        return np.concatenate(lengths) if lengths else np.empty(0, dtype=np.int64)
+
+    def document(self, number: int) -> NDArray[np.int64]:
+        """The tokens of one document, counted over all shards."""
+        for shard, tokens, documents in zip(self.index.shards, self._tokens, self._documents, strict=True):
+            if number < shard.num_documents:
+                begin = int(documents[number])
+                end = int(documents[number + 1]) if number + 1 < shard.num_documents else shard.num_tokens
+                return tokens[begin:end].astype(np.int64)
+            number -= shard.num_documents
+        raise IndexError(f"document {number} of {self.num_documents}")
+
+    def verify(self) -> Iterator[tuple[str, int]]:
+        """Compare every file with its checksum; yields each file's name and size once it is found right."""
+        for shard in self.index.shards:
+            sums = {shard.tokens_file: shard.tokens_sha256, shard.documents_file: shard.documents_sha256}
+            for name, expected in sums.items():
+                path = self.folder / name
+                with path.open("rb") as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                if found != expected:
+                    raise UserError(
+                        f"{path} is damaged: its content does not fit the index",
+                        evidence=f"sha256 {found[:16]}…, the index says {expected[:16]}…",
+                        fix="make the shards again: windlass data tokenize … --overwrite",
+                    )
+                yield name, path.stat().st_size
+
+
+def read_index(folder: Path) -> Index:
+    path = folder / INDEX_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} holds no token shards",
+            evidence=f"{path} does not exist",
+            fix="windlass data tokenize FILES -o FOLDER",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read", evidence=str(error)) from None
+    try:
+        version = json.loads(text)["version"]
+        if version != VERSION:
+            raise UserError(f"{path} is of version {version}; this windlass reads version {VERSION}")
+        index = Index.from_json(text)
+        if index.dtype not in DTYPES:
+            raise ValueError(f"dtype {index.dtype!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path} is not an index of token shards", evidence=reason) from None
+    sums = (sum(one.num_tokens for one in index.shards), sum(one.num_documents for one in index.shards))
+    if sums != (index.num_tokens, index.num_documents):
+        raise UserError(
+            f"{path} contradicts itself",
+            evidence=f"{index.num_tokens} tokens and {index.num_documents} documents in all, but the shards' sums are "
+            f"{sums[0]} and {sums[1]}",
+        )
+    return index
+
+
+def check_size(path: Path, expected: int) -> None:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise UserError(f"the shard file {path} is missing", fix="copy the folder again, or tokenize again") from None
+    if size != expected:
+        verb = "truncated" if size < expected else "too long"
+        raise UserError(
+            f"the shard file {path} is {verb}",
+            evidence=f"{size:,} bytes; the index says {expected:,}",
+            fix="copy the folder again, or tokenize again",
+        )
+
+
+def map_file(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    if count == 0:
+        return np.empty(0, dtype=dtype)  # an empty file cannot be mapped
+    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
+
+
+def require_same_tokenizer(shards: TokenShards, fingerprint: str, name: str) -> None:
+    made_by = shards.index.tokenizer
+    if made_by.fingerprint != fingerprint:
+        raise UserError(
+            f"{shards.folder} was made with another tokenizer than the run's",
+            evidence=f"shards: {made_by.name} ({made_by.fingerprint[:12]}); run: {name} ({fingerprint[:12]})",
+            fix=f"windlass data tokenize … --tokenizer {name}, or data.tokenizer={made_by.name}",
+        )

@@ -1,0 +1,99 @@
+"""What would fail later on this machine, said before anything is created."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import socket
+from pathlib import Path
+
+from windlass.errors import UserError
+from windlass.spec import Run
+from windlass.targets.local.machine import Machine, free_bytes, nearest_existing
+
+
+def check(run: Run, machine: Machine, folder: Path, *, bytes_needed: int | None) -> list[str]:
+    """Raise the first thing that cannot work; return what will work, but badly."""
+    one_node(run)
+    gpus_are_there(run, machine)
+    extras_are_installed(run)
+    port_is_free(run.target.port)
+    folder_can_be_made(folder)
+    space_is_there(folder, bytes_needed)
+    return warnings(run, machine)
+
+
+def one_node(run: Run) -> None:
+    if run.resources.nodes > 1:
+        raise UserError(
+            f"the local target is one machine, but resources.nodes is {run.resources.nodes}",
+            fix="resources.nodes=1",
+        )
+
+
+def gpus_are_there(run: Run, machine: Machine) -> None:
+    asked, there = run.resources.gpus_per_node or 0, len(machine.gpus)
+    if asked > there:
+        raise UserError(
+            f"resources.gpus_per_node is {asked} but this machine has {there or 'no'} GPU{'s' if there != 1 else ''}",
+            evidence="nvidia-smi lists none" if not there else ", ".join(gpu.name for gpu in machine.gpus),
+            fix=f"resources.gpus_per_node={there}" + ("    trains on the CPU" if not there else ""),
+        )
+
+
+def extras_are_installed(run: Run) -> None:
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"training needs {' and '.join(missing)}, not installed here", fix="pip install windlass[train]"
+        )
+    if run.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UserError(
+            "train.tensorboard needs tensorboard, not installed here",
+            fix="pip install windlass[tensorboard]    or train.tensorboard=false",
+        )
+
+
+def port_is_free(port: int | None) -> None:
+    if port is None:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            raise UserError(
+                f"the rendezvous port {port} is taken" if taken else f"the rendezvous port {port} cannot be used",
+                evidence=str(error),
+                cause="another run or program listens there" if taken else None,
+                fix=f"target.port={port + 1 if port < 65535 else port - 1}    or target.port=null: any free one",
+            ) from None
+
+
+def folder_can_be_made(folder: Path) -> None:
+    there = nearest_existing(folder)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(
+            f"the run folder {folder} cannot be made",
+            evidence=f"{there} is {'not writable' if there.is_dir() else 'not a folder'}",
+            fix="set WINDLASS_RUNS to a folder of your own",
+        )
+
+
+def space_is_there(folder: Path, bytes_needed: int | None) -> None:
+    free = free_bytes(folder)
+    if bytes_needed is not None and bytes_needed > free:
+        raise UserError(
+            f"the checkpoints of this run need {bytes_needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free",
+            evidence=f"file system of {folder}",
+            fix="checkpoint.keep=1    or set WINDLASS_RUNS to a larger disk",
+        )
+
+
+def warnings(run: Run, machine: Machine) -> list[str]:
+    ranks, threads = run.resources.processes_per_node or 1, run.resources.threads_per_process or 1
+    if not run.resources.gpus_per_node and ranks * threads > machine.cores:
+        return [f"{ranks} processes of {threads} thread(s) share {machine.cores} cores: training will be slow"]
+    return []

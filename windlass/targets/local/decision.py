@@ -1,0 +1,138 @@
+"""What follows when an attempt has ended: done, stopped, failed, or once more. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.errors import ExitCode
+from windlass.targets.protocol import State
+
+
+@dataclass(frozen=True)
+class RankDeath:
+    """A rank that ended badly, as torchrun reports it."""
+
+    rank: int
+    code: int  # negative: a signal
+    time: str
+
+    @property
+    def signal(self) -> str | None:
+        return next((one.name for one in signal.Signals if one == -self.code), None)
+
+    def __str__(self) -> str:
+        how = f"was killed by {self.signal}" if self.signal else f"exited with code {self.code}"
+        return f"rank {self.rank} {how}"
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """Everything that is known when torchrun has ended."""
+
+    launcher_code: int
+    events: Sequence[Mapping[str, Any]] = ()  # history.jsonl since this attempt was launched
+    errors: Sequence[Mapping[str, Any]] = ()  # the ranks' error files of this attempt
+    deaths: Sequence[RankDeath] = ()  # the first one first
+    stop_requested: bool = False
+
+    def has(self, event: str) -> bool:
+        return any(record.get("event") == event for record in self.events)
+
+    @property
+    def newest_checkpoint(self) -> int:
+        return max((int(one["step"]) for one in self.events if one.get("event") == "checkpoint"), default=-1)
+
+
+@dataclass(frozen=True)
+class Done:
+    state: State
+    code: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Restart:
+    why: str
+
+
+@dataclass
+class RestartBudget:
+    """Restarts since the last progress: a checkpoint newer than at the last restart fills the budget up again."""
+
+    allowed: int
+    used: int = 0
+    newest_checkpoint: int = -1
+
+    def note(self, checkpoint: int) -> None:
+        if checkpoint > self.newest_checkpoint:
+            self.newest_checkpoint = checkpoint
+            self.used = 0
+
+    @property
+    def left(self) -> int:
+        return self.allowed - self.used
+
+
+def decide(end: AttemptEnd, budget: RestartBudget) -> Done | Restart:
+    if end.has("preempted") and not end.has("finished"):
+        return Done("preempted", ExitCode.PREEMPTED, "told to stop; saved first")
+    if end.launcher_code == 0:
+        return Done("finished", ExitCode.OK)
+    if end.stop_requested:
+        return Done("stopped", ExitCode.INTERRUPTED, "stopped without a new checkpoint")
+    hopeless = [error for error in end.errors if not error.get("retry", False)]
+    if hopeless:
+        return Done("failed", int(hopeless[0].get("exit_code") or ExitCode.FAILED), str(hopeless[0].get("error")))
+    why = why_it_ended(end)
+    killed = any(death.code < 0 for death in end.deaths) or end.launcher_code < 0
+    if not end.errors and not killed:
+        return Done("failed", ExitCode.FAILED, f"{why}; see logs/launcher.log")
+    if budget.left <= 0:
+        return Done("failed", ExitCode.FAILED, f"{why}; given up after {budget.used} restarts without a new checkpoint")
+    return Restart(why)
+
+
+def why_it_ended(end: AttemptEnd) -> str:
+    if end.deaths:
+        return str(end.deaths[0])
+    if end.errors:
+        return f"rank {end.errors[0].get('rank')}: {end.errors[0].get('error')}"
+    if end.launcher_code < 0:
+        return f"torchrun was killed by {signal.Signals(-end.launcher_code).name}"
+    return f"torchrun exited with code {end.launcher_code}"
+
+
+_FAILURE = re.compile(
+    r"^ +time +: (?P<time>\S+)\n +host +: .*\n +rank +: (?P<rank>\d+) \(local_rank: \d+\)\n"
+    r" +exitcode +: (?P<code>-?\d+) \(pid: \d+\)",
+    re.MULTILINE,
+)
+
+
+def parse_deaths(launcher_log: str) -> list[RankDeath]:
+    """The ranks in torchrun's failure summary, the one that began it first.
+
+    torchrun looks at its ranks ten times a second and calls the lowest of those it finds dead the first; but a rank
+    that lost its peer exits with a code, and the peer was killed: a signal in the same second goes before a code.
+    """
+    begin = launcher_log.rfind("Root Cause (first observed failure)")
+    if begin < 0:
+        return []
+    root = _FAILURE.search(launcher_log, begin)
+    if root is None:
+        return []
+    first = _death(root)
+    others = [_death(match) for match in _FAILURE.finditer(launcher_log, 0, begin)]
+    deaths = [first, *sorted(others, key=lambda death: death.time)]
+    if first.code > 0:
+        same_time = [one for one in others if one.code < 0 and one.code != -signal.SIGTERM and one.time == first.time]
+        deaths.sort(key=lambda death: death not in same_time)
+    return deaths
+
+
+def _death(match: re.Match[str]) -> RankDeath:
+    return RankDeath(rank=int(match["rank"]), code=int(match["code"]), time=match["time"])

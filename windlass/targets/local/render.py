@@ -1,0 +1,113 @@
+"""Render a run as a command for this machine. Pure: run and machine facts in, a request out."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from windlass.errors import UserError
+from windlass.runfolder import RUNS_VARIABLE
+from windlass.spec import Run
+from windlass.targets.local.machine import Machine
+
+FOLDER_VARIABLE = "WINDLASS_FOLDER"  # marks every process of a run, so that none is ever lost from sight
+ATTEMPT_VARIABLE = "WINDLASS_ATTEMPT"
+FAULTS_VARIABLE = "WINDLASS_FAULTS"
+
+
+@dataclass(frozen=True)
+class LocalRequest:
+    """One command, the environment it gets in addition to the user's, and how its end is answered."""
+
+    argv: tuple[str, ...]
+    folder: Path
+    working_directory: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    max_restarts: int = 3
+    grace_seconds: int = 120
+
+    def __str__(self) -> str:
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        command = " \\\n  ".join([*variables, shlex.join(self.argv)])
+        return f"cd {shlex.quote(str(self.working_directory))}\n{command}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "target": "local",
+            "argv": list(self.argv),
+            "environment": dict(self.environment),
+            "working_directory": str(self.working_directory),
+            "folder": str(self.folder),
+            "max_restarts": self.max_restarts,
+            "grace_seconds": self.grace_seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        return cls(
+            argv=tuple(value["argv"]),
+            folder=Path(value["folder"]),
+            working_directory=Path(value["working_directory"]),
+            environment=value["environment"],
+            max_restarts=value["max_restarts"],
+            grace_seconds=value["grace_seconds"],
+        )
+
+
+def settle(run: Run, machine: Machine) -> Run:
+    """The run with its ranks counted: one per GPU, or CPU processes where there is no GPU or none is wanted."""
+    asked = run.resources
+    num_gpus, num_processes = asked.gpus_per_node, asked.processes_per_node
+    if num_gpus is None:
+        num_gpus = min(len(machine.gpus), num_processes or len(machine.gpus))
+        if num_gpus and num_processes and num_processes > num_gpus:
+            raise UserError(
+                f"resources.processes_per_node is {num_processes} but this machine has {num_gpus} GPU(s)",
+                cause="on GPUs there is one rank per GPU",
+                fix=f"resources.processes_per_node={num_gpus}    or, to train on the CPU: resources.gpus_per_node=0",
+            )
+    num_ranks = num_gpus or num_processes or 1
+    threads = asked.threads_per_process or max(1, machine.cores // num_ranks)
+    resources = asked.model_copy(
+        update={"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
+    )
+    return run.model_copy(update={"resources": resources})
+
+
+def render(run: Run, *, python: str, runs: Path, working_directory: Path, faults: str | None = None) -> LocalRequest:
+    """The torchrun command that trains a settled run. `runs` is the folder of run folders."""
+    folder = runs / run.name
+    port = run.target.port
+    meeting = ["--standalone"] if port is None else ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    environment = {
+        "OMP_NUM_THREADS": str(run.resources.threads_per_process or 1),
+        RUNS_VARIABLE: os.path.abspath(working_directory / runs),
+        FOLDER_VARIABLE: os.path.abspath(working_directory / folder),
+        # a SIGTERM to torchrun itself; the supervisor's own stop goes to the ranks, since torch 2.11 does not read this
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(run.checkpoint.grace_seconds),
+        "PYTHONUNBUFFERED": "1",  # what a rank said before it was killed is in the log
+    }
+    if faults:
+        environment[FAULTS_VARIABLE] = faults
+    return LocalRequest(
+        argv=(
+            python,
+            "-m",
+            "torch.distributed.run",
+            *meeting,
+            "--nproc-per-node",
+            str(run.resources.processes_per_node or 1),
+            "-m",
+            "windlass.trainer",
+            str(folder / "run.yaml"),
+        ),
+        folder=folder,
+        working_directory=working_directory,
+        environment=environment,
+        max_restarts=run.target.max_restarts,
+        grace_seconds=run.checkpoint.grace_seconds,
+    )

@@ -1,0 +1,96 @@
+"""What every place a run can go to offers: a few verbs, and small protocols for what only some of them can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+from windlass.runfolder import RunFolder
+from windlass.spec import Run
+
+State = Literal["waiting", "running", "finished", "failed", "preempted", "stopped"]
+ENDED: frozenset[State] = frozenset(("finished", "failed", "preempted", "stopped"))
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """A job, as its target finds it again."""
+
+    target: str
+    name: str
+    folder: RunFolder
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """Where a job stands. Everything but the state may be unknown."""
+
+    state: State
+    step: int | None = None
+    steps: int | None = None
+    attempt: int | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    eta: float | None = None  # seconds
+    reason: str | None = None
+    exit_code: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    rank: int | None  # None: the launcher's own
+    text: str
+
+
+class Request(Protocol):
+    """What would be sent to a target. It prints itself, and what is printed is what is sent."""
+
+    def __str__(self) -> str: ...
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=Request)
+
+
+class Target(Protocol[R]):
+    """A place where runs go."""
+
+    def settle(self, run: Run) -> Run:
+        """The run with what this place decides filled in: how many ranks of which kind."""
+
+    def world_size(self, run: Run) -> int:
+        """Ranks of a settled run."""
+
+    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
+        """Raise the UserError that would come later; return warnings. Creates nothing."""
+
+    def render(self, run: Run, *, faults: str | None = None) -> R:
+        """The request for a settled, resolved run. Pure."""
+
+    def submit(self, run: Run, request: R) -> JobRef: ...
+    def status(self, job: JobRef) -> JobStatus: ...
+    def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]: ...
+    def stop(self, job: JobRef, *, save_first: bool) -> JobStatus: ...
+    def list(self) -> Sequence[JobRef]: ...
+
+
+@runtime_checkable
+class CanExec(Protocol):
+    """A target that can run a command beside a rank."""
+
+    def exec(self, job: JobRef, rank: int, command: Sequence[str]) -> int: ...
+
+
+@runtime_checkable
+class HasEvents(Protocol):
+    """A target that reports events of its own: scheduling, image pulls, node conditions."""
+
+    def events(self, job: JobRef) -> Iterator[dict[str, Any]]: ...

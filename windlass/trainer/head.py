@@ -1,0 +1,93 @@
+"""The language-model head and its loss in one: logits exist a block at a time, gradients are made on the way forward.
+
+Shapes: N tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100  # a label that counts for nothing
+LOGITS_PER_BLOCK = 2**31 - 1  # as few blocks as 32-bit offsets allow: large matrix products, one pass over the head
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """`scale` times the summed cross-entropy of `hidden @ weight.T`, without a second copy of the logits.
+
+    The gradient is complete after the forward pass, scale included, so this must be what `backward()` is called on:
+    a factor put on it afterwards would be lost.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_nd: Tensor, weight_vd: Tensor, labels_n: Tensor, scale: float, logits_per_block: int
+    ) -> Tensor:
+        num_tokens = hidden_nd.shape[0]
+        rows = rows_per_block(num_tokens, weight_vd.shape[0], logits_per_block)
+        grad_hidden_nd = torch.empty_like(hidden_nd)
+        grad_weight_vd: Tensor | None = None
+        loss = torch.zeros((), dtype=torch.promote_types(hidden_nd.dtype, torch.float32), device=hidden_nd.device)
+        for start in range(0, num_tokens, rows):
+            hidden = hidden_nd[start : start + rows]
+            grad_logits = hidden @ weight_vd.T
+            loss += cross_entropy_in_place(grad_logits, labels_n[start : start + rows], scale).sum()
+            torch.mm(grad_logits, weight_vd, out=grad_hidden_nd[start : start + rows])
+            if grad_weight_vd is None:
+                grad_weight_vd = grad_logits.T @ hidden
+            else:
+                grad_weight_vd.addmm_(grad_logits.T, hidden)
+            del grad_logits
+        ctx.save_for_backward(grad_hidden_nd, grad_weight_vd)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *_grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden_nd, grad_weight_vd = ctx.saved_tensors
+        return grad_hidden_nd, grad_weight_vd, None, None, None
+
+
+def rows_per_block(num_tokens: int, num_classes: int, logits_per_block: int) -> int:
+    """Tokens of a block: as few blocks as the limit allows, all of about the same size."""
+    blocks = -(-num_tokens * num_classes // logits_per_block)
+    return -(-num_tokens // blocks)
+
+
+def cross_entropy_in_place(logits_nv: Tensor, labels_n: Tensor, scale: float) -> Tensor:
+    """The scaled loss of each row; `logits_nv` becomes its gradient."""
+    if logits_nv.is_cuda:
+        from windlass.trainer.kernels import cross_entropy
+
+        return cross_entropy.cross_entropy_in_place(logits_nv, labels_n, IGNORED, scale)
+    counts_n = labels_n != IGNORED
+    safe_n = labels_n.where(counts_n, 0)
+    wide = torch.promote_types(logits_nv.dtype, torch.float32)
+    log_probabilities_nv = F.log_softmax(logits_nv.to(wide), dim=-1)
+    losses_n = -log_probabilities_nv.gather(1, safe_n[:, None]).squeeze(1)
+    gradient_nv = log_probabilities_nv.exp_()
+    gradient_nv[torch.arange(len(safe_n)), safe_n] -= 1.0
+    logits_nv.copy_(gradient_nv.mul_((counts_n * scale)[:, None]))
+    return losses_n * counts_n * scale
+
+
+def linear_cross_entropy(
+    hidden_nd: Tensor,
+    weight_vd: Tensor,
+    labels_n: Tensor,
+    *,
+    scale: float = 1.0,
+    logits_per_block: int = LOGITS_PER_BLOCK,
+) -> Tensor:
+    """`scale` times the cross-entropy summed over the tokens whose label counts, in fp32."""
+    if torch.is_grad_enabled():
+        loss: Tensor = LinearCrossEntropy.apply(hidden_nd, weight_vd, labels_n, scale, logits_per_block)
+        return loss
+    rows = rows_per_block(hidden_nd.shape[0], weight_vd.shape[0], logits_per_block)
+    parts = [
+        cross_entropy_in_place(hidden_nd[start : start + rows] @ weight_vd.T, labels_n[start : start + rows], scale)
+        for start in range(0, hidden_nd.shape[0], rows)
+    ]
+    return torch.cat(parts).sum()
