@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -q
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-oldest-torch lint docs bench \
+.PHONY: help setup demo test test-fast test-oldest-torch lint docs bench bench-gpu \
 	run stop logs-follow validate-setup validate-framework test-quick
 
 help:  ## this list
@@ -58,7 +58,7 @@ docs: setup  ## write the reference pages anew, from the code
 	$(BIN)/python tools/make_docs.py
 
 bench: setup  ## measure: tokenizing, saving, training, resuming
-	for one in benchmarks/*.py; do $(BIN)/python $$one; done
+	$(BIN)/python -m benchmarks
 
 run: setup  ## windlass run RUN=my.yaml
 	$(BIN)/windlass run $(RUN)
@@ -71,3 +71,6 @@ logs-follow: setup  ## windlass logs NAME=my --follow
 
 validate-setup: setup  ## whether this machine can train
 	$(BIN)/windlass doctor
+
+bench-gpu: setup  ## one GPU: windlass, torchtitan and plain transformers in one table (wheels of the peers in bench-wheels/site)
+	$(BIN)/python -m benchmarks.gpu

@@ -1,4 +1,4 @@
-"""Reduce a table of AWS GPU instances (CSV) to windlass/catalog/instances.json: python tools/make_instances.py TABLE.csv"""
+"""Reduce a table of AWS GPU instances to windlass/catalog/instances.json: python tools/make_instances.py TABLE.csv"""
 
 from __future__ import annotations
 

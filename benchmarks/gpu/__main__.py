@@ -81,10 +81,16 @@ def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def measure(contestant: str, point: str, options: argparse.Namespace, *, limit: float) -> Row:
-    """The contestant's own row; or one that says how its process ended."""
-    command = [sys.executable, "-m", "benchmarks.gpu.contestant", contestant, point]
-    command += [f"--steps={options.steps}", f"--warmup={WARMUP}", *(f"--set={one}" for one in options.overrides)]
     begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="windlass-bench-gpu-") as folder:
+        row = run_contestant(contestant, point, options, folder=folder, limit=limit)
+    return replace(row, notes={"wall_s": round(time.monotonic() - begin, 1), "gpu_after": gpu_state()})
+
+
+def run_contestant(contestant: str, point: str, options: argparse.Namespace, *, folder: str, limit: float) -> Row:
+    """The contestant's own row; or one that says how its process ended."""
+    command = [sys.executable, "-m", "benchmarks.gpu.contestant", contestant, point, f"--folder={folder}"]
+    command += [f"--steps={options.steps}", f"--warmup={WARMUP}", *(f"--set={one}" for one in options.overrides)]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -106,7 +112,7 @@ def measure(contestant: str, point: str, options: argparse.Namespace, *, limit: 
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
         (options.logs / f"{point}.{contestant}.log").write_text(complained + said)
-    return replace(row, notes={"wall_s": round(time.monotonic() - begin, 1), "gpu_after": gpu_state()})
+    return row
 
 
 def read_row(said: str) -> Row | None:

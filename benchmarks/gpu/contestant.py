@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 
@@ -20,22 +19,16 @@ def main() -> int:
     parser.add_argument("point", choices=POINTS)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warmup", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="an empty one, to write into")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="windlass-bench-") as folder:
-        job = Job(
-            options.contestant,
-            POINTS[options.point],
-            options.steps,
-            options.warmup,
-            Path(folder),
-            tuple(options.overrides),
-        )
-        try:
-            row = runner(job.contestant)(job)
-        except Exception as error:
-            traceback.print_exc()
-            row = failed(job.contestant, job.point.name, f"{type(error).__name__}: {last_line(str(error))}")
+    point = POINTS[options.point]
+    job = Job(options.contestant, point, options.steps, options.warmup, options.folder, tuple(options.overrides))
+    try:
+        row = runner(job.contestant)(job)
+    except Exception as error:
+        traceback.print_exc()
+        row = failed(job.contestant, point.name, f"{type(error).__name__}: {last_line(str(error))}")
     print(json.dumps(row.as_dict()), flush=True)
     sys.stderr.flush()
     return 1 if row.error else 0

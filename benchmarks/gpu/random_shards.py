@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def write_tokenizer(folder: Path, vocabulary: int) -> Path:
     """A tokenizer of two words whose largest id says how many tokens there are."""
     folder.mkdir(parents=True)
     end = "<end>"
-    definition = {
+    definition: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

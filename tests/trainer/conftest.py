@@ -53,6 +53,37 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Resul
     return find
 
 
+@pytest.fixture(scope="session")
+def texts(corpus: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def sources(corpus: Path, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The data section of a run for every kind of source, over much the same text."""
+    from windlass.data.sources import source_named
+    from windlass.data.tokenizer import load_tokenizer
+    from windlass.data.tokenizing import tokenize
+
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    root = tmp_path_factory.mktemp("sources")
+    tokenize([source_named(str(corpus))], root / "shards", load_tokenizer("tiny"), workers=1)
+    (root / "all.txt").write_text("\n\n".join(texts))
+    parquet.write_table(pyarrow.table({"text": texts}), root / "all.parquet")
+    for part in range(3):
+        with (root / f"part-{part}.jsonl").open("w") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in texts[part::3])
+    return {
+        "shards": {"source": str(root / "shards")},
+        "jsonl": {"source": str(corpus)},
+        "text": {"source": str(root / "all.txt")},
+        "parquet": {"source": str(root / "all.parquet")},
+        "austen": {"source": "corpus:austen"},
+        "stream": {"source": "hf:json", "files": [str(root / f"part-{part}.jsonl") for part in range(3)]},
+    }
+
+
 def tiny_run(corpus: Path, **changes: Any) -> dict[str, Any]:
     """A run of a tiny Llama in fp32; `changes` are dotted keys with `__` for the dot."""
     run: dict[str, Any] = {

@@ -70,13 +70,15 @@ class Job:
         return max(steps_of(self.folder), default=0)
 
     def result(self) -> Result:
-        """Wait for all ranks. When one died, the others may hang in a collective: do what torchrun does then."""
+        """Wait for all ranks. When one died, the others may wait for it: do what torchrun does then, sooner."""
         died_at: float | None = None
         while any(process.is_alive() for process in self.processes):
             now = time.monotonic()
-            if died_at is None and any(p.exitcode not in (None, 0, 75) for p in self.processes):
+            codes = [process.exitcode for process in self.processes]
+            if died_at is None and any(code not in (None, 0, 75) for code in codes):
                 died_at = now
-            if (died_at and now > died_at + 15) or now > self.deadline:
+            patience = 4 if any(code is not None and code < 0 for code in codes) else 15
+            if (died_at and now > died_at + patience) or now > self.deadline:
                 for process in self.processes:
                     process.kill()
                 if now > self.deadline:
@@ -100,6 +102,7 @@ def start(
     attempt: int = 1,
     timeout: float = 120,
     port: int | None = None,
+    nodes: int = 1,
     prelude: Callable[[int], None] | None = None,
 ) -> Job:
     """Start `run` on so many processes with its run folder under `root`; `prelude(rank)` is called in each first."""
@@ -112,7 +115,7 @@ def start(
     for rank in range(ranks):
         environment = {
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
+            "LOCAL_RANK": str(rank % (ranks // nodes)),
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),

@@ -6,7 +6,7 @@ import transformers.models.llama.modeling_llama
 import transformers.models.mistral.modeling_mistral
 import transformers.models.mixtral.modeling_mixtral  # noqa: F401
 
-import tests.trainer.harness
+import tests.trainer.harness  # noqa: F401
 import windlass.trainer.export
 import windlass.trainer.main  # noqa: F401
 

@@ -23,7 +23,7 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 OTHERS: list[tuple[dict[str, Any], str]] = [
-    ({"model__config": {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16}}, "hidden_size: 64 there, 32 here"),
+    ({"model__config": {"hidden_size": 32, "head_dim": 16}}, "hidden_size: 64 there, 32 here"),
     ({"model__preset": "mistral-tiny"}, "is of another model"),
     ({"train__seed": 1}, "seed: 0 there, 1 here"),
     ({"train__global_batch": 6}, "global_batch: 8 there, 6 here"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.trainer.conftest import tiny_run
-from tests.trainer.harness import Result, train
+from tests.trainer.harness import Result, start, train
 
 pytestmark = pytest.mark.train
 
@@ -118,7 +121,25 @@ def test_weights_that_cannot_be_read(corpus: Path, tmp_path: Path) -> None:
     assert "Traceback" not in result.output
 
 
-def test_a_missing_run_file(tmp_path: Path, corpus: Path) -> None:
+def elsewhere(folder: Path, rank: int) -> None:
+    """In rank 1, before it trains: the relative path of the data leads nowhere."""
+    os.chdir(folder / "elsewhere" if rank else folder)
+
+
+def test_only_one_node_lacks_the_data(corpus: Path, tmp_path: Path) -> None:
+    """It is that node which says so: the first one knows nothing of it, and is ended by the launcher."""
+    (tmp_path / "data.jsonl").write_bytes(corpus.read_bytes())
+    (tmp_path / "elsewhere").mkdir()
+    run = tiny_run(Path("data.jsonl"))
+    job = start(tmp_path, run, ranks=2, nodes=2, prelude=functools.partial(elsewhere, tmp_path))
+    job.processes[1].join(60)
+    job.signal(0, signal.SIGKILL)
+    assert job.result().codes[1] == 2
+    assert "error: there is no file or folder data.jsonl" in job.logs[1].read_text()
+    assert not job.folder.path.exists()
+
+
+def test_a_name_that_leads_out_of_the_runs_folder(tmp_path: Path, corpus: Path) -> None:
     result = train(tmp_path, tiny_run(corpus), ranks=1, overrides=["name=../escape"])
     assert_refused(result, "name '../escape' is not usable")
     assert not (tmp_path / "escape").exists()

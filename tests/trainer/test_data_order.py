@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -14,7 +15,6 @@ import yaml
 
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
-from tests.trainer.test_resume_sources import sources, texts  # noqa: F401  (fixtures)
 from windlass.data import open_sequences
 from windlass.plan import resolve
 from windlass.runfolder import read_json_lines
@@ -22,7 +22,7 @@ from windlass.spec import Run, parse_run
 from windlass.trainer.batches import Batches
 from windlass.trainer.ranks import Ranks
 
-GLOBAL_BATCH = 12
+GLOBAL_BATCH, STEPS = 12, 5
 
 
 def reader(run: Run, rank: int, world_size: int) -> Batches:
@@ -54,7 +54,7 @@ def test_an_epoch_is_the_dataset(world_size: int, corpus: Path) -> None:
     step = 0
     while len(order) < 2 * count:
         shares = [ids_of(one, step) for one in readers]
-        assert len(set(sum(shares, []))) == GLOBAL_BATCH or len(order) < count < len(order) + GLOBAL_BATCH
+        assert len(set(itertools.chain(*shares))) == GLOBAL_BATCH or len(order) < count < len(order) + GLOBAL_BATCH
         order += in_order(shares)
         step += 1
     everything = {f"window:{index}" for index in range(count)}
@@ -101,20 +101,22 @@ def read_by_ranks(folder: Path) -> dict[int, list[list[str]]]:
 @pytest.mark.train
 @pytest.mark.parametrize("source", ["jsonl", "stream"])
 def test_real_ranks_share_the_data(
-    source: str, sources: dict[str, dict[str, Any]], tmp_path: Path  # noqa: F811
+    source: str,
+    sources: dict[str, dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
     """What processes trained on, as they wrote it down themselves."""
     orders = {}
     for ranks in (1, 2, 3, 4):
         root = tmp_path / str(ranks)
         root.mkdir()
-        run = tiny_run(Path("-"), train__steps=10, train__global_batch=GLOBAL_BATCH)
+        run = tiny_run(Path("-"), train__steps=STEPS, train__global_batch=GLOBAL_BATCH)
         run["data"] = {**sources[source], "sequence_length": 64}
         result = train(root, run, ranks=ranks, prelude=functools.partial(note_ids, root))
         assert set(result.codes) == {0}, result.output
         steps = read_by_ranks(root)
-        assert sorted(steps) == list(range(10))
+        assert sorted(steps) == list(range(STEPS))
         assert all(len(shares) == ranks for shares in steps.values())
-        orders[ranks] = [name for step in range(10) for name in in_order(steps[step])]
-        assert len(set(orders[ranks])) == len(orders[ranks]) == 10 * GLOBAL_BATCH, "a sequence was read twice"
+        orders[ranks] = [name for step in range(STEPS) for name in in_order(steps[step])]
+        assert len(set(orders[ranks])) == len(orders[ranks]) == STEPS * GLOBAL_BATCH, "a sequence was read twice"
     assert orders[1] == orders[2] == orders[3] == orders[4]

@@ -55,9 +55,7 @@ def plain(models: dict[str, Path], corpus: Path) -> Callable[..., tuple[list[flo
         key = (model, batch, apart)
         if key not in known:
             batches = [rows[step * batch : (step + 1) * batch] for step in range(STEPS)]
-            known[key] = plain_loop(
-                models[model], batches, RATES, loss_of=documents_apart if apart else whole_rows
-            )
+            known[key] = plain_loop(models[model], batches, RATES, loss_of=documents_apart if apart else whole_rows)
         return known[key]
 
     return curve
@@ -143,6 +141,21 @@ def test_saving_memory_changes_no_number(
     assert_curve(train(tmp_path, run, ranks=2), plain(model, 16))
 
 
+@pytest.mark.parametrize(("ranks", "sharding"), [(1, "none"), (2, "full"), (2, "ddp")])
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_the_fused_head_computes_the_same(
+    model: str,
+    ranks: int,
+    sharding: str,
+    models: dict[str, Path],
+    plain: Callable[..., Any],
+    corpus: Path,
+    tmp_path: Path,
+) -> None:
+    run = spread_run(corpus, models[model], train__fused_head=True, train__micro_batch=4, parallel__sharding=sharding)
+    assert_curve(train(tmp_path, run, ranks=ranks), plain(model, 16))
+
+
 @pytest.mark.slow
 def test_compiled_blocks_compute_the_same(
     models: dict[str, Path], plain: Callable[..., Any], corpus: Path, tmp_path: Path
@@ -165,9 +178,10 @@ def test_bf16_is_near_fp32_on_any_number_of_ranks(
     models: dict[str, Path], plain: Callable[..., Any], corpus: Path, tmp_path: Path
 ) -> None:
     """bf16 has 8 bits of mantissa: a loss within 0.5 %, a gradient norm within 2 %."""
-    for ranks in (1, 2):
-        run = spread_run(corpus, models["dense"], train__precision="bf16")
-        result = train(tmp_path / str(ranks), run, ranks=ranks)
+    for ranks, copies in ((1, True), (1, False), (2, None)):
+        run = spread_run(corpus, models["dense"], train__precision="bf16", train__bf16_weights=copies)
+        run["train"]["micro_batch"] = 4
+        result = train(tmp_path / f"{ranks}-{copies}", run, ranks=ranks)
         losses, norms = plain("dense", 16)
         assert set(result.codes) == {0}, result.output
         assert list(result.losses.values()) == pytest.approx(losses, rel=5e-3)
@@ -184,9 +198,7 @@ def test_clipping_is_by_the_global_norm(models: dict[str, Path], corpus: Path, t
     assert_curve(train(tmp_path, run, ranks=2), expected)
 
 
-def test_validation_is_the_same_on_any_number_of_ranks(
-    models: dict[str, Path], corpus: Path, tmp_path: Path
-) -> None:
+def test_validation_is_the_same_on_any_number_of_ranks(models: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
     """Also where the validation sequences do not divide by the ranks."""
     losses = []
     for ranks in (1, 2, 3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -35,7 +36,9 @@ def logits_of(model: Any) -> torch.Tensor:
 
 def trained_model(run: dict[str, Any], checkpoint: Path) -> Any:
     """The trained model by a way of its own: transformers builds it, DCP reads it."""
-    config = AutoConfig.for_model(**{**presets()[run["model"]["preset"]].config, **run["model"]["config"]})
+    config = AutoConfig.for_model(
+        **copy.deepcopy({**presets()[run["model"]["preset"]].config, **run["model"]["config"]})
+    )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     report = model.load_state_dict(weights_of(checkpoint), strict=False)
     assert not report.unexpected_keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -36,6 +37,33 @@ def test_a_poisoned_step(sharding: str, corpus: Path, tmp_path: Path, undisturbe
     assert newest.step == 5
     assert all(bool(tensor.isfinite().all()) for tensor in state_of(newest.path).values())
     resumed = resume(tmp_path, run, ranks=2, most=1)
+    assert resumed.losses == undisturbed(run).losses, "what was saved is the state before the step"
+
+
+def infinite_loss(step: int, rank: int) -> None:
+    """In rank 1, before it trains: its loss of one step is reported as infinite, its gradients stay as they are."""
+    if rank != 1:
+        return
+    from windlass.trainer.step import Stepper
+
+    backward, calls = Stepper.backward, iter(range(1, 1000))
+
+    def reported(self: Stepper, *args: Any, **options: Any) -> torch.Tensor:
+        losses = backward(self, *args, **options)
+        return losses + float("inf") if next(calls) == step else losses
+
+    Stepper.backward = reported  # type: ignore[method-assign]
+
+
+def test_an_infinite_loss_with_finite_gradients(
+    corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]
+) -> None:
+    run = tiny_run(corpus)
+    result = train(tmp_path, run, ranks=2, prelude=functools.partial(infinite_loss, 6))
+    assert result.codes == [1, 1], result.output
+    assert "error: step 6 was stopped before its optimizer step: loss inf" in result.output
+    resumed = resume(tmp_path, run, ranks=2, most=1)
+    assert resumed.events("resumed")[0]["step"] == 5
     assert resumed.losses == undisturbed(run).losses, "what was saved is the state before the step"
 
 

@@ -14,7 +14,7 @@ from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Job, Result, resume, start, train
 from windlass.checkpoint import CheckpointFolder
 from windlass.trainer.faults import POINTS
-from windlass.trainer.preemption import NOTICE
+from windlass.trainer.preemption import NOTICE, ONE_REQUEST_SECONDS
 
 pytestmark = pytest.mark.train
 
@@ -127,6 +127,13 @@ def test_after_the_last_step(corpus: Path, tmp_path: Path, undisturbed: Callable
     assert_goes_on(tmp_path, run, STEPS, undisturbed(run))
 
 
+def test_in_the_last_validation_of_a_run_that_saves_nothing_at_the_end(corpus: Path, tmp_path: Path) -> None:
+    run = stoppable_run(corpus)
+    run["checkpoint"] |= {"at_end": False, "every": 100}
+    result = train(tmp_path, run, ranks=2, faults=f"term:rank=1,step={STEPS},point=validation.batch")
+    assert assert_stopped_with_everything(result) == STEPS
+
+
 def test_when_nothing_is_left_to_do(corpus: Path, tmp_path: Path) -> None:
     result = train(tmp_path, tiny_run(corpus, train__steps=3), ranks=2, faults="term:step=3,point=step.end")
     assert result.codes == [0, 0], result.output
@@ -139,12 +146,23 @@ def told_once(job: Job, ranks: tuple[int, ...]) -> None:
     job.wait_for(lambda: all(NOTICE.decode() in job.logs[rank].read_text() for rank in ranks))
 
 
+def test_the_same_request_heard_twice(corpus: Path, tmp_path: Path) -> None:
+    """A scheduler signals every process, and the launcher passes it on: that is one request, not two."""
+    job = start(tmp_path, stoppable_run(corpus), ranks=2)
+    job.wait_for(lambda: job.step() >= 2)
+    told_once(job, (0, 1))
+    for rank in (0, 1):
+        job.signal(rank, signal.SIGTERM)
+    assert_stopped_with_everything(job.result())
+
+
 def test_a_second_one_ends_a_slow_save(corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]) -> None:
     run = stoppable_run(corpus)
     job = start(tmp_path, run, ranks=2, faults="sleep:step=6,point=save.written,seconds=60")
     torn = job.folder.checkpoints / "step-00000006"
     job.wait_for(lambda: (torn / ".metadata").exists())
     told_once(job, (0, 1))
+    time.sleep(ONE_REQUEST_SECONDS)
     told = time.monotonic()
     for rank in (0, 1):
         job.signal(rank, signal.SIGTERM)
@@ -163,6 +181,7 @@ def test_a_second_one_ends_a_rank_that_waits_for_another(corpus: Path, tmp_path:
     job.wait_for(lambda: job.step() >= 2)
     time.sleep(0.3)  # rank 0 is in the sum over ranks that begins step 3
     told_once(job, (0,))
+    time.sleep(ONE_REQUEST_SECONDS)
     told = time.monotonic()
     job.signal(0, signal.SIGTERM)
     job.processes[0].join(10)

@@ -86,19 +86,20 @@ def test_kill_at_a_stage_of_a_save(
     killed = train(tmp_path, run, ranks=2, faults=f"kill:rank={rank},step=6,point={point}")
     assert killed.codes[rank] == -signal.SIGKILL
     assert_nothing_torn(killed.folder)
-    published = POINTS.index(point) >= POINTS.index("save.published")
     resumed = resume(tmp_path, run, ranks=2)
-    assert [event["step"] for event in resumed.events("resumed")] == [6 if published else 3]
+    (event,) = resumed.events("resumed")
+    if (point, rank) == ("save.hashed", 1):
+        assert event["step"] in (3, 6), "rank 0 has all it needs to publish, but may hear of the death first"
+    else:
+        assert event["step"] == (6 if POINTS.index(point) >= POINTS.index("save.published") else 3)
     assert_same_curve(resumed, whole)
     assert [one.step for one in CheckpointFolder(resumed.folder.checkpoints).all()] == [STEPS]
 
 
-def test_kill_while_a_file_is_being_written(
-    corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]
-) -> None:
+def test_kill_while_a_file_is_being_written(corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]) -> None:
     """From outside, with tensors on their way to the disk: a model of 60 MB of state."""
     shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 5, "head_dim": 64}
-    run = killable_run(corpus, model={"preset": "llama3.2-tiny", "config": shape})
+    run = tiny_run(corpus, model={"preset": "llama3.2-tiny", "config": shape}, train__steps=7, checkpoint__every=3)
     whole = undisturbed(run)
     job = start(tmp_path, run, ranks=2)
     torn = job.folder.checkpoints / "step-00000006"
@@ -111,7 +112,7 @@ def test_kill_while_a_file_is_being_written(
     assert_nothing_torn(killed.folder)
     resumed = resume(tmp_path, run, ranks=2)
     assert [event["step"] for event in resumed.events("resumed")] == [3]
-    assert_same_curve(resumed, whole)
+    assert (resumed.losses, resumed.grad_norms) == (whole.losses, whole.grad_norms)
 
 
 SPREADS = [

@@ -25,3 +25,13 @@ def test_the_newest_and_the_permanent_ones_stay(
     assert [one.step for one in checkpoints.all()] == left
     assert not [damage for one in checkpoints.complete() for damage in one.damages()]
     assert [event["step"] for event in result.events("checkpoint")] == [2, 4, 6, 8, 10]
+
+
+def test_nothing_more_at_the_end(corpus: Path, tmp_path: Path) -> None:
+    """A save that is under way when the last step is done is still finished."""
+    run = tiny_run(corpus, train__steps=5, checkpoint={"every": 4, "at_end": False})
+    result = train(tmp_path, run, ranks=2, faults="sleep:step=4,point=save.written,seconds=1")
+    assert result.codes == [0, 0], result.output
+    (only,) = CheckpointFolder(result.folder.checkpoints).all()
+    assert only.step == 4
+    assert list(only.damages()) == []

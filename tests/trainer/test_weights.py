@@ -1,7 +1,8 @@
-"""The weights a run begins with: drawn as the family says, the same on any number of ranks, tied where they should be."""
+"""The weights a run begins with: drawn as the family says, the same on any number of ranks, tied where told."""
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tests.trainer.states import first_weights, looking, weights_of
 from windlass.catalog.models import presets
 from windlass.checkpoint import CheckpointFolder
 from windlass.plan import num_parameters, resolve
-from windlass.spec import parse_run
+from windlass.spec import dump_run, parse_run
 from windlass.trainer.model import facts, meta_model, model_config
 
 pytestmark = [pytest.mark.train, pytest.mark.torch_floor]
@@ -93,8 +94,8 @@ def test_rotary_buffers_are_right_on_every_rank(
 ) -> None:
     run = preset_run(corpus, preset, parallel={"sharding": sharding}, train__steps=2)
     assert set(train(tmp_path, run, ranks=ranks, prelude=looking(tmp_path)).codes) == {0}
-    values = {**presets()[preset].config, **run["model"]["config"]}
-    fresh = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
+    values = copy.deepcopy({**presets()[preset].config, **run["model"]["config"]})
+    fresh = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(values)))
     expected = dict(fresh.named_buffers())
     assert any("inv_freq" in name for name in expected)
     if preset == "llama3.2-tiny":
@@ -127,6 +128,16 @@ def test_tied_embeddings_stay_tied(preset: str, tied: bool, sharding: str, corpu
         assert ("lm_head.weight" in weights) == (not tied)
         if not tied:
             assert not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+
+
+def test_building_a_model_changes_neither_the_run_nor_the_catalogue() -> None:
+    scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 1024}
+    run = resolve(parse_run({"model": {"preset": "llama-tiny", "config": {"rope_scaling": scaling}}, "data": {}}))
+    before = dump_run(run), json.dumps(presets()["llama3.2-tiny"].config)
+    model_config(run)
+    model_config(resolve(parse_run({"model": {"preset": "llama3.2-tiny"}, "data": {}})))
+    assert (dump_run(run), json.dumps(presets()["llama3.2-tiny"].config)) == before
 
 
 @pytest.mark.parametrize("preset", sorted(presets()))

@@ -18,6 +18,7 @@ from windlass.errors import ExitCode, UserError
 # The help of a command stands here so that `windlass --help` imports none of them; a test compares it with theirs.
 COMMANDS = {
     "init": ("windlass.cli.init:init", "Write a commented run file."),
+    "plan": ("windlass.cli.plan:plan", "Say what a run will need and cost."),
     "run": ("windlass.cli.run:run", "Train what a run file describes."),
     "ls": ("windlass.cli.ls:ls", "List the runs."),
     "show": ("windlass.cli.show:show", "Show where a run stands."),

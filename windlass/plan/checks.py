@@ -11,7 +11,6 @@ from windlass.errors import UserError
 from windlass.plan.resolution import effective_sharding
 from windlass.spec import Run
 
-
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 

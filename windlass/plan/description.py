@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from windlass.catalog.gpus import Gpu
 from windlass.catalog.models import known_config
 from windlass.plan.resolution import batch_shape, effective_sharding
 from windlass.plan.sizes import checkpoint_bytes, num_parameters
 from windlass.spec import Run
 
 
-def describe(run: Run, world_size: int) -> list[tuple[str, str]]:
+def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[str, str]]:
     """(label, text) rows that say what a resolved run will do."""
     config = known_config(run.model)
     count = num_parameters(config)
     length, train = run.data.sequence_length or 0, run.train
-    micro, num_micro = batch_shape(run, world_size)
+    micro, num_micro = batch_shape(run, world_size, gpu)
     tokens = train.global_batch * length
     size = checkpoint_bytes(run)
     weights = "random weights" if run.model.init == "random" else "pretrained weights"

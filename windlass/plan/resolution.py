@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from windlass.catalog.gpus import Gpu
 from windlass.catalog.models import default_tokenizer, known_config
 from windlass.spec import Run
 
 DEFAULT_SEQUENCE_LENGTH = 2048
+MOST_UNSEEN = 8  # sequences of a micro-batch on hardware that is not known
 C4 = "hf:allenai/c4"
 
 
@@ -38,8 +40,13 @@ def effective_sharding(run: Run, world_size: int) -> str:
     return "none" if world_size == 1 and not run.parallel.cpu_offload else "full"
 
 
-def batch_shape(run: Run, world_size: int) -> tuple[int, int]:
+def batch_shape(run: Run, world_size: int, gpu: Gpu | None = None) -> tuple[int, int]:
     """(micro-batch, micro-batches per step) of every rank. The last rows may be padding that counts for nothing."""
     rows = -(-run.train.global_batch // world_size)
-    micro = min(run.train.micro_batch or min(rows, 8), rows)
+    micro = run.train.micro_batch
+    if micro is None and gpu is not None:
+        from windlass.plan.fitting import choose_micro_batch  # which needs the rest of this module
+
+        micro = choose_micro_batch(run, world_size, gpu)
+    micro = min(micro or MOST_UNSEEN, rows)
     return micro, -(-rows // micro)

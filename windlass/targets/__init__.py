@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from windlass.spec.run import TargetSection
     from windlass.targets.protocol import Target
 
-KINDS = {"local": "windlass.targets.local.client:LocalTarget"}
+KINDS = {
+    "local": "windlass.targets.local.client:LocalTarget",
+    "slurm": "windlass.targets.slurm.client:SlurmTarget",
+}
 
 
 def target(section: TargetSection) -> Target[Any]:

@@ -46,7 +46,7 @@ def parse_faults(text: str) -> list[Fault]:
     faults = []
     for index, part in enumerate(filter(None, (one.strip() for one in text.split(";")))):
         action, _, rest = part.partition(":")
-        keys = dict(pair.split("=", 1) for pair in rest.split(",") if "=" in pair)
+        keys = {key: value for key, _, value in (pair.partition("=") for pair in rest.split(",") if pair)}
         unknown = set(keys) - {"rank", "step", "point", "seconds"}
         point = keys.get("point", "step.loss" if action == "nan" else "step.begin")
         if action not in ACTIONS or unknown or point not in POINTS:

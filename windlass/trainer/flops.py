@@ -7,25 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-# Dense bf16 peak by the name CUDA reports, from the vendor's data sheets (without sparsity).
-PEAK_TFLOPS = {
-    "B300": 2250,
-    "B200": 2250,
-    "H200": 989,
-    "H100": 989,
-    "A100": 312,
-    "L40S": 362,
-    "L4": 121,
-    "A10G": 70,
-    "T4": 65,
-}
+from windlass.catalog.gpus import gpu_of_device
 
 
 def peak_flops(device: torch.device) -> float | None:
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak * 1e12 for key, peak in PEAK_TFLOPS.items() if key in name), None)
+    """Dense bf16 peak; None on CPUs and on GPUs the catalogue does not know."""
+    known = gpu_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return known.bf16_tflops * 1e12 if known and known.bf16_tflops else None
 
 
 def flops_per_token(model: nn.Module, config: Any, sequence_length: int) -> float:

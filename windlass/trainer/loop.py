@@ -94,11 +94,10 @@ def train(
             rate = learning_rate(before.step, run.train)
             seed_dropout(run.train.seed, step, ranks)
             losses = stepper.backward(batch, total_labels, poisoned=faults.reach("step.loss", step))
-            grad_norm = updates.apply(rate)
+            loss = sum_over_ranks(losses, ranks)
+            grad_norm = updates.apply(rate, loss)
             position = Progress(step, before.tokens + int(total_labels), batch.state)
-            open_step = OpenStep(
-                before, position, batch, losses, sum_over_ranks(losses, ranks), grad_norm, total_labels, rate
-            )
+            open_step = OpenStep(before, position, batch, losses, loss, grad_norm, total_labels, rate)
             ledger.add(open_step)
 
             saving = checkpointer.due(step) and step < run.train.steps
@@ -120,9 +119,13 @@ def train(
         checkpointer.save(error.good, state, wait=True)
         raise
 
-    checkpointer.save(position, state, wait=True)
+    if stopping or run.checkpoint.at_end:
+        checkpointer.save(position, state, wait=True)
+    checkpointer.finish()
     if not stopping and validator:
         stopping = not validator.validate(stepper, reporter, position.step)
+        if stopping:
+            checkpointer.save(position, state, wait=True)
     reporter.close()
     if ranks.is_first:
         if stopping:

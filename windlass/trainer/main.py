@@ -47,7 +47,7 @@ def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
         folder = RunFolder.of(run)
         return int(train_in(folder, run, preemption))
     except UserError as error:
-        if rank == 0:
+        if int(os.environ.get("LOCAL_RANK", rank)) == 0:  # once per node: it may be this node alone that lacks a file
             print(error, file=sys.stderr)
         report_error(folder, rank, error, retry=False)
         return int(error.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ def model_config(run: Run) -> Any:
 
     values = known_config(run.model)
     if values is not None and run.model.preset:
-        values = dict(values)
+        values = copy.deepcopy(values)  # transformers writes into nested ones, rope_scaling for example
         config = AutoConfig.for_model(values.pop("model_type"), **values)
         config.architectures = None
     else:
@@ -49,7 +50,7 @@ def model_config(run: Run) -> Any:
                 run.model.path,
                 revision=run.model.revision or "main",
                 trust_remote_code=run.model.trust_remote_code,
-                **run.model.config,
+                **copy.deepcopy(run.model.config),
             )
         except (OSError, ValueError) as error:
             raise UserError(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType
 
 NOTICE = b"SIGTERM: all ranks save and stop at the next step; a second SIGTERM ends this rank at once\n"
+# A scheduler that signals every process of a job reaches a rank twice, directly and through its launcher.
+ONE_REQUEST_SECONDS = 2.0
 
 
 class Preemption:
@@ -32,10 +35,11 @@ class Preemption:
         self.told = True
 
     def _count(self, reading: int) -> None:
-        while signal.SIGTERM not in (heard := os.read(reading, 64)):
+        while signal.SIGTERM not in os.read(reading, 64):
             pass
         self.told = True
         os.write(2, NOTICE)  # not through logging, which may be in the middle of a line
-        while heard.count(signal.SIGTERM) < 2:
-            heard += os.read(reading, 64)
+        first = time.monotonic()
+        while signal.SIGTERM not in os.read(reading, 64) or time.monotonic() < first + ONE_REQUEST_SECONDS:
+            pass
         os._exit(128 + signal.SIGTERM)

@@ -1,7 +1,7 @@
 """AdamW on this rank's slices: clip, update and, where the model computes in bf16 copies, fp32 masters, in one pass.
 
-Nothing here waits for the GPU. A gradient that is not finite changes nothing, and neither does any step after it, so
-that the host may look later and still find the weights of the last good step.
+Nothing here waits for the GPU. A loss or gradient that is not finite changes nothing, and neither does any step after
+it, so that the host may look later and still find the weights of the last good step.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class AdamW:
         self._copy_masters()
 
     @torch.no_grad()
-    def apply(self, rate: float) -> Tensor:
-        """One step with the gradients that are there, which are used up; their global norm before clipping."""
+    def apply(self, rate: float, loss: Tensor) -> Tensor:
+        """One step with the gradients of `loss`, which are used up; their global norm before clipping."""
         self.step += 1
         gradients = [slot.local_gradient() for slot in self.slots]
         norm = self._norm(gradients)
-        self._healthy *= norm.isfinite()
+        self._healthy *= norm.isfinite() & loss.isfinite()
         limit = self.train.grad_clip
         scale = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else torch.ones_like(norm)
         if self._on_gpu:

@@ -77,20 +77,23 @@ def run_values(job: Job, *, steps: int) -> dict[str, Any]:
 
 def train(arguments: list[str], job: Job) -> None:
     environment = os.environ | {"WINDLASS_RUNS": str(job.folder / "runs"), "WINDLASS_CACHE": str(job.folder / "cache")}
-    done = subprocess.run(
+    trainer = subprocess.Popen(
         [sys.executable, "-m", "windlass.trainer", *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
     )
-    print(done.stdout, file=sys.stderr, flush=True)
-    if done.returncode:
-        raise RuntimeError(f"the trainer ended with exit code {done.returncode}: {reason(done.stdout)}")
+    assert trainer.stdout is not None
+    said = []
+    for line in trainer.stdout:  # passed on as it comes: what is stopped halfway has still said something
+        print(line, end="", file=sys.stderr, flush=True)
+        said.append(line)
+    if code := trainer.wait():
+        raise RuntimeError(f"the trainer ended with exit code {code}: {reason(said)}")
 
 
-def reason(output: str) -> str:
-    """A UserError's own line, an exception's last line, else the last line."""
-    errors = [line for line in output.splitlines() if line.startswith("error: ") or "Error: " in line]
-    return errors[-1].strip() if errors else last_line(output)
+def reason(said: list[str]) -> str:
+    """A UserError's own line or an exception's, else the last line."""
+    errors = [line for line in said if line.startswith("error: ") or "Error: " in line]
+    return last_line("".join(errors or said))

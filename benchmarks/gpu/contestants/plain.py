@@ -28,7 +28,7 @@ def run(job: Job) -> Row:
         inputs = tokens[:, :-1].contiguous()
         with torch.autocast(device().type, torch.bfloat16):
             loss: Tensor = model(input_ids=inputs, labels=inputs).loss
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -55,7 +55,7 @@ def run(job: Job) -> Row:
             logits = model(tokens[:, :-1].contiguous())
             loss: Tensor = loss_function(logits, tokens[:, 1:].contiguous()) / job.point.tokens
         del logits  # as its trainer does, to lower the peak
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         clip_grad_norm_(list(model.parameters()), config.training.max_norm, foreach=True)
         optimizers.step()
         return loss.detach()

@@ -62,7 +62,7 @@ def status_of(folder: RunFolder) -> JobStatus:
     since_launch = history[launches[-1] :] if launches else history
     attempt = max((int(one.get("attempt") or 0) for one in history), default=0) or None
     status = JobStatus(**_state(folder, supervisor, history, since_launch), attempt=attempt)
-    return _with_progress(status, folder)
+    return with_progress(status, folder)
 
 
 def _state(
@@ -101,7 +101,7 @@ def _state_without_supervisor(folder: RunFolder, history: list[dict[str, Any]]) 
     return {"state": "stopped", "reason": f"started without `windlass run`; silent for {silent / 60:.0f} min"}
 
 
-def _with_progress(status: JobStatus, folder: RunFolder) -> JobStatus:
+def with_progress(status: JobStatus, folder: RunFolder) -> JobStatus:
     steps = [one for one in newest_records(folder.metrics) if one.get("kind") == "step"]
     if not steps:
         return status

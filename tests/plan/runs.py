@@ -1,0 +1,40 @@
+"""Runs and their estimates, in few words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.catalog.gpus import gpu
+from windlass.catalog.models import known_config
+from windlass.plan import resolve
+from windlass.plan.fitting import apply
+from windlass.plan.hardware import Hardware
+from windlass.plan.layout import Layout, layout
+from windlass.plan.memory import MemoryEstimate, estimate_memory
+from windlass.plan.shape import ModelShape
+from windlass.plan.speed import SpeedEstimate, estimate_speed
+from windlass.spec import Run, parse_run
+
+
+def a_run(*overrides: str, preset: str = "llama3.2-1b", **train: Any) -> Run:
+    values = {"name": "planned", "model": {"preset": preset}, "data": {"sequence_length": 8192}, "train": train}
+    return resolve(apply(parse_run(values), overrides))
+
+
+@dataclass(frozen=True)
+class Estimates:
+    shape: ModelShape
+    layout: Layout
+    memory: MemoryEstimate
+    speed: SpeedEstimate
+
+
+def estimates(run: Run, *, ranks: int = 1, micro: int | None = None, hardware: Hardware | None = None) -> Estimates:
+    """Of a run whose rows are one micro-batch, unless told otherwise."""
+    shape = ModelShape.of(known_config(run.model))
+    assert shape is not None
+    arranged = layout(run, ranks, micro or -(-run.train.global_batch // ranks), shape)
+    on = hardware or Hardware(gpu("H200"), min(ranks, 8), max(1, ranks // 8))
+    speed = estimate_speed(shape, arranged, on, global_batch=run.train.global_batch)
+    return Estimates(shape, arranged, estimate_memory(shape, arranged), speed)

@@ -1,0 +1,78 @@
+"""What a block keeps for its backward pass, counted on a real one: the memory model's formula is not a fit."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.plan.runs import a_run, estimates
+from windlass.plan.memory import saved_per_layer
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+LENGTH = 128
+
+
+def kept_bytes(layers, *, dtype, autocast, compiled, recompute):
+    """Bytes that a Llama of `layers` blocks keeps between its passes; weights and their casts are not counted."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from windlass.trainer.model import blocks
+    from windlass.trainer.parallelize import recompute as recompute_block
+
+    torch.manual_seed(0)
+    config = LlamaConfig(num_hidden_layers=layers, **SIZES)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype).train()
+    for block in blocks(model).values():
+        if recompute != "none":
+            recompute_block(block, selective=recompute == "selective")
+        if compiled:  # the partitioner that inductor uses, without its code generation
+            block.forward = torch.compile(block.forward, fullgraph=True, backend="aot_eager_decomp_partition")
+    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    shapes = {shape for one in model.parameters() for shape in (tuple(one.shape), tuple(reversed(one.shape)))}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and tuple(tensor.shape) not in shapes:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    tokens = torch.zeros(1, LENGTH, dtype=torch.long)
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        model.get_decoder()(input_ids=tokens, use_cache=False)
+    return sum(size for size, _ in kept.values())
+
+
+KINDS = ("bf16 weights", "autocast", "fp32")
+CASES = [(kind, recompute) for kind in KINDS for recompute in ("none", "selective", "full")]
+
+
+# not compiled, a checkpoint keeps its tensors out of the hooks' sight: only without one can they be counted
+@pytest.mark.parametrize(("kind", "recompute"), [*CASES, ("bf16 weights, not compiled", "none")])
+def test_a_block_keeps_what_the_formula_says(kind, recompute):
+    compiled = "not compiled" not in kind
+    torch._dynamo.reset()
+    options = {"autocast": kind == "autocast", "compiled": compiled, "recompute": recompute}
+    dtype = torch.bfloat16 if kind.startswith("bf16") else torch.float32
+    two, three = (kept_bytes(layers, dtype=dtype, **options) for layers in (2, 3))
+    changes = [f"model.config.{key}={value}" for key, value in SIZES.items()]
+    found = estimates(a_run(*changes, f"data.sequence_length={LENGTH}", global_batch=1))
+    arranged = replace(
+        found.layout,
+        precision="fp32" if kind == "fp32" else "bf16",
+        bf16_weights=kind.startswith("bf16"),
+        compiled=compiled,
+        recompute=recompute,
+    )
+    assert (three - two) / LENGTH == pytest.approx(saved_per_layer(found.shape, arranged), rel=0.02)

@@ -1,0 +1,224 @@
+"""A run file is read exactly or refused with words; never with a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from windlass.errors import ExitCode, UserError
+from windlass.spec import Run, dump_run, load_run, parse_run
+
+MINIMAL: dict[str, Any] = {"model": {"preset": "llama-tiny"}, "data": {}}
+
+
+def write(folder: Path, text: str, name: str = "my run.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def minimal(**sections: Any) -> dict[str, Any]:
+    return {**MINIMAL, **sections}
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    run = parse_run(
+        {
+            "name": "round-trip",
+            "model": {"path": "/models/ünïcode", "config": {"rope_scaling": {"factor": 8.0}}, "init": "pretrained"},
+            "data": {"source": "hf:json", "files": ["a.jsonl", "b.jsonl"], "sequence_length": 128},
+            "train": {"learning_rate": 3e-4, "epsilon": 1e-8, "min_learning_rate": 0, "schedule": "wsd"},
+            "checkpoint": {"keep_every": 100},
+        }
+    )
+    assert load_run(write(tmp_path, dump_run(run))) == run
+
+
+def test_the_file_names_the_run(tmp_path: Path) -> None:
+    text = yaml.safe_dump(MINIMAL)
+    assert load_run(write(tmp_path, text)).name == "my-run"
+    assert load_run(write(tmp_path, text), ["name=other"]).name == "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3e-4", 3e-4), ("3E-4", 3e-4), ("1e-3", 1e-3), (".5", 0.5), ("5.", 5.0), ("1.5e+3", 1500.0), ("2", 2.0)],
+)
+def test_numbers_as_people_write_them(text: str, value: float, tmp_path: Path) -> None:
+    path = write(tmp_path, f"model: {{preset: llama-tiny}}\ndata: {{}}\ntrain:\n  learning_rate: {text}\n")
+    assert load_run(path).train.learning_rate == value
+    assert load_run(path, [f"train.learning_rate={text}"]).train.learning_rate == value
+
+
+def test_words_that_look_a_little_like_numbers_stay_words(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: {path: e5, revision: 1e5x}\ndata: {source: 12e}\n")
+    run = load_run(path)
+    assert (run.model.path, run.model.revision, run.data.source) == ("e5", "1e5x", "12e")
+
+
+def test_empty_sections_mean_their_defaults(tmp_path: Path) -> None:
+    run = load_run(write(tmp_path, "model: {preset: llama-tiny}\ndata:\ntrain:\nparallel:\n"))
+    assert run.train == Run.model_fields["train"].default
+
+
+def test_overrides(tmp_path: Path) -> None:
+    path = write(tmp_path, yaml.safe_dump(minimal(train={"steps": 5})))
+    run = load_run(
+        path,
+        [
+            "train.steps=200",
+            "nodes=4",
+            "model.config.num_hidden_layers=3",
+            "model.config.rope_scaling={factor: 2e0}",
+            "data.files=[a, b]",
+            "parallel.cpu_offload=true",
+            "data.validation_source=null",
+            "data.source=hf:json",
+        ],
+    )
+    assert (run.train.steps, run.resources.nodes) == (200, 4)
+    assert run.model.config == {"num_hidden_layers": 3, "rope_scaling": {"factor": 2.0}}
+    assert run.data.files == ("a", "b")
+    assert run.parallel.cpu_offload is True
+    assert run.data.validation_source is None
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.steps", "not of the form section.key=value"),
+        ("=5", "not of the form"),
+        ("stepps=5", "did you mean train.steps?"),
+        ("train.stepps=5", "did you mean train.steps?"),
+        ("config=x", "could mean model.config, data.config"),
+        ("train.steps.more=5", "goes below 'steps'"),
+        ("train.steps=[", "not valid YAML"),
+        ("train.steps=0", "train.steps: input should be greater than 0, not 0"),
+        ("train.steps=many", "train.steps: "),
+        ("train=5", "train: "),
+    ],
+)
+def test_overrides_that_cannot_be(override: str, said: str, tmp_path: Path) -> None:
+    path = write(tmp_path, yaml.safe_dump(minimal(train={"steps": 5})))
+    with pytest.raises(UserError) as refused:
+        load_run(path, [override])
+    assert said in str(refused.value)
+    assert refused.value.exit_code == ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (minimal(trian={}), "unknown key trian; did you mean train?"),
+        (minimal(train={"learning_rat": 1}), "unknown key train.learning_rat; did you mean train.learning_rate?"),
+        (minimal(train={"sharding": "full"}), "unknown key train.sharding; did you mean parallel.sharding?"),
+        (minimal(train={"xyzzyx": 1}), "unknown key train.xyzzyx"),
+        ({"data": {}}, "model is missing"),
+        ({"model": {}, "data": {}}, "give either model.preset or model.path"),
+        (minimal(model={"preset": "a", "path": "b"}), "not both"),
+        (minimal(data={"holdout": 0.1, "validation_source": "x"}), "not both"),
+        (minimal(data={"holdout": 0.9}), "data.holdout"),
+        (minimal(train={"steps": 5, "warmup_steps": 6}), "train.warmup_steps is 6 but the run has only 5 steps"),
+        (minimal(train={"learning_rate": 1e-4, "min_learning_rate": 1e-3}), "above the peak"),
+        (minimal(train={"learning_rate": float("nan")}), "train.learning_rate"),
+        (minimal(train={"learning_rate": float("inf")}), "train.learning_rate"),
+        (minimal(train={"beta2": 1.5}), "train.beta2"),
+        (minimal(train={"precision": "fp16"}), "train.precision"),
+        (minimal(data={"sequence_length": 1}), "data.sequence_length"),
+        (minimal(resources={"gpus_per_node": 8, "processes_per_node": 4}), "one rank per GPU"),
+        (minimal(name="a/b"), "is not usable"),
+        (minimal(name=".hidden"), "is not usable"),
+        (minimal(name="x" * 64), "is not usable"),
+        (minimal(checkpoint={"keep": 0}), "checkpoint.keep"),
+        (minimal(target={"port": 70000}), "target.port"),
+    ],
+)
+def test_mistakes_are_named(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_run(values)
+    assert said in str(refused.value)
+
+
+def test_all_mistakes_at_once() -> None:
+    with pytest.raises(UserError) as refused:
+        parse_run(minimal(train={"steps": 0, "lr": 1}, data={"holdout": 2}), source="run.yaml")
+    assert "run.yaml has 3 mistakes" in refused.value.what
+    assert len((refused.value.evidence or "").splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "holds no run"), ("[1, 2]", "holds no run"), ("a: [", "not valid YAML"), ("\x00", "YAML")]
+)
+def test_files_that_are_no_runs(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        load_run(write(tmp_path, text))
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    write(tmp_path, "", "llama.yaml")
+    with pytest.raises(UserError) as refused:
+        load_run(tmp_path / "lama.yaml")
+    assert "llama.yaml" in (refused.value.fix or "")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_run(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_run(tmp_path / "binary.yaml")
+
+
+SECTIONS = {
+    name: field.annotation
+    for name, field in Run.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+}
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["full", "1e3", ""])
+)
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner)
+)
+sections = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.dictionaries(st.sampled_from([*model.model_fields, "typo"]), scalars | anything, max_size=5) | anything
+        for name, model in SECTIONS.items()
+    },
+)
+
+
+@given(values=sections)
+@example(values={"model": {"preset": "llama-tiny"}, "data": {"files": None}})
+def test_any_values_make_a_run_or_a_user_error(values: dict[str, Any]) -> None:
+    try:
+        run = parse_run({"model": {"preset": "llama-tiny"}, "data": {}, **values})
+    except UserError:
+        return
+    assert parse_run(yaml.safe_load(dump_run(run))) == run
+
+
+@given(text=st.text(max_size=200))
+def test_any_text_is_a_run_or_a_user_error(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    with pytest.raises(UserError):
+        load_run(path)
+
+
+@given(override=st.text(max_size=40) | st.from_regex(r"(train|model|data)\.[a-z_.]{1,12}=.{0,10}", fullmatch=True))
+def test_any_override_is_taken_or_a_user_error(override: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "base.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL))
+    with contextlib.suppress(UserError):
+        load_run(path, [override])

@@ -1,0 +1,80 @@
+"""With data.document_mask no document sees another one, in any family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config
+
+from tests.trainer.conftest import tiny_run
+from tests.trainer.harness import train
+from tests.trainer.plain import documents_apart, plain_loop, token_stream, windows
+from windlass.plan import resolve
+from windlass.spec import parse_run
+from windlass.trainer.batches import IGNORED, MicroBatch
+from windlass.trainer.fused_head import PLAIN_HEADS, return_loss
+from windlass.trainer.ranks import Ranks
+from windlass.trainer.step import Stepper
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+FAMILIES = {
+    "gpt2": GPT2Config(
+        vocab_size=1024, n_embd=64, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    ),
+    "qwen2": Qwen2Config(**SHAPE),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=16),
+    "sliding": MistralConfig(**SHAPE, sliding_window=8),
+    "mixtral": MixtralConfig(**SHAPE, num_local_experts=4),
+}
+LENGTH, BATCH, STEPS = 32, 8, 3
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("family", ["gpt2", "qwen3", "sliding"])
+def test_documents_train_as_if_alone(family: str, corpus: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(FAMILIES[family]).save_pretrained(tmp_path / "model")
+    rows = windows(token_stream(corpus), LENGTH)
+    batches = [rows[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
+    losses, norms = plain_loop(tmp_path / "model", batches, [1e-3] * STEPS, loss_of=documents_apart)
+    run = tiny_run(corpus, data__shuffle=False, data__tokenizer="tiny", data__document_mask=True)
+    run["model"] = {"path": str(tmp_path / "model"), "init": "pretrained"}
+    run["train"] |= {"steps": STEPS, "schedule": "constant", "warmup_steps": 0}
+    result = train(tmp_path, run, ranks=2)
+    assert result.codes == [0, 0], result.output
+    assert list(result.losses.values()) == pytest.approx(losses, rel=1e-5)
+    assert list(result.grad_norms.values()) == pytest.approx(norms, rel=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_document_changes_nothing(family: str) -> None:
+    """The loss of the second document of a row, with two different first ones; bitwise."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(FAMILIES[family]).train()
+    return_loss(model, fused=FAMILIES[family].model_type in PLAIN_HEADS)
+    run = resolve(parse_run({"model": {"preset": "llama-tiny"}, "data": {}, "train": {"precision": "fp32"}}))
+    nobody: Any = None
+    stepper = Stepper(model, run, Ranks(0, 1, 0, torch.device("cpu"), host=nobody, saving=nobody))
+    first, second = 13, 19
+    positions = torch.cat([torch.arange(first), torch.arange(second)])[None]
+    labels = torch.full((1, first + second), IGNORED)
+    labels[:, first:] = torch.randint(0, 1024, (1, second))
+    shared = torch.randint(0, 1024, (1, second))
+    losses = []
+    for _ in range(2):
+        tokens = torch.cat([torch.randint(0, 1024, (1, first)), shared], dim=1)
+        losses.append(stepper.token_loss(MicroBatch(tokens, labels, positions, ("a",))))
+    assert torch.equal(*losses)
+    leaking = stepper.token_loss(MicroBatch(tokens, labels, None, ("a",)))
+    assert not torch.equal(leaking, losses[1]), "without the mask it would be seen"

@@ -1,0 +1,156 @@
+"""`windlass plan`: what a run will need and cost, before it starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from windlass.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from windlass.plan.forecast import Forecast
+    from windlass.plan.hardware import Hardware
+    from windlass.spec import Run
+
+
+@click.command(short_help="Say what a run will need and cost.")
+@click.argument("run_file", metavar="RUN.yaml", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--gpu", "gpu_name", metavar="GPU", help="Plan for this GPU, for example H200.")
+@click.option(
+    "--instance", "instance_name", metavar="TYPE", help="Plan for this instance type; sets resources.instance."
+)
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def plan(
+    run_file: str,
+    overrides: tuple[str, ...],
+    gpu_name: str | None,
+    instance_name: str | None,
+    nodes: int | None,
+    as_json: bool,
+) -> int:
+    """Say what a run will need and cost.
+
+    Ranks, memory of every GPU, tokens per second, hours and dollars. Nothing is started. Exit code 2, with a change
+    that works, where the run cannot work or will not fit. Without --gpu or --instance: the instance of the run file,
+    else the GPUs of this machine.
+    """
+    from windlass.cli.output import print_json
+    from windlass.plan import check, describe, resolve
+    from windlass.plan.forecast import forecast
+    from windlass.spec import load_run
+
+    if gpu_name and instance_name:
+        raise UserError("give either --gpu or --instance, and not both")
+    changes = list(overrides)
+    if instance_name:
+        changes.append(f"resources.instance={instance_name}")
+    if nodes:
+        changes.append(f"resources.nodes={nodes}")
+    run, hardware = _settle(load_run(run_file, changes), gpu_name)
+    run = resolve(run)
+    world_size = hardware.ranks if hardware else (run.resources.processes_per_node or 1) * run.resources.nodes
+    check(run, world_size)
+    expected = forecast(run, hardware) if hardware else None
+    unknown = None if expected else _why_unknown(run, hardware)
+    rows = describe(run, world_size, hardware.gpu if hardware else None)
+    if as_json:
+        result = {"run": run.name, "ranks": world_size, "unknown": unknown}
+        print_json(result | (expected.as_dict() if expected else {}) | {"resolved": run.model_dump(mode="json")})
+    else:
+        _print(run.name, rows, expected, unknown)
+    return ExitCode.OK
+
+
+def _settle(run: Run, gpu_name: str | None) -> tuple[Run, Hardware | None]:
+    """The run with its GPUs counted, and what they are; None where it trains on CPUs."""
+    from windlass.catalog.gpus import gpu, gpu_of_device
+    from windlass.catalog.instances import instance
+    from windlass.plan.hardware import Hardware
+    from windlass.targets import target
+    from windlass.targets.local.machine import this_machine
+
+    resources = run.resources
+    if resources.gpus_per_node == 0 and (gpu_name or resources.instance):
+        raise UserError(
+            f"resources.gpus_per_node is 0: the run trains on CPUs, not on {gpu_name or resources.instance}",
+            fix="resources.gpus_per_node=1",
+        )
+    if gpu_name:
+        hardware = Hardware(gpu(gpu_name), resources.gpus_per_node or 1, resources.nodes)
+    elif resources.instance:
+        kind = instance(resources.instance)
+        count = resources.gpus_per_node or kind.gpus
+        if count > kind.gpus:
+            raise UserError(
+                f"resources.gpus_per_node is {count} but a {kind.type} has {kind.gpus}",
+                fix=f"resources.gpus_per_node={kind.gpus}",
+            )
+        hardware = Hardware(kind.gpu, count, resources.nodes, kind)
+    else:
+        run = target(run.target).settle(run)
+        machine = this_machine()
+        here = gpu_of_device(machine.gpus[0].name) if machine.gpus else None
+        count = run.resources.gpus_per_node or 0
+        return run, Hardware(here, count, run.resources.nodes) if here and count else None
+    counted = {"gpus_per_node": hardware.gpus_per_node, "processes_per_node": None}
+    return run.model_copy(update={"resources": resources.model_copy(update=counted)}), hardware
+
+
+def _why_unknown(run: Run, hardware: Hardware | None) -> str:
+    if hardware is None:
+        return "no GPU is known: give --gpu H200 or --instance p5.48xlarge"
+    return f"the layout of {run.model.preset or run.model.path} is not known before it is built"
+
+
+def _print(name: str, rows: list[tuple[str, str]], expected: Forecast | None, unknown: str | None) -> None:
+    from windlass.cli.output import print_pairs
+
+    if expected is None:
+        print_pairs([("run", name), *rows, ("memory, speed", f"not estimated: {unknown}")])
+        return
+    print_pairs([("run", name), *rows, *_rows(expected)])
+    for told in expected.assumptions:
+        click.echo(f"assumes: {told}")
+    for warning in expected.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _rows(expected: Forecast) -> list[tuple[str, str]]:
+    from windlass.cli.output import duration
+    from windlass.plan.memory import GIB
+
+    memory, speed, cost, gpu = expected.memory, expected.speed, expected.cost, expected.hardware.gpu
+    share = memory.peak_gib / gpu.memory_gib
+    items = ", ".join(f"{name} {size / GIB:.1f}" for name, size in memory.items)
+    parts = ", ".join(f"{part} {seconds / speed.step_s:.0%}" for part, seconds in speed.parts)
+    per_gpu = f", {speed.tokens_per_s / expected.layout.ranks:,.0f} per GPU" if expected.layout.ranks > 1 else ""
+    rows = [
+        ("hardware", expected.hardware.describe()),
+        ("memory", f"{memory.peak_gib:.1f} of {gpu.memory_gib:.1f} GiB per GPU ({share:.0%}), at the {memory.moment}"),
+        ("", items),
+        ("speed", f"{speed.tokens_per_s:,.0f} tokens/s{per_gpu}; {duration(speed.step_s)} a step, MFU {speed.mfu:.0%}"),
+        ("", parts),
+        (
+            "time",
+            duration(cost.seconds) + (f", {duration(cost.checkpoint_s)} of it saving" if cost.checkpoint_s else ""),
+        ),
+        ("cost", _price(expected)),
+    ]
+    if memory.host_bytes:
+        total = memory.host_bytes * expected.hardware.gpus_per_node / GIB
+        rows.insert(3, ("host memory", f"{total:.1f} GiB per node for the offloaded state"))
+    return rows
+
+
+def _price(expected: Forecast) -> str:
+    cost = expected.cost
+    spot = (
+        f"; ${cost.spot_usd:,.2f} at the lowest spot price ({cost.spot.region})"
+        if cost.spot and cost.spot_usd is not None
+        else ""
+    )
+    known = "unknown" if cost.usd is None else f"${cost.usd:,.2f}"
+    return f"{known} for {cost.node_hours:,.2f} node-hours{spot}"

@@ -1,0 +1,160 @@
+"""Make a run fit: the micro-batch where it is open, and changes of a run that does not fit. Tried by the estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from windlass.catalog.gpus import Gpu
+from windlass.catalog.models import known_config
+from windlass.errors import UserError
+from windlass.plan.hardware import Hardware
+from windlass.plan.layout import Layout, layout
+from windlass.plan.memory import GIB, RESERVE, MemoryEstimate, estimate_memory
+from windlass.plan.resolution import MOST_UNSEEN, effective_sharding
+from windlass.plan.shape import ModelShape
+from windlass.plan.speed import estimate_speed
+from windlass.spec import Run
+
+MOST_RANKS = 4096
+
+
+@dataclass(frozen=True)
+class Change:
+    """Overrides that make a run fit, and what they cost."""
+
+    overrides: tuple[str, ...]
+    hardware: Hardware
+    peak_gib: float
+    tokens_per_s: float
+
+    def __str__(self) -> str:
+        return " ".join(self.overrides)
+
+
+def choose_micro_batch(run: Run, world_size: int, gpu: Gpu) -> int:
+    """The largest divisor of a rank's sequences that fits into the GPU with a reserve; 1 where none does."""
+    rows = -(-run.train.global_batch // world_size)
+    shape = ModelShape.of(known_config(run.model))
+    if shape is None:
+        return min(rows, MOST_UNSEEN)
+    return _largest_fitting(run, world_size, gpu, shape, _divisors(rows)) or 1
+
+
+def comfortable_bytes(gpu: Gpu) -> float:
+    """What a plan may fill: the rest is for CUDA's context, NCCL's buffers and fragmentation."""
+    return gpu.memory_gib * GIB * (1 - RESERVE)
+
+
+def check_fits(run: Run, hardware: Hardware, shape: ModelShape, layout: Layout, memory: MemoryEstimate) -> None:
+    """Raise UserError, with the change that fits, where the peak is more than the GPU has."""
+    gpu = hardware.gpu
+    if memory.peak_gib <= gpu.memory_gib:
+        return
+    largest = ", ".join(f"{name} {size / GIB:.1f}" for name, size in memory.items[:4])
+    change = find_change(run, hardware, shape)
+    raise UserError(
+        f"the run does not fit: {memory.peak_gib:.1f} GiB per rank, {gpu.name} has {gpu.memory_gib:.1f} GiB",
+        evidence=f"{layout.micro} × {layout.length} tokens at once, fullest at the {memory.moment}: {largest} GiB",
+        cause=None if change else "no change of micro-batch, recomputation or number of ranks that was tried fits",
+        fix=f"{change}    ({change.peak_gib:.1f} GiB, about {change.tokens_per_s:,.0f} tokens/s)" if change else None,
+    )
+
+
+def find_change(run: Run, hardware: Hardware, shape: ModelShape) -> Change | None:
+    """The cheapest change that fits with a reserve: the fastest one on the same hardware, else the fewest GPUs."""
+    same = [change for tried in _same_hardware(run, hardware) if (change := _try(run, hardware, shape, tried))]
+    if same:
+        return max(same, key=lambda change: change.tokens_per_s)
+    for larger in _more_hardware(run, hardware):
+        grown = [change for tried in _on(run, hardware, larger) if (change := _try(run, larger, shape, tried))]
+        if grown:
+            return max(grown, key=lambda change: change.tokens_per_s)
+    offloaded = ("parallel.sharding=full", "parallel.cpu_offload=true", "parallel.activation_checkpointing=full")
+    return _try(run, hardware, shape, offloaded)
+
+
+def _same_hardware(run: Run, hardware: Hardware) -> Iterator[tuple[str, ...]]:
+    spread: Sequence[tuple[str, ...]] = [()]
+    if hardware.ranks > 1 and effective_sharding(run, hardware.ranks) != "full":
+        spread = [(), ("parallel.sharding=full",)]
+    for overrides in spread:
+        for recompute in _recomputations(run):
+            yield (*overrides, *recompute)
+
+
+def _recomputations(run: Run) -> Iterator[tuple[str, ...]]:
+    """At least as much as the run has."""
+    levels = ["none", "selective", "full"]
+    now = levels.index(run.parallel.activation_checkpointing)
+    yield ()
+    for level in levels[now + 1 :]:
+        yield (f"parallel.activation_checkpointing={level}",)
+
+
+def _more_hardware(run: Run, hardware: Hardware) -> Iterator[Hardware]:
+    """Whole nodes of an instance type; GPUs up to 8 in a node otherwise, and then nodes."""
+    per_node, nodes = hardware.gpus_per_node, hardware.nodes
+    fullest = hardware.instance.gpus if hardware.instance else max(8, per_node)
+    while per_node * 2 <= fullest:
+        per_node *= 2
+        yield replace(hardware, gpus_per_node=per_node)
+    while nodes * 2 * per_node <= min(MOST_RANKS, run.train.global_batch):
+        nodes *= 2
+        yield replace(hardware, gpus_per_node=per_node, nodes=nodes)
+
+
+def _on(run: Run, before: Hardware, after: Hardware) -> Iterator[tuple[str, ...]]:
+    if after.ranks > run.train.global_batch:
+        return
+    overrides = []
+    if after.gpus_per_node != before.gpus_per_node:
+        overrides.append(f"resources.gpus_per_node={after.gpus_per_node}")
+    if after.nodes != before.nodes:
+        overrides.append(f"resources.nodes={after.nodes}")
+    if effective_sharding(run, after.ranks) != "full":
+        overrides.append("parallel.sharding=full")
+    for recompute in _recomputations(run):
+        yield (*overrides, *recompute)
+
+
+def _try(run: Run, hardware: Hardware, shape: ModelShape, overrides: tuple[str, ...]) -> Change | None:
+    """The changed run with the largest micro-batch that fits, but none larger than was asked for."""
+    changed = apply(run, overrides)
+    rows = -(-run.train.global_batch // hardware.ranks)
+    asked = run.train.micro_batch
+    sizes = [size for size in _divisors(rows) if asked is None or size <= asked]
+    if asked is not None and asked <= rows and asked not in sizes:
+        sizes.insert(0, asked)
+    micro = _largest_fitting(changed, hardware.ranks, hardware.gpu, shape, sizes)
+    if micro is None:
+        return None
+    arranged = layout(changed, hardware.ranks, micro, shape)
+    speed = estimate_speed(shape, arranged, hardware, global_batch=run.train.global_batch)
+    chosen = () if asked is None or asked == micro else (f"train.micro_batch={micro}",)
+    return Change((*chosen, *overrides), hardware, estimate_memory(shape, arranged).peak_gib, speed.tokens_per_s)
+
+
+def _largest_fitting(run: Run, world_size: int, gpu: Gpu, shape: ModelShape, sizes: Sequence[int]) -> int | None:
+    limit = comfortable_bytes(gpu)
+    for size in sizes:
+        if estimate_memory(shape, layout(run, world_size, size, shape)).peak_bytes <= limit:
+            return size
+    return None
+
+
+def apply(run: Run, overrides: Sequence[str]) -> Run:
+    """A run with `section.key=value` overrides."""
+    from windlass.spec.loading import apply_override, parse_run
+
+    values = run.model_dump(mode="json")
+    if any(override.startswith("resources.gpus_per_node") for override in overrides):
+        values["resources"]["processes_per_node"] = None  # one rank per GPU, however many there were
+    for override in overrides:
+        apply_override(values, override)
+    return parse_run(values)
+
+
+def _divisors(number: int) -> list[int]:
+    """Largest first."""
+    return [one for one in range(number, 0, -1) if number % one == 0]

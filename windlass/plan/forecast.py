@@ -1,0 +1,154 @@
+"""What will happen on given hardware: memory, speed, hours and dollars of a run together. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.catalog.models import known_config
+from windlass.errors import UserError
+from windlass.plan.cost import STORAGE_GB_S, CostEstimate, estimate_cost
+from windlass.plan.fitting import check_fits
+from windlass.plan.hardware import DEFAULT_NETWORK_GBPS, Hardware
+from windlass.plan.layout import Layout, layout
+from windlass.plan.memory import GIB, RESERVE, MemoryEstimate, estimate_memory
+from windlass.plan.resolution import batch_shape
+from windlass.plan.shape import ModelShape
+from windlass.plan.speed import SpeedEstimate, estimate_speed
+from windlass.spec import Run
+
+
+@dataclass(frozen=True)
+class Forecast:
+    hardware: Hardware
+    layout: Layout
+    memory: MemoryEstimate
+    speed: SpeedEstimate
+    cost: CostEstimate
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        gpu, instance, cost = self.hardware.gpu, self.hardware.instance, self.cost
+        return {
+            "hardware": {
+                "gpu": gpu.name,
+                "instance": instance.type if instance else None,
+                "nodes": self.hardware.nodes,
+                "gpus_per_node": self.hardware.gpus_per_node,
+            },
+            "ranks": self.layout.ranks,
+            "sharding": self.layout.sharding,
+            "micro_batch": self.layout.micro,
+            "micro_batches": self.layout.num_micro,
+            "memory": {
+                "peak_gib": self.memory.peak_gib,
+                "gpu_gib": gpu.memory_gib,
+                "share": self.memory.peak_gib / gpu.memory_gib,
+                "fullest_at": self.memory.moment,
+                "items_gib": {name: size / GIB for name, size in self.memory.items},
+                "host_gib_per_node": self.memory.host_bytes * self.hardware.gpus_per_node / GIB,
+            },
+            "speed": {
+                "step_s": self.speed.step_s,
+                "tokens_per_s": self.speed.tokens_per_s,
+                "tokens_per_s_per_gpu": self.speed.tokens_per_s / self.layout.ranks,
+                "mfu": self.speed.mfu,
+                "parts_s": dict(self.speed.parts),
+            },
+            "hours": cost.seconds / 3600,
+            "checkpoint_stall_s": cost.checkpoint_s,
+            "validation_s": cost.validation_s,
+            "usd": cost.usd,
+            "spot_usd": cost.spot_usd,
+            "usd_per_node_hour": cost.on_demand.usd_per_hour if cost.on_demand else None,
+            "price_region": cost.on_demand.region if cost.on_demand else None,
+            "price_date": cost.on_demand.date if cost.on_demand else None,
+            "assumptions": list(self.assumptions),
+            "warnings": list(self.warnings),
+        }
+
+
+def forecast(run: Run, hardware: Hardware) -> Forecast | None:
+    """Of a resolved, checked run. Raises UserError where it cannot work; None for models whose layout is not known."""
+    check_precision(run, hardware)
+    shape = ModelShape.of(known_config(run.model))
+    if shape is None:
+        return None
+    micro, _ = batch_shape(run, hardware.ranks, hardware.gpu)
+    arranged = layout(run, hardware.ranks, micro, shape)
+    memory = estimate_memory(shape, arranged)
+    check_fits(run, hardware, shape, arranged, memory)
+    check_host(run, hardware, shape, memory)
+    speed = estimate_speed(shape, arranged, hardware, global_batch=run.train.global_batch)
+    return Forecast(
+        hardware=hardware,
+        layout=arranged,
+        memory=memory,
+        speed=speed,
+        cost=estimate_cost(run, shape, arranged, speed, hardware),
+        assumptions=tuple(_assumptions(run, hardware)),
+        warnings=tuple(_warnings(arranged, memory, hardware, shape)),
+    )
+
+
+def check_precision(run: Run, hardware: Hardware) -> None:
+    if run.train.precision == "bf16" and hardware.gpu.bf16_tflops is None:
+        raise UserError(
+            f"the {hardware.gpu.name} has no bf16 units",
+            evidence=hardware.gpu.source,
+            fix="train.precision=fp32    or a GPU of the Ampere generation or later",
+        )
+
+
+def check_host(run: Run, hardware: Hardware, shape: ModelShape, memory: MemoryEstimate) -> None:
+    if hardware.instance is None or not memory.host_bytes:
+        return
+    needed, there = memory.host_bytes * hardware.gpus_per_node / GIB, hardware.instance.ram_gib
+    if needed > there:
+        nodes = hardware.nodes * -(-needed // there)
+        raise UserError(
+            f"the offloaded state does not fit: {needed:.0f} GiB per node, {hardware.instance.type} has {there} GiB",
+            evidence=f"{shape.parameters:,} parameters × 16 bytes over {hardware.nodes} node(s)",
+            fix=f"resources.nodes={nodes:.0f}" if nodes <= run.train.global_batch else None,
+        )
+
+
+def _assumptions(run: Run, hardware: Hardware) -> list[str]:
+    instance = hardware.instance
+    told = ["no failures or restarts, data never waits, start and compilation (minutes) not counted"]
+    if instance and instance.on_demand:
+        price = instance.on_demand
+        told.append(f"${price.usd_per_hour:,.2f} per node and hour: on demand, {price.region}, {price.date}")
+        if hardware.gpus_per_node < instance.gpus:
+            told.append(f"the whole {instance.type} is paid for, with {instance.gpus} GPUs")
+    elif instance:
+        told.append(f"no on-demand price of {instance.type} is known" + (f": {instance.note}" if instance.note else ""))
+    else:
+        told.append("no price: give --instance or resources.instance")
+    if instance and instance.uncertain:
+        told.append(f"the sources on {instance.type} disagree on its {', '.join(instance.uncertain)}")
+    if hardware.nodes > 1 and (instance is None or instance.network_gbps is None):
+        told.append(f"{DEFAULT_NETWORK_GBPS:.0f} Gbit/s between nodes")
+    if hardware.gpu.name != "H200":
+        told.append(f"speed scaled from the H200 by the {hardware.gpu.name}'s peak and bandwidth; not measured on it")
+    if hardware.ranks > 1:
+        told.append("communication is modelled, not measured")
+    if not run.checkpoint.background:
+        told.append(f"checkpoints are written at {STORAGE_GB_S:.0f} GB/s per node")
+    return told
+
+
+def _warnings(layout: Layout, memory: MemoryEstimate, hardware: Hardware, shape: ModelShape) -> list[str]:
+    told = []
+    share = memory.peak_gib / hardware.gpu.memory_gib
+    if share > 1 - RESERVE:
+        told.append(f"{share:.0%} of the GPU's memory: the estimate may be off by 10 %, so it may not fit")
+    if layout.is_fsdp and layout.num_micro > 1 and layout.shards > 1:
+        whole = 4 * shape.parameters / GIB
+        told.append(
+            f"accumulating {layout.num_micro} micro-batches keeps whole fp32 gradients ({whole:.1f} GiB) on every rank"
+        )
+    if shape.family == "mixtral":
+        told.append("mixture of experts: activations and speed are rough, routing is taken as even")
+    return told

@@ -1,0 +1,77 @@
+"""How the trainer will lay a run out on its ranks: the choices that decide memory and speed, spelled out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windlass.plan.resolution import effective_sharding
+from windlass.plan.shape import ModelShape
+from windlass.spec import Run
+
+PLAIN_HEADS = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}  # as in windlass.trainer.fused_head
+
+
+@dataclass(frozen=True)
+class Layout:
+    ranks: int
+    sharding: str  # full, hybrid, ddp or none
+    shards: int  # ranks that hold one copy of the state together
+    micro: int  # sequences of a micro-batch
+    num_micro: int  # micro-batches of a rank per step
+    length: int
+    precision: str  # bf16 or fp32
+    bf16_weights: bool  # computes in bf16 copies; fp32 masters in the optimizer alone
+    fused_head: bool
+    compiled: bool
+    recompute: str  # none, selective or full
+    cpu_offload: bool
+    reshard: bool
+    validates: bool
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.micro * self.length
+
+    @property
+    def is_fsdp(self) -> bool:
+        return self.sharding in ("full", "hybrid")
+
+    @property
+    def autocast(self) -> bool:
+        """fp32 weights, cast on every use."""
+        return self.precision == "bf16" and not self.is_fsdp and not self.bf16_weights
+
+    @property
+    def element(self) -> int:
+        """Bytes of a number that is computed with."""
+        return 2 if self.precision == "bf16" else 4
+
+
+def layout(run: Run, world_size: int, micro: int, shape: ModelShape) -> Layout:
+    """The layout of a resolved run on GPUs with a given micro-batch."""
+    sharding = effective_sharding(run, world_size)
+    rows = -(-run.train.global_batch // world_size)
+    if sharding == "hybrid":
+        shards = run.parallel.shard_group or max(1, world_size // run.resources.nodes)
+    else:
+        shards = world_size if sharding == "full" else 1
+    copies_possible = run.train.precision == "bf16" and sharding == "none"
+    asked = run.train.bf16_weights
+    fused = run.train.fused_head
+    return Layout(
+        ranks=world_size,
+        sharding=sharding,
+        shards=shards,
+        micro=micro,
+        num_micro=-(-rows // micro),
+        length=run.data.sequence_length or 0,
+        precision=run.train.precision,
+        bf16_weights=copies_possible and asked is not False,
+        fused_head=shape.family in PLAIN_HEADS if fused is None else fused,
+        compiled=run.train.compile is not False,
+        recompute=run.parallel.activation_checkpointing,
+        cpu_offload=run.parallel.cpu_offload,
+        reshard=run.parallel.reshard_after_forward,
+        validates=bool(run.data.validation_source or run.data.holdout),
+    )

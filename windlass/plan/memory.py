@@ -1,0 +1,186 @@
+"""Peak memory of one GPU rank, item by item. Pure; docs/plan.md says where each number comes from.
+
+A step has a few moments at which memory can peak. Each is a sum of items; the largest sum is the estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from windlass.plan.layout import Layout
+from windlass.plan.shape import ModelShape
+
+GIB = 2**30
+LOGITS_PER_BLOCK = 2**31 - 1  # as in windlass.trainer.head; a test compares them
+WORKSPACE = 0.01  # libraries' workspaces and small tensors, as a share of everything else
+BLOCKS_GATHERED = 2  # FSDP2 gathers the next block while one computes
+RESERVE = 0.07  # of a GPU's memory: CUDA's context, NCCL's buffers, fragmentation
+
+Items = dict[str, float]
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What is allocated at the fullest moment of a run, as `torch.cuda.max_memory_allocated` counts it."""
+
+    moment: str
+    items: tuple[tuple[str, float], ...]  # name, bytes; largest first
+    host_bytes: float  # of one rank: offloaded state
+
+    @property
+    def peak_bytes(self) -> float:
+        return sum(size for _, size in self.items)
+
+    @property
+    def peak_gib(self) -> float:
+        return self.peak_bytes / GIB
+
+
+def estimate_memory(shape: ModelShape, layout: Layout) -> MemoryEstimate:
+    moments = dict(_moments(shape, layout))
+    moment = max(moments, key=lambda name: sum(moments[name].values()))
+    items = {name: size for name, size in moments[moment].items() if size > 0}
+    items["workspace"] = WORKSPACE * sum(items.values())
+    return MemoryEstimate(
+        moment=moment,
+        items=tuple(sorted(items.items(), key=lambda item: -item[1])),
+        host_bytes=16.0 * shape.parameters / layout.shards if layout.cpu_offload else 0.0,
+    )
+
+
+def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
+    tokens = layout.tokens
+    state, waiting = _state(shape, layout), _gradients_between(shape, layout)
+    kept = {"activations": tokens * (shape.layers * saved_per_layer(shape, layout) + _saved_outside(shape, layout))}
+    head = layout.element * shape.head_parameters
+    block_work = tokens * _backward_work(shape, layout)
+    held = {"bf16 casts": _casts(shape, layout)}
+    gathered = _gathered(shape, layout)
+    yield (
+        "head",
+        state | kept | held | gathered | {"gradients": waiting + head, "logits": _logits(shape, layout)},
+    )
+    yield (
+        "first block of the backward pass",
+        state
+        | kept
+        | held
+        | gathered
+        | {"gradients": waiting + head + _block_gradients(shape, layout), "backward of a block": block_work},
+    )
+    yield (
+        "end of the backward pass",
+        state | _gathered_root(shape, layout) | _gradients_at_end(shape, layout) | {"backward of a block": block_work},
+    )
+    if layout.validates:
+        yield ("validation", state | gathered | {"logits": _validation_logits(shape, layout)})
+
+
+# State and gradients
+
+
+def _state(shape: ModelShape, layout: Layout) -> Items:
+    """What is there all the time."""
+    count = float(shape.parameters)
+    if layout.cpu_offload:
+        return {}
+    if layout.bf16_weights:
+        return {"bf16 weights": 2 * count, "fp32 masters": 4 * count, "moments": 8 * count}
+    return {"fp32 weights": 4 * count / layout.shards, "moments": 8 * count / layout.shards}
+
+
+def _gradients_between(shape: ModelShape, layout: Layout) -> float:
+    """Gradients that are there when a forward pass begins: sums over earlier micro-batches, or DDP's buckets."""
+    if layout.sharding == "ddp":
+        return 4.0 * shape.parameters
+    # FSDP2 sums whole gradients, in fp32, until the last micro-batch: they are sharded only then.
+    return 4.0 * shape.parameters if layout.num_micro > 1 else 0.0
+
+
+def _block_gradients(shape: ModelShape, layout: Layout) -> float:
+    """Of the block under way: as computed, and in FSDP2 two blocks in fp32 on their way to the other ranks."""
+    reduced = 2 * 4.0 if layout.is_fsdp else 0.0
+    return (layout.element + reduced) * shape.block_parameters
+
+
+def _gradients_at_end(shape: ModelShape, layout: Layout) -> Items:
+    if layout.is_fsdp:
+        whole = 4.0 * shape.parameters if layout.num_micro > 1 else 0.0
+        sharded = 0.0 if layout.cpu_offload else 4.0 * shape.parameters / layout.shards
+        return {"gradients": max(whole, sharded + (layout.element + 4.0) * shape.root_parameters)}
+    if layout.bf16_weights and layout.num_micro == 1:
+        return {"gradients": 2.0 * shape.parameters}
+    return {"gradients": 4.0 * shape.parameters}
+
+
+def _gathered(shape: ModelShape, layout: Layout) -> Items:
+    """Whole weights of sharded blocks, in the type that is computed with."""
+    if not layout.is_fsdp:
+        return {}
+    blocks = min(BLOCKS_GATHERED, shape.layers) if layout.reshard else shape.layers
+    return {"gathered weights": float(layout.element * (blocks * shape.block_parameters + shape.root_parameters))}
+
+
+def _casts(shape: ModelShape, layout: Layout) -> float:
+    """Weights as autocast made them, which the backward pass needs again; blocks that recompute cast again."""
+    blocks = shape.layers if layout.recompute == "none" else 1
+    return 2.0 * (blocks * shape.block_parameters + shape.head_parameters) if layout.autocast else 0.0
+
+
+def _gathered_root(shape: ModelShape, layout: Layout) -> Items:
+    return {"gathered weights": float(layout.element * shape.root_parameters)} if layout.is_fsdp else {}
+
+
+# Activations
+
+
+def saved_per_layer(shape: ModelShape, layout: Layout) -> float:
+    """Bytes per token that one block keeps for its backward pass."""
+    d, f, q, kv = shape.width, shape.ffn_width, shape.query_width, shape.kv_width
+    statistics = 4.0 * shape.heads + 8.0  # log-sum-exp of every head, one scale of each norm, in fp32
+    residual = 2.0 * d if layout.autocast else 0.0  # the stream itself stays fp32 under autocast
+    if layout.recompute == "full":
+        return layout.element * d + residual
+    if layout.recompute == "selective":  # the block's input, q, k, v, attention, its projection, gate, up
+        return layout.element * (2 * d + 2 * q + 2 * kv + 2 * f) + statistics + residual
+    if layout.compiled:  # … both norms' outputs and the product of gate and up as well: matmuls take them
+        return layout.element * (4 * d + 2 * q + 2 * kv + 3 * f) + statistics + residual
+    # Run op by op, each norm also keeps its input in fp32 and its normalized input, and SiLU its output.
+    norms = (4.0 + layout.element) * 2 * d + layout.element * 2 * d
+    return norms + layout.element * (2 * q + 2 * kv + 4 * f) + statistics
+
+
+def _saved_outside(shape: ModelShape, layout: Layout) -> float:
+    """Bytes per token of the final norm, which runs op by op, its output, and the head's gradient for it."""
+    return (4.0 + 3 * layout.element) * shape.width
+
+
+def _backward_work(shape: ModelShape, layout: Layout) -> float:
+    """Bytes per token in use while one block goes backward: gradients inside it, and what it computes again."""
+    inside = layout.element * (3 * shape.ffn_width + 4 * shape.width)
+    if layout.recompute == "none":
+        return float(inside)
+    again = layout.element * (4 * shape.width + 2 * shape.query_width + 2 * shape.kv_width + 3 * shape.ffn_width)
+    return float(inside + again - (saved_per_layer(shape, layout) if layout.recompute == "selective" else 0))
+
+
+def _logits(shape: ModelShape, layout: Layout) -> float:
+    if layout.fused_head:
+        return float(layout.element * shape.vocabulary * rows_per_block(shape.vocabulary, layout.tokens))
+    # logits, their fp32 copy and its log-softmax; the copy is the logits themselves in fp32
+    return layout.tokens * shape.vocabulary * (10.0 if layout.precision == "bf16" else 8.0)
+
+
+def _validation_logits(shape: ModelShape, layout: Layout) -> float:
+    if not layout.fused_head:
+        return _logits(shape, layout)
+    rows = min(layout.tokens, LOGITS_PER_BLOCK // shape.vocabulary)
+    return 8.0 * rows * shape.vocabulary  # fp32 logits and their log-softmax
+
+
+def rows_per_block(vocabulary: int, tokens: int) -> int:
+    """Tokens whose logits exist at once in the fused head: as equal blocks as there must be."""
+    most = max(1, min(tokens, LOGITS_PER_BLOCK // vocabulary))
+    blocks = -(-tokens // most)
+    return -(-tokens // blocks)

@@ -1,0 +1,172 @@
+"""Time of one optimizer step on one GPU rank, part by part. Pure; docs/plan.md says how it was calibrated.
+
+Matrix products and attention go by FLOPs, everything else by the bytes it moves. Other GPUs than the H200 are scaled
+by their dense peak and their bandwidth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windlass.catalog.gpus import Gpu
+from windlass.plan.hardware import Hardware
+from windlass.plan.layout import Layout
+from windlass.plan.shape import ModelShape
+
+MATMUL_SHARE = (
+    0.68  # of the dense peak over a whole step: large products alone reach 0.77, power limits and gaps cost the rest
+)
+FP32_SHARE = 0.80
+BANDWIDTH_SHARE = 0.90  # 4.3 of the H200's 4.8 TB/s
+H200_BF16 = 989.0
+ATTENTION_TFLOPS = {64: (456.0, 411.0), 128: (647.0, 468.0)}  # H200, cuDNN, causal: forward, backward
+EAGER_FACTOR = 4.8  # traffic of unfused elementwise work over fused; HF eager against compiled blocks on the H200
+FSDP_COPY_BYTES = 34.0  # per parameter and micro-batch: casts, copies into and out of the collectives' buffers
+AUTOCAST_BYTES = 12.0  # per parameter and micro-batch: weights down to bf16, gradients up to fp32
+LINK_SHARE = 0.75  # of a link's rate that collectives reach
+OVERLAP_COST = 0.3  # of hidden communication still seen: it takes memory bandwidth and SMs, and has edges
+HOST_LINK_GB_S = 25.0  # pinned copies between GPU and host
+
+
+@dataclass(frozen=True)
+class SpeedEstimate:
+    parts: tuple[tuple[str, float], ...]  # name, seconds of a step
+    tokens_per_step: int  # of all ranks
+    flops_per_step: float  # of the model on one rank: causal attention, nothing counted twice
+    peak_flops: float
+
+    @property
+    def step_s(self) -> float:
+        return sum(seconds for _, seconds in self.parts)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens_per_step / self.step_s
+
+    @property
+    def mfu(self) -> float:
+        return self.flops_per_step / self.step_s / self.peak_flops
+
+
+def estimate_speed(shape: ModelShape, layout: Layout, hardware: Hardware, *, global_batch: int) -> SpeedEstimate:
+    gpu, micros = hardware.gpu, layout.num_micro
+    bandwidth = gpu.bandwidth_tb_s * 1e12 * BANDWIDTH_SHARE
+    matmul, attention = _matmul_s(shape, layout, gpu), _attention_s(shape, layout, gpu)
+    moved = _elementwise_bytes(shape, layout) + _head_bytes(shape, layout) + _weight_bytes(shape, layout)
+    parts = {
+        "matrix products": micros * matmul,
+        "attention": micros * attention,
+        "elementwise": micros * moved / bandwidth,
+        "optimizer": _optimizer_s(shape, layout, bandwidth),
+    }
+    compute = sum(parts.values())
+    communication = _communication_s(shape, layout, hardware)
+    parts["communication not hidden"] = max(0.0, communication - compute) + OVERLAP_COST * min(communication, compute)
+    tokens = micros * layout.tokens
+    flops = tokens * flops_per_token(shape, layout.length)
+    peak = (gpu.bf16_tflops or gpu.fp32_tflops) if layout.precision == "bf16" else gpu.fp32_tflops
+    return SpeedEstimate(
+        parts=tuple((name, seconds) for name, seconds in parts.items() if seconds > 0),
+        tokens_per_step=global_batch * layout.length,
+        flops_per_step=flops,
+        peak_flops=peak * 1e12,
+    )
+
+
+def flops_per_token(shape: ModelShape, length: int) -> float:
+    """Forward and backward, causal attention: the trainer's convention."""
+    return 6.0 * shape.matmul_parameters + 6.0 * shape.layers * length * shape.query_width
+
+
+def _matmul_s(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
+    """Of one micro-batch; recomputation does the blocks' forward products again."""
+    per_token = 6.0 * shape.matmul_parameters
+    if layout.recompute == "full":
+        per_token += 2.0 * shape.layers * shape.active_block_parameters
+    return layout.tokens * per_token / _matmul_rate(layout, gpu)
+
+
+def _matmul_rate(layout: Layout, gpu: Gpu) -> float:
+    if layout.precision == "bf16" and gpu.bf16_tflops:
+        return gpu.bf16_tflops * 1e12 * MATMUL_SHARE
+    return gpu.fp32_tflops * 1e12 * FP32_SHARE
+
+
+def _attention_s(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
+    """Of one micro-batch. The backward pass of a flash kernel does 2.5 times the forward's products."""
+    forward_flops = 2.0 * layout.tokens * layout.length * shape.query_width * shape.layers
+    if layout.precision == "bf16" and gpu.bf16_tflops:
+        forward, backward = (rate * 1e12 * gpu.bf16_tflops / H200_BF16 for rate in _attention_rates(shape.head_dim))
+    else:
+        forward = backward = gpu.fp32_tflops * 1e12 * FP32_SHARE / 2
+    passes = 2 if layout.recompute == "full" else 1
+    return passes * forward_flops / forward + 2.5 * forward_flops / backward
+
+
+def _attention_rates(head_dim: int) -> tuple[float, float]:
+    """Measured where it was, else the nearest smaller one's in proportion."""
+    if head_dim in ATTENTION_TFLOPS:
+        return ATTENTION_TFLOPS[head_dim]
+    if head_dim > 128:
+        return ATTENTION_TFLOPS[128]
+    forward, backward = ATTENTION_TFLOPS[64]
+    share = min(1.0, head_dim / 64)
+    return forward * share, backward * share
+
+
+def _elementwise_bytes(shape: ModelShape, layout: Layout) -> float:
+    """Norms, rotary embedding, SwiGLU and residual sums of one micro-batch, both passes, in fused kernels."""
+    d, f, q, kv = shape.width, shape.ffn_width, shape.query_width, shape.kv_width
+    per_token = float(layout.element * (26 * d + 8 * f + 4 * (q + kv)))
+    if layout.recompute != "none":
+        per_token += layout.element * (8 * d + 3 * f + 2 * (q + kv))
+    if not layout.compiled:
+        per_token *= EAGER_FACTOR
+    return layout.tokens * shape.layers * per_token
+
+
+def _head_bytes(shape: ModelShape, layout: Layout) -> float:
+    """Cross-entropy of one micro-batch: logits read twice and written once, or fp32 copies of them as well."""
+    passes = 3 * layout.element if layout.fused_head else 3 * layout.element + 6 * 4
+    return float(layout.tokens * shape.vocabulary * passes)
+
+
+def _weight_bytes(shape: ModelShape, layout: Layout) -> float:
+    """Casts and copies of the weights themselves in one micro-batch."""
+    if layout.is_fsdp:
+        return FSDP_COPY_BYTES * shape.parameters
+    if layout.autocast:
+        return AUTOCAST_BYTES * shape.parameters
+    return 10.0 * shape.parameters if layout.num_micro > 1 else 0.0  # bf16 gradients added to fp32 sums
+
+
+def _optimizer_s(shape: ModelShape, layout: Layout, bandwidth: float) -> float:
+    """One pass for the norm, one that reads gradient, weight and moments and writes the last two back."""
+    mine = shape.parameters / layout.shards
+    if layout.cpu_offload:  # a fused AdamW on the host, and gradients and weights over its link
+        return mine * (8.0 / (HOST_LINK_GB_S * 1e9) + 28.0 / 50e9)
+    per_parameter = 2 * 2 + 24 + 2 if layout.bf16_weights and layout.num_micro == 1 else 2 * 4 + 24 + 2
+    return mine * per_parameter / bandwidth
+
+
+def _communication_s(shape: ModelShape, layout: Layout, hardware: Hardware) -> float:
+    """Of one step: weights gathered for each pass of each micro-batch, gradients reduced once."""
+    if layout.ranks == 1:
+        return 0.0
+    count = float(shape.parameters)
+    if layout.sharding == "ddp":
+        return _collective_s(2 * 4.0 * count, layout.ranks, hardware.nodes, hardware)
+    group_nodes = hardware.nodes if layout.sharding == "full" else max(1, -(-layout.shards // hardware.gpus_per_node))
+    gathers = layout.num_micro * (2 if layout.reshard else 1)
+    seconds = _collective_s((gathers * layout.element + 4.0) * count, layout.shards, group_nodes, hardware)
+    copies = layout.ranks // layout.shards
+    if copies > 1:  # hybrid: shards of the gradient are summed across the groups, all ranks of a node at once
+        seconds += _collective_s(2 * 4.0 * count / layout.shards, copies, hardware.nodes, hardware)
+    return seconds
+
+
+def _collective_s(size: float, ranks: int, nodes: int, hardware: Hardware) -> float:
+    """Ring gathers or scatters of `size` bytes in all: over every GPU's link, and over every node's network."""
+    inside = size * (ranks - 1) / ranks / (hardware.link_gb_s * 1e9)
+    between = size * (nodes - 1) / nodes / (hardware.network_gb_s * 1e9)
+    return max(inside, between) / LINK_SHARE

@@ -1,0 +1,265 @@
+"""What the batch script asks before and after each start of the ranks: `python -m windlass.targets.slurm.attempt`.
+
+`begin FOLDER` writes down that ranks are being started, and prints the attempt's number and a free port; it refuses when
+too many starts came to nothing. `end FOLDER` reads what the ranks left and prints what follows: `exit CODE`, `restart`
+(in this stay on the nodes) or `requeue`. `refused FOLDER` writes down that Slurm would not requeue the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.errors import ExitCode
+from windlass.runfolder import RunFolder, read_json_lines
+from windlass.targets.local.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide, parse_deaths
+from windlass.targets.local.tail import Tail
+
+Event = Mapping[str, Any]
+LAUNCHER_LOGS = "launcher-*.log"
+# What torchrun and srun say when nodes could not be reached or did not meet: worth another start.
+NODE_TROUBLE = re.compile(
+    r"Rendezvous(Timeout|Connection|Closed)Error|Unable to create step|Node failure|launch failed"
+    r"|Communication connection failure|Zero Bytes were transmitted|task launch failed|Socket timed out"
+)
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What Slurm thinks of the job when its ranks have ended."""
+
+    state: str
+    restarts: int
+    asked_restarts: int = 0  # what it was when this stay began
+
+    @classmethod
+    def parse(cls, line: str, *, asked_restarts: int) -> JobFacts:
+        found = dict(re.findall(r"\b(JobState|Restarts)=(\S+)", line))
+        return cls(found.get("JobState", "UNKNOWN"), int(found.get("Restarts", asked_restarts)), asked_restarts)
+
+    @property
+    def requeued(self) -> bool:
+        """Slurm is sending it back to the queue by itself: a lost node, preemption, `scontrol requeue`."""
+        return self.restarts > self.asked_restarts
+
+    @property
+    def cancelled(self) -> bool:
+        return self.state in ("CANCELLED", "COMPLETING") and not self.requeued
+
+
+@dataclass(frozen=True)
+class Requeue:
+    why: str
+
+
+def follow_up(
+    end: AttemptEnd, budget: RestartBudget, job: JobFacts, *, limit_near: bool, may_requeue: bool, trouble: bool
+) -> Done | Restart | Requeue | None:
+    """What follows the end of an attempt; None where Slurm has decided: it requeues the job. Pure."""
+    if end.has("finished") and end.launcher_code == 0:
+        return Done("finished", ExitCode.OK)
+    hopeless = [error for error in end.errors if not error.get("retry", False)]
+    saved = end.has("preempted")
+    if job.requeued and not hopeless:
+        return None
+    if end.stop_requested:
+        return decide(end, budget)
+    if not hopeless and job.cancelled and not limit_near:
+        step = next((one["step"] for one in end.events if one.get("event") == "preempted"), None)
+        if saved:
+            return Done("stopped", ExitCode.PREEMPTED, f"cancelled in Slurm; saved at step {step} first")
+        return Done("stopped", ExitCode.INTERRUPTED, "cancelled in Slurm, without a new checkpoint")
+    if not hopeless and (saved or limit_near):
+        why = "the time limit is near" if limit_near else "told to leave the nodes"
+        if not may_requeue:
+            return Done("preempted", ExitCode.PREEMPTED, f"{why}; {'saved first' if saved else 'not saved'}")
+        return Requeue(why)
+    if trouble and not end.errors and not any(death.code < 0 for death in end.deaths):
+        if budget.left > 0:
+            return Restart("the nodes did not meet")
+        return Done("failed", ExitCode.FAILED, f"the nodes did not meet, {budget.used + 1} times; see logs/launcher-0.log")
+    verdict = decide(end, budget)
+    if isinstance(verdict, Done) and verdict.reason:
+        return Done(verdict.state, verdict.code, verdict.reason.replace("logs/launcher.log", "logs/launcher-0.log"))
+    return verdict
+
+
+def budget_of(history: Sequence[Event], allowed: int) -> RestartBudget:
+    """Starts since the last progress, the newest not counted. Leaving with a checkpoint is progress too."""
+    budget = RestartBudget(allowed)
+    starts = 0
+    for one in history:
+        match one.get("event"):
+            case "submitted":
+                starts = 0  # somebody wants it to go on
+            case "checkpoint" if int(one["step"]) > budget.newest_checkpoint:
+                budget.newest_checkpoint = int(one["step"])
+                starts = min(starts, 1)
+            case "preempted":
+                starts = min(starts, 1)
+            case "launched":
+                starts += 1
+    budget.used = max(0, starts - 1)
+    return budget
+
+
+def begin(folder: RunFolder, *, job: str, port: int | None) -> int:
+    history = list(read_json_lines(folder.history))
+    allowed = folder.load_run().target.max_restarts
+    this_stay = _since(history, "submitted")
+    attempt = max((int(one.get("attempt") or 0) for one in history), default=0) + 1
+    # the budget as it will be with this start counted
+    used = budget_of([*history, {"event": "launched"}], allowed).used
+    if used > allowed:
+        reason = f"given up after {used} restarts without a new checkpoint"
+        folder.record("gave-up", attempt=attempt - 1, why=reason)
+        folder.record("exit", state="failed", code=int(ExitCode.FAILED), reason=reason)
+        print(f"windlass: {reason}", file=sys.stderr)
+        return ExitCode.FAILED
+    launched_before = any(one.get("event") == "launched" for one in this_stay)
+    announced = any(one.get("event") == "restart" and one.get("attempt") == attempt for one in this_stay)
+    if launched_before and not announced:
+        folder.record("restart", attempt=attempt, why="Slurm requeued the job", left=allowed - used)
+    logs = {path.name: path.stat().st_size for path in folder.logs.glob(LAUNCHER_LOGS)}
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    head = os.environ.get("SLURMD_NODENAME")
+    folder.record("launched", attempt=attempt, job=job, nodes=nodes, head=head, logs=logs)
+    print(attempt, port or free_port())
+    return ExitCode.OK
+
+
+def end(folder: RunFolder, *, code: int, limit_near: bool, restarts: int, facts: str) -> int:
+    history = list(read_json_lines(folder.history))
+    launch = next(one for one in reversed(history) if one.get("event") == "launched")
+    attempt = int(launch["attempt"])
+    since = _since(history, "launched")
+    run = folder.load_run()
+    words = {
+        path: "\n".join(Tail(path, offset=int(launch["logs"].get(path.name, 0))).lines(rest=True))
+        for path in folder.logs.glob(LAUNCHER_LOGS)
+    }
+    deaths = sorted((one for text in words.values() for one in parse_deaths(text)), key=_blame)
+    attempt_end = AttemptEnd(
+        launcher_code=128 - code if code > 128 else code,
+        events=since,
+        errors=errors_of(folder, attempt),
+        deaths=deaths,
+        stop_requested=any(one.get("event") == "stop-requested" for one in since),
+    )
+    job = JobFacts.parse(facts, asked_restarts=restarts)
+    verdict = follow_up(
+        attempt_end,
+        budget_of(history, run.target.max_restarts),
+        job,
+        limit_near=limit_near,
+        may_requeue=run.target.slurm.requeue,
+        trouble=any(NODE_TROUBLE.search(text) for text in words.values()),
+    )
+    try:
+        _write_down(folder, attempt, attempt_end, verdict)
+    except OSError as error:  # the disk is full, say: Slurm at least shall know how it ended
+        print(f"windlass: the end of attempt {attempt} could not be written down: {error}", file=sys.stderr)
+    match verdict:
+        case Done(_, exit_code, reason):
+            print(f"windlass: {verdict.state}" + (f": {reason}" if reason else ""), file=sys.stderr)
+            print(f"exit {int(exit_code)}")
+        case Restart(why):
+            print(f"windlass: restarting: {why}", file=sys.stderr)
+            print("restart")
+        case Requeue(why):
+            print(f"windlass: back to the queue: {why}", file=sys.stderr)
+            print("requeue")
+        case None:
+            print(f"exit {int(ExitCode.PREEMPTED)}")
+    return ExitCode.OK
+
+
+def _write_down(
+    folder: RunFolder, attempt: int, ended: AttemptEnd, verdict: Done | Restart | Requeue | None
+) -> None:
+    for index, death in enumerate(ended.deaths if not ended.has("preempted") else ()):
+        error = next((one.get("error") for one in ended.errors if one.get("rank") == death.rank), None)
+        facts = {"rank": death.rank, "signal": death.signal, "code": death.code, "first": index == 0, "error": error}
+        folder.record("rank-died", attempt=attempt, **facts)
+    match verdict:
+        case Done(state, code, reason):
+            if state == "failed":
+                folder.record("gave-up", attempt=attempt, why=reason)
+            folder.record("exit", state=state, code=int(code), reason=reason)
+        case Restart(why):
+            folder.record("restart", attempt=attempt + 1, why=why)
+        case Requeue(why):
+            folder.record("requeue", attempt=attempt, why=why)
+            folder.record("restart", attempt=attempt + 1, why=why)
+
+
+def refused(folder: RunFolder, *, why: str) -> int:
+    reason = f"saved, but Slurm did not requeue the job: {why}"
+    folder.record("exit", state="preempted", code=int(ExitCode.PREEMPTED), reason=reason)
+    print(f"windlass: {reason}", file=sys.stderr)
+    return ExitCode.OK
+
+
+def errors_of(folder: RunFolder, attempt: int) -> list[dict[str, Any]]:
+    """The error files that ranks wrote in this attempt, the first one first."""
+    found = []
+    for path in sorted(folder.logs.glob("rank-*.error.json")):
+        try:
+            error = json.loads(path.read_text())
+        except (OSError, ValueError):  # torn by a kill: it says nothing
+            continue
+        if error.get("attempt") == attempt:
+            found.append(error)
+    return sorted(found, key=lambda error: float(error.get("time") or 0))
+
+
+def _blame(death: RankDeath) -> tuple[bool, str]:
+    """A rank that was killed goes before those that lost it."""
+    return (death.code >= 0 or death.code == -signal.SIGTERM, death.time)
+
+
+def _since(history: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
+    begins = [index for index, one in enumerate(history) if one.get("event") == event]
+    return history[begins[-1] :] if begins else history
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="windlass.targets.slurm.attempt", description=__doc__)
+    words = parser.add_subparsers(dest="word", required=True)
+    for word, options in {
+        "begin": {"job": str, "port": int},
+        "end": {"code": int, "limit-near": int, "restarts": int, "facts": str},
+        "refused": {"why": str},
+    }.items():
+        one = words.add_parser(word)
+        one.add_argument("folder", type=Path)
+        for name, kind in options.items():
+            one.add_argument(f"--{name}", type=kind, required=name != "port")
+    asked = parser.parse_args(arguments)
+    folder = RunFolder(asked.folder)
+    match asked.word:
+        case "begin":
+            return begin(folder, job=asked.job, port=asked.port)
+        case "end":
+            near = bool(asked.limit_near)
+            return end(folder, code=asked.code, limit_near=near, restarts=asked.restarts, facts=asked.facts)
+    return refused(folder, why=asked.why)
+
+
+if __name__ == "__main__":
+    sys.exit(int(main()))

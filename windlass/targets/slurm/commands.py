@@ -1,0 +1,101 @@
+"""Slurm's commands, called here or on a login node over SSH; every way in which they fail is one UserError."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from windlass.errors import UserError
+
+SSH_VARIABLE = "WINDLASS_SSH"  # another ssh program or options, `ssh -F file` say, as GIT_SSH_COMMAND is for git
+TIMEOUT_SECONDS = 60.0  # while the controller is down, Slurm's commands wait for minutes
+CONNECT_SECONDS = 15
+SSH_FAILED = 255
+NOT_FOUND = 127
+CONTROLLER_GONE = ("Unable to contact slurm controller", "Connection refused", "configuration source")
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """What the command had to say against it, in its own words."""
+        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
+        return "\n".join(line.partition(": error: ")[2] or line for line in lines[-3:])
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Where Slurm's commands are."""
+
+    host: str | None = None
+
+    def call(self, *argv: str, text: str | None = None) -> Answer:
+        """Run one command; raises if it could not be run or found no controller. Its own refusals are the caller's."""
+        command = [*self._ssh(), self.host, "--", shlex.join(argv)] if self.host else list(argv)
+        if not self.host and shutil.which(argv[0]) is None:
+            raise UserError(
+                f"there is no {argv[0]} here",
+                cause="Slurm's commands are not installed, or not on PATH",
+                fix="run it on a login node    or target.slurm.host=LOGIN_NODE, over SSH",
+            )
+        try:
+            done = subprocess.run(
+                command,
+                input=text if text is not None else "",
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"{argv[0]} did not answer within {TIMEOUT_SECONDS:.0f} s{self._there}",
+                cause="Slurm's controller is down, or the network is",
+            ) from None
+        except FileNotFoundError:
+            raise UserError("there is no ssh here", fix="install an OpenSSH client") from None
+        answer = Answer(done.returncode, done.stdout, done.stderr)
+        if self.host:
+            self._check_ssh(argv, answer)
+        if answer.code != 0 and any(sign in answer.err for sign in CONTROLLER_GONE):
+            raise UserError(f"Slurm does not answer{self._there}", evidence=answer.complaint)
+        return answer
+
+    def must(self, *argv: str) -> str:
+        """The output of a command that has to work."""
+        answer = self.call(*argv)
+        if answer.code != 0:
+            raise UserError(f"{argv[0]} failed{self._there}", evidence=answer.complaint)
+        return answer.out
+
+    @property
+    def _there(self) -> str:
+        return f" on {self.host}" if self.host else ""
+
+    def _ssh(self) -> Sequence[str]:
+        # never a question for a password: nobody may be there to answer it
+        options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
+        return [*shlex.split(os.environ.get(SSH_VARIABLE) or "ssh"), *options]
+
+    def _check_ssh(self, argv: Sequence[str], answer: Answer) -> None:
+        if answer.code == SSH_FAILED:
+            raise UserError(
+                f"{self.host} cannot be reached over SSH",
+                evidence=answer.complaint,
+                fix=f"ssh {self.host} true    must work without a question",
+            )
+        if answer.code == NOT_FOUND:
+            raise UserError(
+                f"there is no {argv[0]} on {self.host}",
+                evidence=answer.complaint,
+                fix="target.slurm.host=…, a login node of the cluster",
+            )
