@@ -33,7 +33,7 @@ def run_file(name: str, *, background: bool, steps: int) -> dict[str, Any]:
 
 
 def measure() -> dict[str, Any]:
-    """Stalls as training saw them (metrics), medians over the saves of one run each; the final, awaited save left out."""
+    """Stalls as training saw them, medians over the saves of one run each; the last, awaited save is left out."""
     threads = os.cpu_count() or 1
     steps = EVERY * SAVES + 3
     with tempfile.TemporaryDirectory(prefix="windlass-bench-") as name:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from windlass.runfolder import runs_root
 
-HERE = Path(__file__).parent
-RUN_FILE = HERE / "demo.yaml"
+RUN_FILE = os.path.relpath(Path(__file__).parent / "demo.yaml")
 KILL = "kill:rank=1,step=190"  # between two checkpoints, so that steps are repeated
 PROMPT = "It is a truth universally acknowledged, that "
 
 
 def main() -> int:
     windlass = [sys.executable, "-m", "windlass.cli.main"]
-    command = ["run", str(RUN_FILE), "--fresh", "--yes", "--inject", KILL, *sys.argv[1:]]
+    command = ["run", RUN_FILE, "--fresh", "--yes", "--inject", KILL, *sys.argv[1:]]
     print(f"$ windlass {' '.join(command)}\n", flush=True)
     code = subprocess.run([*windlass, *command], check=False).returncode
     if code:

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from windlass.cli.reference import Key, sections
+from windlass.cli.reference import Key, options_of_targets, sections
 from windlass.spec import Run
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -19,7 +19,7 @@ def run_file_page() -> str:
         "Written by `make docs` from the code. `windlass schema --keys` prints it; `run.schema.json` is for editors.",
         "Only `model` and `data` are needed. On the command line: `windlass run my.yaml train.steps=200`.",
     ]
-    for section in sections():
+    for section in (*sections(), *options_of_targets()):
         if section.name:
             lines += ["", f"## {section.name}", "", section.description]
         lines += ["", "| key | default | type | what it does |", "|---|---|---|---|"]

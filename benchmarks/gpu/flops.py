@@ -22,7 +22,7 @@ def flops_per_token(point: Point) -> float:
 
 def peak_flops() -> float | None:
     """Dense bf16 peak of this GPU, for fp8 contestants too; None on a CPU."""
-    from benchmarks.gpu.timing import device
+    from windlass.catalog.gpus import gpu_of_device
     from windlass.trainer import flops
 
-    return flops.peak_flops(device())
+    return flops.peak_flops(gpu_of_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None)

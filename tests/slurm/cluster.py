@@ -1,4 +1,4 @@
-"""A real Slurm on one host: munge, accounting, a controller and several slurmd, each node with its own name and address.
+"""A real Slurm on one host: munge, accounting, a controller and several slurmd, each with its own name and address.
 
 Every node is a network, host-name and mount namespace, so that ports, addresses and host names are a node's own while
 the file system is shared. Needs root and Debian's slurm-wlm, slurmdbd, slurm-wlm-mysql-plugin, mariadb-server, munge.
@@ -45,7 +45,7 @@ def _die_with_parent() -> None:
 
 
 class Cluster:
-    def __init__(self, root: Path, nodes: int = 4, full_disk_bytes: int = 12 * 2**20) -> None:
+    def __init__(self, root: Path, nodes: int = 4, full_disk_bytes: int = 48 * 2**20) -> None:
         self.root = root
         self.nodes = [f"node{i}" for i in range(1, nodes + 1)]
         self.small_disk = root / "small-disk"
@@ -91,14 +91,41 @@ class Cluster:
 
     def start_slurmd(self, node: str) -> None:
         (self.root / "spool" / node).mkdir(exist_ok=True)
-        inside = f"hostname {node} && mount --bind {self.root}/hosts /etc/hosts && exec slurmd -D -N {node} -f {self.conf}"
+        inside = (
+            f"hostname {node} && mount --bind {self.root}/hosts /etc/hosts && exec slurmd -D -N {node} -f {self.conf}"
+        )
         self._spawn(
             node,
             # nsenter, not `ip netns exec`, which hides the control groups behind a fresh /sys
             ["nsenter", f"--net=/run/netns/{_netns(node)}", "unshare", "--uts", "--mount", "sh", "-c", inside],
         )
 
+    def lose_node(self, node: str) -> None:
+        """As if its power were cut: slurmd, batch script, ranks, everything."""
+        self.kill(node)
+        while pids := self.processes(node):
+            _kill_all(pids)
+            time.sleep(0.05)
+
+    def revive(self, node: str) -> None:
+        """Wait until a node is idle again, whatever was done to it."""
+
+        def idle() -> bool:
+            state = self.node_state(node)
+            if state.startswith(("down", "drain")):
+                command = ["scontrol", "update", f"nodename={node}", "state=resume"]
+                subprocess.run(command, capture_output=True, timeout=30, check=False, env=self.environment())
+            return state == "idle"
+
+        self.wait(idle, f"{node} is back")
+
     # --- questions
+
+    def processes(self, node: str) -> list[int]:
+        return [int(pid) for pid in _output("ip", "netns", "pids", _netns(node)).split()]
+
+    def node_state(self, node: str) -> str:
+        return self.ask("sinfo", "-h", "-n", node, "-p", "debug", "-o", "%T")
 
     def ask(self, *command: str, timeout: float = 30) -> str:
         return subprocess.run(
@@ -148,7 +175,8 @@ class Cluster:
         key.chmod(0o600)
         at = {name: f"--{name}-file={self.root}/munge/{name}" for name in ("pid", "log", "seed")}
         self._spawn(
-            "munged", ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self._munge}", *at.values()]
+            "munged",
+            ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self._munge}", *at.values()],
         )
         self.wait(self._munge.exists, "munge socket")
 
@@ -221,11 +249,11 @@ class Cluster:
             "JobAcctGatherType=jobacct_gather/none",
             "GresTypes=gpu",
         ]
-        for node in self.nodes:
-            lines.append(
-                f"NodeName={node} NodeAddr={self.address(node)} NodeHostname={node} Port={PORT + 1} "
-                f"CPUs={CPUS} RealMemory={MEMORY} Gres=gpu:{GPUS} Feature=small State=UNKNOWN"
-            )
+        lines += [
+            f"NodeName={node} NodeAddr={self.address(node)} NodeHostname={node} Port={PORT + 1} "
+            f"CPUs={CPUS} RealMemory={MEMORY} Gres=gpu:{GPUS} Feature=small State=UNKNOWN"
+            for node in self.nodes
+        ]
         lines += [
             "PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=5 PreemptMode=OFF",
             f"PartitionName=spot Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime={KILL_WAIT}",
@@ -259,14 +287,18 @@ def _netns(node: str) -> str:
 def _remove_network(nodes: list[str]) -> None:
     """Namespaces and what still runs in them: steps outlive a killed slurmd."""
     for node in nodes:
-        for pid in _output("ip", "netns", "pids", _netns(node)).split():
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        _kill_all([int(pid) for pid in _output("ip", "netns", "pids", _netns(node)).split()])
         subprocess.run(["ip", "link", "del", f"wlsv-{node}"], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "del", _netns(node)], check=False, capture_output=True)
     subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
+
+
+def _kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
 
 
 def _output(*command: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from windlass.plan import resolve
 from windlass.spec import parse_run
@@ -31,4 +30,4 @@ def test_a_mixture_counts_the_experts_a_token_meets() -> None:
 
 
 def test_no_peak_for_a_cpu() -> None:
-    assert peak_flops(torch.device("cpu")) is None
+    assert peak_flops(None) is None

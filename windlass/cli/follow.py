@@ -128,10 +128,14 @@ class Follower:
 
     def follow(self, target: Target[Any], job: JobRef, news: Reporter) -> JobStatus:
         """Report until the run has ended."""
+        waiting_for: str | None = None
         try:
             while True:
                 status = target.status(job)  # before the reading, so that nothing written before the end is missed
                 self._read(news)
+                if status.state == "waiting" and job.target != "local" and status.reason != waiting_for:
+                    waiting_for = status.reason
+                    news.say(f"waiting: {waiting_for}", {"kind": "waiting", "reason": waiting_for})
                 if status.ended:
                     return status
                 time.sleep(POLL_SECONDS)
@@ -168,6 +172,10 @@ def describe_event(record: dict[str, Any]) -> str | None:
             return f"rank {record['rank']} {how}{error}"
         case "restart":
             return f"restarting from the last checkpoint (attempt {record['attempt']})"
+        case "submitted":
+            return f"submitted as job {record['job']}" + (f" through {record['host']}" if record.get("host") else "")
+        case "requeue":
+            return f"back to the queue: {record.get('why')}"
         case "checkpoint":
             return f"saved the checkpoint of step {record['step']} ({duration(record.get('seconds'))})"
         case "checkpoint-damaged":

@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import click
+
+if TYPE_CHECKING:
+    from windlass.targets.protocol import JobRef, Target
 
 
 @click.command(short_help="List the runs.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
 def ls(as_json: bool) -> None:
     """List the runs."""
+    from rich.markup import escape
+
     from windlass.cli.output import count, duration, number, print_json, print_table
     from windlass.runfolder import runs_root
-    from windlass.targets import target_of_kind
 
-    where = target_of_kind("local")
-    found = [(job, where.status(job)) for job in where.list()]
+    found = list(_runs())
     if as_json:
-        print_json([{"name": job.name, "target": job.target, **status.as_dict()} for job, status in found])
+        print_json([{"name": job.name, "target": job.target, **status} for job, status in found])
     elif not found:
         click.echo(f"no runs in {runs_root()}/\n  windlass init my.yaml    writes a run file")
     else:
         print_table(
-            ["NAME", "STATE", "STEP", "LOSS", "TOK/S", "LEFT"],
+            ["NAME", "TARGET", "STATE", "STEP", "LOSS", "TOK/S", "LEFT", "WHY"],
             [
                 [
                     job.name,
-                    status.state,
-                    f"{status.step}/{status.steps}" if status.step is not None else "–",
-                    number(status.loss),
-                    count(status.tokens_per_s),
-                    duration(status.eta),
+                    job.target,
+                    status["state"],
+                    f"{status['step']}/{status['steps']}" if status.get("step") is not None else "–",
+                    number(status.get("loss")),
+                    count(status.get("tokens_per_s")),
+                    duration(status.get("eta")),
+                    escape(status.get("reason") or ""),
                 ]
                 for job, status in found
             ],
         )
+
+
+def _runs() -> Iterator[tuple[JobRef, dict[str, Any]]]:
+    """Every run with its status; a target that does not answer makes its own runs unknown, and no others."""
+    from windlass.errors import UserError
+    from windlass.runfolder import RunFolder, runs_root
+    from windlass.targets import target_of_kind
+    from windlass.targets.protocol import JobRef
+
+    targets: dict[str, Target[Any]] = {}
+    for path in sorted(runs_root().glob("*/run.yaml")):
+        folder = RunFolder(path.parent)
+        try:
+            kind = folder.load_run().target.kind
+            where = targets.setdefault(kind, target_of_kind(kind))
+            job = JobRef(kind, folder.name, folder)
+            yield job, where.status(job).as_dict()
+        except UserError as error:
+            yield JobRef("–", folder.name, folder), {"state": "unknown", "reason": error.what}

@@ -66,11 +66,11 @@ def plan(
 
 def _settle(run: Run, gpu_name: str | None) -> tuple[Run, Hardware | None]:
     """The run with its GPUs counted, and what they are; None where it trains on CPUs."""
-    from windlass.catalog.gpus import gpu, gpu_of_device
+    from windlass.catalog.gpus import gpu
     from windlass.catalog.instances import instance
+    from windlass.cli.preparation import hardware_of
     from windlass.plan.hardware import Hardware
     from windlass.targets import target
-    from windlass.targets.local.machine import this_machine
 
     resources = run.resources
     if resources.gpus_per_node == 0 and (gpu_name or resources.instance):
@@ -90,11 +90,9 @@ def _settle(run: Run, gpu_name: str | None) -> tuple[Run, Hardware | None]:
             )
         hardware = Hardware(kind.gpu, count, resources.nodes, kind)
     else:
-        run = target(run.target).settle(run)
-        machine = this_machine()
-        here = gpu_of_device(machine.gpus[0].name) if machine.gpus else None
-        count = run.resources.gpus_per_node or 0
-        return run, Hardware(here, count, run.resources.nodes) if here and count else None
+        where = target(run.target)
+        run = where.settle(run)
+        return run, hardware_of(run, where)
     counted = {"gpus_per_node": hardware.gpus_per_node, "processes_per_node": None}
     return run.model_copy(update={"resources": resources.model_copy(update=counted)}), hardware
 

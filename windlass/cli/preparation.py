@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.errors import UserError
+from windlass.plan.hardware import Hardware
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
 from windlass.targets import target
 from windlass.targets.compatibility import adopt, must_match
-from windlass.targets.protocol import JobRef, JobStatus, Target
+from windlass.targets.protocol import JobRef, JobStatus, KnowsGpu, Target
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults:
     """Load, settle, resolve and check a run. Raises UserError; creates nothing."""
     from windlass.data.checks import check_data
     from windlass.plan import check, describe, resolve
+    from windlass.plan.forecast import forecast
 
     asked = load_run(path, overrides)
     if faults:
@@ -57,21 +59,45 @@ def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults:
     earlier = None
     if before is not None:
         must_match(before, run, folder=str(folder.path))
-        earlier = where.status(JobRef(run.target.kind, run.name, folder))
+        earlier = _status_where_it_was(before, run, where, folder)
     warnings = []
+    hardware = hardware_of(run, where)
     if earlier is None or not is_under_way(earlier):
         warnings = where.check(run, bytes_needed=bytes_needed(run))
         check(run, world_size)
         check_data(run)
+        expected = forecast(run, hardware) if hardware else None  # refuses what will not fit
+        warnings += expected.warnings if expected else ()
     return Prepared(
         run=run,
         folder=folder,
         target=where,
         request=where.render(run, faults=faults),
-        rows=[*describe(run, world_size), ("folder", str(folder.path))],
+        rows=[*describe(run, world_size, hardware.gpu if hardware else None), ("folder", str(folder.path))],
         warnings=warnings,
         earlier=earlier,
     )
+
+
+def hardware_of(run: Run, where: Target[Any]) -> Hardware | None:
+    """The GPUs that a settled run will get, where the target can say; None on CPUs."""
+    gpu = where.gpu(run) if isinstance(where, KnowsGpu) else None
+    return Hardware(gpu, run.resources.gpus_per_node or 0, run.resources.nodes) if gpu else None
+
+
+def _status_where_it_was(before: Run, run: Run, where: Target[Any], folder: RunFolder) -> JobStatus:
+    """The status of the run in the folder; while it is under way on one target it cannot go on on another."""
+    kind = before.target.kind
+    if kind == run.target.kind:
+        return where.status(JobRef(kind, run.name, folder))
+    status = target(before.target).status(JobRef(kind, run.name, folder))
+    if is_under_way(status):
+        raise UserError(
+            f"the run {run.name} is under way on the target {kind}",
+            evidence=f"{folder.path}: {status.state}" + (f", {status.reason}" if status.reason else ""),
+            fix=f"windlass stop {run.name}    and then this again",
+        )
+    return status
 
 
 def is_under_way(status: JobStatus) -> bool:
@@ -99,6 +125,14 @@ def move_aside(folder: RunFolder) -> RunFolder:
         error = already_running(folder)
         raise UserError(
             error.what, evidence=error.evidence, fix=f"windlass stop {folder.name}    and then --fresh again"
+        )
+    section = folder.load_run().target
+    status = target(section).status(JobRef(section.kind, folder.name, folder)) if section.kind != "local" else None
+    if status is not None and is_under_way(status):
+        raise UserError(
+            f"the run {folder.name} is already running",
+            evidence=f"on the target {section.kind}: {status.state}",
+            fix=f"windlass stop {folder.name}    and then --fresh again",
         )
     number = 1
     while (aside := folder.path.with_name(f"{folder.name}.old-{number}")).exists():

@@ -48,6 +48,18 @@ def sections() -> Iterator[SectionReference]:
             yield SectionReference(name, inspect.getdoc(model) or "", required=field.is_required(), keys=keys)
 
 
+def options_of_targets() -> Iterator[SectionReference]:
+    """The sections within sections, such as target.slurm."""
+    for name, field in Run.model_fields.items():
+        model = _section_model(field)
+        for below, inner in model.model_fields.items() if model else ():
+            options = _section_model(inner)
+            if options is not None:
+                path = f"{name}.{below}"
+                keys = tuple(_key(path, key, one) for key, one in options.model_fields.items())
+                yield SectionReference(path, inspect.getdoc(options) or "", required=False, keys=keys)
+
+
 def keys() -> Iterator[Key]:
     for section in sections():
         yield from section.keys
@@ -55,6 +67,8 @@ def keys() -> Iterator[Key]:
 
 def _key(section: str | None, name: str, field: FieldInfo) -> Key:
     default = None if field.default is PydanticUndefined else field.default
+    if isinstance(default, BaseModel):
+        default = default.model_dump(exclude_defaults=True)
     description = " ".join((field.description or "").split())
     return Key(section, name, _kind(field.annotation), default, field.is_required(), description)
 
@@ -75,7 +89,7 @@ def _kind(annotation: Any) -> str:
         return " | ".join(_kind(one) for one in arguments if one is not type(None))
     if origin is tuple:
         return f"list of {_kind(arguments[0])}"
-    if origin is dict:
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "mapping"
     return {"str": "text", "int": "integer", "float": "number", "bool": "true | false"}.get(
         getattr(annotation, "__name__", ""), str(annotation)

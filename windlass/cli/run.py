@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--on", "place", metavar="TARGET", help="Where to train; sets target.kind.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
+@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as one Slurm array.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
 @click.option("--detach", is_flag=True, help="Start, and do not follow.")
 @click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
@@ -29,6 +30,7 @@ def run(
     overrides: tuple[str, ...],
     place: str | None,
     nodes: int | None,
+    sweeps: tuple[str, ...],
     dry_run: bool,
     detach: bool,
     fresh: bool,
@@ -49,6 +51,10 @@ def run(
         changes.append(f"target.kind={place}")
     if nodes:
         changes.append(f"resources.nodes={nodes}")
+    if sweeps:
+        from windlass.cli.sweep import run_sweep
+
+        return run_sweep(run_file, changes, sweeps, fresh=fresh, faults=faults, dry_run=dry_run, as_json=as_json)
     prepared = prepare(run_file, changes, fresh=fresh, faults=faults)
     if dry_run:
         return _print_request(prepared, as_json=as_json)
@@ -118,7 +124,8 @@ def _train(prepared: Prepared, *, detach: bool, as_json: bool) -> int:
     name, job = prepared.run.name, prepared.job
     follower = Follower(prepared.folder)
     if prepared.is_running:
-        click.echo(f"{name} is running: following it; its settings are unchanged", err=True)
+        state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"
+        click.echo(f"{name} is {state}: following it; its settings are unchanged", err=True)
     else:
         job = prepared.target.submit(prepared.run, prepared.request)
     if detach:

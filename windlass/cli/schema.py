@@ -18,9 +18,10 @@ def schema(list_keys: bool, as_json: bool) -> None:
     # yaml-language-server: $schema=run.schema.json
     """
     from windlass.cli.output import console, print_json
-    from windlass.cli.reference import keys
+    from windlass.cli.reference import keys, options_of_targets
     from windlass.spec import Run
 
+    listed = [*keys(), *(key for options in options_of_targets() for key in options.keys)]
     if not list_keys:
         click.echo(json.dumps(Run.model_json_schema(), indent=2))
     elif as_json:
@@ -28,14 +29,14 @@ def schema(list_keys: bool, as_json: bool) -> None:
             [
                 {"key": key.path, "type": key.kind, "default": key.default, "required": key.required}
                 | {"description": key.description}
-                for key in keys()
+                for key in listed
             ]
         )
     else:
         from rich.text import Text
 
         out = console()
-        for key in keys():
+        for key in listed:
             default = "required" if key.required else json.dumps(key.default)
             out.print(Text.assemble((key.path, "bold"), f"  {key.kind}  ({default})"))
             out.print(Text(f"    {key.description}"))

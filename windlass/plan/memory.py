@@ -12,7 +12,7 @@ from windlass.plan.layout import Layout
 from windlass.plan.shape import ModelShape
 
 GIB = 2**30
-LOGITS_PER_BLOCK = 2**31 - 1  # as in windlass.trainer.head; a test compares them
+LOGITS_PER_BLOCK = 2**30  # of the fused head: 2 GiB in bf16, so large matrix products and few passes over its gradient
 WORKSPACE = 0.01  # libraries' workspaces and small tensors, as a share of everything else
 BLOCKS_GATHERED = 2  # FSDP2 gathers the next block while one computes
 RESERVE = 0.07  # of a GPU's memory: CUDA's context, NCCL's buffers, fragmentation
@@ -74,7 +74,7 @@ def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
         state | _gathered_root(shape, layout) | _gradients_at_end(shape, layout) | {"backward of a block": block_work},
     )
     if layout.validates:
-        yield ("validation", state | gathered | {"logits": _validation_logits(shape, layout)})
+        yield ("validation", state | gathered | {"logits": _logits(shape, layout)})
 
 
 # State and gradients
@@ -172,15 +172,7 @@ def _logits(shape: ModelShape, layout: Layout) -> float:
     return layout.tokens * shape.vocabulary * (10.0 if layout.precision == "bf16" else 8.0)
 
 
-def _validation_logits(shape: ModelShape, layout: Layout) -> float:
-    if not layout.fused_head:
-        return _logits(shape, layout)
-    rows = min(layout.tokens, LOGITS_PER_BLOCK // shape.vocabulary)
-    return 8.0 * rows * shape.vocabulary  # fp32 logits and their log-softmax
-
-
-def rows_per_block(vocabulary: int, tokens: int) -> int:
-    """Tokens whose logits exist at once in the fused head: as equal blocks as there must be."""
-    most = max(1, min(tokens, LOGITS_PER_BLOCK // vocabulary))
-    blocks = -(-tokens // most)
+def rows_per_block(vocabulary: int, tokens: int, limit: int = LOGITS_PER_BLOCK) -> int:
+    """Tokens whose logits exist at once in the fused head: as few blocks as the limit allows, of about equal size."""
+    blocks = -(-tokens * vocabulary // limit)
     return -(-tokens // blocks)

@@ -124,6 +124,8 @@ class TrainSection(Section):
     """Draws weights, data order and dropout."""
     compile: bool | None = None
     """Compile each block with torch.compile. Default: on GPUs only."""
+    fp8: bool = False
+    """Compute the blocks' large matrix products in fp8, one scale per tensor: faster from Hopper on, less exact."""
     fused_head: bool | None = None
     """Compute head and loss together, a block of logits at a time. Default: on GPUs, for families with a plain head."""
     bf16_weights: bool | None = None
@@ -199,7 +201,7 @@ class ResourcesSection(Section):
     nodes: PositiveInt = 1
     """Number of machines."""
     instance: str | None = None
-    """Instance type of the nodes, for example `p5.48xlarge`: what `windlass plan` takes GPUs, network and price from."""
+    """Instance type of the nodes, such as `p5.48xlarge`: `windlass plan` takes GPUs, network and price from it."""
     gpus_per_node: NonNegativeInt | None = None
     """GPUs per node. Default: all there are; 0 trains on the CPU."""
     processes_per_node: PositiveInt | None = None
@@ -234,7 +236,7 @@ class SlurmOptions(Section):
     exclusive: bool = False
     """Share the nodes with nobody: all their cores and memory."""
     gres: str | None = None
-    """Generic resources per node where the cluster wants them by name, `gpu:h100:8` say, instead of a number of GPUs."""
+    """Generic resources per node where the cluster wants them by name, `gpu:h100:8` say, not a number of GPUs."""
     memory: str | None = None
     """Memory per node, `200G` say. Default: the cluster's; all of it with `exclusive`."""
     job_name: str | None = None
@@ -265,7 +267,9 @@ class SlurmOptions(Section):
     @model_validator(mode="after")
     def one_line_each(self) -> Self:
         if self.time is not None and not SLURM_TIME.fullmatch(self.time):
-            raise ValueError(f"target.slurm.time {self.time!r} is no time limit; for example 90min, 4h, 2d, '1-12:00:00'")
+            raise ValueError(
+                f"target.slurm.time {self.time!r} is no time limit; for example 90min, 4h, 2d, '1-12:00:00'"
+            )
         for name, value in self:
             for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str) and any(ord(letter) < 32 for letter in text):

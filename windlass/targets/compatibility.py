@@ -19,6 +19,8 @@ FREE_KEYS = frozenset(
         "tensorboard",
         "micro_batch",
         "compile",
+        "fused_head",
+        "bf16_weights",
     )
 )
 FREE_SECTIONS = frozenset(("checkpoint", "resources", "parallel", "target"))

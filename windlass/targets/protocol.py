@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+from windlass.catalog.gpus import Gpu
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 
@@ -83,10 +84,27 @@ class Target(Protocol[R]):
 
 
 @runtime_checkable
+class KnowsGpu(Protocol):
+    """A target that can say before a run which GPU its ranks will get."""
+
+    def gpu(self, run: Run) -> Gpu | None: ...
+
+
+@runtime_checkable
 class CanExec(Protocol):
     """A target that can run a command beside a rank."""
 
     def exec(self, job: JobRef, rank: int, command: Sequence[str]) -> int: ...
+
+
+@runtime_checkable
+class CanSweep(Protocol):
+    """A target that takes many runs, which differ in a few keys, as one request."""
+
+    def render_sweep(
+        self, name: str, runs: Sequence[Run], indices: Sequence[int], *, faults: str | None = None
+    ) -> Any: ...
+    def submit_all(self, runs: Sequence[Run], request: Any) -> Sequence[JobRef]: ...
 
 
 @runtime_checkable

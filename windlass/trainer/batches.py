@@ -55,7 +55,7 @@ class Batches:
 
     @classmethod
     def for_training(cls, sequences: Sequences, run: Run, ranks: Ranks) -> Batches:
-        micro, num_micro = batch_shape(run, ranks.world_size)
+        micro, num_micro = batch_shape(run, ranks.world_size, ranks.gpu)
         return cls(sequences, run, ranks, global_batch=run.train.global_batch, micro=micro, num_micro=num_micro)
 
     def read(self, step: int) -> StepBatch:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
-from windlass.catalog.gpus import gpu_of_device
+from windlass.catalog.gpus import Gpu
 
 
-def peak_flops(device: torch.device) -> float | None:
-    """Dense bf16 peak; None on CPUs and on GPUs the catalogue does not know."""
-    known = gpu_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return known.bf16_tflops * 1e12 if known and known.bf16_tflops else None
+def peak_flops(gpu: Gpu | None) -> float | None:
+    """Dense bf16 peak; None where it is not known."""
+    return gpu.bf16_tflops * 1e12 if gpu and gpu.bf16_tflops else None
 
 
 def flops_per_token(model: nn.Module, config: Any, sequence_length: int) -> float:

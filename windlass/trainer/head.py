@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from windlass.plan.memory import LOGITS_PER_BLOCK, rows_per_block
+
 IGNORED = -100  # a label that counts for nothing
-LOGITS_PER_BLOCK = 2**31 - 1  # as few blocks as 32-bit offsets allow: large matrix products, one pass over the head
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -27,7 +28,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden_nd: Tensor, weight_vd: Tensor, labels_n: Tensor, scale: float, logits_per_block: int
     ) -> Tensor:
         num_tokens = hidden_nd.shape[0]
-        rows = rows_per_block(num_tokens, weight_vd.shape[0], logits_per_block)
+        rows = rows_per_block(weight_vd.shape[0], num_tokens, logits_per_block)
         grad_hidden_nd = torch.empty_like(hidden_nd)
         grad_weight_vd: Tensor | None = None
         loss = torch.zeros((), dtype=torch.promote_types(hidden_nd.dtype, torch.float32), device=hidden_nd.device)
@@ -50,27 +51,22 @@ class LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden_nd, grad_weight_vd, None, None, None
 
 
-def rows_per_block(num_tokens: int, num_classes: int, logits_per_block: int) -> int:
-    """Tokens of a block: as few blocks as the limit allows, all of about the same size."""
-    blocks = -(-num_tokens * num_classes // logits_per_block)
-    return -(-num_tokens // blocks)
-
-
 def cross_entropy_in_place(logits_nv: Tensor, labels_n: Tensor, scale: float) -> Tensor:
     """The scaled loss of each row; `logits_nv` becomes its gradient."""
     if logits_nv.is_cuda:
         from windlass.trainer.kernels import cross_entropy
 
         return cross_entropy.cross_entropy_in_place(logits_nv, labels_n, IGNORED, scale)
-    counts_n = labels_n != IGNORED
-    safe_n = labels_n.where(counts_n, 0)
     wide = torch.promote_types(logits_nv.dtype, torch.float32)
+    counting_n = labels_n != IGNORED
+    safe_n = labels_n.where(counting_n, 0)
+    factor_n = counting_n.to(wide) * scale
     log_probabilities_nv = F.log_softmax(logits_nv.to(wide), dim=-1)
     losses_n = -log_probabilities_nv.gather(1, safe_n[:, None]).squeeze(1)
     gradient_nv = log_probabilities_nv.exp_()
     gradient_nv[torch.arange(len(safe_n)), safe_n] -= 1.0
-    logits_nv.copy_(gradient_nv.mul_((counts_n * scale)[:, None]))
-    return losses_n * counts_n * scale
+    logits_nv.copy_(gradient_nv.mul_(factor_n[:, None]))
+    return losses_n * factor_n
 
 
 def linear_cross_entropy(
@@ -85,7 +81,7 @@ def linear_cross_entropy(
     if torch.is_grad_enabled():
         loss: Tensor = LinearCrossEntropy.apply(hidden_nd, weight_vd, labels_n, scale, logits_per_block)
         return loss
-    rows = rows_per_block(hidden_nd.shape[0], weight_vd.shape[0], logits_per_block)
+    rows = rows_per_block(weight_vd.shape[0], hidden_nd.shape[0], logits_per_block)
     parts = [
         cross_entropy_in_place(hidden_nd[start : start + rows] @ weight_vd.T, labels_n[start : start + rows], scale)
         for start in range(0, hidden_nd.shape[0], rows)

@@ -55,7 +55,7 @@ def train(
         model,
         run.train,
         bf16_copies=use_bf16_copies(run, ranks),
-        num_micro=batch_shape(run, ranks.world_size)[1],
+        num_micro=batch_shape(run, ranks.world_size, ranks.gpu)[1],
     )
     state = updates.state() | persistent_buffers(model)
     position = Progress(step=0, tokens=0, data_state=None)
@@ -75,7 +75,7 @@ def train(
         ranks,
         steps=run.train.steps,
         flops_per_token=flops_per_token(prepared.reference, prepared.config, run.data.sequence_length or 0),
-        peak=peak_flops(ranks.device),
+        peak=peak_flops(ranks.gpu),
     )
     stopping = False
     if validator and 0 < position.step < run.train.steps and validator.due(position.step):

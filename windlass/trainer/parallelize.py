@@ -1,4 +1,4 @@
-"""Spread a model over ranks, in the one order that works: recompute → compile → shard."""
+"""Spread a model over ranks, in the one order that works: fp8 → recompute → compile → shard."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from torch.utils.checkpoint import (
 
 from windlass.plan.resolution import effective_sharding
 from windlass.spec import Run
+from windlass.trainer.fp8 import use_fp8
 from windlass.trainer.model import blocks
 from windlass.trainer.ranks import Ranks
 
 
 def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
     """Apply recomputation, compilation and sharding in place; parameter names do not change."""
+    if run.train.fp8:
+        use_fp8(model, run, ranks)
     for block in blocks(model).values():
         if run.parallel.activation_checkpointing != "none":
             recompute(block, selective=run.parallel.activation_checkpointing == "selective")

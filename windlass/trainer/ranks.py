@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from windlass.catalog.gpus import Gpu, gpu_of_device
 from windlass.errors import UserError
 from windlass.spec import Run
 
@@ -23,6 +24,11 @@ class Ranks:
     device: torch.device
     host: dist.ProcessGroup  # gloo, for what the CPU has to know; never waits for the GPU
     saving: dist.ProcessGroup  # gloo, used by the thread that writes checkpoints alone
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """What the catalogue knows of this rank's GPU; None on CPUs, and for GPUs that are not in it."""
+        return gpu_of_device(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
 
     @property
     def is_first(self) -> bool:

@@ -108,8 +108,8 @@ class AdamW:
         return norm
 
     def _norm(self, gradients: list[Tensor]) -> Tensor:
-        norms = torch._foreach_norm([one for one in gradients if one.numel()], 2, dtype=torch.float32)
-        squared = torch.stack(list(norms)).double().square().sum()
+        there = [one for one in gradients if one.numel()] or [torch.zeros(1, device=self._healthy.device)]
+        squared = torch.stack(list(torch._foreach_norm(there, 2, dtype=torch.float32))).double().square().sum()
         if self._norm_group is not None:
             dist.all_reduce(squared, group=self._norm_group)
         return squared.sqrt().float()
@@ -142,7 +142,7 @@ class AdamW:
         slots = [(slot, gradient) for slot, gradient in zip(self.slots, gradients, strict=True) if gradient.numel()]
         for (slot, gradient), group in zip(slots, self._cpu.param_groups, strict=True):
             group["lr"] = rate
-            group["params"][0].grad = (gradient * scale).to(slot.master.dtype)
+            group["params"][0].grad = gradient.to(slot.master.dtype) * scale
         self._cpu.step()
         self._cpu.zero_grad()
         self._copy_masters()

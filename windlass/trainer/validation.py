@@ -22,7 +22,7 @@ class Validator:
     def __init__(self, sequences: Sequences, run: Run, ranks: Ranks, faults: Faults, preemption: Preemption) -> None:
         self.sequences, self.run, self.ranks = sequences, run, ranks
         self.faults, self.preemption = faults, preemption
-        micro, _ = batch_shape(run, ranks.world_size)
+        micro, _ = batch_shape(run, ranks.world_size, ranks.gpu)
         there = sequences.num_sequences
         self.num_sequences = min(run.train.validation_sequences, there or run.train.validation_sequences)
         self.batch_size = min(micro * ranks.world_size, self.num_sequences)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from windlass.catalog.gpus import Gpu, gpu_of_device
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root, write_atomically
 from windlass.spec import Run
@@ -42,6 +43,12 @@ class LocalTarget:
 
     def world_size(self, run: Run) -> int:
         return (run.resources.processes_per_node or 1) * run.resources.nodes
+
+    def gpu(self, run: Run) -> Gpu | None:
+        """The GPU of a settled run's ranks; None on CPUs, and where the catalogue does not know it."""
+        if not run.resources.gpus_per_node or not self.machine.gpus:
+            return None
+        return gpu_of_device(self.machine.gpus[0].name)
 
     def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
         return checks.check(run, self.machine, RunFolder.of(run).path, bytes_needed=bytes_needed)

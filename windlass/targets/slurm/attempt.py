@@ -1,8 +1,8 @@
 """What the batch script asks before and after each start of the ranks: `python -m windlass.targets.slurm.attempt`.
 
-`begin FOLDER` writes down that ranks are being started, and prints the attempt's number and a free port; it refuses when
-too many starts came to nothing. `end FOLDER` reads what the ranks left and prints what follows: `exit CODE`, `restart`
-(in this stay on the nodes) or `requeue`. `refused FOLDER` writes down that Slurm would not requeue the job.
+`begin FOLDER` writes down that ranks are being started, and prints the attempt's number and a free port; it refuses
+when too many starts came to nothing. `end FOLDER` reads what the ranks left and prints what follows: `exit CODE`,
+`restart` (in this stay on the nodes) or `requeue`. `refused FOLDER` writes down that Slurm would not requeue the job.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def follow_up(
     if trouble and not end.errors and not any(death.code < 0 for death in end.deaths):
         if budget.left > 0:
             return Restart("the nodes did not meet")
-        return Done("failed", ExitCode.FAILED, f"the nodes did not meet, {budget.used + 1} times; see logs/launcher-0.log")
+        return Done(
+            "failed", ExitCode.FAILED, f"the nodes did not meet {budget.used + 1} times; see logs/launcher-0.log"
+        )
     verdict = decide(end, budget)
     if isinstance(verdict, Done) and verdict.reason:
         return Done(verdict.state, verdict.code, verdict.reason.replace("logs/launcher.log", "logs/launcher-0.log"))
@@ -96,18 +98,17 @@ def follow_up(
 def budget_of(history: Sequence[Event], allowed: int) -> RestartBudget:
     """Starts since the last progress, the newest not counted. Leaving with a checkpoint is progress too."""
     budget = RestartBudget(allowed)
-    starts = 0
+    starts, job = 0, None
     for one in history:
         match one.get("event"):
-            case "submitted":
-                starts = 0  # somebody wants it to go on
             case "checkpoint" if int(one["step"]) > budget.newest_checkpoint:
                 budget.newest_checkpoint = int(one["step"])
                 starts = min(starts, 1)
             case "preempted":
                 starts = min(starts, 1)
             case "launched":
-                starts += 1
+                starts = starts + 1 if one.get("job") == job else 1  # another job: somebody wants it to go on
+                job = one.get("job")
     budget.used = max(0, starts - 1)
     return budget
 
@@ -115,18 +116,17 @@ def budget_of(history: Sequence[Event], allowed: int) -> RestartBudget:
 def begin(folder: RunFolder, *, job: str, port: int | None) -> int:
     history = list(read_json_lines(folder.history))
     allowed = folder.load_run().target.max_restarts
-    this_stay = _since(history, "submitted")
     attempt = max((int(one.get("attempt") or 0) for one in history), default=0) + 1
     # the budget as it will be with this start counted
-    used = budget_of([*history, {"event": "launched"}], allowed).used
+    used = budget_of([*history, {"event": "launched", "job": job}], allowed).used
     if used > allowed:
         reason = f"given up after {used} restarts without a new checkpoint"
         folder.record("gave-up", attempt=attempt - 1, why=reason)
         folder.record("exit", state="failed", code=int(ExitCode.FAILED), reason=reason)
         print(f"windlass: {reason}", file=sys.stderr)
         return ExitCode.FAILED
-    launched_before = any(one.get("event") == "launched" for one in this_stay)
-    announced = any(one.get("event") == "restart" and one.get("attempt") == attempt for one in this_stay)
+    launched_before = any(one.get("event") == "launched" and one.get("job") == job for one in history)
+    announced = any(one.get("event") == "restart" and one.get("attempt") == attempt for one in history)
     if launched_before and not announced:
         folder.record("restart", attempt=attempt, why="Slurm requeued the job", left=allowed - used)
     logs = {path.name: path.stat().st_size for path in folder.logs.glob(LAUNCHER_LOGS)}
@@ -137,11 +137,13 @@ def begin(folder: RunFolder, *, job: str, port: int | None) -> int:
     return ExitCode.OK
 
 
-def end(folder: RunFolder, *, code: int, limit_near: bool, restarts: int, facts: str) -> int:
+def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restarts: int, facts: str) -> int:
     history = list(read_json_lines(folder.history))
-    launch = next(one for one in reversed(history) if one.get("event") == "launched")
-    attempt = int(launch["attempt"])
-    since = _since(history, "launched")
+    begins = max(index for index, one in enumerate(history) if one.get("event") == "launched")
+    launch, since = history[begins], history[begins:]
+    if launch["attempt"] != attempt:  # this node was thought lost, and the run goes on elsewhere: not its end any more
+        print(f"exit {int(ExitCode.PREEMPTED)}")
+        return ExitCode.OK
     run = folder.load_run()
     words = {
         path: "\n".join(Tail(path, offset=int(launch["logs"].get(path.name, 0))).lines(rest=True))
@@ -183,9 +185,7 @@ def end(folder: RunFolder, *, code: int, limit_near: bool, restarts: int, facts:
     return ExitCode.OK
 
 
-def _write_down(
-    folder: RunFolder, attempt: int, ended: AttemptEnd, verdict: Done | Restart | Requeue | None
-) -> None:
+def _write_down(folder: RunFolder, attempt: int, ended: AttemptEnd, verdict: Done | Restart | Requeue | None) -> None:
     for index, death in enumerate(ended.deaths if not ended.has("preempted") else ()):
         error = next((one.get("error") for one in ended.errors if one.get("rank") == death.rank), None)
         facts = {"rank": death.rank, "signal": death.signal, "code": death.code, "first": index == 0, "error": error}
@@ -227,11 +227,6 @@ def _blame(death: RankDeath) -> tuple[bool, str]:
     return (death.code >= 0 or death.code == -signal.SIGTERM, death.time)
 
 
-def _since(history: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
-    begins = [index for index, one in enumerate(history) if one.get("event") == event]
-    return history[begins[-1] :] if begins else history
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -241,11 +236,12 @@ def free_port() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="windlass.targets.slurm.attempt", description=__doc__)
     words = parser.add_subparsers(dest="word", required=True)
-    for word, options in {
+    accepted: dict[str, dict[str, type]] = {
         "begin": {"job": str, "port": int},
-        "end": {"code": int, "limit-near": int, "restarts": int, "facts": str},
+        "end": {"attempt": int, "code": int, "limit-near": int, "restarts": int, "facts": str},
         "refused": {"why": str},
-    }.items():
+    }
+    for word, options in accepted.items():
         one = words.add_parser(word)
         one.add_argument("folder", type=Path)
         for name, kind in options.items():
@@ -257,7 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return begin(folder, job=asked.job, port=asked.port)
         case "end":
             near = bool(asked.limit_near)
-            return end(folder, code=asked.code, limit_near=near, restarts=asked.restarts, facts=asked.facts)
+            facts, restarts = asked.facts, asked.restarts
+            return end(folder, attempt=asked.attempt, code=asked.code, limit_near=near, restarts=restarts, facts=facts)
     return refused(folder, why=asked.why)
 
 

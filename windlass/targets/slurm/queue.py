@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from windlass.errors import UserError
 from windlass.targets.slurm.commands import Commands
 
 SEPARATOR = "\x1f"  # in no name
@@ -91,7 +92,10 @@ def _with_exit_code(commands: Commands, number: str, found: QueuedJob) -> Queued
 def _from_accounting(commands: Commands, number: str) -> QueuedJob | None:
     """Clusters without accounting have no sacct, or one that says so: then nothing is known."""
     fields = "--format=State,ExitCode"
-    answer = commands.call("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", number, fields)
+    try:
+        answer = commands.call("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", number, fields)
+    except UserError:
+        return None
     return parse_accounting(answer.out) if answer.code == 0 else None
 
 

@@ -57,7 +57,8 @@ class SlurmRequest:
 def render(run: Run, place: Place, *, faults: str | None = None) -> SlurmRequest:
     """One run as one job."""
     folder = place.runs / run.name
-    script = _script(run, place, folder=quote(str(folder)), log=_literal(folder / "logs") + "/slurm-%j.out", faults=faults)
+    log = _literal(folder / "logs") + "/slurm-%j.out"
+    script = _script(run, place, folder=quote(str(folder)), log=log, faults=faults)
     return SlurmRequest(script, (folder,), None, run.target.slurm.host)
 
 
@@ -185,13 +186,17 @@ def _body(run: Run, place: Place, *, is_array: bool) -> list[str]:
     asked = run.target.slurm
     job = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' if is_array else '"$SLURM_JOB_ID"'
     cpus = cpus_per_task(run)
+    port = f" --port={run.target.port}" if run.target.port else ""
+    here = '"$python" -m windlass.targets.slurm.attempt'
+    if asked.container:
+        here = f'srun --nodes=1 --ntasks=1 "${{container[@]}}" {here}'
     return f"""\
 python={quote(place.python)}
 {_container(asked, place)}
-here=({'srun --nodes=1 --ntasks=1 "${container[@]}" ' if asked.container else ""}"$python" -m windlass.targets.slurm.attempt)
+here=({here})
 job={job}
 auto_resume=()
-if [ -d {HYPERPOD} ]; then auto_resume=(--auto-resume=1); fi # HyperPod replaces a broken node and starts the step again
+if [ -d {HYPERPOD} ]; then auto_resume=(--auto-resume=1); fi # HyperPod replaces broken nodes itself
 
 on_every_node='
     trap "" TERM # Slurm signals every process; only the ranks act on it, and torchrun waits while they save
@@ -205,11 +210,18 @@ on_every_node='
         -m windlass.trainer "$WINDLASS_FOLDER/run.yaml"'
 
 limit_near=0
-trap 'limit_near=1; scancel --signal=TERM "$job"' USR1 # {signal_lead(run)} s before the time limit: the ranks save
+is_training() {{
+    awk '/"launched"/ {{on = 0}} /"(started|resumed)"/ {{on = 1}} END {{exit !on}}' "$folder/history.jsonl"
+}}
+near_the_limit() {{ # the ranks save; before the first step there is nothing to save
+    limit_near=1
+    if is_training; then scancel --signal=TERM "$job"; else scancel --signal=KILL "$job"; fi
+}}
+trap near_the_limit USR1 # {signal_lead(run)} s before the time limit
 trap : TERM # scancel, preemption, a lost node: the ranks got it too; wait for them
 
 while :; do
-    started=$("${{here[@]}}" begin "$folder" --job="$job"{f" --port={run.target.port}" if run.target.port else ""}) || exit 1
+    started=$("${{here[@]}}" begin "$folder" --job="$job"{port}) || exit 1
     read -r {ATTEMPT_VARIABLE} WINDLASS_PORT <<<"$started"
     # The ranks meet on the node that runs this script: one that is up, in this stay as in the next.
     export {ATTEMPT_VARIABLE} WINDLASS_PORT WINDLASS_HEAD="$SLURMD_NODENAME"
@@ -223,7 +235,7 @@ while :; do
         wait "$step"
         code=$?
     fi
-    verdict=$("${{here[@]}}" end "$folder" --code="$code" --limit-near="$limit_near" \\
+    verdict=$("${{here[@]}}" end "$folder" --attempt="${ATTEMPT_VARIABLE}" --code="$code" --limit-near="$limit_near" \\
         --restarts="${{SLURM_RESTART_COUNT:-0}}" --facts="$(scontrol show job --oneliner "$job" 2>&1)")
     case "$verdict" in
     restart) ;;

@@ -1,0 +1,139 @@
+"""What follows when the ranks have ended on their nodes. Pure, or in a folder alone."""
+
+import pytest
+
+from windlass.runfolder import RunFolder, read_json_lines
+from windlass.spec import parse_run
+from windlass.targets.local.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget
+from windlass.targets.slurm.attempt import JobFacts, Requeue, begin, budget_of, end, follow_up
+
+RUNNING, REQUEUED, CANCELLED = JobFacts("RUNNING", 0), JobFacts("COMPLETING", 1), JobFacts("COMPLETING", 0)
+SAVED = [{"event": "checkpoint", "step": 8}, {"event": "preempted", "step": 8}]
+FINISHED = [{"event": "finished"}]
+NOT_FINITE = {"rank": 0, "error": "not finite", "retry": False, "exit_code": 1}
+LOST_PEER = {"rank": 0, "error": "peer lost", "retry": True}
+KILLED = RankDeath(1, -9, "t")
+OPTIONS = {"limit_near": False, "may_requeue": True, "trouble": False}
+
+
+@pytest.mark.parametrize(
+    ("ended", "job", "options", "expected"),
+    [
+        (AttemptEnd(0, FINISHED), RUNNING, {}, ("finished", 0)),
+        (AttemptEnd(0, FINISHED), CANCELLED, {}, ("finished", 0)),
+        (AttemptEnd(1, SAVED), RUNNING, {}, Requeue("told to leave the nodes")),
+        (AttemptEnd(1, SAVED), RUNNING, {"limit_near": True}, Requeue("the time limit is near")),
+        (AttemptEnd(-9), RUNNING, {"limit_near": True}, Requeue("the time limit is near")),
+        (AttemptEnd(-9), CANCELLED, {"limit_near": True}, Requeue("the time limit is near")),
+        (AttemptEnd(1, SAVED), RUNNING, {"may_requeue": False}, ("preempted", 75)),
+        (AttemptEnd(1, SAVED), REQUEUED, {}, None),
+        (AttemptEnd(-9), REQUEUED, {}, None),
+        (AttemptEnd(1, errors=[LOST_PEER]), REQUEUED, {}, None),
+        (AttemptEnd(1, SAVED), CANCELLED, {}, ("stopped", 75)),
+        (AttemptEnd(-9), CANCELLED, {}, ("stopped", 130)),
+        (AttemptEnd(1, SAVED, stop_requested=True), RUNNING, {}, ("preempted", 75)),
+        (AttemptEnd(-9, stop_requested=True), RUNNING, {}, ("stopped", 130)),
+        (AttemptEnd(1, errors=[NOT_FINITE]), RUNNING, {}, ("failed", 1)),
+        (AttemptEnd(1, errors=[NOT_FINITE]), RUNNING, {"limit_near": True}, ("failed", 1)),
+        (AttemptEnd(1, errors=[NOT_FINITE]), REQUEUED, {}, ("failed", 1)),
+        (AttemptEnd(1, errors=[LOST_PEER], deaths=[KILLED]), RUNNING, {}, Restart("rank 1 was killed by SIGKILL")),
+        (AttemptEnd(1), RUNNING, {"trouble": True}, Restart("the nodes did not meet")),
+        (AttemptEnd(1), RUNNING, {}, ("failed", 1)),
+    ],
+)
+def test_follow_up(ended, job, options, expected):
+    verdict = follow_up(ended, RestartBudget(3), job, **{**OPTIONS, **options})
+    if isinstance(expected, tuple):
+        assert isinstance(verdict, Done)
+        assert (verdict.state, verdict.code) == expected
+    else:
+        assert verdict == expected
+
+
+def test_restarts_without_progress_are_bounded():
+    verdict = follow_up(AttemptEnd(1), RestartBudget(3, used=3), RUNNING, **{**OPTIONS, "trouble": True})
+    assert isinstance(verdict, Done)
+    assert verdict.state == "failed"
+
+
+def launched(job="7"):
+    return {"event": "launched", "job": job}
+
+
+@pytest.mark.parametrize(
+    ("history", "used"),
+    [
+        ([launched()], 0),
+        ([launched(), launched(), launched()], 2),
+        ([launched(), launched(), {"event": "checkpoint", "step": 3}, launched()], 1),
+        (
+            [
+                launched(),
+                {"event": "checkpoint", "step": 3},
+                launched(),
+                {"event": "checkpoint", "step": 3},
+                launched(),
+            ],
+            2,
+        ),
+        ([launched(), launched(), {"event": "preempted", "step": 1}, launched()], 1),
+        ([launched("6"), launched("6"), launched("7")], 0),
+    ],
+)
+def test_the_budget_is_read_from_the_history(history, used):
+    assert budget_of(history, 3).used == used
+
+
+def test_facts():
+    line = "JobId=21 JobName=a JobState=RUNNING x JobState=COMPLETING Reason=None Requeue=1 Restarts=2 ExitCode=0:0"
+    facts = JobFacts.parse(line, asked_restarts=1)
+    assert (facts.state, facts.requeued, facts.cancelled) == ("COMPLETING", True, False)
+    assert JobFacts.parse("slurm_load_jobs error: Invalid job id specified", asked_restarts=1).state == "UNKNOWN"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = parse_run(
+        {"name": "r", "model": {"preset": "llama-tiny"}, "data": {}, "target": {"kind": "slurm", "max_restarts": 1}}
+    )
+    made = RunFolder(tmp_path / "r")
+    made.create(run)
+    return made
+
+
+def test_begin_counts_and_gives_up(folder, capsys):
+    assert begin(folder, job="7", port=None) == 0
+    attempt, port = capsys.readouterr().out.split()
+    assert attempt == "1"
+    assert 0 < int(port) < 65536
+    assert begin(folder, job="7", port=29500) == 0
+    assert capsys.readouterr().out == "2 29500\n"
+    assert begin(folder, job="7", port=None) == 1
+    last = list(read_json_lines(folder.history))[-1]
+    assert (last["event"], last["state"], last["code"]) == ("exit", "failed", 1)
+    assert "2 restarts without a new checkpoint" in last["reason"]
+    assert begin(folder, job="8", port=None) == 0  # submitted again by somebody
+
+
+def test_the_end_of_a_node_that_was_thought_lost_changes_nothing(folder, capsys):
+    begin(folder, job="7", port=None)
+    begin(folder, job="7", port=None)
+    before = folder.history.read_text()
+    capsys.readouterr()
+    end(folder, attempt=1, code=1, limit_near=False, restarts=0, facts="JobState=RUNNING Restarts=0")
+    assert capsys.readouterr().out == "exit 75\n"
+    assert folder.history.read_text() == before
+
+
+def test_a_full_disk_does_not_hide_the_end(folder, capsys, monkeypatch):
+    begin(folder, job="7", port=None)
+    capsys.readouterr()
+
+    def full(*_arguments, **_facts):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "record", full)
+    end(folder, attempt=1, code=1, limit_near=False, restarts=0, facts="JobState=RUNNING Restarts=0")
+    out, err = capsys.readouterr()
+    assert out == "exit 1\n"
+    assert "No space left" in err

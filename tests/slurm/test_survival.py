@@ -1,0 +1,204 @@
+"""Training on real nodes, disturbed in every way Slurm knows: it goes on by itself, bitwise as if nothing had been."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.slurm.conftest import EVERY, HELD_STEP, STEPS, events, hold, job_of, losses, wait
+from windlass.targets.slurm import queue
+from windlass.targets.slurm.commands import Commands
+
+pytestmark = pytest.mark.slurm
+NAME = """it's "my" run; $(date) `x` #1 100%j"""
+
+
+def test_three_nodes_train_as_this_machine_does(bench, cluster, undisturbed, monkeypatch):
+    """FSDP over three nodes; a job name and a run folder with everything that quoting can get wrong."""
+    runs = bench.folder / 'it\'s 100% "my" runs'
+    runs.mkdir()
+    bench.environment["WINDLASS_RUNS"] = str(runs)
+    name = NAME.replace("\\", "\\\\")
+    bench.file.write_text(bench.file.read_text() + f"target: {{slurm: {{job_name: {name!r}}}}}\n".replace("\\'", "''"))
+    answer = bench.run("name=three", "--on", "slurm", "--nodes", "3")
+    assert (answer["returncode"], answer["state"], answer["step"]) == (0, "finished", STEPS), answer
+    folder = bench.run_folder("three")
+    assert losses(folder) == undisturbed(3)
+    job = job_of(folder)
+    assert cluster.ask("squeue", "-h", "-t", "all", "-j", job, "-o", "%j") == NAME
+    assert (folder.logs / f"slurm-{job}.out").exists()
+    assert (folder.logs / "rank-0002.log").exists()
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    wait(lambda: queue._from_accounting(Commands(), job) is not None, "accounting", folder, 30)
+    assert queue._from_accounting(Commands(), job) == queue.QueuedJob("COMPLETED", exit_code=0)
+    listed = bench.windlass("ls").stdout
+    assert "three" in listed
+    assert "slurm" in listed
+
+
+def disturbed(bench, name, nodes, *arguments, seconds=6):
+    folder = bench.submit(name, "--nodes", nodes, *hold(seconds), *arguments)
+    bench.wait_for_step(folder, HELD_STEP - 1)
+    return folder
+
+
+def assert_went_on(bench, folder, undisturbed, nodes):
+    end = bench.wait_for_end(folder.name)
+    assert (end["state"], end["exit_code"], end["step"]) == ("finished", 0, STEPS), end
+    resumed = events(folder, "resumed")
+    assert resumed, "it was never resumed"
+    assert all(one["step"] >= EVERY for one in resumed)
+    assert losses(folder) == undisturbed(nodes)
+    assert end["summary"]["restarts"] >= 1
+
+
+def test_scancel_stops_with_a_checkpoint_and_run_goes_on(bench, cluster, undisturbed):
+    folder = disturbed(bench, "cancelled", 2)
+    cluster.ask("scancel", job_of(folder))
+    end = bench.wait_for_end("cancelled")
+    assert (end["state"], end["exit_code"]) == ("stopped", 75), end
+    assert "cancelled in Slurm; saved at step" in end["reason"]
+    saved = events(folder, "preempted")[0]["step"]
+    again = bench.run("name=cancelled", "--on", "slurm", "--nodes", 2)
+    assert (again["returncode"], again["state"]) == (0, "finished"), again
+    assert events(folder, "resumed")[0]["step"] == saved
+    assert losses(folder) == undisturbed(2)
+
+
+def test_requeue(bench, cluster, undisturbed):
+    folder = disturbed(bench, "requeued", 2)
+    cluster.ask("scontrol", "requeue", job_of(folder))
+    assert_went_on(bench, folder, undisturbed, 2)
+
+
+def test_time_limit(bench, undisturbed):
+    folder = disturbed(bench, "limited", 2, "target.slurm.time=1min", seconds=40)
+    assert_went_on(bench, folder, undisturbed, 2)
+    assert events(folder, "requeue")[0]["why"] == "the time limit is near"
+
+
+def test_preemption(bench, cluster, undisturbed):
+    folder = disturbed(bench, "spot", 2, "target.slurm.partition=spot", "target.slurm.exclusive=true")
+    nodes = cluster.ask("squeue", "-h", "-j", job_of(folder), "-o", "%N")
+    # somebody else's job, that goes before
+    rival = ["sbatch", "--parsable", "--exclusive", "--nodes=2", f"--nodelist={nodes}", "--output=/dev/null"]
+    rival_job = cluster.ask(*rival, "--wrap", "sleep 600")
+    wait(lambda: events(folder, "preempted"), "saved and left", folder, 60)
+    wait(lambda: bench.show("spot")["state"] == "waiting", "waiting in the queue", folder, 30)
+    cluster.ask("scancel", rival_job)
+    assert_went_on(bench, folder, undisturbed, 2)
+
+
+def test_a_node_is_set_down(bench, cluster, undisturbed):
+    folder = disturbed(bench, "down", 3)
+    lost = cluster.ask("scontrol", "show", "hostnames", nodes_of(folder)[0]).split()[1]
+    cluster.ask("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
+    try:
+        assert_went_on(bench, folder, undisturbed, 3)
+    finally:
+        cluster.revive(lost)
+
+
+def test_a_slurmd_is_killed(bench, cluster, undisturbed):
+    folder = disturbed(bench, "killed", 3, seconds=4)
+    lost = cluster.ask("scontrol", "show", "hostnames", nodes_of(folder)[0]).split()[2]
+    cluster.kill(lost, signal.SIGKILL)
+    try:
+        # without its slurmd a node trains on until the controller misses it; so that it is missed in the middle:
+        stall(cluster, lost)
+        assert_went_on(bench, folder, undisturbed, 3)
+    finally:
+        cluster.start_slurmd(lost)
+        cluster.revive(lost)
+
+
+def test_the_first_node_is_lost_with_everything_on_it(bench, cluster, undisturbed):
+    """The rendezvous and the batch script were there: both come back on another node."""
+    folder = disturbed(bench, "headless", 3)
+    lost = events(folder, "launched")[0]["head"]
+    cluster.lose_node(lost)
+    try:
+        assert_went_on(bench, folder, undisturbed, 3)
+        assert events(folder, "launched")[-1]["head"] != lost
+    finally:
+        cluster.start_slurmd(lost)
+        cluster.revive(lost)
+
+
+def test_a_killed_rank_is_restarted_on_the_same_nodes(bench, cluster, undisturbed):
+    answer = bench.run("name=killed-rank", "--on", "slurm", "--nodes", 2, "--inject", "kill:rank=1,step=8")
+    assert (answer["returncode"], answer["state"], answer["attempt"]) == (0, "finished", 2), answer
+    folder = bench.run_folder("killed-rank")
+    assert losses(folder) == undisturbed(2)
+    died = next(one for one in events(folder, "rank-died") if one["first"])
+    assert (died["rank"], died["signal"]) == (1, "SIGKILL")
+    assert "Restarts=0" in cluster.ask("scontrol", "show", "job", "-o", job_of(folder))
+
+
+def test_an_error_that_would_come_again_is_not_tried_again(bench, cluster):
+    answer = bench.run("name=nan", "--on", "slurm", "--inject", "nan:rank=0,step=4")
+    assert (answer["returncode"], answer["state"], answer["attempt"]) == (1, "failed", 1), answer
+    assert "loss nan" in answer["error"]["error"]
+    folder = bench.run_folder("nan")
+    wait(lambda: "ExitCode=1:0" in cluster.ask("scontrol", "show", "job", "-o", job_of(folder)), "its code", folder, 20)
+
+
+def test_a_full_disk_is_a_clear_end_and_the_old_checkpoints_stay(bench, cluster):
+    """The disk is full in the middle of training: no save fits any more, and nothing can be written down either."""
+    bench.environment["WINDLASS_RUNS"] = str(cluster.small_disk)
+    try:
+        folder = bench.submit("full", *hold(8), f"checkpoint.keep={1}", "train.steps=10")
+        bench.wait_for_step(folder, HELD_STEP - 1)
+        ballast = cluster.small_disk / "ballast"
+        fill(ballast)
+        wait(lambda: bench.show("full")["state"] not in ("running", "waiting"), "its end", folder, 120)
+        end = bench.show("full")
+        assert (end["state"], end["exit_code"]) == ("failed", 1), end
+        assert "full" in end["reason"] or "No space" in end["reason"], end
+        ballast.unlink()
+        verified = bench.windlass("ckpt", "verify", "full")
+        assert verified.returncode == 0, verified
+        assert f"{2 * EVERY}  whole" in verified.stdout
+        again = bench.run("name=full", "--on", "slurm", "train.steps=10", "checkpoint.keep=1")
+        assert (again["returncode"], again["state"]) == (0, "finished"), again
+        assert events(folder, "resumed")[-1]["step"] == 2 * EVERY
+    finally:
+        subprocess.run(["find", str(cluster.small_disk), "-mindepth", "1", "-delete"], check=False)
+
+
+def fill(path):
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    assert shutil.disk_usage(path).free == 0
+
+
+def nodes_of(folder):
+    return [one["nodes"] for one in events(folder, "launched")]
+
+
+def stall(cluster, node):
+    """Stop the ranks of a node until the controller has noticed that its slurmd is gone."""
+    pids = [pid for pid in cluster.processes(node) if b"windlass.trainer" in command_line(pid)]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    cluster.wait(lambda: cluster.node_state(node).startswith("down"), f"{node} is missed", 60)
+    time.sleep(0.1)
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            continue
+
+
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

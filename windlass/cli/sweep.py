@@ -1,0 +1,90 @@
+"""`windlass run --sweep KEY=A,B`: one run per combination of values, sent as one array."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from windlass.cli.preparation import Prepared, prepare
+from windlass.errors import ExitCode, UserError
+from windlass.spec import load_run
+from windlass.targets import target
+from windlass.targets.protocol import CanSweep
+
+LARGEST = 1000
+
+
+def run_sweep(
+    run_file: str,
+    changes: Sequence[str],
+    sweeps: Sequence[str],
+    *,
+    fresh: bool,
+    faults: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Prepare every run of the sweep, and submit those that are neither finished nor under way."""
+    from windlass.cli.output import print_json, print_table
+
+    if fresh:
+        raise UserError("--fresh cannot be used with --sweep", fix="name=OTHER    begins another sweep")
+    base = load_run(run_file, changes)
+    where = target(base.target)
+    if not isinstance(where, CanSweep):
+        raise UserError(f"the target {base.target.kind} takes no sweeps", fix="--on slurm")
+    elements: list[tuple[int, tuple[str, ...], Prepared]] = []
+    for index, settings in enumerate(combinations(sweeps)):
+        named = f"name={base.name}-{index}"
+        elements.append((index, settings, prepare(run_file, [*changes, *settings, named], faults=faults)))
+    left = [(index, one) for index, _, one in elements if not one.is_finished and not one.is_running]
+    runs, indices = [one.run for _, one in left], [index for index, _ in left]
+    request = where.render_sweep(base.name, runs, indices, faults=faults) if left else None
+    if dry_run:
+        if as_json:
+            print_json(
+                {"runs": [run.model_dump(mode="json") for run in runs], "request": request and request.as_dict()}
+            )
+        else:
+            click.echo(str(request) if request else "nothing to submit: every run is finished or under way")
+        return ExitCode.OK
+    if request is not None:
+        where.submit_all(runs, request)
+    rows: list[dict[str, Any]] = [
+        {
+            "name": one.run.name,
+            "settings": list(settings),
+            "folder": str(one.folder.path),
+            "submitted": index in indices,
+        }
+        for index, settings, one in elements
+    ]
+    if as_json:
+        print_json(rows)
+        return ExitCode.OK
+    said = {True: "submitted", False: "finished or under way"}
+    print_table(
+        ["RUN", "SETTINGS", ""], [[row["name"], " ".join(row["settings"]), said[row["submitted"]]] for row in rows]
+    )
+    click.echo("  windlass ls    shows them all")
+    return ExitCode.OK
+
+
+def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every combination of the swept values, as overrides; the last key changes fastest."""
+    choices: list[list[str]] = []
+    for sweep in sweeps:
+        key, equals, values = sweep.partition("=")
+        found = [value.strip() for value in values.split(",") if value.strip()]
+        if not equals or not key.strip() or not found:
+            raise UserError(
+                f"the sweep {sweep!r} is not of the form section.key=A,B", fix="--sweep train.learning_rate=1e-4,3e-4"
+            )
+        choices.append([f"{key.strip()}={value}" for value in found])
+    made = list(itertools.product(*choices))
+    if len(made) > LARGEST:
+        raise UserError(f"the sweep has {len(made)} runs; at most {LARGEST} go into one")
+    return made
