@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -q
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-oldest-torch lint docs bench bench-gpu \
+.PHONY: help setup demo test test-fast test-slurm test-oldest-torch lint docs bench bench-gpu \
 	run stop logs-follow validate-setup validate-framework test-quick
 
 help:  ## this list
@@ -30,11 +30,15 @@ demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 
 # Training tests go one by one: each starts several ranks of its own.
 test: setup  ## all tests
-	$(PYTEST) -m "not train" -n 2 --dist loadscope
+	$(PYTEST) -m "not train and not slurm" -n 2 --dist loadscope
 	$(PYTEST) -m train
+	$(PYTEST) -m slurm tests/slurm
 
 test-fast: setup  ## what starts no training, under two minutes
-	$(PYTEST) -m "not train and not slow" -n 2 --dist loadscope
+	$(PYTEST) -m "not train and not slow and not slurm" -n 2 --dist loadscope
+
+test-slurm: setup  ## train on a real Slurm: four nodes on this machine (root, and the packages that .ci/run names)
+	$(PYTEST) -m slurm tests/slurm --durations=5
 
 test-quick: test-fast  ## the same as test-fast
 

@@ -21,9 +21,9 @@ BRIDGE = "wlslurm"
 PORT = 17810
 NEEDED = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "mariadb-install-db", "ip", "unshare", "nsenter")
 CPUS, GPUS, MEMORY = 8, 2, 16000
-REQUEUE_SECONDS = 8  # Slurm keeps a requeued job waiting until its old credentials have expired
+REQUEUE_SECONDS = 6  # Slurm keeps a requeued job waiting until its old credentials have expired
 KILL_WAIT = 20
-SLURMD_TIMEOUT = 10
+SLURMD_TIMEOUT = 8
 
 _libc = ctypes.CDLL(None)
 
@@ -108,16 +108,16 @@ class Cluster:
             time.sleep(0.05)
 
     def revive(self, node: str) -> None:
-        """Wait until a node is idle again, whatever was done to it."""
+        """Wait until a node takes jobs again, whatever was done to it."""
 
-        def idle() -> bool:
+        def up() -> bool:
             state = self.node_state(node)
             if state.startswith(("down", "drain")):
                 command = ["scontrol", "update", f"nodename={node}", "state=resume"]
                 subprocess.run(command, capture_output=True, timeout=30, check=False, env=self.environment())
-            return state == "idle"
+            return state in ("idle", "mixed", "allocated")
 
-        self.wait(idle, f"{node} is back")
+        self.wait(up, f"{node} is back")
 
     # --- questions
 
@@ -241,6 +241,7 @@ class Cluster:
             f"KillWait={KILL_WAIT}",
             "MinJobAge=300",
             f"SlurmdTimeout={SLURMD_TIMEOUT}",
+            "MessageTimeout=5",  # how soon a dead slurmd is missed depends on it too
             "InactiveLimit=0",
             "AccountingStorageType=accounting_storage/slurmdbd",
             "AccountingStorageHost=127.0.0.1",

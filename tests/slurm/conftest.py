@@ -106,7 +106,7 @@ def job_of(folder):
     return json.loads((folder.path / "slurm.json").read_text())["job"]
 
 
-def hold(seconds: float = 6) -> tuple[str, str]:
+def hold(seconds: float) -> tuple[str, str]:
     """Rank 0 pauses once before HELD_STEP, so that what a test does comes in the middle of training."""
     return ("--inject", f"sleep:rank=0,step={HELD_STEP},seconds={seconds}")
 

@@ -40,8 +40,8 @@ def test_three_nodes_train_as_this_machine_does(bench, cluster, undisturbed, mon
     assert "slurm" in listed
 
 
-def disturbed(bench, name, nodes, *arguments, seconds=6):
-    folder = bench.submit(name, "--nodes", nodes, *hold(seconds), *arguments)
+def disturbed(bench, name, nodes, *arguments):
+    folder = bench.submit(name, "--nodes", nodes, *hold(3), *arguments)
     bench.wait_for_step(folder, HELD_STEP - 1)
     return folder
 
@@ -56,27 +56,33 @@ def assert_went_on(bench, folder, undisturbed, nodes):
     assert end["summary"]["restarts"] >= 1
 
 
-def test_scancel_stops_with_a_checkpoint_and_run_goes_on(bench, cluster, undisturbed):
-    folder = disturbed(bench, "cancelled", 2)
+def test_requeue_then_scancel_then_run_again(bench, cluster, undisturbed):
+    holds = f"sleep:rank=0,step={HELD_STEP - 3},seconds=3;sleep:rank=0,step={HELD_STEP},seconds=3"
+    folder = bench.submit("requeued", "--nodes", 2, "--inject", holds)
+    bench.wait_for_step(folder, HELD_STEP - 4)
+    cluster.ask("scontrol", "requeue", job_of(folder))
+
+    bench.wait_for_step(folder, HELD_STEP - 1)  # it went on by itself
+    assert len(events(folder, "resumed")) == 1
     cluster.ask("scancel", job_of(folder))
-    end = bench.wait_for_end("cancelled")
-    assert (end["state"], end["exit_code"]) == ("stopped", 75), end
+    end = bench.wait_for_end("requeued")
+    assert (end["state"], end["exit_code"], end["attempt"]) == ("stopped", 75, 2), end
     assert "cancelled in Slurm; saved at step" in end["reason"]
-    saved = events(folder, "preempted")[0]["step"]
-    again = bench.run("name=cancelled", "--on", "slurm", "--nodes", 2)
+    saved = events(folder, "preempted")[-1]["step"]
+    assert saved < STEPS
+
+    again = bench.run("name=requeued", "--on", "slurm", "--nodes", 2)
     assert (again["returncode"], again["state"]) == (0, "finished"), again
-    assert events(folder, "resumed")[0]["step"] == saved
+    assert events(folder, "resumed")[-1]["step"] == saved
     assert losses(folder) == undisturbed(2)
 
 
-def test_requeue(bench, cluster, undisturbed):
-    folder = disturbed(bench, "requeued", 2)
-    cluster.ask("scontrol", "requeue", job_of(folder))
-    assert_went_on(bench, folder, undisturbed, 2)
-
-
 def test_time_limit(bench, undisturbed):
-    folder = disturbed(bench, "limited", 2, "target.slurm.time=1min", seconds=40)
+    """Every step takes 2 s once, so that Slurm's signal, 40 s before the end of the minute, comes among them."""
+    slow = ";".join(f"sleep:rank=0,step={step},seconds=2" for step in range(3, STEPS + 1))
+    folder = bench.submit(
+        "limited", "--nodes", 2, "target.slurm.time=1min", "checkpoint.grace_seconds=20", "--inject", slow
+    )
     assert_went_on(bench, folder, undisturbed, 2)
     assert events(folder, "requeue")[0]["why"] == "the time limit is near"
 
@@ -93,40 +99,41 @@ def test_preemption(bench, cluster, undisturbed):
     assert_went_on(bench, folder, undisturbed, 2)
 
 
-def test_a_node_is_set_down(bench, cluster, undisturbed):
-    folder = disturbed(bench, "down", 3)
-    lost = cluster.ask("scontrol", "show", "hostnames", nodes_of(folder)[0]).split()[1]
+def test_nodes_are_lost_one_after_another(bench, cluster, undisturbed):
+    """Set down; its slurmd killed; and the first node gone with everything on it, rendezvous and batch script too."""
+    moments = (4, 7, 10)
+    holds = ";".join(f"sleep:rank=0,step={step},seconds=4" for step in moments)
+    folder = bench.submit("unlucky", "--nodes", 3, "--inject", holds)
+
+    def at(moment):
+        bench.wait_for_step(folder, moment - 1)
+        launch = events(folder, "launched")[-1]
+        others = cluster.ask("scontrol", "show", "hostnames", launch["nodes"]).split()
+        return launch["head"], [node for node in others if node != launch["head"]]
+
+    _, (lost, _) = at(moments[0])
     cluster.ask("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
-    try:
-        assert_went_on(bench, folder, undisturbed, 3)
-    finally:
-        cluster.revive(lost)
+    wait(lambda: len(events(folder, "launched")) == 2, "back after a node was set down", folder, 60)
+    cluster.revive(lost)
 
-
-def test_a_slurmd_is_killed(bench, cluster, undisturbed):
-    folder = disturbed(bench, "killed", 3, seconds=4)
-    lost = cluster.ask("scontrol", "show", "hostnames", nodes_of(folder)[0]).split()[2]
+    _, (lost, _) = at(moments[1])
     cluster.kill(lost, signal.SIGKILL)
-    try:
-        # without its slurmd a node trains on until the controller misses it; so that it is missed in the middle:
-        stall(cluster, lost)
-        assert_went_on(bench, folder, undisturbed, 3)
-    finally:
-        cluster.start_slurmd(lost)
-        cluster.revive(lost)
+    stall(cluster, lost)  # without its slurmd a node trains on; so that it is missed in the middle of training
+    wait(lambda: len(events(folder, "launched")) == 3, "back after a slurmd was killed", folder, 60)
+    cluster.start_slurmd(lost)
+    cluster.revive(lost)
 
-
-def test_the_first_node_is_lost_with_everything_on_it(bench, cluster, undisturbed):
-    """The rendezvous and the batch script were there: both come back on another node."""
-    folder = disturbed(bench, "headless", 3)
-    lost = events(folder, "launched")[0]["head"]
-    cluster.lose_node(lost)
+    head, _ = at(moments[2])
+    cluster.lose_node(head)
     try:
         assert_went_on(bench, folder, undisturbed, 3)
-        assert events(folder, "launched")[-1]["head"] != lost
     finally:
-        cluster.start_slurmd(lost)
-        cluster.revive(lost)
+        cluster.start_slurmd(head)
+        cluster.revive(head)
+    launches = events(folder, "launched")
+    assert [one["attempt"] for one in launches] == [1, 2, 3, 4]
+    assert launches[3]["head"] != head
+    assert {one["job"] for one in launches} == {job_of(folder)}
 
 
 def test_a_killed_rank_is_restarted_on_the_same_nodes(bench, cluster, undisturbed):

@@ -23,9 +23,11 @@ from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.targets.local.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide, parse_deaths
 from windlass.targets.local.tail import Tail
+from windlass.targets.slurm.state import is_full
 
 Event = Mapping[str, Any]
 LAUNCHER_LOGS = "launcher-*.log"
+NO_SPACE = "No space left on device"
 # What torchrun and srun say when nodes could not be reached or did not meet: worth another start.
 NODE_TROUBLE = re.compile(
     r"Rendezvous(Timeout|Connection|Closed)Error|Unable to create step|Node failure|launch failed"
@@ -116,7 +118,9 @@ def budget_of(history: Sequence[Event], allowed: int) -> RestartBudget:
 def begin(folder: RunFolder, *, job: str, port: int | None) -> int:
     history = list(read_json_lines(folder.history))
     allowed = folder.load_run().target.max_restarts
-    attempt = max((int(one.get("attempt") or 0) for one in history), default=0) + 1
+    # "restart" announces the attempt that begins now
+    earlier = [int(one.get("attempt") or 0) for one in history if one.get("event") != "restart"]
+    attempt = max(earlier, default=0) + 1
     # the budget as it will be with this start counted
     used = budget_of([*history, {"event": "launched", "job": job}], allowed).used
     if used > allowed:
@@ -166,6 +170,11 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
         may_requeue=run.target.slurm.requeue,
         trouble=any(NODE_TROUBLE.search(text) for text in words.values()),
     )
+    if isinstance(verdict, Done) and verdict.state == "failed" and not attempt_end.errors:
+        reports = [*words.values(), *(str(one.get("error")) for one in since)]
+        if any(NO_SPACE in text for text in reports) or is_full(folder.path):
+            # the ranks had no room for their error files either
+            verdict = Done("failed", verdict.code, f"the disk of {folder.path} is full; {verdict.reason}")
     try:
         _write_down(folder, attempt, attempt_end, verdict)
     except OSError as error:  # the disk is full, say: Slurm at least shall know how it ended

@@ -195,7 +195,7 @@ def place_of(run: Run) -> Place:
 @contextlib.contextmanager
 def _prepared(folder: RunFolder, run: Run, script: str) -> Iterator[None]:
     """The run folder with the run and its script in it, locked; as it was before if the body raises."""
-    is_new = not folder.path.exists()
+    is_new, made_runs = not folder.path.exists(), not folder.path.parent.exists()
     earlier = {name: _content(folder.path / name) for name in ("run.yaml", SCRIPT_FILE)}
     try:
         folder.logs.mkdir(parents=True, exist_ok=True)
@@ -211,8 +211,9 @@ def _prepared(folder: RunFolder, run: Run, script: str) -> Iterator[None]:
     except BaseException as error:
         if is_new:
             shutil.rmtree(folder.path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                folder.path.parent.rmdir()  # `runs/` itself, if it was made for this
+            if made_runs:
+                with contextlib.suppress(OSError):  # another run is in it by now
+                    folder.path.parent.rmdir()
         if isinstance(error, OSError):
             raise UserError(f"the run folder {folder.path} cannot be written", evidence=str(error)) from None
         raise

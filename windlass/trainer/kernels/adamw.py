@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
+BLOCK = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -72,5 +72,5 @@ def adamw_step(
         epsilon,
         size,
         BLOCK=BLOCK,
-        num_warps=8,
+        num_warps=4,
     )
