@@ -47,7 +47,11 @@ def test_batch_shape_asks_only_where_the_gpu_is_known():
 DOES_NOT_FIT = [
     (a_run(global_batch=64, micro_batch=32), Hardware(gpu("H200"), 1, 1), "train.micro_batch=8"),
     (a_run(global_batch=8), Hardware(gpu("A10G"), 1, 1), "resources.gpus_per_node"),
-    (a_run(preset="llama3.1-8b", global_batch=64), Hardware(gpu("H100"), 8, 1), "activation_checkpointing"),
+    (
+        a_run("data.sequence_length=32768", preset="llama3.1-8b", global_batch=64),
+        Hardware(gpu("H100"), 8, 1),
+        "activation_checkpointing",
+    ),
     (a_run(preset="llama3.1-8b", global_batch=64), Hardware(gpu("H200"), 1, 1), "gpus_per_node"),
     (a_run("parallel.sharding=ddp", preset="llama3.1-8b", global_batch=64), Hardware(gpu("H200"), 8, 1), "sharding"),
     (a_run(preset="llama3.1-70b", global_batch=512), Hardware(gpu("H200"), 8, 1), "resources.nodes"),
@@ -88,6 +92,6 @@ def test_a_gpu_without_bf16_is_refused():
 
 
 def test_nearly_full_is_a_warning():
-    run = a_run("data.sequence_length=8192", global_batch=64)
+    run = a_run("data.sequence_length=6144", global_batch=64, micro_batch=2)
     warned = forecast(run, Hardware(gpu("A10G"), 4, 1))
     assert any("may not fit" in one for one in warned.warnings)

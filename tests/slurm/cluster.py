@@ -7,6 +7,7 @@ the file system is shared. Needs root and Debian's slurm-wlm, slurmdbd, slurm-wl
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import secrets
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 
 NETWORK = "10.79.0"
 BRIDGE = "wlslurm"
+LOCK = "/run/windlass-slurm-tests.lock"
 PORT = 17810
 NEEDED = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "mariadb-install-db", "ip", "unshare", "nsenter")
 CPUS, GPUS, MEMORY = 8, 2, 16000
@@ -52,6 +54,7 @@ class Cluster:
         self.full_disk_bytes = full_disk_bytes
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.host = socket.gethostname().split(".")[0]
+        self.lock = -1
 
     @property
     def conf(self) -> Path:
@@ -63,6 +66,9 @@ class Cluster:
     # --- life
 
     def start(self) -> None:
+        # names, addresses and ports are fixed: one cluster at a time on a machine, whoever runs the tests
+        self.lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.wait(self._have_lock, f"another test session holds {LOCK}", seconds=900)
         _remove_network(self.nodes)  # what a killed session left
         for name in ("state", "spool", "log", "dev", "munge", "pid", "mysql", "small-disk"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
@@ -78,11 +84,21 @@ class Cluster:
         self.wait(lambda: self.idle_nodes() == len(self.nodes), "all nodes idle")
 
     def stop(self) -> None:
+        if not self.daemons:  # another session's cluster is up: nothing of it is ours
+            return
         for name in ("slurmctld", *[n for n in self.daemons if n not in ("slurmctld",)]):
             if name in self.daemons:
                 self.kill(name)
         _remove_network(self.nodes)
         subprocess.run(["umount", "-l", str(self.small_disk)], check=False, capture_output=True)
+        os.close(self.lock)
+
+    def _have_lock(self) -> bool:
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         daemon = self.daemons.pop(name)

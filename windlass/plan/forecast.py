@@ -88,7 +88,7 @@ def forecast(run: Run, hardware: Hardware) -> Forecast | None:
         speed=speed,
         cost=estimate_cost(run, shape, arranged, speed, hardware),
         assumptions=tuple(_assumptions(run, hardware)),
-        warnings=tuple(_warnings(arranged, memory, hardware, shape)),
+        warnings=tuple(_warnings(run, memory, hardware, shape)),
     )
 
 
@@ -139,16 +139,13 @@ def _assumptions(run: Run, hardware: Hardware) -> list[str]:
     return told
 
 
-def _warnings(layout: Layout, memory: MemoryEstimate, hardware: Hardware, shape: ModelShape) -> list[str]:
+def _warnings(run: Run, memory: MemoryEstimate, hardware: Hardware, shape: ModelShape) -> list[str]:
     told = []
     share = memory.peak_gib / hardware.gpu.memory_gib
     if share > 1 - RESERVE:
         told.append(f"{share:.0%} of the GPU's memory: the estimate may be off by 10 %, so it may not fit")
-    if layout.is_fsdp and layout.num_micro > 1 and layout.shards > 1:
-        whole = 4 * shape.parameters / GIB
-        told.append(
-            f"accumulating {layout.num_micro} micro-batches keeps whole fp32 gradients ({whole:.1f} GiB) on every rank"
-        )
+    if run.train.fp8:
+        told.append("train.fp8 is not modelled: memory and speed are those of bf16, the run needs less and is faster")
     if shape.family == "mixtral":
         told.append("mixture of experts: activations and speed are rough, routing is taken as even")
     return told

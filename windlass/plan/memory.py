@@ -94,8 +94,9 @@ def _gradients_between(shape: ModelShape, layout: Layout) -> float:
     """Gradients that are there when a forward pass begins: sums over earlier micro-batches, or DDP's buckets."""
     if layout.sharding == "ddp":
         return 4.0 * shape.parameters
-    # FSDP2 sums whole gradients, in fp32, until the last micro-batch: they are sharded only then.
-    return 4.0 * shape.parameters if layout.num_micro > 1 else 0.0
+    if layout.num_micro == 1 or (layout.is_fsdp and layout.cpu_offload):
+        return 0.0
+    return 4.0 * shape.parameters / (layout.shards if layout.is_fsdp else 1)
 
 
 def _block_gradients(shape: ModelShape, layout: Layout) -> float:
@@ -106,9 +107,8 @@ def _block_gradients(shape: ModelShape, layout: Layout) -> float:
 
 def _gradients_at_end(shape: ModelShape, layout: Layout) -> Items:
     if layout.is_fsdp:
-        whole = 4.0 * shape.parameters if layout.num_micro > 1 else 0.0
         sharded = 0.0 if layout.cpu_offload else 4.0 * shape.parameters / layout.shards
-        return {"gradients": max(whole, sharded + (layout.element + 4.0) * shape.root_parameters)}
+        return {"gradients": sharded + (layout.element + 4.0) * shape.root_parameters}
     if layout.bf16_weights and layout.num_micro == 1:
         return {"gradients": 2.0 * shape.parameters}
     return {"gradients": 4.0 * shape.parameters}

@@ -150,7 +150,7 @@ def _optimizer_s(shape: ModelShape, layout: Layout, bandwidth: float) -> float:
 
 
 def _communication_s(shape: ModelShape, layout: Layout, hardware: Hardware) -> float:
-    """Of one step: weights gathered for each pass of each micro-batch, gradients reduced once."""
+    """Of one step: weights gathered for each pass of each micro-batch, gradients scattered after each."""
     if layout.ranks == 1:
         return 0.0
     count = float(shape.parameters)
@@ -158,7 +158,9 @@ def _communication_s(shape: ModelShape, layout: Layout, hardware: Hardware) -> f
         return _collective_s(2 * 4.0 * count, layout.ranks, hardware.nodes, hardware)
     group_nodes = hardware.nodes if layout.sharding == "full" else max(1, -(-layout.shards // hardware.gpus_per_node))
     gathers = layout.num_micro * (2 if layout.reshard else 1)
-    seconds = _collective_s((gathers * layout.element + 4.0) * count, layout.shards, group_nodes, hardware)
+    seconds = _collective_s(
+        (gathers * layout.element + 4.0 * layout.num_micro) * count, layout.shards, group_nodes, hardware
+    )
     copies = layout.ranks // layout.shards
     if copies > 1:  # hybrid: shards of the gradient are summed across the groups, all ranks of a node at once
         seconds += _collective_s(2 * 4.0 * count / layout.shards, copies, hardware.nodes, hardware)

@@ -56,9 +56,13 @@ class Stepper:
 
     @contextlib.contextmanager
     def _synchronizing(self, last: bool) -> Iterator[None]:
-        """Exchange gradients in the last micro-batch only."""
+        """Exchange gradients in the last micro-batch only, as far as memory allows.
+
+        Sharded gradients are scattered after every micro-batch: kept whole until the last one they would take four
+        bytes per parameter on every rank. What copies across groups have in common waits for the last.
+        """
         if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(last)
+            self.model.set_requires_all_reduce(last)
             self.model.set_is_last_backward(last)
         if isinstance(self.caller, DistributedDataParallel) and not last:
             with self.caller.no_sync():
