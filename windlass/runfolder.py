@@ -96,6 +96,18 @@ class RunFolder:
     def load_run(self) -> Run:
         return load_run(self.run_file)
 
+    def errors(self, attempt: int) -> list[dict[str, Any]]:
+        """The error files that ranks wrote in one attempt, the first one first."""
+        found = []
+        for path in self.logs.glob("rank-*.error.json"):
+            try:
+                error = json.loads(path.read_text())
+            except (OSError, ValueError):  # torn by a kill: it says nothing
+                continue
+            if error.get("attempt") == attempt:
+                found.append(error)
+        return sorted(found, key=lambda error: float(error.get("time") or 0))
+
     def record(self, event: str, **facts: Any) -> None:
         """Append one line to history.jsonl."""
         append_json_line(self.history, {"time": round(time.time(), 3), "event": event, **facts})

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines, write_atomically
@@ -116,7 +115,7 @@ class Supervisor:
         return AttemptEnd(
             launcher_code=code,
             events=Tail(self.folder.history, offset=history_begins).records(),
-            errors=self._errors(attempt),
+            errors=self.folder.errors(attempt),
             deaths=parse_deaths("\n".join(Tail(log, offset=log_begins).lines(rest=True))),
             stop_requested=self.stop_at is not None or self.stop_now,
         )
@@ -191,17 +190,6 @@ class Supervisor:
     def _newest_checkpoint(self) -> int:
         events = read_json_lines(self.folder.history)
         return max((int(one["step"]) for one in events if one.get("event") == "checkpoint"), default=-1)
-
-    def _errors(self, attempt: int) -> list[dict[str, Any]]:
-        found = []
-        for path in sorted(self.folder.logs.glob("rank-*.error.json")):
-            try:
-                error = json.loads(path.read_text())
-            except (OSError, ValueError):  # torn by a kill: it says nothing
-                continue
-            if error.get("attempt") == attempt:
-                found.append(error)
-        return sorted(found, key=lambda error: float(error.get("time") or 0))
 
 
 def _size(path: Path) -> int:

@@ -8,7 +8,6 @@ when too many starts came to nothing. `end FOLDER` reads what the ranks left and
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -157,7 +156,7 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
     attempt_end = AttemptEnd(
         launcher_code=128 - code if code > 128 else code,
         events=since,
-        errors=errors_of(folder, attempt),
+        errors=folder.errors(attempt),
         deaths=deaths,
         stop_requested=any(one.get("event") == "stop-requested" for one in since),
     )
@@ -216,19 +215,6 @@ def refused(folder: RunFolder, *, why: str) -> int:
     folder.record("exit", state="preempted", code=int(ExitCode.PREEMPTED), reason=reason)
     print(f"windlass: {reason}", file=sys.stderr)
     return ExitCode.OK
-
-
-def errors_of(folder: RunFolder, attempt: int) -> list[dict[str, Any]]:
-    """The error files that ranks wrote in this attempt, the first one first."""
-    found = []
-    for path in sorted(folder.logs.glob("rank-*.error.json")):
-        try:
-            error = json.loads(path.read_text())
-        except (OSError, ValueError):  # torn by a kill: it says nothing
-            continue
-        if error.get("attempt") == attempt:
-            found.append(error)
-    return sorted(found, key=lambda error: float(error.get("time") or 0))
 
 
 def _blame(death: RankDeath) -> tuple[bool, str]:
