@@ -23,14 +23,14 @@ PLACE = Place(runs=Path("/fsx/me/runs"), working_directory=Path("/fsx/me"), pyth
 GPUS = {"nodes": 4, "gpus_per_node": 8, "processes_per_node": 8, "threads_per_process": 12}
 
 
-def make(resources=None, name="llama", **slurm):
+def make(resources=None, name="llama", host=None, **slurm):
     return parse_run(
         {
             "name": name,
             "model": {"preset": "llama-tiny"},
             "data": {"source": "corpus:austen"},
             "resources": resources or GPUS,
-            "target": {"kind": "slurm", "slurm": slurm},
+            "target": {"kind": "slurm", "host": host, "slurm": slurm},
         }
     )
 

@@ -61,7 +61,7 @@ BAD_INPUTS = {
     "an option sbatch does not know": (["target.slurm.sbatch=[--frobnicate]"], "did not take the job", "frobnicate"),
     "no time to train": (["target.slurm.time=1min", "checkpoint.grace_seconds=60"], "leaves no time", "grace_seconds"),
     "no such login node": (
-        ["target.slurm.host=no-such-host.invalid", "target.slurm.environment=/env"],
+        ["target.host=no-such-host.invalid", "target.slurm.environment=/env"],
         "cannot be reached over SSH",
         "no-such-host",
     ),
@@ -94,7 +94,7 @@ def test_no_sbatch_on_path(bench, tmp_path):
     answer = bench.windlass("run", bench.file, "--on", "slurm")
     assert answer.returncode == 2
     assert "there is no s" in answer.stderr
-    assert "target.slurm.host=LOGIN_NODE" in answer.stderr
+    assert "target.host=LOGIN_NODE" in answer.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -205,7 +205,7 @@ def test_everything_over_ssh(bench, cluster, login_node):
     """Here neither Slurm's configuration nor its commands are known: the login node has them."""
     bench.environment["WINDLASS_SSH"] = login_node
     del bench.environment["SLURM_CONF"]
-    there = ["target.slurm.host=login", f"target.slurm.environment={sys.prefix}"]
+    there = ["target.host=login", f"target.slurm.environment={sys.prefix}"]
     wrong = bench.windlass("run", bench.file, "name=wrong", "--on", "slurm", *there, "target.slurm.partition=nosuch")
     assert wrong.returncode == 2, wrong
     assert "no partition 'nosuch'" in wrong.stderr

@@ -251,9 +251,6 @@ class SlurmOptions(Section):
     """Image in which the ranks run, through Pyxis and enroot: `nvcr.io#nvidia/pytorch:…` or a `.sqsh` file."""
     container_mounts: tuple[str, ...] = ()
     """Folders to mount into the container, `/data:/data` say; the run folder always is."""
-    host: str | None = None
-    """Login node to submit from over SSH, by its name in your own ssh configuration. The run folder must be at the same
-    path there. Default: Slurm's commands are called here."""
     sbatch: tuple[str, ...] = ()
     """Further sbatch options as they are, `--reservation=maintenance` say."""
 
@@ -287,11 +284,20 @@ class TargetSection(Section):
     """`local`: this machine · `slurm`: a Slurm cluster, from here or over SSH."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Rendezvous port. Default: a free one."""
+    host: Annotated[str, Field(pattern=r"^[^\s-]\S*$")] | None = None
+    """Login node to submit to Slurm from over SSH, by its name in your own ssh configuration. The run folder must be at
+    the same path there. Default: Slurm's commands are called here."""
     max_restarts: NonNegativeInt = 3
     """How often a rank's death (a signal, a lost peer) is answered by a restart from the last checkpoint. Errors that
     would come again are not retried."""
     slurm: SlurmOptions = SlurmOptions()
     """Options of the Slurm target."""
+
+    @model_validator(mode="after")
+    def only_slurm_has_a_host(self) -> Self:
+        if self.host and self.kind != "slurm":
+            raise ValueError(f"target.host is a Slurm login node, but target.kind is {self.kind}")
+        return self
 
 
 class Run(Section):

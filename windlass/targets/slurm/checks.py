@@ -64,8 +64,9 @@ def limit_leaves_time(run: Run) -> None:
 
 def has_an_environment(run: Run) -> None:
     asked = run.target.slurm
-    if asked.host and not asked.environment and not asked.container:
+    host = run.target.host
+    if host and not asked.environment and not asked.container:
         raise UserError(
-            f"it is not said where windlass is installed on {asked.host}'s cluster",
+            f"it is not said where windlass is installed on {host}'s cluster",
             fix="target.slurm.environment=/path/of/a/virtual/environment    or target.slurm.container=IMAGE",
         )

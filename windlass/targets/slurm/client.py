@@ -56,7 +56,7 @@ class SlurmTarget:
         return (run.resources.processes_per_node or 1) * run.resources.nodes
 
     def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
-        if not run.target.slurm.host:
+        if not run.target.host:
             Commands().must("sbatch", "--version")
         return checks.check(run, RunFolder.of(run), self._partitions_of(run), bytes_needed=bytes_needed)
 
@@ -157,7 +157,7 @@ class SlurmTarget:
         return answer
 
     def _partitions_of(self, run: Run) -> dict[str, queue.Partition]:
-        host = run.target.slurm.host
+        host = run.target.host
         if host not in self._partitions:
             self._partitions[host] = queue.partitions(Commands(host))
         return self._partitions[host]

@@ -45,7 +45,7 @@ class Commands:
             raise UserError(
                 f"there is no {argv[0]} here",
                 cause="Slurm's commands are not installed, or not on PATH",
-                fix="run it on a login node    or target.slurm.host=LOGIN_NODE, over SSH",
+                fix="run it on a login node    or target.host=LOGIN_NODE, over SSH",
             )
         try:
             done = subprocess.run(
@@ -97,5 +97,5 @@ class Commands:
             raise UserError(
                 f"there is no {argv[0]} on {self.host}",
                 evidence=answer.complaint,
-                fix="target.slurm.host=…, a login node of the cluster",
+                fix="target.host=…, a login node of the cluster",
             )

@@ -59,7 +59,7 @@ def render(run: Run, place: Place, *, faults: str | None = None) -> SlurmRequest
     folder = place.runs / run.name
     log = _literal(folder / "logs") + "/slurm-%j.out"
     script = _script(run, place, folder=quote(str(folder)), log=log, faults=faults)
-    return SlurmRequest(script, (folder,), None, run.target.slurm.host)
+    return SlurmRequest(script, (folder,), None, run.target.host)
 
 
 def render_sweep(
@@ -76,7 +76,7 @@ def render_sweep(
         array=",".join(map(str, indices)),
         faults=faults,
     )
-    return SlurmRequest(script, folders, tuple(indices), runs[0].target.slurm.host)
+    return SlurmRequest(script, folders, tuple(indices), runs[0].target.host)
 
 
 def signal_lead(run: Run) -> int:
