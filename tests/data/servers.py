@@ -95,13 +95,14 @@ class HubHandler(FileHandler):
     """One dataset repository: its information, its tree, and its files under resolve/."""
 
     repository = "allenai/c4"
+    kind, folder = "datasets", "/datasets"
 
     def answer(self, body: bool) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
         self.served.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}")
-        api = f"/api/datasets/{self.repository}"
-        resolve = f"/datasets/{self.repository}/resolve/"
+        api = f"/api/{self.kind}/{self.repository}"
+        resolve = f"{self.folder}/{self.repository}/resolve/"
         if path in (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
             siblings = [{"rfilename": name} for name in self.served.files]
             facts = {"_id": "1", "id": self.repository, "sha": COMMIT, "private": False, "gated": False, "tags": []}
