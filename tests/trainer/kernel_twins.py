@@ -1,0 +1,50 @@
+"""Compare the Triton kernels with their plain twins, on the CPU. Run with TRITON_INTERPRET=1 set before it starts."""
+
+from __future__ import annotations
+
+import torch
+
+from windlass.trainer.head import IGNORED
+from windlass.trainer.head import cross_entropy_in_place as plain_cross_entropy
+from windlass.trainer.kernels.adamw import adamw_step
+from windlass.trainer.kernels.cross_entropy import cross_entropy_in_place
+
+
+def compare_cross_entropy(rows: int, classes: int) -> None:
+    logits = torch.randn(rows, classes) * 5
+    labels = torch.randint(0, classes, (rows,))
+    labels[rows // 2] = IGNORED
+    ours, theirs = logits.clone(), logits.clone()
+    losses = cross_entropy_in_place(ours, labels, IGNORED, 0.25)
+    torch.testing.assert_close(losses, plain_cross_entropy(theirs, labels, 0.25), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert not ours[rows // 2].any()
+
+
+def compare_adamw(size: int, healthy: float) -> None:
+    master = torch.randn(size)
+    twin = torch.nn.Parameter(master.clone())
+    before = master.clone()
+    first, second = torch.zeros(size), torch.zeros(size)
+    optimizer = torch.optim.AdamW([twin], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    for step in range(1, 4):
+        gradient = torch.randn(size)
+        scalars = torch.tensor([0.5, 1e-2, 1 - 0.9**step, 1 - 0.95**step, healthy])
+        weight = torch.zeros(size)
+        adamw_step(weight, gradient, master, first, second, scalars, decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8)
+        twin.grad = gradient * 0.5
+        optimizer.step()
+        assert torch.equal(weight, master if healthy else torch.zeros(size))
+    torch.testing.assert_close(master, twin.detach() if healthy else before, rtol=1e-5, atol=1e-6)
+    if not healthy:
+        assert not first.any()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for rows, classes in ((5, 1000), (3, 2048), (4, 5001)):
+        compare_cross_entropy(rows, classes)
+    for size in (7, 1024, 3000):
+        compare_adamw(size, 1.0)
+    compare_adamw(1500, 0.0)
+    print("kernels agree")
