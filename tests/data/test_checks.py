@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tests.data.conftest import json_lines, run_on, texts
 from windlass.data.checks import check_data
 from windlass.data.sources import FileSource
-from windlass.data.tokenizer import Tokenizer
+from windlass.data.tokenizer import Tokenizer, tokenizer_of
 from windlass.data.tokenizing import tokenize
 from windlass.errors import ExitCode, UserError
 
@@ -152,3 +153,27 @@ def test_it_imports_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.fixture
+def hub_shards(text: Path, tmp_path: Path, tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Shards made with a hub's tokenizer, on a machine that no longer reaches the hub."""
+    folder = tmp_path / "hub-shards"
+    tokenize([FileSource((text,), "text", "novel")], folder, replace(tiny, name="acme/words"), workers=1)
+
+    def unreachable(name: str) -> Tokenizer:
+        raise UserError(f"the tokenizer {name} cannot be fetched from the hub")
+
+    monkeypatch.setattr("windlass.data.tokenizer.from_hub", unreachable)
+    return folder
+
+
+def test_shards_of_the_hubs_tokenizer_need_no_hub(hub_shards: Path, tiny: Tokenizer) -> None:
+    run = run_on(str(hub_shards), tokenizer="acme/words")
+    check_data(run)
+    assert tokenizer_of(run.data).fingerprint == tiny.fingerprint  # what an export writes beside the weights
+
+
+def test_shards_of_another_hub_tokenizer_are_still_refused(hub_shards: Path) -> None:
+    assert "cannot be fetched" in fails(hub_shards, tokenizer="acme/others")
+    assert "another tokenizer" not in fails(hub_shards, tokenizer="acme/others")

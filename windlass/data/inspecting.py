@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from windlass.data.reading import documents, units_of
 from windlass.data.shards import TokenShards
 from windlass.data.sources import FileSource, ShardSource, local_source
-from windlass.data.tokenizer import load_tokenizer
+from windlass.data.tokenizer import SHARD_TOKENIZER, load_tokenizer
 from windlass.errors import UserError
 
 SAMPLE_CHARACTERS = 400
@@ -58,9 +58,9 @@ def inspect_shards(source: ShardSource, samples: int) -> Inspection:
     shards = TokenShards.open(source.folder)
     num_bytes = sum(size for _, size in shards.verify())
     index = shards.index
-    tokenizer = load_tokenizer(str(source.folder / "tokenizer"))
+    tokenizer = load_tokenizer(str(source.folder / SHARD_TOKENIZER))
     if tokenizer.fingerprint != index.tokenizer.fingerprint:
-        raise UserError(f"{source.folder / 'tokenizer'} is not the tokenizer that made the shards")
+        raise UserError(f"{source.folder / SHARD_TOKENIZER} is not the tokenizer that made the shards")
     return Inspection(
         path=str(source.folder),
         kind="token shards",

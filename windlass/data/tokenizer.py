@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windlass.data.chunking import ChunkEncoder, chunk_encoder
-from windlass.data.sources import assets, nearest
+from windlass.data.sources import ShardSource, assets, nearest, parse_source
 from windlass.errors import UserError
+from windlass.spec.run import DataSection
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 TINY = "tiny"
+SHARD_TOKENIZER = "tokenizer"  # folder beside the shards that it made
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 # Where a folder may name its EOS and BOS, in the order they are believed.
 SIDE_FILES = (CONFIG_FILE, "special_tokens_map.json", "generation_config.json", "config.json")
@@ -150,6 +152,16 @@ def load_tokenizer(name: str) -> Tokenizer:
             fix=f"data.tokenizer={TINY}",
         )
     return from_hub(name)
+
+
+def tokenizer_of(data: DataSection) -> Tokenizer:
+    """The tokenizer of a resolved run's training data; shards bring their own, so that no hub is asked for it."""
+    assert data.tokenizer
+    source = parse_source(data, "train")
+    own = source.folder / SHARD_TOKENIZER if isinstance(source, ShardSource) else None
+    if own is not None and own.is_dir():
+        return from_folder(own, data.tokenizer)
+    return load_tokenizer(data.tokenizer)
 
 
 def from_folder(folder: Path, name: str) -> Tokenizer:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from windlass.data.shards import DOCUMENT_DTYPE, DTYPES, VERSION, Index, ShardFacts, TokenizerFacts, dtype_for
 from windlass.data.sources import INDEX_NAME
-from windlass.data.tokenizer import Tokenizer
+from windlass.data.tokenizer import SHARD_TOKENIZER, Tokenizer
 from windlass.runfolder import write_atomically
 
 
@@ -54,7 +54,7 @@ class ShardWriter:
             self._shards.append(self._shard.close())
         else:
             self._shard.remove()
-        self._tokenizer.save(self.folder / "tokenizer")
+        self._tokenizer.save(self.folder / SHARD_TOKENIZER)
         index = Index(
             version=VERSION,
             dtype=dtype_for(self._tokenizer.vocab_size),

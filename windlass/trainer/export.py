@@ -11,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from windlass.checkpoint import CheckpointFolder
+from windlass.data.tokenizer import tokenizer_of
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.trainer.model import facts, meta_model, model_config
@@ -50,17 +51,10 @@ def export_checkpoint(folder: RunFolder, destination: Path, *, step: int | None 
     shutil.rmtree(temporary, ignore_errors=True)
     transformers_logging.disable_progress_bar()
     model.save_pretrained(temporary)  # type: ignore[operator]
-    _save_tokenizer(run.data.tokenizer, temporary)
+    tokenizer_of(run.data).save(temporary)
     if destination.exists():
         shutil.rmtree(destination)
     temporary.replace(destination)
     folder.record("exported", path=str(destination), step=checkpoint.step, dtype=dtype)
     log.info("exported step %d to %s", checkpoint.step, destination)
     return checkpoint.step
-
-
-def _save_tokenizer(name: str | None, folder: Path) -> None:
-    from windlass.data.tokenizer import load_tokenizer
-
-    if name:
-        load_tokenizer(name).save(folder)
