@@ -174,6 +174,6 @@ def test_shards_of_the_hubs_tokenizer_need_no_hub(hub_shards: Path, tiny: Tokeni
     assert tokenizer_of(run.data).fingerprint == tiny.fingerprint  # what an export writes beside the weights
 
 
-def test_shards_of_another_hub_tokenizer_are_still_refused(hub_shards: Path) -> None:
+def test_shards_of_another_name_are_not_taken_at_their_word(hub_shards: Path) -> None:
     assert "cannot be fetched" in fails(hub_shards, tokenizer="acme/others")
-    assert "another tokenizer" not in fails(hub_shards, tokenizer="acme/others")
+    check_data(run_on(str(hub_shards), tokenizer="tiny"))  # another name, the same tokens
