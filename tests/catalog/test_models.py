@@ -10,7 +10,7 @@ import pytest
 from windlass.catalog.models import default_tokenizer, known_config, looks_local, preset, presets
 from windlass.errors import UserError
 from windlass.plan import num_parameters
-from windlass.spec.run import ModelSection
+from windlass.spec.training import ModelSection
 
 # vocabulary, width, feed-forward, layers, heads, key-value heads, positions, rope base, rope scaling, tied, parameters
 PUBLISHED = {

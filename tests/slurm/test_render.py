@@ -10,6 +10,7 @@ from windlass.spec import parse_run
 from windlass.targets.slurm.checks import has_an_environment, limit_leaves_time, partition_of
 from windlass.targets.slurm.queue import (
     QueuedJob,
+    limit_broken,
     parse_accounting,
     parse_gpus,
     parse_partitions,
@@ -165,6 +166,27 @@ def test_queue_and_accounting():
     assert parse_accounting("CANCELLED by 1000|0:15\n") == QueuedJob("CANCELLED", exit_code=0)
     assert parse_accounting("FAILED|75:0\n") == QueuedJob("FAILED", exit_code=75)
     assert parse_accounting("") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "limit"),
+    [
+        (
+            {"TimeLimit": "3-00:00:00"},
+            {"MaxTime": "01:00:00"},
+            "PartitionTimeLimit, 3-00:00:00 asked, 01:00:00 at most",
+        ),
+        ({"TimeLimit": "00:30:00"}, {"MaxTime": "01:00:00"}, None),
+        ({"TimeLimit": "3-00:00:00"}, {"MaxTime": "UNLIMITED"}, None),
+        ({"TimeLimit": "Partition_Limit"}, {"MaxTime": "01:00:00"}, None),
+        ({"NumNodes": "3-3"}, {"MaxNodes": "2", "TotalNodes": "8"}, "PartitionNodeLimit, 3 asked, 2 at most"),
+        ({"NumNodes": "9"}, {"MaxNodes": "UNLIMITED", "TotalNodes": "4"}, "PartitionNodeLimit, 9 asked, 4 at most"),
+        ({"NumNodes": "2"}, {"MaxNodes": "2", "TotalNodes": "4"}, None),
+        ({}, {}, None),
+    ],
+)
+def test_a_vague_reason_is_made_plain_by_the_limits_themselves(asked, given, limit):
+    assert limit_broken(asked, given) == limit
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,16 @@ pytestmark = pytest.mark.slurm
 
 NEVER_STARTS = {
     "held": (["target.slurm.sbatch=[--hold]"], "it is held (JobHeldUser)", "scontrol release"),
-    # Slurm says PartitionNodeLimit or PartitionConfig, by which of its schedulers comes first
-    "too many nodes": (["resources.nodes=9", "train.global_batch=9"], "its partition", "(Partition"),
+    # Slurm says PartitionNodeLimit or only PartitionConfig, by which of its schedulers comes first
+    "too many nodes": (["resources.nodes=9", "train.global_batch=9"], "more nodes", "(PartitionNodeLimit"),
     "more nodes than the partition has": (
         ["target.slurm.partition=pair", "resources.nodes=3"],
-        "its partition",
-        "(Part",
+        "more nodes than its partition gives one job",
+        "(PartitionNodeLimit",
     ),
     "too much time": (
         ["target.slurm.partition=pair", "target.slurm.time=3d"],
-        "more time than its partition gives (PartitionTimeLimit)",
+        "more time than its partition gives (PartitionTimeLimit",
         "target.slurm.time",
     ),
     "an account without permission": (["target.slurm.partition=closed"], "its account may not use", "astronomy"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
-from windlass.spec.run import TrainSection
+from windlass.spec.training import TrainSection
 from windlass.trainer.fp8 import Float8Product
 from windlass.trainer.head import IGNORED, linear_cross_entropy
 from windlass.trainer.updates import AdamW

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.spec.run import TrainSection
+from windlass.spec.training import TrainSection
 from windlass.trainer.schedule import learning_rate
 
 SHAPES = ["cosine", "linear", "constant", "wsd"]

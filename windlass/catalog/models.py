@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import UserError
-from windlass.spec.run import ModelSection
+from windlass.spec.training import ModelSection
 
 
 @dataclass(frozen=True)

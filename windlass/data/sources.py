@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from windlass.errors import UserError
-from windlass.spec.run import DataSection
+from windlass.spec.data import DataSection
 
 HUB_PREFIX = "hf:"
 CORPUS_PREFIX = "corpus:"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from windlass.data.chunking import ChunkEncoder, chunk_encoder
 from windlass.data.sources import ShardSource, assets, nearest, parse_source
 from windlass.errors import UserError
-from windlass.spec.run import DataSection
+from windlass.spec.data import DataSection
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from windlass.errors import UserError
 
 if TYPE_CHECKING:
-    from windlass.spec.run import TargetSection
+    from windlass.spec.target import TargetSection
     from windlass.targets.protocol import Target
 
 KINDS = {

@@ -15,7 +15,7 @@ from windlass.catalog.models import preset as find_preset
 from windlass.errors import UserError
 from windlass.plan.checks import check_model
 from windlass.spec import Run
-from windlass.spec.run import ModelSection
+from windlass.spec.training import ModelSection
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import windlass
 from windlass.checkpoint import Checkpoint, CheckpointFolder, FileRecord, Manifest, hash_file
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
-from windlass.spec.run import CheckpointSection
+from windlass.spec.checkpoint import CheckpointSection
 from windlass.trainer.faults import Faults
 from windlass.trainer.ranks import Ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from windlass.spec.run import TrainSection
+from windlass.spec.training import TrainSection
 
 
 def learning_rate(step: int, train: TrainSection) -> float:

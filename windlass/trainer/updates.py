@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from windlass.spec.run import TrainSection
+from windlass.spec.training import TrainSection
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from windlass.errors import UserError
-from windlass.spec.run import ModelSection
+from windlass.spec.training import ModelSection
 from windlass.trainer.model import blocks, weights_path
 from windlass.trainer.ranks import Ranks
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from windlass.errors import UserError
+from windlass.spec.slurm import SLURM_TIME
 from windlass.targets.slurm.commands import Commands
+from windlass.targets.slurm.render import time_seconds
 
 SEPARATOR = "\x1f"  # in no name
 NO_SUCH_JOB = "Invalid job id"
+VAGUE = "PartitionConfig"  # one of Slurm's schedulers says no more than this, where the other names the limit
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def job(commands: Commands, number: str) -> QueuedJob | None:
     if answer.code == 0:
         found = parse_queue(answer.out).get(number)
         if found is not None:
-            return _with_exit_code(commands, number, found)
+            return _with_limit(commands, number, _with_exit_code(commands, number, found))
     elif NO_SUCH_JOB not in answer.err:
         commands.must("squeue", "--noheader", "--jobs", number)  # says what is wrong
     return _from_accounting(commands, number)
@@ -87,6 +91,34 @@ def _with_exit_code(commands: Commands, number: str, found: QueuedJob) -> Queued
     answer = commands.call("scontrol", "show", "job", "--oneliner", number)
     match = re.search(r"\bExitCode=(\d+):", answer.out)
     return QueuedJob(found.state, found.reason, int(match[1]) if match else None)
+
+
+def _with_limit(commands: Commands, number: str, found: QueuedJob) -> QueuedJob:
+    if found.state != "PENDING" or found.reason != VAGUE:
+        return found
+    asked = _fields(commands.call("scontrol", "show", "job", "--oneliner", number).out)
+    given = _fields(commands.call("scontrol", "show", "partition", "--oneliner", asked.get("Partition", "")).out)
+    return QueuedJob(found.state, limit_broken(asked, given) or found.reason)
+
+
+def limit_broken(asked: Mapping[str, str], given: Mapping[str, str]) -> str | None:
+    """The limit of its partition that a job goes beyond, by Slurm's own name for it, with both numbers."""
+    time_asked, time_given = _seconds(asked.get("TimeLimit", "")), _seconds(given.get("MaxTime", ""))
+    if time_given is not None and time_asked is not None and time_asked > time_given:
+        return f"PartitionTimeLimit, {asked['TimeLimit']} asked, {given['MaxTime']} at most"
+    nodes = asked.get("NumNodes", "").split("-")[0]  # "3-3"
+    most = [int(given[key]) for key in ("MaxNodes", "TotalNodes") if given.get(key, "").isdecimal()]
+    if nodes.isdecimal() and most and int(nodes) > min(most):
+        return f"PartitionNodeLimit, {nodes} asked, {min(most)} at most"
+    return None
+
+
+def _seconds(text: str) -> int | None:
+    return time_seconds(text) if SLURM_TIME.fullmatch(text) else None  # "Partition_Limit", "NONE"
+
+
+def _fields(line: str) -> dict[str, str]:
+    return dict(re.findall(r"(\S+?)=(\S*)", line))
 
 
 def _from_accounting(commands: Commands, number: str) -> QueuedJob | None:

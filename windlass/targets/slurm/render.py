@@ -10,7 +10,7 @@ from typing import Any
 
 from windlass.runfolder import RUNS_VARIABLE
 from windlass.spec import Run
-from windlass.spec.run import SlurmOptions
+from windlass.spec.slurm import SlurmOptions
 from windlass.targets.local.render import ATTEMPT_VARIABLE, FAULTS_VARIABLE, FOLDER_VARIABLE
 
 HYPERPOD = "/opt/sagemaker_cluster"  # there on every node of a HyperPod Slurm cluster

@@ -1,0 +1,137 @@
+"""The sections that say what is trained and how: `model`, `train`, `parallel`, `resources`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from windlass.spec.section import Fraction, Section
+
+
+class ModelSection(Section):
+    """Which model is trained, and what its weights are at step 0."""
+
+    preset: str | None = None
+    """Name of a published or tiny configuration (`windlass init --list`), for example `llama3.2-1b`."""
+    path: str | None = None
+    """A transformers causal language model instead: hub id or local folder."""
+    revision: str | None = None
+    """Branch, tag or commit of the hub id."""
+    init: Literal["random", "pretrained"] = "random"
+    """`random` draws fresh weights from the seed; `pretrained` loads the model's own safetensors."""
+    config: dict[str, Any] = Field(default={})
+    """Fields of the transformers configuration to change, for example `{num_hidden_layers: 8}`."""
+    attention: Literal["sdpa", "eager", "flex_attention"] = "sdpa"
+    """Attention implementation, by its transformers name."""
+    trust_remote_code: bool = False
+    """Run Python code that ships with the model. Off unless asked by name."""
+
+    @model_validator(mode="after")
+    def one_source(self) -> Self:
+        if (self.preset is None) == (self.path is None):
+            raise ValueError("give either model.preset or model.path, and not both")
+        return self
+
+
+class TrainSection(Section):
+    """How long, how fast and with which numbers."""
+
+    steps: PositiveInt = 1000
+    """Optimizer steps of the whole run."""
+    global_batch: PositiveInt = 32
+    """Sequences per optimizer step over all ranks; the same on any number of ranks."""
+    micro_batch: PositiveInt | None = None
+    """Sequences a rank takes through the model at once; the rest is accumulated. Default: its share, at most 8."""
+    learning_rate: PositiveFloat = 3e-4
+    """Peak learning rate."""
+    min_learning_rate: NonNegativeFloat | None = None
+    """Learning rate at the last step of a decaying schedule. Default: a tenth of the peak."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Shape after the warm-up; `wsd` is constant and then decays linearly over the last `decay_fraction`."""
+    warmup_steps: NonNegativeInt | None = None
+    """Steps of linear warm-up. Default: a fiftieth of all steps."""
+    decay_fraction: Fraction = 0.1
+    """Share of the steps in which the `wsd` schedule decays."""
+    weight_decay: NonNegativeFloat = 0.1
+    """AdamW weight decay, on matrices only: not on norms and biases."""
+    beta1: Fraction = 0.9
+    """AdamW's first-moment decay."""
+    beta2: Fraction = 0.95
+    """AdamW's second-moment decay."""
+    epsilon: PositiveFloat = 1e-8
+    """AdamW's denominator term."""
+    grad_clip: NonNegativeFloat = 1.0
+    """Largest global gradient norm; 0 leaves gradients as they are (the norm is still reported)."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Compute type; master weights, gradients' sums and optimizer state stay fp32."""
+    seed: NonNegativeInt = 0
+    """Draws weights, data order and dropout."""
+    compile: bool | None = None
+    """Compile each block with torch.compile. Default: on GPUs only."""
+    fp8: bool = False
+    """Compute the blocks' large matrix products in fp8, one scale per tensor: faster from Hopper on, less exact."""
+    fused_head: bool | None = None
+    """Compute head and loss together, a block of logits at a time. Default: on GPUs, for families with a plain head."""
+    bf16_weights: bool | None = None
+    """Hold the weights in bf16 for computing, with fp32 masters in the optimizer alone; the same numbers, fewer copies.
+    One rank and bf16 only, where it is the default."""
+    log_every: PositiveInt = 10
+    """Steps between log lines. metrics.jsonl has every step whatever this is."""
+    validate_every: PositiveInt | None = None
+    """Steps between validations; one more at the end. Default: at the end only, if there is validation data."""
+    validation_sequences: PositiveInt = 64
+    """Sequences per validation, the same ones each time."""
+    tensorboard: bool = False
+    """Also write TensorBoard event files (needs the `tensorboard` extra)."""
+
+    @model_validator(mode="after")
+    def schedule_fits(self) -> Self:
+        if self.warmup_steps is not None and self.warmup_steps > self.steps:
+            raise ValueError(f"train.warmup_steps is {self.warmup_steps} but the run has only {self.steps} steps")
+        if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
+            raise ValueError(f"train.min_learning_rate {self.min_learning_rate} is above the peak {self.learning_rate}")
+        return self
+
+
+class ParallelSection(Section):
+    """How the model is spread over ranks."""
+
+    sharding: Literal["auto", "full", "hybrid", "ddp", "none"] = "auto"
+    """`full`: FSDP2 over all ranks · `hybrid`: FSDP2 inside groups, copies across them · `ddp`: a whole copy per rank ·
+    `none`: one rank only. `auto`: `none` for one rank, else `full`."""
+    shard_group: PositiveInt | None = None
+    """Ranks per group of `hybrid`. Default: the ranks of one node."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and optimizer state in host memory between uses (FSDP2 only)."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Recompute activations in the backward pass: `full` keeps block inputs only, `selective` keeps matrix products
+    and attention outputs."""
+    reshard_after_forward: bool = True
+    """Free a block's gathered parameters between forward and backward: less memory, more communication."""
+    timeout_minutes: PositiveFloat = 10.0
+    """A collective that takes longer than this ends the run with an error that names the waiting rank."""
+
+
+class ResourcesSection(Section):
+    """What every node of the run gets."""
+
+    nodes: PositiveInt = 1
+    """Number of machines."""
+    instance: str | None = None
+    """Instance type of the nodes, such as `p5.48xlarge`: `windlass plan` takes GPUs, network and price from it."""
+    gpus_per_node: NonNegativeInt | None = None
+    """GPUs per node. Default: all there are; 0 trains on the CPU."""
+    processes_per_node: PositiveInt | None = None
+    """Ranks per node when training on the CPU. Default: 1. On GPUs it is one rank per GPU."""
+    threads_per_process: PositiveInt | None = None
+    """CPU threads per rank. Default: the machine's cores divided by its ranks."""
+
+    @model_validator(mode="after")
+    def one_rank_per_gpu(self) -> Self:
+        if self.gpus_per_node and self.processes_per_node not in (None, self.gpus_per_node):
+            raise ValueError(
+                f"resources.processes_per_node is {self.processes_per_node} but there is one rank per GPU, "
+                f"and gpus_per_node is {self.gpus_per_node}"
+            )
+        return self
