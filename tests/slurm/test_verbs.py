@@ -38,7 +38,7 @@ def test_a_job_that_can_never_start_says_why(bench, case):
     overrides, *words = NEVER_STARTS[case]
     folder = bench.submit("never", *overrides)
     try:
-        wait(lambda: "cannot start" in (bench.show("never")["reason"] or ""), "a reason", folder, 20)
+        wait(lambda: "cannot start" in (bench.show("never")["reason"] or ""), "a reason", folder, 90)
         shown = bench.show("never")
         assert shown["state"] == "waiting"
         for word in words:
@@ -192,7 +192,7 @@ def login_node(cluster, tmp_path):
     os.makedirs("/run/sshd", exist_ok=True)
     with (home / "log").open("wb") as log:
         daemon = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", f"{home}/sshd_config"], stderr=log)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while subprocess.run(["ssh", "-F", f"{home}/config", "login", "true"], check=False, capture_output=True).returncode:
         assert time.monotonic() < deadline, (home / "log").read_text()
         time.sleep(0.1)

@@ -167,7 +167,7 @@ def test_a_second_one_ends_a_slow_save(corpus: Path, tmp_path: Path, undisturbed
     for rank in (0, 1):
         job.signal(rank, signal.SIGTERM)
     result = job.result()
-    assert time.monotonic() - told < 5
+    assert time.monotonic() - told < 30  # not the 60 of the sleep
     assert result.codes == [TERMINATED] * 2, result.output
     (whole_one,) = CheckpointFolder(result.folder.checkpoints).complete()
     assert whole_one.step == 3
@@ -184,8 +184,8 @@ def test_a_second_one_ends_a_rank_that_waits_for_another(corpus: Path, tmp_path:
     time.sleep(ONE_REQUEST_SECONDS)
     told = time.monotonic()
     job.signal(0, signal.SIGTERM)
-    job.processes[0].join(10)
-    assert time.monotonic() - told < 5
+    job.processes[0].join(30)
+    assert time.monotonic() - told < 30  # not the 60 of the sleep
     assert job.processes[0].exitcode == TERMINATED
     job.signal(1, signal.SIGKILL)
     job.result()
