@@ -144,8 +144,6 @@ def _warnings(run: Run, memory: MemoryEstimate, hardware: Hardware, shape: Model
     share = memory.peak_gib / hardware.gpu.memory_gib
     if share > 1 - RESERVE:
         told.append(f"{share:.0%} of the GPU's memory: the estimate may be off by 10 %, so it may not fit")
-    if run.train.fp8:
-        told.append("train.fp8 is not modelled: memory and speed are those of bf16, the run needs less and is faster")
     if shape.family == "mixtral":
         told.append("mixture of experts: activations and speed are rough, routing is taken as even")
     return told

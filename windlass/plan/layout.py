@@ -20,6 +20,7 @@ class Layout:
     num_micro: int  # micro-batches of a rank per step
     length: int
     precision: str  # bf16 or fp32
+    fp8: bool  # the blocks' matrix products
     bf16_weights: bool  # computes in bf16 copies; fp32 masters in the optimizer alone
     fused_head: bool
     compiled: bool
@@ -67,6 +68,7 @@ def layout(run: Run, world_size: int, micro: int, shape: ModelShape) -> Layout:
         num_micro=-(-rows // micro),
         length=run.data.sequence_length or 0,
         precision=run.train.precision,
+        fp8=run.train.fp8,
         bf16_weights=copies_possible and asked is not False,
         fused_head=shape.family in PLAIN_HEADS if fused is None else fused,
         compiled=run.train.compile is not False,

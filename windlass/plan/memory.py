@@ -145,7 +145,8 @@ def saved_per_layer(shape: ModelShape, layout: Layout) -> float:
     if layout.recompute == "selective":  # the block's input, q, k, v, attention, its projection, gate, up
         return layout.element * (2 * d + 2 * q + 2 * kv + 2 * f) + statistics + residual
     if layout.compiled:  # … both norms' outputs and the product of gate and up as well: matmuls take them
-        return layout.element * (4 * d + 2 * q + 2 * kv + 3 * f) + statistics + residual
+        whole = layout.element * (4 * d + 2 * q + 2 * kv + 3 * f) + statistics + residual
+        return whole - (layout.element - 1) * (2 * d + q + f) if layout.fp8 else whole  # kept as the products read them
     # Run op by op, each norm also keeps its input in fp32 and its normalized input, and SiLU its output.
     norms = (4.0 + layout.element) * 2 * d + layout.element * 2 * d
     return norms + layout.element * (2 * q + 2 * kv + 4 * f) + statistics

@@ -16,6 +16,7 @@ from windlass.plan.shape import ModelShape
 MATMUL_SHARE = (
     0.68  # of the dense peak over a whole step: large products alone reach 0.77, power limits and gaps cost the rest
 )
+FP8_FACTOR = 1.65  # of the bf16 rate in the blocks, of the 2 in the data sheet
 FP32_SHARE = 0.80
 BANDWIDTH_SHARE = 0.90  # 4.3 of the H200's 4.8 TB/s
 H200_BF16 = 989.0
@@ -80,10 +81,10 @@ def flops_per_token(shape: ModelShape, length: int) -> float:
 
 def _matmul_s(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
     """Of one micro-batch; recomputation does the blocks' forward products again."""
-    per_token = 6.0 * shape.matmul_parameters
-    if layout.recompute == "full":
-        per_token += 2.0 * shape.layers * shape.active_block_parameters
-    return layout.tokens * per_token / _matmul_rate(layout, gpu)
+    blocks = shape.layers * shape.active_block_parameters
+    passes = 8.0 if layout.recompute == "full" else 6.0
+    work = passes * blocks / (FP8_FACTOR if layout.fp8 else 1.0) + 6.0 * (shape.matmul_parameters - blocks)
+    return layout.tokens * work / _matmul_rate(layout, gpu)
 
 
 def _matmul_rate(layout: Layout, gpu: Gpu) -> float:
@@ -122,6 +123,8 @@ def _elementwise_bytes(shape: ModelShape, layout: Layout) -> float:
         per_token += layout.element * (8 * d + 3 * f + 2 * (q + kv))
     if not layout.compiled:
         per_token *= EAGER_FACTOR
+    if layout.fp8:  # inputs and gradients of the products: read for their scale, read again, written in both layouts
+        per_token += (2 * layout.element + 2) * (4 * d + 2 * q + 2 * kv + 3 * f)
     return layout.tokens * shape.layers * per_token
 
 
