@@ -1,0 +1,3 @@
+module windlass.test/pause
+
+go 1.26.0
