@@ -1,0 +1,100 @@
+"""What each builder is told, and what its output says of the progress."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windlass.errors import UserError
+from windlass.image.builders.buildah import Buildah
+from windlass.image.builders.docker import Docker
+from windlass.image.builders.finding import find_builder
+from windlass.image.builders.podman import Podman
+from windlass.image.builders.protocol import BuildRequest, PushRequest, RunRequest
+from windlass.image.progress import Step, step_of
+
+REQUEST = BuildRequest(
+    context=Path("/staged/context"),
+    dockerfile=Path("/staged/Dockerfile"),
+    tag="r.example/team/train:git-1-2",
+    platform="linux/arm64",
+    labels={"b": "2", "a": "1"},
+    arguments={"TORCH": "2.14.1"},
+    target="train",
+    cache="r.example/team/cache",
+)
+
+
+def test_docker_builds_with_buildx_for_the_platform_of_the_nodes():
+    assert Docker().build(REQUEST) == [
+        *("docker", "buildx", "build", "--progress=plain", "--load", "--provenance=false"),
+        *("--platform", "linux/arm64", "--tag", "r.example/team/train:git-1-2", "--file", "/staged/Dockerfile"),
+        *("--label", "a=1", "--label", "b=2", "--build-arg", "TORCH=2.14.1", "--target", "train"),
+        *("--cache-from", "type=registry,ref=r.example/team/cache"),
+        *("--cache-to", "type=registry,ref=r.example/team/cache,mode=max", "/staged/context"),
+    ]
+
+
+@pytest.mark.parametrize("builder", [Podman(), Buildah()], ids=lambda one: one.name)
+def test_podman_and_buildah_keep_layers(builder):
+    command = builder.build(REQUEST)
+    assert command[:3] == [builder.name, "build", "--layers"]
+    assert command[-1] == "/staged/context"
+    for part in (["--platform", "linux/arm64"], ["--target", "train"], ["--cache-to", "r.example/team/cache"]):
+        at = command.index(part[0])
+        assert command[at : at + 2] == part
+
+
+def test_credentials_are_a_file_and_never_an_argument():
+    request = PushRequest("local:1", "r.example/train:1", digest_file=Path("/tmp/digest"))
+    for builder in (Podman(), Buildah()):
+        (command,) = builder.push(request, "/proc/self/fd/7")
+        assert command[command.index("--authfile") + 1] == "/proc/self/fd/7"
+        assert "--creds" not in command
+        assert "--tls-verify=false" not in command
+    assert Docker().push_environment("/dev/shm/x") == {"DOCKER_CONFIG": "/dev/shm/x"}
+    assert Docker().push(request, "/dev/shm/x")[-1] == ["docker", "push", "r.example/train:1"]
+
+
+def test_a_command_inside_replaces_the_entrypoint_of_the_image():
+    request = RunRequest("train:1", ["sh", "-c", "true"], mounts=[("/a", "/b")], environment={"X": "1"}, gpus=True)
+    assert Docker().run_command(request)[-5:] == ["--entrypoint", "sh", "train:1", "-c", "true"]
+    assert "type=bind,source=/a,target=/b,readonly" in Docker().run_command(request)
+    assert "/a:/b:ro" in Podman().run_command(request)
+    assert Buildah().run_command(request, "c")[-5:] == ["--", "c", "sh", "-c", "true"]
+    with pytest.raises(UserError, match="no GPUs"):
+        Buildah().run(request)
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("STEP 3/7: RUN pip install torch", Step(3, 7, "RUN pip install torch")),
+        ("[2/2] STEP 1/4: FROM base", Step(1, 4, "FROM base")),
+        ("STEP 5: COPY . .", Step(5, None, "COPY . .")),
+        ("#9 [stage-1 2/6] RUN apt-get update", Step(2, 6, "RUN apt-get update")),
+        ("#5 [1/3] FROM docker.io/library/python", Step(1, 3, "FROM docker.io/library/python")),
+        ("#9 0.512 Get:1 http://deb.debian.org", None),
+        ("STEP by step", None),
+    ],
+)
+def test_steps_are_read_from_every_builder(line, step):
+    assert step_of(line) == step
+
+
+def test_without_any_builder_the_error_says_why_for_each(monkeypatch, tmp_path):
+    broken = tmp_path / "docker"
+    broken.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError) as refused:
+        find_builder()
+    assert refused.value.evidence.splitlines() == [
+        "docker    Cannot connect to the Docker daemon",
+        "podman    not installed",
+        "buildah   not installed",
+    ]
+    assert "codebuild" in refused.value.fix
+    with pytest.raises(UserError, match="podman cannot be used here"):
+        find_builder("podman")

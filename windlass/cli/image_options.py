@@ -1,0 +1,69 @@
+"""Options that several image commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from windlass.errors import UserError
+
+if TYPE_CHECKING:
+    from windlass.image.builders.protocol import Builder
+    from windlass.image.testing import Surroundings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+BUILDERS = ("docker", "podman", "buildah")
+LEVELS = ("quick", "standard", "full")
+
+
+def surroundings_options(command: Command) -> Command:
+    """How the image is run for a test."""
+    for option in (
+        click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Variable inside the image."),
+        click.option(
+            "--mount", "mounts", multiple=True, metavar="PATH[:PATH]", help="Folder to show inside, read-only."
+        ),
+        click.option("--python", metavar="PATH", help="Interpreter in the image.  [default: python, else python3]"),
+        click.option("--gpus", is_flag=True, help="Give the container the GPUs of this machine."),
+        click.option(
+            "--smoke", default="", metavar="COMMAND", help="Smoke run of --level full.  [default: windlass's]"
+        ),
+        click.option("--import", "imports", multiple=True, metavar="MODULE", help="Module that must be there."),
+    ):
+        command = option(command)
+    return command
+
+
+def surroundings(python: str | None, mounts: tuple[str, ...], variables: tuple[str, ...], gpus: bool) -> Surroundings:
+    from windlass.image.testing import Surroundings
+
+    pairs = []
+    for one in mounts:
+        source, _, target = one.partition(":")
+        folder = Path(source).resolve() if not target else Path(source).absolute()
+        if not folder.exists():
+            raise UserError(f"--mount {one}: there is no {folder}")
+        pairs.append((str(folder), target or str(folder)))
+    return Surroundings(python, tuple(pairs), assignments("--env", variables), gpus)
+
+
+def assignments(option: str, values: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE, each."""
+    for one in values:
+        if "=" not in one:
+            raise UserError(f"{option} {one}: NAME=VALUE is needed")
+    return dict(one.split("=", 1) for one in values)
+
+
+def builder_of(name: str | None, built_by: str | None = None) -> Builder:
+    """The builder that was asked for, else the one that has the image, else the first that works here."""
+    from windlass.image.builders.finding import KINDS, find_builder
+
+    return find_builder(name or (built_by if built_by in KINDS else None))
+
+
+def is_run_file(text: str) -> bool:
+    return text.endswith((".yaml", ".yml")) and Path(text).is_file()

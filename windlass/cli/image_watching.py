@@ -1,0 +1,106 @@
+"""How a build looks while it goes on: a bar on a terminal, plain lines elsewhere; and what a dry run shows."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from windlass.image.building import Settings, Source, Watcher, Workshop
+    from windlass.image.patch import Fix
+    from windlass.image.progress import Step
+
+
+class Lines:
+    """One line for every step, on stderr."""
+
+    def attempt(self, number: int, most: int, tag: str) -> None:
+        self.say(f"attempt {number} of {most}: {tag}")
+
+    def step(self, step: Step) -> None:
+        self.say(f"  {step}"[:160])
+
+    def line(self, line: str) -> None:
+        """What a step prints is in the log."""
+
+    def failed(self, sentence: str, lines: tuple[str, ...]) -> None:
+        self.say(f"failed: {sentence}")
+        for line in lines:
+            self.say(f"  | {line}")
+
+    def changed(self, fix: Fix, diff: str) -> None:
+        self.say(f"change: {fix.sentence}")
+        for line in diff.rstrip().splitlines():
+            self.say(f"  {line}")
+
+    def proving(self, level: str) -> None:
+        self.say(f"  testing inside the image: {level}")
+
+    def say(self, text: str) -> None:
+        click.echo(text, err=True)
+
+
+class Bar(Lines):
+    """A bar that counts the steps of the Dockerfile; attempts and changes stay above it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.task: TaskID = progress.add_task("building", total=None)
+
+    def step(self, step: Step) -> None:
+        total = None if step.total is None else step.total + 1  # the proof is a step too
+        self.progress.update(self.task, completed=step.number - 1, total=total, description=step.text[:60])
+
+    def proving(self, level: str) -> None:
+        self.progress.update(self.task, description=f"testing inside the image: {level}")
+
+    def say(self, text: str) -> None:
+        self.progress.console.print(text, markup=False, highlight=False)
+
+
+class Silence(Lines):
+    """For programs: the result says everything."""
+
+    def say(self, text: str) -> None:
+        pass
+
+
+@contextmanager
+def watching(*, as_json: bool) -> Iterator[Watcher]:
+    from windlass.cli.output import console
+
+    terminal = console(stderr=True)
+    if as_json:
+        yield Silence()
+    elif not terminal.is_terminal:
+        yield Lines()
+    else:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=terminal, transient=True) as progress:
+            yield Bar(progress)
+
+
+def command_of(source: Source, workshop: Workshop, settings: Settings) -> dict[str, Any]:
+    """The command line of a local builder, or the request to CodeBuild."""
+    from windlass.image.building import Job, labels_of
+    from windlass.image.codebuild import CloudWorkshop
+    from windlass.image.tags import commit_of, tag_for
+    from windlass.image.workshop import LocalWorkshop
+
+    commit = commit_of(source.context.folder)
+    tag = tag_for(commit, source.content)
+    job = Job(source, f"{source.title}:{tag}", tag, labels_of(source, tag, commit), settings, Path(), 1)
+    if isinstance(workshop, CloudWorkshop):
+        return {"tag": tag, "request": workshop.request(job, f"{workshop.cloud.results(tag)}/context.zip")}
+    assert isinstance(workshop, LocalWorkshop)
+    request = job.request(source.context.folder, source.dockerfile or source.context.folder / "Dockerfile")
+    return {"tag": tag, "command": shlex.join(workshop.builder.build(request))}

@@ -1,0 +1,1 @@
+"""Container images: planned from facts, built, proven inside, pushed by digest."""

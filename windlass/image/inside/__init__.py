@@ -1,0 +1,1 @@
+"""Run inside an image to prove it. Standard library only: the image may hold no windlass. `testing` carries it in."""
