@@ -1,0 +1,132 @@
+"""A folder as a store: the same promises on a file system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.runfolder import sync_directory
+from windlass.store.interface import Entry, Store, Upload
+
+PART = ".part-"  # names of files on their way in; never listed
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    path: Path
+
+    @property
+    def url(self) -> str:
+        return str(self.path)
+
+    def entries(self, prefix: str = "") -> Iterator[Entry]:
+        start = self.path / prefix if not prefix or prefix.endswith("/") else (self.path / prefix).parent
+        names = sorted(
+            file.relative_to(self.path).as_posix()
+            for file in start.rglob("*")
+            if file.is_file() and not file.name.startswith(PART)
+        )
+        for name in names:
+            entry = self.stat(name) if name.startswith(prefix) else None
+            if entry:
+                yield entry
+
+    def folders(self, prefix: str = "") -> list[str]:
+        start = self.path / prefix
+        return sorted(one.name for one in start.iterdir() if one.is_dir()) if start.is_dir() else []
+
+    def stat(self, name: str) -> Entry | None:
+        try:
+            status = (self.path / name).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Entry(name, status.st_size, status.st_mtime, f"{status.st_mtime_ns}-{status.st_ino}-{status.st_size}")
+
+    def read(self, name: str, start: int = 0, size: int | None = None, *, version: str | None = None) -> bytes:
+        if version is not None:
+            entry = self.stat(name)
+            if entry is not None and entry.version != version:
+                raise OSError(f"{self.path / name} changed while it was read")
+        with (self.path / name).open("rb") as file:
+            file.seek(start)
+            return file.read() if size is None else file.read(size)
+
+    def get(self, name: str, path: Path) -> Entry:
+        self._copy(self.path / name, path)
+        entry = self.stat(name)
+        if entry is None:
+            raise FileNotFoundError(self.path / name)
+        return entry
+
+    def put(self, path: Path, name: str, *, sha256: str | None = None) -> Entry:
+        self._copy(path, self.path / name)
+        entry = self.stat(name)
+        assert entry is not None
+        return entry
+
+    def write(self, name: str, data: bytes, *, only_new: bool = False) -> bool:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _on_its_way_to(path)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            if only_new:
+                os.link(temporary, path)  # unlike a rename, refuses to replace
+                temporary.unlink()
+            else:
+                temporary.replace(path)
+        except FileExistsError:
+            temporary.unlink()
+            return False
+        sync_directory(path.parent)
+        return True
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            path = self.path / name
+            path.unlink(missing_ok=True)
+            for folder in path.parents:  # an object store has no empty folders; neither does this one
+                if folder == self.path:
+                    break
+                try:
+                    folder.rmdir()
+                except OSError:
+                    break
+
+    def unfinished(self, prefix: str = "") -> list[Upload]:
+        found = []
+        for file in sorted(self.path.rglob(f"{PART}*")):
+            name = file.relative_to(self.path).as_posix()
+            if name.startswith(prefix):
+                found.append(Upload(name, name, file.stat().st_mtime))
+        return found
+
+    def abort(self, upload: Upload) -> None:
+        (self.path / upload.key).unlink(missing_ok=True)
+
+    def below(self, prefix: str) -> Store:
+        return FolderStore(self.path / prefix)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _on_its_way_to(target)
+        try:
+            with source.open("rb") as reading, temporary.open("wb") as writing:
+                shutil.copyfileobj(reading, writing, 2**20)
+                writing.flush()
+                os.fsync(writing.fileno())
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(target.parent)
+
+
+def _on_its_way_to(path: Path) -> Path:
+    return path.with_name(f"{PART}{path.name}-{os.getpid()}")

@@ -1,0 +1,297 @@
+"""S3 and what speaks its protocol: parts in parallel, checksums on every part, conditional puts, bounded retries.
+
+boto3 and not s3fs: s3fs neither sends checksums with parts nor lists and aborts the uploads that a killed process left,
+and it ties fsspec and botocore to single versions, which datasets and boto3 do not accept together.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from windlass.errors import UserError
+from windlass.store.interface import Entry, Store, StoreOptions, Upload
+from windlass.store.retrying import ShortBodyError, retried
+from windlass.store.s3_errors import code_of, in_words, is_missing, passes_by_itself, status_of
+
+Value = TypeVar("Value")
+MOST_PARTS = 10_000
+SHA256_KEY = "windlass-sha256"
+DELETED_AT_ONCE = 1000
+
+
+def open_s3(bucket: str, prefix: str, options: StoreOptions) -> S3Store:
+    try:
+        import boto3
+        import botocore.exceptions
+        from botocore.config import Config
+    except ImportError:
+        raise UserError("s3:// needs boto3", fix="pip install 'windlass[aws]'") from None
+    config = Config(
+        retries={"total_max_attempts": 1},  # tried again here, where short bodies count too and the time is bounded
+        connect_timeout=min(options.timeout_s, 10.0),
+        read_timeout=options.timeout_s,
+        max_pool_connections=max(10, 2 * options.parallel),
+    )
+    url = f"s3://{bucket}/{prefix}".rstrip("/")
+    try:
+        client = boto3.session.Session().client(
+            "s3", endpoint_url=options.endpoint, region_name=options.region, config=config
+        )
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        known = in_words(error, url, options.endpoint or "S3")
+        raise known or UserError(f"{url} cannot be opened", evidence=str(error)) from None
+    return S3Store(bucket, prefix, options, client)
+
+
+@dataclass(frozen=True)
+class S3Store:
+    bucket: str
+    prefix: str
+    options: StoreOptions
+    client: Any = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def entries(self, prefix: str = "") -> Iterator[Entry]:
+        for page in self._pages(Prefix=self._key(prefix)):
+            for item in page.get("Contents", ()):
+                name = item["Key"][len(self._key("")) :]
+                yield Entry(name, item["Size"], item["LastModified"].timestamp(), item["ETag"])
+
+    def folders(self, prefix: str = "") -> list[str]:
+        key = self._key(prefix)
+        pages = self._pages(Prefix=key, Delimiter="/")
+        return [one["Prefix"][len(key) : -1] for page in pages for one in page.get("CommonPrefixes", ())]
+
+    def stat(self, name: str) -> Entry | None:
+        try:
+            answer = self._ask("head_object", Key=self._key(name))
+        except FileNotFoundError:
+            return None
+        sha256 = answer.get("Metadata", {}).get(SHA256_KEY)
+        return Entry(name, answer["ContentLength"], answer["LastModified"].timestamp(), answer["ETag"], sha256)
+
+    def read(self, name: str, start: int = 0, size: int | None = None, *, version: str | None = None) -> bytes:
+        if size == 0:
+            return b""
+        until = "" if size is None else str(start + size - 1)
+        request: dict[str, Any] = {"Key": self._key(name)}
+        if start or size is not None:
+            request["Range"] = f"bytes={start}-{until}"
+        if version is not None:
+            request["IfMatch"] = version
+
+        def body() -> bytes:
+            answer = self.client.get_object(Bucket=self.bucket, **request)
+            data: bytes = answer["Body"].read()
+            if len(data) != answer["ContentLength"]:
+                raise ShortBodyError(f"{len(data):,} of {answer['ContentLength']:,} bytes of {name} arrived")
+            return data
+
+        try:
+            return self._retried(body)
+        except _Refused as refusal:
+            if refusal.status == 416:  # from the end on there is nothing
+                return b""
+            if refusal.status == 412:
+                raise OSError(f"{self.url}/{name} changed while it was read") from None
+            raise refusal.error from None
+
+    def get(self, name: str, path: Path) -> Entry:
+        entry = self.stat(name)
+        if entry is None:
+            raise FileNotFoundError(f"{self.url}/{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".part-{path.name}-{os.getpid()}")
+        step = self.options.part_bytes
+        try:
+            with temporary.open("wb") as file:
+                handle = file.fileno()
+
+                def fetch(start: int) -> None:
+                    data = self.read(name, start, min(step, entry.size - start), version=entry.version)
+                    if len(data) != min(step, entry.size - start):
+                        raise OSError(f"{self.url}/{name} changed while it was read")
+                    os.pwrite(handle, data, start)
+
+                self._in_parallel(fetch, range(0, entry.size, step))
+                os.fsync(handle)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return entry
+
+    def put(self, path: Path, name: str, *, sha256: str | None = None) -> Entry:
+        size = path.stat().st_size
+        metadata = {SHA256_KEY: sha256} if sha256 else {}
+        step = max(self.options.part_bytes, -(-size // MOST_PARTS))
+        if size <= step:
+            data = path.read_bytes()
+            answer = self._ask(
+                "put_object", Key=self._key(name), Body=data, ChecksumSHA256=_digest(data), Metadata=metadata
+            )
+        else:
+            answer = self._put_in_parts(path, name, size, step, metadata)
+        return Entry(name, size, time.time(), answer["ETag"], sha256)
+
+    def write(self, name: str, data: bytes, *, only_new: bool = False) -> bool:
+        condition = {"IfNoneMatch": "*"} if only_new else {}
+        try:
+            self._ask("put_object", Key=self._key(name), Body=data, ChecksumSHA256=_digest(data), **condition)
+        except FileExistsError:
+            return False
+        return True
+
+    def delete(self, names: Iterable[str]) -> None:
+        keys = [{"Key": self._key(name)} for name in names]
+        for first in range(0, len(keys), DELETED_AT_ONCE):
+            some = keys[first : first + DELETED_AT_ONCE]
+            answer = self._ask("delete_objects", Delete={"Objects": some, "Quiet": True})
+            for problem in answer.get("Errors", ()):
+                raise UserError(
+                    f"{problem['Key']} of {self.url} cannot be deleted",
+                    evidence=f"{problem.get('Code')}: {problem.get('Message')}",
+                )
+
+    def unfinished(self, prefix: str = "") -> list[Upload]:
+        found: list[Upload] = []
+        marks: dict[str, str] = {}
+        while True:
+            answer = self._ask("list_multipart_uploads", Prefix=self._key(prefix), **marks)
+            for item in answer.get("Uploads", ()):
+                name = item["Key"][len(self._key("")) :]
+                found.append(Upload(name, item["UploadId"], item["Initiated"].timestamp()))
+            if not answer.get("IsTruncated"):
+                return found
+            marks = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+    def abort(self, upload: Upload) -> None:
+        try:
+            self._ask("abort_multipart_upload", Key=self._key(upload.name), UploadId=upload.key)
+        except FileNotFoundError:
+            return
+
+    def below(self, prefix: str) -> Store:
+        return S3Store(self.bucket, self._key(prefix).strip("/"), self.options, self.client)
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def _pages(self, **request: Any) -> Iterator[dict[str, Any]]:
+        marks: dict[str, str] = {}
+        while True:
+            page = self._ask("list_objects_v2", **request, **marks)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            marks = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _put_in_parts(self, path: Path, name: str, size: int, step: int, metadata: dict[str, str]) -> dict[str, Any]:
+        key = self._key(name)
+        begun = self._ask("create_multipart_upload", Key=key, ChecksumAlgorithm="SHA256", Metadata=metadata)
+        upload = Upload(name, begun["UploadId"], time.time())
+        try:
+            with path.open("rb") as file:
+                handle = file.fileno()
+
+                def send(start: int) -> dict[str, Any]:
+                    data = os.pread(handle, min(step, size - start), start)
+                    number, checksum = start // step + 1, _digest(data)
+                    part = self._ask(
+                        "upload_part",
+                        Key=key,
+                        UploadId=upload.key,
+                        PartNumber=number,
+                        Body=data,
+                        ChecksumSHA256=checksum,
+                    )
+                    return {"PartNumber": number, "ETag": part["ETag"], "ChecksumSHA256": checksum}
+
+                parts = self._in_parallel(send, range(0, size, step))
+            return self._complete(upload, parts)
+        except BaseException:
+            self._abort_quietly(upload)
+            raise
+
+    def _complete(self, upload: Upload, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """A completion that was done but whose answer was lost is refused when it is asked for again."""
+        try:
+            return self._ask(
+                "complete_multipart_upload",
+                Key=self._key(upload.name),
+                UploadId=upload.key,
+                MultipartUpload={"Parts": parts},
+            )
+        except FileNotFoundError:
+            entry = self.stat(upload.name)
+            if entry is None or not entry.version.strip('"').endswith(f"-{len(parts)}"):
+                raise
+            return {"ETag": entry.version}
+
+    def _abort_quietly(self, upload: Upload) -> None:
+        try:
+            self.client.abort_multipart_upload(Bucket=self.bucket, Key=self._key(upload.name), UploadId=upload.key)
+        except Exception:  # the first failure is the one to show; `unfinished` finds this upload again
+            return
+
+    def _in_parallel(self, action: Callable[[int], Value], starts: range) -> list[Value]:
+        if len(starts) <= 1:
+            return [action(start) for start in starts]
+        with ThreadPoolExecutor(min(self.options.parallel, len(starts)), thread_name_prefix="store") as threads:
+            waiting = [threads.submit(action, start) for start in starts]
+            try:
+                return [one.result() for one in waiting]
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
+
+    def _ask(self, verb: str, **request: Any) -> dict[str, Any]:
+        call = getattr(self.client, verb)
+        try:
+            answer: dict[str, Any] = self._retried(lambda: call(Bucket=self.bucket, **request))
+        except _Refused as refusal:
+            if refusal.status in (412, 409) and "IfNoneMatch" in request:
+                raise FileExistsError(request["Key"]) from None
+            raise refusal.error from None
+        return answer
+
+    def _retried(self, action: Callable[[], Value]) -> Value:
+        try:
+            return retried(
+                action,
+                worth_retrying=passes_by_itself,
+                patience_s=self.options.patience_s,
+                first_delay_s=self.options.first_delay_s,
+            )
+        except Exception as error:
+            if is_missing(error) or code_of(error) == "NoSuchUpload":
+                raise FileNotFoundError(f"{self.url}: {error}") from None
+            known = in_words(error, self.url, self.client.meta.endpoint_url)
+            if known is None:
+                raise
+            if status_of(error) in (409, 412, 416):
+                raise _Refused(status_of(error), known) from None
+            raise known from error
+
+
+class _Refused(Exception):  # noqa: N818  (an answer, not a failure: the caller knows what it means)
+    """The store said no to a condition of a request."""
+
+    def __init__(self, status: int, error: UserError) -> None:
+        super().__init__(str(error))
+        self.status, self.error = status, error
+
+
+def _digest(data: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
