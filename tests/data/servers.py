@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -96,17 +96,53 @@ class HubHandler(FileHandler):
 
     repository = "allenai/c4"
     kind, folder = "datasets", "/datasets"
+    gated: str | bool = False  # "manual": access must be granted first
+    tokens: ClassVar[dict[str, str]] = {}  # by token: "granted" or "stranger"; any other is not accepted
+    impatience: ClassVar[list[int]] = []  # seconds to ask for, one for every request that is put off
+
+    def barred(self, body: bool) -> bool:
+        """Answer a request that is not let through, as the Hub does."""
+        with self.served.lock:
+            delay = self.impatience.pop(0) if self.impatience else None
+        if delay is not None:
+            self.send(429, b"slow down", body, {"Retry-After": str(delay)})
+            return True
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ").strip()
+        who = self.tokens.get(token)
+        if token and self.tokens and who is None:
+            self.send(401, b'{"error": "Invalid user token"}', body, {"X-Error-Message": "Invalid user token"})
+            return True
+        path = unquote(urlsplit(self.path).path)
+        content = "/resolve/" in path or path.endswith("/auth-check")
+        if self.gated and content and who != "granted" and self.repository in path:
+            message = {"X-Error-Code": "GatedRepo", "X-Error-Message": f"Access to {self.repository} is restricted."}
+            self.send(403 if token else 401, b"", body, message)
+            return True
+        return False
 
     def answer(self, body: bool) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
         self.served.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}")
+        if self.barred(body):
+            return
         api = f"/api/{self.kind}/{self.repository}"
         resolve = f"{self.folder}/{self.repository}/resolve/"
         if path in (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
             siblings = [{"rfilename": name} for name in self.served.files]
-            facts = {"_id": "1", "id": self.repository, "sha": COMMIT, "private": False, "gated": False, "tags": []}
+            facts = {
+                "_id": "1",
+                "id": self.repository,
+                "sha": COMMIT,
+                "private": False,
+                "gated": self.gated,
+                "tags": [],
+            }
             self.json({**facts, "disabled": False, "downloads": 0, "likes": 0, "siblings": siblings}, body)
+        elif path.startswith(f"{api}/revision/"):
+            self.send(404, b"", body, {"X-Error-Code": "RevisionNotFound"})
+        elif path == f"{api}/auth-check":
+            self.json({}, body)
         elif path.startswith(f"{api}/tree/"):
             folder = path.removeprefix(f"{api}/tree/").partition("/")[2]
             recursive = parse_qs(url.query).get("recursive", ["false"])[0].lower() in ("true", "1")

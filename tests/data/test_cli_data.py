@@ -70,3 +70,23 @@ def test_damage_is_found(text: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     path.write_bytes(content)
     assert "is damaged" in answer(capsys, "inspect", out, code=2)["error"]
     assert "holds token shards already" in answer(capsys, "tokenize", out, "-o", tmp_path / "b", code=2)["error"]
+
+
+def test_duplicates_validation_and_a_mixture(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text.write_bytes(json_lines([*texts(60), *texts(20)]))
+    out = tmp_path / "out"
+    made = answer(capsys, "tokenize", text, "-o", out, "--workers", 1, "--dedup", "--validation", 0.2)
+    assert made["left_out"] == {"duplicates": 20}
+    held = answer(capsys, "inspect", made["validation"])
+    assert made["documents"] + held["num_documents"] == 60
+    assert sum(bar["count"] for bar in held["lengths"]["histogram"]) == held["num_documents"]
+    run = tmp_path / "mix.yaml"
+    sources = [{"source": str(out), "weight": 3}, {"source": str(text), "weight": 1}]
+    run.write_text(json.dumps({"model": {"preset": "llama-tiny"}, "data": {"sources": sources, "sequence_length": 16}}))
+    found = answer(capsys, "inspect", run, "train.steps=10", "train.global_batch=8")
+    assert [(one["share"], one["sequences_read"]) for one in found] == [(0.75, 60), (0.25, 20)]
+    wrong = answer(capsys, "tokenize", text, "-o", tmp_path / "no", "--validation", 0.9, code=2)
+    assert "0.9 is not in the range" in wrong["error"]
+    assert not (tmp_path / "no").exists()

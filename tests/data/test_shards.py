@@ -62,7 +62,7 @@ def test_round_trip(
     assert starts.tolist() == [one - begin for one in begins if begin <= one < end]
     number = data.draw(st.integers(0, len(documents) - 1))
     assert shards.document(number).tolist() == documents[number]
-    assert len(list(shards.verify())) == 2 * len(shards.index.shards)
+    assert len(list(shards.verify())) == 3 * len(shards.index.shards)  # tokens, documents, blocks
 
 
 def test_the_cut_does_not_depend_on_how_documents_arrive(tmp_path: Path, tiny: Tokenizer) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from windlass.data.inputs import InputFile, StoreFile
 from windlass.data.shards import VERSION, TokenShards
-from windlass.data.sources import FileSource, ShardSource
-from windlass.data.tokenizer import load_tokenizer
+from windlass.data.sources import FileSource, ShardSource, StoreShardSource
+from windlass.data.tokenizer import Tokenizer, load_tokenizer
 from windlass.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -32,14 +33,23 @@ def cache_root() -> Path:
 
 
 def open_shards(
-    source: ShardSource | FileSource, *, tokenizer: str, progress: Callable[[int, int], None] | None = None
+    source: ShardSource | StoreShardSource | FileSource,
+    *,
+    tokenizer: str,
+    progress: Callable[[int, int], None] | None = None,
+    cache_gib: float | None = None,
+    load: Callable[[str], Tokenizer] = load_tokenizer,
 ) -> TokenShards:
     """The tokens of a source. Of text files: from the cache, where the first process to ask puts them."""
     if isinstance(source, ShardSource):
         return TokenShards.open(source.folder)
+    if isinstance(source, StoreShardSource):
+        from windlass.data.store_shards import open_store_shards
+
+        return open_store_shards(source, cache_gib)
     from windlass.data.tokenizing import tokenize
 
-    loaded = load_tokenizer(tokenizer)
+    loaded = load(tokenizer)
     folder = cache_root() / "tokens" / cache_key(source, loaded.fingerprint)
     with locked(folder.with_suffix(".lock")):
         if folder.exists():
@@ -57,8 +67,10 @@ def cache_key(source: FileSource, tokenizer_fingerprint: str) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def file_fingerprint(path: Path) -> list[str | int]:
+def file_fingerprint(path: InputFile) -> list[str | int]:
     """What tells a file's content apart without reading all of it."""
+    if isinstance(path, StoreFile):
+        return [path.url, path.size, path.version]
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())

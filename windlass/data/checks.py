@@ -6,58 +6,90 @@ import importlib.util
 from itertools import islice
 from pathlib import Path
 
-from windlass.data.sequences import holdout_of_a_stream
-from windlass.data.sources import FileSource, HubSource, ShardSource, parse_source
+from windlass.catalog.hub import is_hub_id
+from windlass.data.inputs import InputFile, size_of
+from windlass.data.records import is_selector
+from windlass.data.sequences import check_format, examples_of_a_stream, holdout_of_a_stream
+from windlass.data.sources import FileSource, HubSource, ShardSource, Source, StoreShardSource, parse_source
 from windlass.errors import UserError
 from windlass.spec import Run
 
 
 def check_data(run: Run) -> None:
     """Raise a UserError if the run's data cannot be what it says."""
-    check_part(run, parse_source(run.data, "train"), training=True)
+    from windlass.data.mixing import parts_of
+    from windlass.data.opening import check_weights
+
+    check_weights(run.data)
+    for data in parts_of(run.data):
+        part = run.model_copy(update={"data": data})
+        check_part(part, parse_source(data, "train"), training=True)
     if run.data.validation_source:
         check_part(run, parse_source(run.data, "validation"), training=False)
 
 
-def check_part(run: Run, source: ShardSource | FileSource | HubSource, *, training: bool) -> None:
+def check_part(run: Run, source: Source, *, training: bool) -> None:
     match source:
         case HubSource():
+            if run.data.format != "text":
+                raise examples_of_a_stream(run.data.source, run.data.format)
             if training and run.data.holdout:
                 raise holdout_of_a_stream(run.data.source)
             if importlib.util.find_spec("datasets") is None:
                 raise UserError(f"{source.name} needs the `datasets` library", fix="pip install 'windlass[train]'")
-        case ShardSource():
+        case ShardSource() | StoreShardSource():
             check_shards(run, source, training=training)
         case FileSource():
             check_files(source)
+            check_template(run)
 
 
-def check_shards(run: Run, source: ShardSource, *, training: bool) -> None:
-    from windlass.data.shards import TokenShards, require_same_tokenizer
+def check_shards(run: Run, source: ShardSource | StoreShardSource, *, training: bool) -> None:
+    from windlass.data.cache import open_shards
+    from windlass.data.packing import PackedRows
+    from windlass.data.shards import require_same_tokenizer
     from windlass.data.windows import Windows
 
-    shards = TokenShards.open(source.folder)
+    shards = open_shards(source, tokenizer="", cache_gib=run.data.cache_gib)
     if run.data.tokenizer and run.data.tokenizer != shards.index.tokenizer.name:
         # The same name is taken at its word: ranks on a closed network must not ask a hub for what the shards hold.
+        from windlass.data.chat import encoder
         from windlass.data.tokenizer import load_tokenizer
 
-        require_same_tokenizer(shards, load_tokenizer(run.data.tokenizer).fingerprint, run.data.tokenizer)
+        own = encoder(load_tokenizer(run.data.tokenizer), run.data)
+        require_same_tokenizer(shards, own.fingerprint, run.data.tokenizer)
+    check_format(shards, source.name, run.data)
     if not shards.num_tokens:
-        raise UserError(f"{source.folder} holds no tokens", fix="windlass data tokenize FILES -o FOLDER")
+        raise UserError(f"{source.name} holds no tokens", fix="windlass data tokenize FILES -o FOLDER")
     if run.data.sequence_length:
-        windows = Windows.whole(shards, source.name, run.data.sequence_length)
+        if shards.index.loss_bit:
+            windows: Windows = PackedRows.packed(shards, source.name, run.data.sequence_length, run.data.too_long)
+        else:
+            windows = Windows.whole(shards, source.name, run.data.sequence_length)
         if training:
             windows.split(run.data.holdout)
 
 
+def check_template(run: Run) -> None:
+    """A tokenizer that is here says before the start whether it can render chats; one of a hub says it to the ranks."""
+    name = run.data.tokenizer
+    if run.data.format != "text" and name and not is_hub_id(name):
+        from windlass.data.chat import encoder
+        from windlass.data.tokenizer import load_tokenizer
+
+        encoder(load_tokenizer(name), run.data)
+
+
 def check_files(source: FileSource) -> None:
     """Every file can be read and one holds something; the first record is as the run says."""
-    filled: list[Path] = []
+    filled: list[InputFile] = []
     for path in source.files:
         try:
-            with path.open("rb") as file:
-                if file.read(1):
-                    filled.append(path)
+            if isinstance(path, Path):
+                with path.open("rb") as file:
+                    file.read(1)
+            if size_of(path):
+                filled.append(path)
         except OSError as error:
             raise UserError(f"{path} cannot be read", evidence=str(error)) from None
     if not filled:
@@ -68,12 +100,13 @@ def check_files(source: FileSource) -> None:
     check_first_record(filled[0], source.text_field)
 
 
-def check_first_record(path: Path, text_field: str) -> None:
+def check_first_record(path: InputFile, text_field: str) -> None:
     from windlass.data.reading import documents, file_pieces
     from windlass.data.sources import file_format
 
-    if file_format(path) == "text":
+    if file_format(Path(path.name)) == "text":
         return  # reading it would read all of it
     piece = next(file_pieces(path, text_field), None)
     if piece is None or not list(islice(documents(piece), 1)):
-        raise UserError(f"{path} holds no text in the field {text_field!r}")
+        what = "records" if is_selector(text_field) else f"text in the field {text_field!r}"
+        raise UserError(f"{path} holds no {what}")

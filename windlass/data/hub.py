@@ -8,13 +8,16 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from windlass.catalog.hub import chain, first_line, retry_after
+from windlass.data.records import example_text, is_selector
 from windlass.data.sources import HubSource
-from windlass.data.tokenizer import first_line
 from windlass.errors import ExitCode, UserError
 
 log = logging.getLogger(__name__)
 
 RETRIES = 6  # without a document in between
+RATE_LIMIT_RETRIES = 30
+LONGEST_WAIT_S = 600.0
 FIRST_DELAY_S = 0.5
 PERMANENT_STATUSES = frozenset({400, 401, 403, 404, 410, 416, 451})
 NETWORK_MODULES = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub", "fsspec")
@@ -38,27 +41,32 @@ class HubFiles:
         self.name = source.name
         self.source = source
         self._sleep = sleep
-        self._dataset = self._persistently(lambda: load(source), "cannot be opened")
+        self._dataset = persistently(lambda: load(source), self.name, "cannot be opened", sleep)
         self.num_files = int(self._dataset.num_shards)
         if self.num_files < 1:
             raise empty_source(self.name)
 
     def documents(self, file: int, skip: int) -> Iterator[str]:
-        """The texts of one file from document `skip` on; a broken connection is taken up where it broke."""
+        """The texts of one file from document `skip` on."""
+        for document, row in enumerate(self.records(file, skip), start=skip):
+            yield self._text(row, file, document)
+
+    def records(self, file: int, skip: int) -> Iterator[dict[str, Any]]:
+        """The records of one file from number `skip` on; a broken connection is taken up where it broke."""
         failures = 0
         while True:
             try:
                 for row in self._rows(file, skip):
-                    text = self._text(row, file, skip)
                     skip += 1
                     failures = 0
-                    yield text
+                    yield row
                 return
-            except UserError:
+            except (UserError, GeneratorExit):
                 raise
             except Exception as error:  # whatever the transport, the decompressor or the parser makes of a lost peer
                 failures += 1
-                self._wait_or_give_up(error, failures, f"cannot be read at document {skip:,} of file {file:,}")
+                where = f"cannot be read at document {skip:,} of file {file:,}"
+                wait_or_give_up(error, failures, self.name, where, self._sleep)
 
     def _rows(self, file: int, skip: int) -> Iterator[dict[str, Any]]:
         # One file at a time: skipping is exact there, and files that are done cost nothing.
@@ -67,6 +75,8 @@ class HubFiles:
 
     def _text(self, row: dict[str, Any], file: int, document: int) -> str:
         field = self.source.text_field
+        if is_selector(field):
+            return example_text(row, field, f"document {document:,} of file {file:,} of {self.name}")
         if field not in row:
             raise UserError(
                 f"the records of {self.name} have no field {field!r}",
@@ -84,34 +94,39 @@ class HubFiles:
             )
         return text
 
-    def _persistently(self, action: Callable[[], Any], failure: str) -> Any:
-        failures = 0
-        while True:
-            try:
-                return action()
-            except UserError:
-                raise
-            except Exception as error:
-                failures += 1
-                self._wait_or_give_up(error, failures, failure)
 
-    def _wait_or_give_up(self, error: Exception, failures: int, failure: str) -> None:
-        """Return once it is worth another try; raise where it is not."""
-        network = is_network_error(error)
-        if failures > (RETRIES if network else allowed_data_errors(error)):
-            tries = f" after {failures} tries" if failures > 1 else ""
-            raise UserError(
-                f"{self.name} {failure}{tries}",
-                evidence=describe(error),
-                cause="the connection fails" if network else None,
-                fix="check the network, HF_ENDPOINT, HF_TOKEN and proxies, then run again: it goes on where it stopped"
-                if network
-                else "check the name, data.config, data.split and data.files",
-                exit_code=ExitCode.FAILED if network else ExitCode.BAD_INPUT,
-            ) from error
-        delay = FIRST_DELAY_S * 2 ** (failures - 1)
-        log.warning("%s %s (%s); trying again in %.1f s", self.name, failure, describe(error), delay)
-        self._sleep(delay)
+def persistently(
+    action: Callable[[], Any], name: str, failure: str, sleep: Callable[[float], None] = time.sleep
+) -> Any:
+    """Try until it works, or until it is clear that it will not."""
+    failures = 0
+    while True:
+        try:
+            return action()
+        except UserError:
+            raise
+        except Exception as error:
+            failures += 1
+            wait_or_give_up(error, failures, name, failure, sleep)
+
+
+def wait_or_give_up(error: Exception, failures: int, name: str, failure: str, sleep: Callable[[float], None]) -> None:
+    """Return once it is worth another try; raise where it is not."""
+    network = is_network_error(error)
+    if failures > (allowed_network_errors(error) if network else allowed_data_errors(error)):
+        tries = f" after {failures} tries" if failures > 1 else ""
+        raise UserError(
+            f"{name} {failure}{tries}",
+            evidence=describe(error),
+            cause="the connection fails" if network else None,
+            fix="check the network, HF_ENDPOINT, HF_TOKEN and proxies, then run again: it goes on where it stopped"
+            if network
+            else "check the name, data.config, data.split and data.files (fetch: --config, --split, --file)",
+            exit_code=ExitCode.FAILED if network else ExitCode.BAD_INPUT,
+        ) from error
+    delay = max(FIRST_DELAY_S * 2 ** (failures - 1), asked_to_wait(error))
+    log.warning("%s %s (%s); trying again in %.1f s", name, failure, describe(error), delay)
+    sleep(delay)
 
 
 def load(source: HubSource) -> Any:
@@ -139,6 +154,7 @@ def load(source: HubSource) -> Any:
         source.config,
         split=source.split,
         streaming=True,
+        **({"revision": source.revision} if source.revision else {}),
         **({"data_files": {source.split: list(source.files)}} if source.files else {}),
     )
     if not isinstance(dataset, datasets.IterableDataset):
@@ -169,15 +185,20 @@ def is_network_error(error: BaseException) -> bool:
     return False
 
 
+def allowed_network_errors(error: Exception) -> int:
+    """A server that says when to come again is taken at its word for longer than one that is not there."""
+    return RATE_LIMIT_RETRIES if asked_to_wait(error) else RETRIES
+
+
+def asked_to_wait(error: Exception) -> float:
+    """Seconds that a busy server asked for."""
+    return min(retry_after(error) or 0.0, LONGEST_WAIT_S)
+
+
 def allowed_data_errors(error: BaseException) -> int:
-    """A file cut short by a lost connection can look like bad data: worth one more look, but a missing file is not."""
-    return 0 if any(isinstance(one, FileNotFoundError | PermissionError) for one in chain(error)) else 1
-
-
-def chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    """A file cut short by a lost connection can look like bad data: worth one more look; what is not there is not."""
+    missing = any(isinstance(one, FileNotFoundError | PermissionError) for one in chain(error))
+    return 0 if missing or str(error).startswith(("BuilderConfig", "Bad split", "Unknown split")) else 1
 
 
 def describe(error: BaseException) -> str:

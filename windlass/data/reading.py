@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from windlass.data.hub import HubFiles
+from windlass.data.inputs import InputFile, open_input, size_of, version_of
+from windlass.data.records import columns, example_text, is_selector
 from windlass.data.sources import FileSource, HubSource, file_format
 from windlass.errors import UserError
 
@@ -26,6 +28,7 @@ class FilePiece:
     begin: int
     end: int
     size: int  # bytes on disk, for progress
+    version: str | None = None  # of a file in an object store
 
 
 @dataclass(frozen=True)
@@ -69,28 +72,36 @@ def pieces_of(source: FileSource | HubSource) -> Iterator[Piece]:
         yield from file_pieces(path, source.text_field)
 
 
-def file_pieces(path: Path, text_field: str) -> Iterator[FilePiece]:
-    size = path.stat().st_size
-    kind = file_format(path)
-    if kind == "jsonl" and path.suffix != ".gz":
+def file_pieces(file: InputFile, text_field: str) -> Iterator[FilePiece]:
+    size, path, version = size_of(file), str(file), version_of(file)
+    kind = file_format(Path(file.name))
+    if kind == "jsonl" and not path.endswith(".gz"):
         for begin in range(0, size, UNIT_BYTES):
             end = min(size, begin + UNIT_BYTES)
-            yield FilePiece(str(path), text_field, begin, end, end - begin)
+            yield FilePiece(path, text_field, begin, end, end - begin, version)
     elif kind == "parquet":
-        yield from parquet_pieces(path, text_field)
+        for begin, end, groups_size in parquet_ranges(path, version):
+            yield FilePiece(path, text_field, begin, end, groups_size, version)
     elif size:
-        yield FilePiece(str(path), text_field, 0, size, size)
+        yield FilePiece(path, text_field, 0, size, size, version)
 
 
-def parquet_pieces(path: Path, text_field: str) -> Iterator[FilePiece]:
-    metadata = open_parquet(str(path)).metadata
+def parquet_ranges(path: str, version: str | None) -> Iterator[tuple[int, int, int]]:
+    """Row groups that make a piece: from, to, and their size."""
+    metadata = open_parquet(path, version).metadata
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     begin = 0
     for group in range(len(sizes)):
         size = sum(sizes[begin : group + 1])
         if size >= UNIT_BYTES or group + 1 == len(sizes):
-            yield FilePiece(str(path), text_field, begin, group + 1, size)
+            yield begin, group + 1, size
             begin = group + 1
+
+
+def open_piece(piece: FilePiece) -> BinaryIO:
+    """The bytes of a piece's file, decompressed."""
+    file = open_input(piece.path, piece.version)
+    return cast("BinaryIO", gzip.open(file)) if piece.path.endswith(".gz") else file
 
 
 def documents(piece: Piece) -> Iterator[str]:
@@ -104,13 +115,15 @@ def documents(piece: Piece) -> Iterator[str]:
             case "parquet":
                 texts = parquet_texts(piece)
             case _:
+                if is_selector(piece.text_field):
+                    raise UserError(f"{piece.path} is a text; chats and instructions are records of .jsonl or .parquet")
                 texts = iter([whole_text(piece)])
     return (text for text in texts if text)
 
 
 def json_texts(piece: FilePiece) -> Iterator[str]:
     compressed = piece.path.endswith(".gz")
-    with gzip.open(piece.path) if compressed else open(piece.path, "rb") as file:
+    with open_piece(piece) as file:
         place = 0
         if piece.begin:
             # A line belongs to the piece in which it begins.
@@ -139,6 +152,11 @@ def text_of(line: bytes, piece: FilePiece, number: int) -> str:
                 fix=f"jq -c '.[]' {piece.path} > {Path(piece.path).with_suffix('.jsonl')}",
             ) from None
         raise UserError(f"{where} is not valid JSON", evidence=f"{error}: {preview(line)}") from None
+    if is_selector(piece.text_field):
+        try:
+            return example_text(record, piece.text_field, piece.path)
+        except UserError:  # the line is counted only once there is an error to report: the same again, with it
+            return example_text(record, piece.text_field, f"{piece.path}:{line_number(piece, number)}")
     if isinstance(record, dict) and isinstance(record.get(piece.text_field), str):
         return str(record[piece.text_field])
     where = f"{piece.path}:{line_number(piece, number)}"
@@ -168,7 +186,7 @@ def line_number(piece: FilePiece, number: int) -> int:
     """The line's number in its file; counted only once there is an error to report."""
     if not piece.begin:
         return number + 1
-    with open(piece.path, "rb") as file:
+    with open_input(piece.path, piece.version) as file:
         before = sum(
             block.count(b"\n") for block in iter(lambda: file.read(min(1 << 20, piece.begin - file.tell())), b"")
         )
@@ -180,7 +198,7 @@ def line_number(piece: FilePiece, number: int) -> int:
 def whole_text(piece: FilePiece) -> str:
     """A text file is one document."""
     try:
-        with gzip.open(piece.path) if piece.path.endswith(".gz") else open(piece.path, "rb") as file:
+        with open_piece(piece) as file:
             return file.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{piece.path} is not UTF-8 text", evidence=str(error)) from None
@@ -189,7 +207,10 @@ def whole_text(piece: FilePiece) -> str:
 
 
 def parquet_texts(piece: FilePiece) -> Iterator[str]:
-    file = open_parquet(piece.path)
+    file = open_parquet(piece.path, piece.version)
+    if is_selector(piece.text_field):
+        yield from parquet_examples(file, piece)
+        return
     if piece.text_field not in file.schema_arrow.names:
         raise missing_field(piece.path, piece.text_field, dict.fromkeys(file.schema_arrow.names, ""))
     for group in range(piece.begin, piece.end):
@@ -202,14 +223,23 @@ def parquet_texts(piece: FilePiece) -> Iterator[str]:
                 yield text or ""
 
 
-def open_parquet(path: str) -> Any:
+def parquet_examples(file: Any, piece: FilePiece) -> Iterator[str]:
+    there = list(file.schema_arrow.names)
+    wanted = [name for name in columns(piece.text_field, there) if name in there]
+    for group in range(piece.begin, piece.end):
+        for batch in file.iter_batches(batch_size=1024, row_groups=[group], columns=wanted):
+            for number, row in enumerate(batch.to_pylist()):
+                yield example_text(row, piece.text_field, f"{piece.path}, row group {group}, row {number}")
+
+
+def open_parquet(path: str, version: str | None = None) -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise UserError("parquet files need pyarrow", fix="pip install 'windlass[train]'") from None
     try:
-        return pyarrow.parquet.ParquetFile(path)
+        return pyarrow.parquet.ParquetFile(open_input(path, version))
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{path} is not a parquet file", evidence=str(error).splitlines()[0]) from None
 

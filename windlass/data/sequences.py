@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from windlass.data.sources import HubSource, ShardSource, parse_source
+from windlass.data.sources import HubSource, ShardSource, StoreShardSource, parse_source
 from windlass.errors import UserError
 from windlass.spec import Run
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from windlass.data.shards import TokenShards
+    from windlass.spec.data import DataSection
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,7 @@ class Sequence:
     id: str  # "window:123", or "lane:5:17:0" (lane, window of the lane, epoch): what was read, for errors and tests
     tokens: NDArray[np.int64]  # length sequence_length + 1
     document_starts: NDArray[np.int64]  # sorted offsets in [0, sequence_length] where a document begins
+    loss: NDArray[np.bool_] | None = None  # which tokens are trained on; None: all
 
 
 @dataclass(frozen=True)
@@ -77,35 +81,72 @@ def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress |
     if part == "validation" and not data.validation_source and not data.holdout:
         return None
     own_validation = part == "validation" and data.validation_source is not None
+    if data.sources and not own_validation:
+        from windlass.data.opening import open_mixture
+
+        return open_mixture(run, part, tokenizer=tokenizer, progress=progress)
     source = parse_source(data, "validation" if own_validation else "train")
     if isinstance(source, HubSource):
         if data.holdout and not own_validation:
             raise holdout_of_a_stream(data.source)
+        if data.format != "text":
+            raise examples_of_a_stream(data.source, data.format)
         from windlass.data.stream import open_stream
         from windlass.data.tokenizer import load_tokenizer
 
         return open_stream(
             source,
-            load_tokenizer(tokenizer),
+            load_tokenizer(tokenizer).with_added(data.special_tokens),
             sequence_length=data.sequence_length,
             seed=run.train.seed,
             shuffle=data.shuffle and part == "train",
         )
 
     from windlass.data.cache import open_shards
+    from windlass.data.chat import encoder
+    from windlass.data.packing import PackedRows
+    from windlass.data.tokenizer import load_tokenizer
     from windlass.data.windows import Windows
 
-    shards = open_shards(source, tokenizer=tokenizer, progress=progress)
+    shards = open_shards(
+        source,
+        tokenizer=tokenizer,
+        progress=progress,
+        cache_gib=data.cache_gib,
+        load=lambda name: encoder(load_tokenizer(name), data),
+    )
     made_by = shards.index.tokenizer.name
-    if isinstance(source, ShardSource) and made_by != tokenizer:
-        log.warning("%s was made with the tokenizer %s; the run's is %s", source.folder, made_by, tokenizer)
-    windows = Windows.whole(shards, source.name, data.sequence_length)
+    if isinstance(source, ShardSource | StoreShardSource) and made_by != tokenizer:
+        log.warning("%s was made with the tokenizer %s; the run's is %s", source.name, made_by, tokenizer)
+    check_format(shards, source.name, data)
+    if shards.index.loss_bit:
+        windows: Windows = PackedRows.packed(shards, source.name, data.sequence_length, data.too_long)
+    else:
+        windows = Windows.whole(shards, source.name, data.sequence_length)
     if own_validation:
         return windows
     training, held_out = windows.split(data.holdout)
     if part == "validation":
         return held_out
     return training.shuffled(run.train.seed) if data.shuffle else training
+
+
+def check_format(shards: TokenShards, name: str, data: DataSection) -> None:
+    """Shards of examples are packed whole and masked; shards of texts are cut into windows."""
+    if shards.index.loss_bit != (data.format != "text"):
+        held = "examples (chats or instructions)" if shards.index.loss_bit else "plain texts"
+        raise UserError(
+            f"{name} holds {held}, but data.format is {data.format}",
+            fix="data.format=chat    or instruction" if shards.index.loss_bit else "data.format=text",
+        )
+
+
+def examples_of_a_stream(source: str, form: str) -> UserError:
+    return UserError(
+        f"data.format={form} cannot be read from the stream {source}",
+        cause="examples are packed whole, and a stream has no known lengths",
+        fix=f"windlass data tokenize {source} --format {form} -o FOLDER, then data.source=FOLDER",
+    )
 
 
 def holdout_of_a_stream(source: str) -> UserError:

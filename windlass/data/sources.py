@@ -1,4 +1,4 @@
-"""What `data.source` means: token shards, text files on this machine, or a `datasets` source to stream."""
+"""What `data.source` means: token shards, text files, here or in an object store, or a `datasets` source to stream."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from windlass.data.inputs import InputFile, listed, nothing_at, store_and_name
+from windlass.data.records import selector
 from windlass.errors import UserError
 from windlass.spec.data import DataSection
 
@@ -37,10 +39,18 @@ class ShardSource:
 
 
 @dataclass(frozen=True)
-class FileSource:
-    """Text files on this machine, in a fixed order."""
+class StoreShardSource:
+    """The same in an object store."""
 
-    files: tuple[Path, ...]
+    url: str
+    name: str
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Text files, on this machine or in an object store, in a fixed order."""
+
+    files: tuple[InputFile, ...]
     text_field: str
     name: str
 
@@ -54,20 +64,21 @@ class HubSource:
     split: str
     files: tuple[str, ...]
     text_field: str
+    revision: str | None = None
 
     @property
     def name(self) -> str:
         return HUB_PREFIX + self.path + (f" ({self.config})" if self.config else "") + f", split {self.split}"
 
 
-Source = ShardSource | FileSource | HubSource
+Source = ShardSource | StoreShardSource | FileSource | HubSource
 
 
 def parse_source(data: DataSection, part: Literal["train", "validation"]) -> Source:
     """The source that a run trains on, or the one it validates on."""
     if part == "train":
         return source_named(
-            data.source, config=data.config, split=data.split, files=data.files, text_field=data.text_field
+            data.source, config=data.config, split=data.split, files=data.files, text_field=selector(data)
         )
     text = data.validation_source or ""
     if text.startswith(HUB_PREFIX) and text.removeprefix(HUB_PREFIX) in FILE_BUILDERS:
@@ -80,7 +91,7 @@ def parse_source(data: DataSection, part: Literal["train", "validation"]) -> Sou
         config=data.config if text == data.source else None,
         split=data.validation_split,
         files=(),
-        text_field=data.text_field,
+        text_field=selector(data),
     )
 
 
@@ -95,6 +106,8 @@ def source_named(
         )
     if text.startswith(CORPUS_PREFIX):
         return corpus(text)
+    if "://" in text:
+        return store_source(text, text_field)
     return local_source(text, text_field)
 
 
@@ -131,6 +144,35 @@ def corpus(text: str) -> FileSource:
 
 def assets() -> Path:
     return Path(__file__).with_name("assets")
+
+
+def store_source(url: str, text_field: str) -> StoreShardSource | FileSource:
+    """Shards or text files in an object store."""
+    from windlass.store.opening import bucket_and_prefix, is_store_url
+
+    if not is_store_url(url):
+        raise UserError(
+            f"{url} cannot be read",
+            cause="files over http are read by hf:json, hf:text or hf:parquet with data.files",
+            fix=f'data.source=hf:json data.files=["{url}"]    or s3://BUCKET/PREFIX',
+        )
+    bucket_and_prefix(url)
+    folder = url.removesuffix(INDEX_NAME).rstrip("/")
+    store, name = store_and_name(folder)
+    if not glob.has_magic(name) and store.stat(f"{name}/{INDEX_NAME}" if name else INDEX_NAME):
+        return StoreShardSource(folder, folder.rsplit("/", 1)[-1])
+    found = listed(url)
+    if not found:
+        raise nothing_at(url)
+    files = [one for one in found if file_format(Path(one.name))]
+    if not files:
+        raise UserError(
+            f"{url} holds neither token shards nor text files",
+            evidence=f"it holds {', '.join(one.name for one in found[:5])}{', …' * (len(found) > 5)}",
+            cause=f"shards have an {INDEX_NAME}, written last; text files end in {', '.join(FORMATS)}",
+            fix="windlass data tokenize FILES -o FOLDER",
+        )
+    return FileSource(tuple(files), text_field, name=url)
 
 
 def local_source(text: str, text_field: str) -> ShardSource | FileSource:

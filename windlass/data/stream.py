@@ -9,7 +9,7 @@ of the lanes, some lanes have more files and take longer to begin their next epo
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from windlass.data.hub import DocumentFiles, HubFiles, empty_source
 from windlass.data.lane import Lane, Place
@@ -37,6 +37,26 @@ def find_a_document(files: DocumentFiles) -> None:
     raise empty_source(files.name)
 
 
+class Dealing(Protocol):
+    """Which positions of a global batch a stream fills; `lane` are those that belong to one of its lanes."""
+
+    def positions(self, step: int, lane: range, global_batch: int) -> list[int]: ...
+
+    def before(self, step: int, lane: range, global_batch: int) -> int:
+        """How many of the lane's positions it has filled before a step."""
+        ...
+
+
+class EveryPosition:
+    """The stream is the run's only source."""
+
+    def positions(self, step: int, lane: range, global_batch: int) -> list[int]:
+        return list(lane)
+
+    def before(self, step: int, lane: range, global_batch: int) -> int:
+        return step * len(lane)
+
+
 class Stream:
     """An endless sequence of steps over a dataset's files."""
 
@@ -44,6 +64,7 @@ class Stream:
 
     def __init__(self, files: DocumentFiles, tokenizer: Tokenizer, *, sequence_length: int, seed: int | None) -> None:
         self.vocab_size = tokenizer.vocab_size
+        self.tokenizer = tokenizer.name, tokenizer.fingerprint
         count = "1 file" if files.num_files == 1 else f"{files.num_files:,} files"
         self.description = f"{files.name}, {count}, sequences of {sequence_length:,}"
         self._files = files
@@ -53,6 +74,12 @@ class Stream:
         self._global_batch = 0
         self._lanes: dict[int, Lane] = {}
         self._saved: dict[str, list[int]] | None = None
+        self._dealing: Dealing = EveryPosition()
+        self._counted: dict[int, tuple[int, int]] = {}  # lane: (step, windows before it)
+
+    def deal(self, dealing: Dealing) -> None:
+        """Fill only some of the positions."""
+        self._dealing = dealing
 
     def restore(self, step: int, state: dict[str, Any] | None) -> None:
         """Lanes open at their saved places when they are next asked for; without any, they are read up to the step."""
@@ -62,14 +89,16 @@ class Stream:
     def batch(self, step: int, global_batch: int, positions: list[int]) -> Batch:
         if global_batch != self._global_batch:
             self._lanes.clear()
+            self._counted.clear()
             self._global_batch = global_batch
         num_lanes = self.num_lanes
         needed = sorted({position % num_lanes for position in positions})
         with ThreadPoolExecutor(min(READING_THREADS, max(1, len(needed))), "windlass-lane") as threads:
-            windows = dict(zip(needed, threads.map(lambda lane: self._windows(lane, step), needed), strict=True))
+            read = threads.map(lambda lane: self._windows(lane, step), needed)
+            windows = {position: window for lane in read for position, window in lane.items()}
         held = [self._lanes[lane] for lane in needed]
         return Batch(
-            sequences=[windows[position % num_lanes][position // num_lanes] for position in positions],
+            sequences=[windows[position] for position in positions if position in windows],
             state={"lanes": {str(lane.number): self._state(lane) for lane in held}},
             epoch=sum(lane.epoch for lane in held) / max(1, len(held)),
         )
@@ -78,8 +107,19 @@ class Stream:
     def num_lanes(self) -> int:
         return min(self._global_batch, self._files.num_files)
 
-    def windows_per_step(self, lane: int) -> int:
-        return len(range(lane, self._global_batch, self.num_lanes))
+    def positions_of(self, lane: int) -> range:
+        return range(lane, self._global_batch, self.num_lanes)
+
+    def windows_before(self, lane: int, step: int) -> int:
+        """Windows of a lane that were read before a step; counted on from the step before where that is known."""
+        positions = self.positions_of(lane)
+        known = self._counted.get(lane)
+        if known and known[0] == step - 1:
+            count = known[1] + len(self._dealing.positions(step - 1, positions, self._global_batch))
+        else:
+            count = self._dealing.before(step, positions, self._global_batch)
+        self._counted[lane] = step, count
+        return count
 
     def files_of(self, lane: int, epoch: int) -> list[int]:
         """The files a lane reads in an epoch, in order; over all lanes they are the files of the dataset."""
@@ -89,15 +129,16 @@ class Stream:
         order = Permutation(self._files.num_files, seed=self._seed, epoch=epoch, purpose="files")
         return [order[place] for place in places]
 
-    def _windows(self, number: int, step: int) -> list[Sequence]:
-        """All windows of one lane in one step."""
-        count = self.windows_per_step(number)
+    def _windows(self, number: int, step: int) -> dict[int, Sequence]:
+        """All windows of one lane in one step, by their positions."""
+        before = self.windows_before(number, step)
         lane = self._lanes.get(number)
-        if lane is None or lane.num_windows > step * count:
+        if lane is None or lane.num_windows > before:
             lane = self._lanes[number] = self._open_lane(number, step)
-        while lane.num_windows < step * count:  # asked for a later step than the one it is at
+        while lane.num_windows < before:  # asked for a later step than the one it is at
             lane.next_window()
-        return [lane.next_window() for _ in range(count)]
+        positions = self._dealing.positions(step, self.positions_of(number), self._global_batch)
+        return {position: lane.next_window() for position in positions}
 
     def _open_lane(self, number: int, step: int) -> Lane:
         start, num_windows = Place(0, 0, 0, 0), 0
@@ -121,7 +162,7 @@ class Stream:
             raise ValueError(f"the restored state has no lane {number}; it has {', '.join(sorted(self._saved))}")
         num_lanes, num_files, num_windows, *place = saved
         expected = (self.num_lanes, self._files.num_files)
-        if (num_lanes, num_files) != expected or num_windows > step * self.windows_per_step(number):
+        if (num_lanes, num_files) != expected or num_windows > self.windows_before(number, step):
             raise UserError(
                 f"the checkpoint's place in {self._files.name} does not fit this run",
                 evidence=f"saved with {num_lanes} lanes over {num_files} files; now {expected[0]} over {expected[1]}",

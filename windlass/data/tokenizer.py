@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windlass.data.chunking import ChunkEncoder, chunk_encoder
-from windlass.data.sources import ShardSource, assets, nearest, parse_source
+from windlass.data.sources import ShardSource, StoreShardSource, assets, nearest, parse_source
 from windlass.errors import UserError
 from windlass.spec.data import DataSection
 
@@ -30,6 +30,8 @@ SHARD_TOKENIZER = "tokenizer"  # folder beside the shards that it made
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 # Where a folder may name its EOS and BOS, in the order they are believed.
 SIDE_FILES = (CONFIG_FILE, "special_tokens_map.json", "generation_config.json", "config.json")
+TEMPLATE_FILE = "chat_template.jinja"  # where newer folders keep what tokenizer_config.json held before
+TOKENIZER_FILES = (TOKENIZER_FILE, *SIDE_FILES, TEMPLATE_FILE)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,13 @@ class Tokenizer:
     config: dict[str, Any]  # tokenizer_config.json
     bos_token: str | None
     eos_token: str | None
+
+    marks_loss = False  # whether the top bit of a token says that it is trained on
+
+    @property
+    def dtype(self) -> str:
+        """The type that shards hold its tokens in."""
+        return "uint16" if self.vocab_size <= 1 << 16 and not self.marks_loss else "uint32"
 
     @cached_property
     def _fast(self) -> Any:
@@ -85,6 +94,38 @@ class Tokenizer:
             definition.pop(setting, None)
         facts = json.dumps([definition, self.prefix, self.eos_id], sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(facts.encode()).hexdigest()
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that turns messages into a text; of several the default one."""
+        template = self.config.get("chat_template")
+        if isinstance(template, list):
+            named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+            template = named.get("default")
+        return template if isinstance(template, str) else None
+
+    def with_added(self, tokens: Sequence[str]) -> Tokenizer:
+        """This tokenizer with special tokens added; those it has already stay what they are."""
+        if not tokens:
+            return self
+        from tokenizers import AddedToken
+        from tokenizers import Tokenizer as FastTokenizer
+
+        fast = FastTokenizer.from_str(self.definition)
+        fast.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in tokens])
+        return replace(self, definition=fast.to_str())
+
+    def ids_of_added(self, tokens: Sequence[str]) -> tuple[int, int]:
+        """The ids [first, end) of added tokens."""
+        ids = sorted(self._id_of(one) for one in tokens)
+        if ids != list(range(ids[0], ids[0] + len(ids))):
+            raise UserError(
+                f"the ids of data.special_tokens in the tokenizer {self.name} do not follow one another",
+                evidence=", ".join(f"{one} {self._id_of(one)}" for one in tokens),
+                cause="some of them were in the tokenizer before and others were not",
+                fix="data.special_tokens=[…] with the new ones only",
+            )
+        return ids[0], ids[-1] + 1
 
     def _id_of(self, token: str) -> int:
         number = self._fast.token_to_id(token)
@@ -154,14 +195,39 @@ def load_tokenizer(name: str) -> Tokenizer:
     return from_hub(name)
 
 
-def tokenizer_of(data: DataSection) -> Tokenizer:
-    """The tokenizer of a resolved run's training data; shards bring their own, so that no hub is asked for it."""
+def tokenizer_of(data: DataSection, place: str | None = None) -> Tokenizer:
+    """The tokenizer of a resolved run's training data; shards bring their own, so that no hub is asked for it.
+
+    `place` is the folder that a hub's tokenizer is in on this machine.
+    """
     assert data.tokenizer
-    source = parse_source(data, "train")
-    own = source.folder / SHARD_TOKENIZER if isinstance(source, ShardSource) else None
-    if own is not None and own.is_dir():
-        return from_folder(own, data.tokenizer)
-    return load_tokenizer(data.tokenizer)
+    own = own_tokenizer(data)
+    if own is not None:
+        return from_folder(own, data.tokenizer).with_added(data.special_tokens)
+    return load_tokenizer(place or data.tokenizer).with_added(data.special_tokens)
+
+
+def only_shards(data: DataSection) -> bool:
+    """Whether all of a run's training data is tokenized already."""
+    from windlass.data.mixing import parts_of
+
+    kinds = [parse_source(part, "train") for part in parts_of(data)]
+    return all(isinstance(one, ShardSource | StoreShardSource) for one in kinds)
+
+
+def own_tokenizer(data: DataSection) -> Path | None:
+    """The tokenizer beside the shards that a run reads, if it reads any."""
+    from windlass.data.mixing import parts_of
+
+    for part in parts_of(data):
+        source = parse_source(part, "train")
+        if isinstance(source, ShardSource | StoreShardSource):
+            from windlass.data.cache import open_shards
+
+            folder = open_shards(source, tokenizer="", cache_gib=data.cache_gib).folder / SHARD_TOKENIZER
+            if folder.is_dir():
+                return folder
+    return None
 
 
 def from_folder(folder: Path, name: str) -> Tokenizer:
@@ -179,6 +245,9 @@ def from_folder(folder: Path, name: str) -> Tokenizer:
 def from_files(name: str, definition: Path, sides: Sequence[Path]) -> Tokenizer:
     found = [read_json(path) for path in sides if path.is_file()]
     config = next((read_json(path) for path in sides if path.name == CONFIG_FILE and path.is_file()), {})
+    template = definition.with_name(TEMPLATE_FILE)
+    if template.is_file():
+        config = {**config, "chat_template": template.read_text(encoding="utf-8")}
     tokenizer = Tokenizer(
         name=name,
         definition=definition.read_text(encoding="utf-8"),
@@ -246,7 +315,7 @@ def from_hub(name: str) -> Tokenizer:
 
     try:
         definition = fetch(TOKENIZER_FILE)
-        sides = [path for path in map(fetch, SIDE_FILES) if path] if definition else []
+        sides = [path for path in map(fetch, (*SIDE_FILES, TEMPLATE_FILE)) if path] if definition else []
     except GatedRepoError as error:
         raise UserError(
             f"the hub does not give {name} to you",

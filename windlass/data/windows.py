@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +11,24 @@ from windlass.data.order import Permutation
 from windlass.data.sequences import Batch, Sequence
 from windlass.data.shards import TokenShards
 from windlass.errors import UserError
+
+SEQUENCES_AHEAD = 64  # of one reader
+MOST_AHEAD = 1 << 14
+
+
+class Lookahead:
+    """What a reader has asked for beyond the step it is at."""
+
+    def __init__(self) -> None:
+        self.windows: dict[int, int] = {}  # by index: so that the order is worked out once
+        self._end = 0
+
+    def steps(self, step: int, num_positions: int) -> range:
+        """The steps to ask for now: some sequences ahead, at least two steps, those asked for before left out."""
+        end = step + 1 + max(2, -(-SEQUENCES_AHEAD // max(1, num_positions)))
+        begin = self._end if step < self._end <= end else step + 1
+        self._end = end
+        return range(begin, end)
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,7 @@ class Windows:
     first: int
     num_sequences: int
     seed: int | None = None
+    _ahead: Lookahead = field(default_factory=Lookahead, compare=False, repr=False)
 
     @classmethod
     def whole(cls, shards: TokenShards, name: str, sequence_length: int) -> Windows:
@@ -43,6 +62,11 @@ class Windows:
         return self.shards.vocab_size
 
     @property
+    def tokenizer(self) -> tuple[str, str]:
+        """Name and fingerprint of the one that made the tokens."""
+        return self.shards.index.tokenizer.name, self.shards.index.tokenizer.fingerprint
+
+    @property
     def description(self) -> str:
         count = "1 sequence" if self.num_sequences == 1 else f"{self.num_sequences:,} sequences"
         return f"{self.name}, {self.num_sequences * self.sequence_length:,} tokens, {count} of {self.sequence_length:,}"
@@ -58,12 +82,12 @@ class Windows:
                 fix="data.holdout=0, a shorter data.sequence_length or more text",
             )
         return (
-            replace(self, num_sequences=training),
-            replace(self, first=self.first + training, num_sequences=held_out),
+            replace(self, num_sequences=training, _ahead=Lookahead()),
+            replace(self, first=self.first + training, num_sequences=held_out, _ahead=Lookahead()),
         )
 
     def shuffled(self, seed: int) -> Windows:
-        return replace(self, seed=seed)
+        return replace(self, seed=seed, _ahead=Lookahead())
 
     def window(self, index: int) -> int:
         """The window read at `index` of the endless sequence of epochs."""
@@ -74,11 +98,34 @@ class Windows:
 
     def batch(self, step: int, global_batch: int, positions: list[int]) -> Batch:
         begin = step * global_batch
+        if self.shards.comes_from_afar:
+            for later in self._ahead.steps(step, len(positions)):
+                for position in positions:
+                    self.want(later * global_batch + position)
         return Batch(
-            sequences=[self.sequence(self.window(begin + position)) for position in positions],
+            sequences=[self.at(begin + position) for position in positions],
             state=None,
             epoch=(begin + global_batch) / self.num_sequences,
         )
+
+    def at(self, index: int) -> Sequence:
+        """The sequence read at `index` of the endless sequence of epochs."""
+        window = self._ahead.windows.pop(index, None)
+        return self.sequence(self.window(index) if window is None else window)
+
+    def want(self, index: int) -> None:
+        """It will be read soon: have its tokens brought here."""
+        windows = self._ahead.windows
+        if len(windows) > MOST_AHEAD:  # left over from places that were jumped away from
+            windows.clear()
+        window = windows[index] = self.window(index)
+        for begin, end in self.spans(window):
+            self.shards.want(begin, end)
+
+    def spans(self, window: int) -> list[tuple[int, int]]:
+        """The tokens a window is made of."""
+        begin = window * self.sequence_length
+        return [(begin, begin + self.sequence_length + 1)]
 
     def sequence(self, window: int) -> Sequence:
         begin = window * self.sequence_length
@@ -89,6 +136,6 @@ class Windows:
         """Nothing to do: the order follows from the step."""
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def permutation(size: int, seed: int, epoch: int) -> Permutation:
     return Permutation(size, seed=seed, epoch=epoch)

@@ -1,0 +1,199 @@
+"""What the hub says to a run, before it starts and while it fetches: told apart, waited for, asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.servers import COMMIT, HubHandler, Served, serving
+from windlass.catalog import hub as hub_module
+from windlass.catalog.hub import check_access, fetch, fetched, is_hub_id, patiently
+from windlass.data.access import check_hub, repositories
+from windlass.errors import ExitCode, UserError
+from windlass.plan import resolve
+from windlass.spec import parse_run
+
+pytest.importorskip("huggingface_hub")
+
+MODEL = "acme/tiny-llama"
+Start = Callable[..., Served]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start a hub with one model on it, and point the library there."""
+    import huggingface_hub.constants as constants
+
+    with ExitStack() as stack:
+
+        def begin(files: dict[str, bytes] | None = None, **settings: Any) -> Served:
+            values = {"repository": MODEL, "kind": "models", "folder": "", "tokens": {}, "impatience": [], **settings}
+            handler = type("ModelHub", (HubHandler,), values)
+            served = stack.enter_context(serving(handler, files or {"config.json": b"{}", "other.txt": b"no"}))
+            monkeypatch.setattr(constants, "ENDPOINT", served.url)
+            monkeypatch.setattr(
+                constants, "HUGGINGFACE_CO_URL_TEMPLATE", served.url + "/{repo_id}/resolve/{revision}/{filename}"
+            )
+            monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+            monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+            return served
+
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        yield begin
+
+
+def refused(**settings: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        check_access(settings.pop("name", MODEL), what="model", **settings)
+    return caught.value
+
+
+def test_an_open_model_is_given(start: Start) -> None:
+    served = start()
+    check_access(MODEL, what="model")
+    assert not [one for one in served.requests if "resolve" in one], "nothing is downloaded"
+
+
+def test_a_name_that_is_not_there(start: Start) -> None:
+    start()
+    error = refused(name="acme/no-such-model")
+    assert "there is no model acme/no-such-model on the hub, or it is private" in str(error)
+    assert error.exit_code == ExitCode.BAD_INPUT
+
+
+def test_a_revision_that_is_not_there(start: Start) -> None:
+    start()
+    assert "has no such revision" in str(refused(revision="v9"))
+
+
+def test_a_gated_model_without_a_token(start: Start) -> None:
+    start(gated="manual")
+    error = refused()
+    assert "access to it must be granted first" in str(error)
+    assert "no token was sent" in str(error)
+    assert "hf auth login" in str(error)
+
+
+def test_a_gated_model_with_a_strangers_token(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(gated="manual", tokens={"hf_stranger": "stranger", "hf_friend": "granted"})
+    monkeypatch.setenv("HF_TOKEN", "hf_stranger")
+    assert "belongs to no one with access" in str(refused())
+    monkeypatch.setenv("HF_TOKEN", "hf_friend")
+    check_access(MODEL, what="model")
+
+
+def test_a_token_that_is_not_accepted(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(tokens={"hf_friend": "granted"})
+    monkeypatch.setenv("HF_TOKEN", "hf_revoked")
+    error = refused()
+    assert "does not accept the token" in str(error)
+    assert "hf_revoked" not in str(error)
+
+
+def test_rate_limits_are_waited_for(start: Start) -> None:
+    served = start(impatience=[0, 0, 0])
+    check_access(MODEL, what="model")
+    assert len(served.requests) >= 4
+
+
+def test_it_waits_as_long_as_it_is_told() -> None:
+    class Response:
+        status_code = 429
+
+        def __init__(self, delay: str) -> None:
+            self.headers = {"Retry-After": delay}
+
+    class LimitError(Exception):
+        def __init__(self, delay: str) -> None:
+            super().__init__("429 too many requests")
+            self.response = Response(delay)
+
+    waited: list[float] = []
+    delays = iter(["7", "41"])
+
+    def action() -> str:
+        for delay in delays:
+            raise LimitError(delay)
+        return "given"
+
+    assert patiently(action, MODEL, "model", sleep=waited.append) == "given"
+    assert waited == [7.0, 41.0]
+
+    def never() -> None:
+        raise LimitError("86400")
+
+    with pytest.raises(UserError, match="cannot be fetched") as caught:
+        patiently(never, MODEL, "model", sleep=waited.append)
+    assert "HF_TOKEN raises the limit" in str(caught.value)
+    assert len(waited) == 2, "a day is not waited for"
+
+
+def test_files_are_fetched_once(start: Start) -> None:
+    served = start(impatience=[0])
+    folder = fetch(MODEL, ("config.json",), what="model")
+    assert (folder / "config.json").read_bytes() == b"{}"
+    assert not (folder / "other.txt").exists()
+    assert folder.name == COMMIT
+    before = len(served.requests)
+    assert fetched(MODEL, ("config.json",)) == folder
+    assert fetched("acme/another", ("config.json",)) is None
+    assert len(served.requests) == before, "what is here is found without asking"
+
+
+def test_a_hub_that_cannot_be_reached_is_a_warning_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that submits may be shut off from the hub; those that train may not be."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    run = resolve(parse_run({"model": {"path": MODEL}, "data": {"source": "corpus:austen", "tokenizer": "tiny"}}))
+    (warning,) = check_hub(run)
+    assert MODEL in warning
+    assert "not known whether the ranks can fetch it" in warning
+
+
+def test_offline_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert "HF_HUB_OFFLINE forbids asking" in str(refused())
+
+
+def test_what_a_run_takes_from_a_hub() -> None:
+    values = {
+        "model": {"path": MODEL, "init": "pretrained", "revision": "v1"},
+        "data": {"source": "hf:acme/chats", "validation_source": "hf:acme/chats"},
+    }
+    found = [(one.name, one.what, one.revision) for one in repositories(resolve(parse_run(values)))]
+    assert found[:2] == [(MODEL, "model", "v1"), ("acme/chats", "dataset", None)]
+    preset = resolve(parse_run({"model": {"preset": "llama3.2-tiny"}, "data": {"source": "corpus:austen"}}))
+    assert list(repositories(preset)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("acme/x", True), ("./x", False), ("/a/b", False), ("tiny", False), ("a/b/c", False)]
+)
+def test_hub_ids(path: str, expected: bool) -> None:
+    assert is_hub_id(path) is expected
+    assert hub_module.TRIES > 1
+
+
+def test_a_run_is_refused_before_it_is_submitted(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from windlass.cli.preparation import prepare
+
+    start(gated="manual")
+    monkeypatch.setenv("WINDLASS_RUNS", str(tmp_path / "runs"))
+    file = tmp_path / "gated.yaml"
+    file.write_text(
+        f"model: {{path: {MODEL}, init: pretrained}}\n"
+        "data: {source: 'corpus:austen', tokenizer: tiny}\nresources: {gpus_per_node: 0}\n"
+    )
+    with pytest.raises(UserError, match="access to it must be granted first") as caught:
+        prepare(str(file), [])
+    assert caught.value.exit_code == ExitCode.BAD_INPUT
+    assert not (tmp_path / "runs").exists()

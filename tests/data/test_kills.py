@@ -1,0 +1,150 @@
+"""kill -9 at any moment of a fetch or of tokenizing, as often as you like: the result is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.conftest import json_lines, texts
+from tests.data.killing import killed_until_done, num_steps
+from tests.data.test_store_shards import in_store
+from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
+from tests.store.s3_server import Fault, FaultyS3
+
+pytestmark = pytest.mark.slow
+
+
+def fetch_lines(files: list[str], out: str, compress: bool, samples: int | None, num_bytes: int | None) -> None:
+    from windlass.data.fetch_destination import fetch_destination
+    from windlass.data.fetching import Wanted, fetch
+    from windlass.data.sources import hub_source
+
+    source = hub_source("hf:json", config=None, split="train", files=tuple(files), text_field="text")
+    fetch(source, fetch_destination(out), Wanted(samples, num_bytes, compress=compress, part_bytes=2000))
+
+
+def tokenize_files(files: list[str], out: str, options: dict[str, Any]) -> None:
+    from windlass.data import assembling, reading, writing
+    from windlass.data.sources import FileSource
+    from windlass.data.tokenizer import load_tokenizer
+    from windlass.data.tokenizing import tokenize
+
+    reading.UNIT_BYTES = 4000
+    writing.BLOCK_BYTES = 512
+    assembling.SAVE_SECONDS = 0.0
+    source = FileSource(tuple(map(Path, files)), "text", "text")
+    tokenize([source], out, load_tokenizer("tiny"), workers=1, shard_tokens=1500, **options)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    if folder.is_file():
+        return {"": folder.read_bytes()}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Text in a few files, some of it twice."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, count in enumerate((60, 0, 45, 30)):
+        some = texts(count, seed=number % 3)
+        (folder / f"{number}.jsonl").write_bytes(json_lines(some + some[: count // 5]))
+    return [str(path) for path in sorted(folder.iterdir())]
+
+
+@pytest.mark.parametrize(
+    ("name", "compress", "samples", "num_bytes"),
+    [("folder", False, None, None), ("folder", True, 120, None), ("lines.jsonl", False, None, 20_000)],
+)
+def test_fetch(
+    files: list[str], tmp_path: Path, name: str, compress: bool, samples: int | None, num_bytes: int | None
+) -> None:
+    work, options = tmp_path / "out", (compress, samples, num_bytes)
+    work.mkdir()
+    (tmp_path / "whole").mkdir()
+    steps = num_steps(fetch_lines, (files, str(tmp_path / "whole" / name), *options), tmp_path / "whole")
+    expected = content(tmp_path / "whole" / name)
+    kills = 0
+    for seed in range(3, 5):
+        out = work / str(seed) / name
+        out.parent.mkdir()
+        kills += killed_until_done(fetch_lines, (files, str(out), *options), out.parent, seed=seed, longest=steps).kills
+        assert content(out) == expected, f"seed {seed}"
+        assert [path.name for path in out.parent.iterdir()] == [name]  # nothing left beside it
+    print(f"{kills} kills of 2 fetches of {steps} steps")
+    assert kills >= 2
+
+
+@pytest.mark.parametrize("options", [{}, {"dedup": True, "validation": 0.2}, {"dedup": True, "limit": 100}])
+def test_tokenize(files: list[str], tmp_path: Path, options: dict[str, Any]) -> None:
+    (tmp_path / "whole").mkdir()
+    steps = num_steps(tokenize_files, (files, str(tmp_path / "whole" / "out"), options), tmp_path / "whole")
+    expected = content(tmp_path / "whole" / "out")
+    assert ("validation/index.json" in expected) == ("validation" in options)
+    kills = 0
+    for seed in range(3):
+        out = tmp_path / str(seed) / "out"
+        out.parent.mkdir()
+        campaign = killed_until_done(tokenize_files, (files, str(out), options), out.parent, seed=seed, longest=steps)
+        kills += campaign.kills
+        assert content(out) == expected, f"seed {seed}"
+        assert [path.name for path in out.parent.iterdir()] == ["out"]
+    print(f"{kills} kills of 3 runs of {steps} steps")
+    assert kills >= 3
+
+
+@pytest.mark.parametrize("what", ["fetch", "tokenize"])
+def test_straight_to_a_store(
+    files: list[str],
+    tmp_path: Path,
+    what: str,
+    s3: FaultyS3,  # noqa: F811
+) -> None:
+    """Killed before, between and after requests, with requests that fail on top."""
+    cache = Path(os.environ["WINDLASS_CACHE"])
+
+    def work(url: str) -> tuple[Any, tuple[Any, ...]]:
+        if what == "fetch":
+            return fetch_lines, (files, url, False, None, None)
+        return tokenize_files, (files, url, {"dedup": True, "validation": 0.2})
+
+    steps = num_steps(*work("s3://bucket/whole"), cache)
+    expected = in_store(s3, "whole/")
+    kills = 0
+    for seed in (1, 2):
+        s3.inject(*(Fault(kind, path=f"/{seed}/", times=2) for kind in ("500", "SlowDown", "truncated", "dropped")))
+        kills += killed_until_done(*work(f"s3://bucket/{seed}"), cache, seed=seed, longest=steps).kills
+        assert in_store(s3, f"{seed}/") == expected, f"seed {seed}"
+        assert not list((cache / "work").iterdir())
+    print(f"{kills} kills of 2 runs of {steps} steps")
+    assert kills >= 2
+
+
+def test_damaged_leftovers_are_not_believed(files: list[str], tmp_path: Path) -> None:
+    """What a killed process left and something else then changed is made again."""
+    from tests.data.killing import be_killed, context
+
+    whole, out = tmp_path / "whole", tmp_path / "0" / "out"
+    tokenize_files(files, str(whole), {})
+    out.parent.mkdir()
+    damaged = 0
+    for step in (60, 90, 120):
+        process = context.Process(
+            target=be_killed,
+            args=(tokenize_files, (files, str(out), {}), str(out.parent), step, dict(os.environ)),
+        )
+        process.start()
+        process.join(60)
+        for path in (out.parent / ".out.partial").rglob("*.tokens"):
+            data = bytearray(path.read_bytes())
+            if data:
+                data[0] ^= 1
+                path.write_bytes(data)
+                damaged += 1
+    assert damaged
+    tokenize_files(files, str(out), {})
+    assert content(out) == content(whole)

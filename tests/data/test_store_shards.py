@@ -1,0 +1,259 @@
+"""Shards in an object store read exactly as on disk: through faults, within a bound of room, by several processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data.conftest import json_lines, run_on, texts
+from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
+from tests.store.s3_server import Fault, FaultyS3
+from windlass.data import blocks, open_sequences, room, store_shards, writing
+from windlass.data.cache import cache_root
+from windlass.data.checks import check_data
+from windlass.data.inspecting import inspect
+from windlass.data.shards import TokenShards
+from windlass.data.sources import FileSource, StoreShardSource, source_named
+from windlass.data.tokenizer import Tokenizer, tokenizer_of
+from windlass.data.tokenizing import tokenize
+from windlass.errors import UserError
+
+pytestmark = pytest.mark.slow
+
+URL = "s3://bucket/data/shards"
+BLOCK = 512
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.jsonl"
+    path.write_bytes(json_lines(texts(400)))
+    return path
+
+
+@pytest.fixture
+def local(text: Path, tmp_path: Path, tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Shards of many small blocks."""
+    monkeypatch.setattr(writing, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(room, "AT_ONCE", 4)
+    tokenize([FileSource((text,), "text", "text")], tmp_path / "shards", tiny, workers=1, shard_tokens=3000)
+    return tmp_path / "shards"
+
+
+@pytest.fixture
+def remote(s3: FaultyS3, text: Path, local: Path, tiny: Tokenizer) -> FaultyS3:  # noqa: F811
+    """The same shards in the store."""
+    tokenize([FileSource((text,), "text", "text")], URL, tiny, workers=1, shard_tokens=3000)
+    s3.requests.clear()
+    return s3
+
+
+def in_store(s3: FaultyS3, prefix: str = "data/shards/") -> dict[str, bytes]:  # noqa: F811
+    client = s3.client()
+    return {
+        key.removeprefix(prefix): client.get_object(Bucket="bucket", Key=key)["Body"].read()
+        for key in s3.keys("bucket", prefix)
+    }
+
+
+def on_disk(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def plain(batch: Any) -> list[Any]:
+    return [(one.id, one.tokens.tolist(), one.document_starts.tolist()) for one in batch.sequences]
+
+
+def batches(source: str, steps: int, **data: Any) -> list[Any]:
+    found = open_sequences(run_on(source, **data), "train", tokenizer="tiny")
+    assert found
+    return [plain(found.batch(step, 8, list(range(8)))) for step in range(steps)]
+
+
+def gets(s3: FaultyS3) -> list[str]:  # noqa: F811
+    return [path for method, path in s3.requests if method == "GET" and path.endswith(".tokens")]
+
+
+def test_what_is_written_to_the_store_is_what_is_written_here(remote: FaultyS3, local: Path) -> None:
+    assert in_store(remote) == on_disk(local)
+    assert not (cache_root() / "work").exists() or not list((cache_root() / "work").iterdir())
+
+
+def test_the_same_sequences_in_the_same_order(remote: FaultyS3, local: Path) -> None:
+    steps = 3 * TokenShards.open(local).num_tokens // (8 * 16)  # about three epochs
+    assert batches(URL, steps) == batches(str(local), steps)
+    assert len(gets(remote)) == sum(
+        -(-one.num_tokens * 2 // BLOCK) for one in TokenShards.open(local).index.shards
+    )  # every block once, however often it is read
+
+
+def test_through_faults(remote: FaultyS3, local: Path) -> None:
+    kinds = ("500", "503", "SlowDown", "truncated", "dropped")
+    remote.inject(*(Fault(kind, method="GET", path=r"\.tokens", times=4) for kind in kinds))
+    assert batches(URL, 30) == batches(str(local), 30)
+    assert [fault.met for fault in remote.faults] == [4] * 5
+
+
+def test_writing_through_faults(s3: FaultyS3, text: Path, local: Path, tiny: Tokenizer) -> None:  # noqa: F811
+    kinds = ("500", "503", "SlowDown", "dropped", "dropped-after")
+    s3.inject(*(Fault(kind, method="PUT", path=f"shard-0000{n}", times=2) for n, kind in enumerate(kinds)))
+    tokenize([FileSource((text,), "text", "text")], URL, tiny, workers=1, shard_tokens=3000)
+    assert in_store(s3) == on_disk(local)
+    assert [fault.met for fault in s3.faults] == [2] * 5
+
+
+def test_within_its_bound(remote: FaultyS3, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that were not used for long go; what is read stays right, block for block."""
+    limit = 12 * BLOCK
+    found = open_sequences(run_on(URL, cache_gib=limit / 2**30), "train", tokenizer="tiny")
+    assert found
+    expected = batches(str(local), 40)
+    (folder,) = [path.parent for path in (cache_root() / "blocks").glob("*/state")]
+    for step in range(40):
+        assert plain(found.batch(step, 8, list(range(8)))) == expected[step]
+        held = found.shards.remote.cache.blocks.num_bytes()  # type: ignore[attr-defined]
+        assert held <= limit + blocks.THREADS * BLOCK  # those on their way had room looked for at the same time
+    assert len(gets(remote)) > 60
+    assert folder.exists()
+
+
+READER = """
+import json, sys
+from windlass.data import room
+from tests.data.test_store_shards import batches
+room.AT_ONCE = 4
+print(json.dumps(batches(sys.argv[1], int(sys.argv[2]), cache_gib=float(sys.argv[3]))))
+"""
+
+
+@pytest.mark.parametrize("limit", [12 * BLOCK, 1 << 30])
+def test_processes_share_it(remote: FaultyS3, local: Path, limit: int) -> None:
+    """Ranks of a node, all reading everything: with room every block is fetched once; without, all stay right."""
+    expected = json.loads(json.dumps(batches(str(local), 40)))
+    command = [sys.executable, "-c", READER, URL, "40", str(limit / 2**30)]
+    readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for reader in readers:
+        assert json.loads(reader.communicate(timeout=120)[0]) == expected
+        assert reader.returncode == 0
+    if limit == 1 << 30:
+        assert max(np.unique(ranges(remote), return_counts=True)[1]) == 1
+
+
+def ranges(s3: FaultyS3) -> list[str]:  # noqa: F811
+    """File and range of every block that was fetched."""
+    asked = [
+        (path, headers.get("range", ""))
+        for (_, path), (_, headers) in zip(s3.requests, s3.seen[-len(s3.requests) :], strict=True)
+    ]
+    return [f"{path} {part}" for path, part in asked if path.endswith(".tokens") and part]
+
+
+def test_after_a_boot_blocks_are_compared_and_not_fetched(
+    remote: FaultyS3, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = TokenShards.open(local).num_tokens // (8 * 16) + 1  # so that nothing is still on its way
+    expected = batches(URL, epoch)
+    remote.requests.clear()
+    monkeypatch.setattr(blocks, "boot_id", lambda: b"another boot")
+    (path,) = (cache_root() / "blocks").glob("*/shard-00000.tokens")
+    with path.open("r+b") as file:  # one that never reached the disk
+        file.write(bytes(BLOCK))
+    assert batches(URL, epoch) == expected
+    assert len(gets(remote)) == 1
+
+
+def test_folders_nobody_reads_any_more_go_first(remote: FaultyS3, text: Path, local: Path, tiny: Tokenizer) -> None:
+    batches(URL, 20)
+    (old,) = (cache_root() / "blocks").glob("*/state")
+    code = "import sys; from tests.data.test_store_shards import batches; batches(sys.argv[1], 20)"
+    other = "s3://bucket/other"
+    tokenize([FileSource((text,), "text", "text")], other, tiny, workers=1, shard_tokens=5000)
+    subprocess.run([sys.executable, "-c", code, other], check=True)  # read by a process that has ended
+    (abandoned,) = [path.parent for path in (cache_root() / "blocks").glob("*/state") if path != old]
+    found = open_sequences(run_on(URL, cache_gib=12 * BLOCK / 2**30), "train", tokenizer="tiny")
+    assert found
+    for step in range(20):
+        found.batch(step, 8, list(range(8)))
+    found.shards.remote.cache._room.make()  # type: ignore[attr-defined]
+    assert not abandoned.exists()
+
+
+def test_damage_is_named(remote: FaultyS3, local: Path) -> None:
+    client = remote.client()
+    key = "data/shards/shard-00001.tokens"
+    good = client.get_object(Bucket="bucket", Key=key)["Body"].read()
+    client.put_object(Bucket="bucket", Key=key, Body=good[:700] + b"\xff\xff" + good[702:])
+    with pytest.raises(UserError, match=r"shard-00001\.tokens is damaged") as caught:
+        batches(URL, 40)
+    assert "bytes 512 to 1,024" in str(caught.value)
+    client.put_object(Bucket="bucket", Key=key, Body=good[:-2])
+    with pytest.raises(UserError, match=r"shard-00001\.tokens is truncated"):
+        check_data(run_on(URL))
+    client.delete_object(Bucket="bucket", Key=key)
+    with pytest.raises(UserError, match=r"shard-00001\.tokens is missing"):
+        check_data(run_on(URL))
+
+
+def test_mistakes(remote: FaultyS3, local: Path, tmp_path: Path) -> None:
+    def fails(source: str, **data: Any) -> str:
+        with pytest.raises(UserError) as caught:
+            check_data(run_on(source, **data))
+        assert caught.value.exit_code == 2
+        return str(caught.value)
+
+    assert "there is nothing at s3://bucket/data/shrads" in fails("s3://bucket/data/shrads")
+    assert "folders in s3://bucket/data: shards" in fails("s3://bucket/data/shrads")
+    assert "no-such-bucket" in fails("s3://no-such-bucket/x")
+    assert "names no bucket" in fails("s3://")
+    assert "cannot be read" in fails("https://host/x.jsonl")
+    assert "too small to read ahead" in fails(URL, cache_gib=1e-9)
+    index = json.loads((local / "index.json").read_text())
+    remote.client().put_object(
+        Bucket="bucket", Key="data/shards/index.json", Body=json.dumps({**index, "block_bytes": 0}).encode()
+    )
+    assert "made by an older windlass" in fails(URL)
+    remote.client().put_object(Bucket="bucket", Key="data/shards/index.json", Body=b"{}")
+    assert "not an index of token shards" in fails(URL)
+
+
+def test_the_store_goes_away_while_it_is_read(remote: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    from windlass.store import StoreOptions
+
+    impatient = StoreOptions(patience_s=0.5, first_delay_s=0.05)
+    monkeypatch.setattr("windlass.store.StoreOptions", lambda **_: impatient)
+    found = open_sequences(run_on(URL), "train", tokenizer="tiny")
+    assert found
+    remote.inject(Fault("503", times=100_000))
+    with pytest.raises(UserError, match="s3://bucket/data/shards"):
+        found.batch(0, 8, list(range(8)))
+
+
+def test_it_brings_its_tokenizer_and_can_be_inspected(remote: FaultyS3, local: Path, tiny: Tokenizer) -> None:
+    run = run_on(URL, tokenizer="tiny")
+    check_data(run)
+    assert tokenizer_of(run.data).fingerprint == tiny.fingerprint
+    here, there = inspect(str(local), samples=2, text_field="text"), inspect(URL, samples=2, text_field="text")
+    assert (here.num_documents, here.num_tokens, here.lengths, here.samples) == (
+        there.num_documents,
+        there.num_tokens,
+        there.lengths,
+        there.samples,
+    )
+
+
+def test_what_is_there_is_kept_unless_asked(remote: FaultyS3, text: Path, tiny: Tokenizer) -> None:
+    sources = [FileSource((text,), "text", "text")]
+    with pytest.raises(UserError, match="holds token shards already"):
+        tokenize(sources, URL, tiny, workers=1)
+    with pytest.raises(UserError, match="is not empty"):
+        tokenize(sources, "s3://bucket/data", tiny, workers=1)
+    tokenize(sources, URL, tiny, workers=1, limit=3, overwrite=True)
+    assert source_named(URL) == StoreShardSource(URL, "shards")
+    assert store_shards.open_store_shards(StoreShardSource(URL, "shards")).num_documents == 3
+    assert len([name for name in in_store(remote) if name.startswith("shard-")]) == 3

@@ -1,0 +1,131 @@
+"""Work in progress that outlives its process: a locked folder, what it is for, and how far it has come."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from windlass.errors import ExitCode, UserError
+from windlass.runfolder import write_atomically
+
+log = logging.getLogger(__name__)
+
+PLAN, PROGRESS, LOCK, PUBLISHING = "plan.json", "progress.json", "lock", "publishing"
+KEPT_LONGEST = frozenset({PLAN, PROGRESS, LOCK, PUBLISHING})
+
+
+class Work:
+    """A folder that belongs to one process at a time and to one plan: files under it, and a small JSON of progress."""
+
+    def __init__(self, path: Path, plan: dict[str, Any]) -> None:
+        self.path = path
+        self.plan = json.loads(json.dumps(plan))
+
+    def progress(self) -> dict[str, Any] | None:
+        """What was saved last, by this process or one before it."""
+        return read_object(self.path / PROGRESS)
+
+    def save(self, progress: dict[str, Any]) -> None:
+        write_atomically(self.path / PROGRESS, json.dumps(progress))
+
+    def publishing(self, proof: str) -> None:
+        """The result is about to appear; `proof` tells it from whatever else may be there."""
+        write_atomically(self.path / PUBLISHING, proof)
+
+    def start_over(self) -> None:
+        for path in self.path.iterdir():
+            if path.name != LOCK:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        write_atomically(self.path / PLAN, json.dumps(self.plan))
+
+
+@contextmanager
+def work_in(path: Path, plan: dict[str, Any], *, what: str) -> Iterator[Work]:
+    """The work folder `path`; what an earlier process with the same plan left in it is still there.
+
+    It is removed when the work is done or turns out to be impossible, and kept for the next try otherwise: after a
+    kill, a lost connection, a full disk.
+    """
+    work = Work(path, plan)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / LOCK).open("w")
+    except OSError as error:
+        raise UserError(f"{path.parent} cannot be written to", evidence=str(error)) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{what} is being made by another process", evidence=f"it holds {path / LOCK}", fix="wait for it"
+            ) from None
+        before = read_object(path / PLAN)
+        if before is not None and before != work.plan:
+            log.warning("%s: what was left of another try does not fit this one and is removed", what)
+        if before != work.plan:
+            work.start_over()
+        try:
+            yield work
+        except UserError as error:
+            if error.exit_code == ExitCode.BAD_INPUT:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        except OSError as error:
+            if error.errno is None:
+                raise
+            raise UserError(
+                f"{what} cannot be written",
+                evidence=str(error),
+                fix="once that is mended, the same command goes on where it stopped",
+                exit_code=ExitCode.FAILED,
+            ) from error
+        clear(path)
+
+
+def published_before(path: Path, plan: dict[str, Any]) -> str | None:
+    """The proof of a result that a process with this plan was publishing when it ended."""
+    if read_object(path / PLAN) != json.loads(json.dumps(plan)):
+        return None
+    try:
+        return (path / PUBLISHING).read_text()
+    except OSError:
+        return None
+
+
+def clear(path: Path) -> None:
+    """Remove a work folder; what says that the work is done goes last."""
+    for name in path.iterdir() if path.is_dir() else ():
+        if name.name not in KEPT_LONGEST:
+            shutil.rmtree(name, ignore_errors=True) if name.is_dir() else name.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_remains(path: Path) -> None:
+    """Remove what a process killed while it cleared its work folder has left."""
+    if path.is_dir() and not {one.name for one in path.iterdir()} - KEPT_LONGEST:
+        with (path / LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return  # its owner has only just begun
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
