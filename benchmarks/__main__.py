@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import saving, tokenizing, training
+from benchmarks import saving, store_reading, store_saving, tokenizing, training
 
 
 def main() -> int:
@@ -20,10 +20,22 @@ def main() -> int:
             lambda found: found["stall_ratio"] < 0.25,
         ),
         (
+            "saving to S3 in the background stalls training for less than 2 % of its time",
+            store_saving.measure,
+            "stall_percent",
+            lambda found: found["stall_percent"] < 2.0,
+        ),
+        (
             "tokenizing to shards is at least 1.5 × as fast as batched datasets.map",
             tokenizing.measure,
             "ratio",
             lambda found: found["ratio"] >= 1.5,
+        ),
+        (
+            "shards in S3 are read within 5 % of the time from local disk, once they were read before",
+            store_reading.measure,
+            "ratio",
+            lambda found: found["ratio"] <= 1.05,
         ),
         (
             "the tiny preset trains at no less than 0.95 × a plain transformers loop",

@@ -42,7 +42,7 @@ def measure() -> dict[str, Any]:
         for background in (True, False):
             done = train(folder, run_file(f"save-{background}", background=background, steps=steps), threads=threads)
             records = step_records(done)
-            stalls[background] = [one["checkpoint_s"] for one in records if one["step"] % EVERY == 0]
+            stalls[background] = [one["checkpoint_s"] for one in records if one["checkpoint_s"]]
             if background:
                 fresh_gib = records[0]["memory_gib"]
                 size = events(done, "checkpoint")[-1]["bytes"]

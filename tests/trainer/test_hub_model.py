@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import yaml
 
 from tests.data.servers import HubHandler, serving
 from tests.trainer.conftest import tiny_run
+from tests.trainer.harness import train
+from tests.trainer.test_bad_input import assert_refused
 from windlass.data.tokenizer import load_tokenizer
 from windlass.runfolder import RunFolder, steps_of
 
@@ -37,12 +40,15 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_trainer(root: Path, run: dict, **environment: str) -> tuple[subprocess.CompletedProcess[str], RunFolder]:
+def run_trainer(
+    root: Path, run: dict, *, ranks: int = 1, **environment: str
+) -> tuple[subprocess.CompletedProcess[str], RunFolder]:
     root.mkdir(parents=True)
     file = root / "run.yaml"
     file.write_text(yaml.safe_dump({"name": "run", **run}))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     done = subprocess.run(
-        [sys.executable, "-m", "windlass.trainer", str(file)],
+        [sys.executable, *torchrun, "-m", "windlass.trainer", str(file)],
         env={**os.environ, "WINDLASS_RUNS": str(root / "runs"), "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
@@ -68,6 +74,48 @@ def test_a_hub_id_that_is_not_there_is_one_clear_error(corpus: Path, tmp_path: P
     with serving(ModelHub, {}) as hub:
         done, folder = run_trainer(tmp_path / "x", run, HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"))
     assert done.returncode == 2
-    assert "error: the model acme/no-such-model cannot be read" in done.stderr
+    assert "error: there is no model acme/no-such-model on the hub, or it is private" in done.stderr
     assert "Traceback" not in done.stderr
     assert not folder.path.exists()
+
+
+def test_every_file_is_downloaded_once_whatever_the_ranks(model_folder: Path, corpus: Path, tmp_path: Path) -> None:
+    """Three ranks, a hub that puts every fifth request off, and then the same again from what is here."""
+    lora = {"rank": 4}
+    run = tiny_run(corpus, model={"path": "acme/tiny-llama", "init": "pretrained", "lora": lora}, train__steps=3)
+    files = {path.name: path.read_bytes() for path in model_folder.iterdir()}
+    patient = type("Patient", (ModelHub,), {"impatience": [0, 1]})
+    with serving(patient, files) as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        done, folder = run_trainer(tmp_path / "x", run, ranks=3, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert len(steps_of(folder)) == 3
+        gets = [one.split()[1] for one in hub.requests if one.startswith("GET") and "/resolve/" in one]
+        assert sorted(gets) == sorted(set(gets)), "one download of each"
+        assert any("model.safetensors" in one for one in gets)
+        assert folder.load_run().model.path == "acme/tiny-llama", "the run keeps the name it was given"
+    again, _ = run_trainer(tmp_path / "y", run, ranks=2, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_a_gated_model_is_one_clear_error(model_folder: Path, corpus: Path, tmp_path: Path) -> None:
+    gated = type("Gated", (ModelHub,), {"gated": "manual"})
+    run = tiny_run(corpus, model={"path": "acme/tiny-llama", "init": "pretrained"}, data__tokenizer="tiny")
+    with serving(gated, {path.name: path.read_bytes() for path in model_folder.iterdir()}) as hub:
+        done, folder = run_trainer(
+            tmp_path / "x", run, ranks=2, HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_TOKEN=""
+        )
+    assert done.returncode != 0
+    assert done.stderr.count("error: the hub does not give the model acme/tiny-llama to you") == 1
+    assert not folder.path.exists()
+
+
+def test_code_of_a_model_runs_only_when_asked(corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    names = {"AutoConfig": "own.OwnConfig"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": names}))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'it-ran')!r}, 'w').close()\nclass OwnConfig: pass\n")
+    run = tiny_run(corpus, model={"path": str(folder)}, data__tokenizer="tiny")
+    assert_refused(train(tmp_path, run, ranks=2), "cannot be read")
+    assert not (tmp_path / "it-ran").exists()

@@ -97,7 +97,10 @@ def test_at_a_named_moment(
     """One rank is told, in its main thread or in the one that writes; all stop."""
     run = stoppable_run(corpus)
     whole = undisturbed(run)
-    result = train(tmp_path, run, ranks=2, faults=f"term:rank={rank},step={step},point={point}")
+    faults = f"term:rank={rank},step={step},point={point}"
+    if point.startswith("save."):  # the thread that writes must come there before the last step is done
+        faults += f";sleep:rank=0,step={step + 1},seconds=2"
+    result = train(tmp_path, run, ranks=2, faults=faults)
     stopped_at = assert_stopped_with_everything(result)
     if point == "step.begin":
         assert stopped_at == step - 1

@@ -67,6 +67,15 @@ def test_kill_at_a_random_moment(
     assert_same_curve(resume(tmp_path, run, ranks=2), whole)
 
 
+def test_kill_after_an_awaited_save_leaves_its_step_in_the_metrics(
+    corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]
+) -> None:
+    run = killable_run(corpus, checkpoint__background=False)
+    killed = train(tmp_path, run, ranks=2, faults="kill:rank=0,step=6,point=save.published")
+    assert sorted(killed.losses) == list(range(1, 7))
+    assert_same_curve(resume(tmp_path, run, ranks=2), undisturbed(run))
+
+
 FIRST_RANK_ONLY = ("save.manifest", "save.retention")
 STAGES = [
     (point, rank)

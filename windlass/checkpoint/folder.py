@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,13 +97,26 @@ class CheckpointFolder:
             fix=f"windlass ckpt ls {self.path.parent.name}",
         )
 
-    def expired(self, step: int, *, keep: int, keep_every: int | None) -> list[Checkpoint]:
-        """Complete checkpoints that retention lets go after the save of `step`: all but the newest `keep` and the
-        permanent ones. Those of later steps do not count: a resume that passed them over found them damaged.
-        """
-        older = [one for one in self.complete() if one.step <= step][:-keep]
-        return [one for one in older if not (keep_every and one.step % keep_every == 0)]
+    def expired(
+        self, step: int, *, keep: int, keep_every: int | None, protected: Iterable[int] = ()
+    ) -> list[Checkpoint]:
+        """Complete checkpoints that retention lets go after the save of `step`."""
+        there = [one.step for one in self.complete()]
+        return [
+            self.at(one) for one in expired_steps(there, step, keep=keep, keep_every=keep_every, protected=protected)
+        ]
 
     def unfinished(self) -> list[Checkpoint]:
         """What a killed save left behind."""
         return [one for one in self.all() if not one.complete]
+
+
+def expired_steps(
+    there: Iterable[int], newest: int, *, keep: int, keep_every: int | None, protected: Iterable[int] = ()
+) -> list[int]:
+    """All steps but the newest `keep`, the permanent and the protected ones. Those later than `newest` do not count: a
+    resume that passed them over found them damaged.
+    """
+    older = sorted(step for step in there if step <= newest)[:-keep]
+    kept = set(protected)
+    return [step for step in older if step not in kept and not (keep_every and step % keep_every == 0)]

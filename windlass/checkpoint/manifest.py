@@ -29,6 +29,7 @@ class Manifest:
     world_size: int = 1
     created: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
+    layout: dict[str, Any] | None = None  # of checkpoints in pieces: how the state lay on the ranks
 
     @property
     def size(self) -> int:
@@ -36,12 +37,18 @@ class Manifest:
 
     def to_json(self) -> str:
         body = {"format": FORMAT_VERSION, **asdict(self)}
+        if self.layout is None:
+            del body["layout"]
         return json.dumps({"checksum": _checksum(body), **body}, indent=1)
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
         """The manifest in a checkpoint folder; ValueError says what is wrong with it."""
-        body = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
+        return cls.parse((path / MANIFEST_NAME).read_text(encoding="utf-8"))
+
+    @classmethod
+    def parse(cls, text: str) -> Manifest:
+        body = json.loads(text)
         if not isinstance(body, dict) or body.pop("checksum", None) != _checksum(body):
             raise ValueError("its own checksum does not match: it was changed or damaged")
         if body.pop("format") != FORMAT_VERSION:

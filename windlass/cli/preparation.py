@@ -41,6 +41,7 @@ class Prepared:
 
 def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults: str | None = None) -> Prepared:
     """Load, settle, resolve and check a run. Raises UserError; creates nothing."""
+    from windlass.data.access import check_hub
     from windlass.data.checks import check_data
     from windlass.plan import check, describe, resolve
     from windlass.plan.forecast import forecast
@@ -66,6 +67,7 @@ def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults:
         warnings = where.check(run, bytes_needed=bytes_needed(run))
         check(run, world_size)
         check_data(run)
+        warnings += check_hub(run)
         expected = forecast(run, hardware) if hardware else None  # refuses what will not fit
         warnings += expected.warnings if expected else ()
     return Prepared(

@@ -49,11 +49,11 @@ def sections() -> Iterator[SectionReference]:
 
 
 def options_of_targets() -> Iterator[SectionReference]:
-    """The sections within sections, such as target.slurm."""
+    """The sections within sections, such as target.slurm and model.lora."""
     for name, field in Run.model_fields.items():
         model = _section_model(field)
         for below, inner in model.model_fields.items() if model else ():
-            options = _section_model(inner)
+            options = _section_model(inner) or _optional_section(inner)
             if options is not None:
                 path = f"{name}.{below}"
                 keys = tuple(_key(path, key, one) for key, one in options.model_fields.items())
@@ -76,6 +76,12 @@ def _key(section: str | None, name: str, field: FieldInfo) -> Key:
 def _section_model(field: FieldInfo) -> type[BaseModel] | None:
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _optional_section(field: FieldInfo) -> type[BaseModel] | None:
+    """The section of a key that may be left out altogether."""
+    kinds = typing.get_args(field.annotation)
+    return next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 def _kind(annotation: Any) -> str:

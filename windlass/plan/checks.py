@@ -21,6 +21,8 @@ def check(run: Run, world_size: int) -> None:
         check_model(config, run)
     check_weights(run)
     check_ranks(run, world_size)
+    check_lora(run, world_size)
+    check_validation(run)
 
 
 def check_model(config: dict[str, Any], run: Run) -> None:
@@ -85,6 +87,37 @@ def _parts(index: Path) -> set[str]:
         return set(json.loads(index.read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} is not an index of weights", evidence=f"{type(error).__name__}: {error}") from None
+
+
+def check_lora(run: Run, world_size: int) -> None:
+    lora = run.model.lora
+    if lora is None:
+        if run.checkpoint.export == "merged":
+            raise UserError("checkpoint.export is merged, but the run has no model.lora", fix="checkpoint.export=true")
+        return
+    if run.train.fp8:
+        raise UserError("train.fp8 computes weights that train, and model.lora freezes them", fix="train.fp8=false")
+    if run.train.bf16_weights:
+        raise UserError(
+            "train.bf16_weights is for weights that train: model.lora holds frozen ones in bf16 anyway",
+            fix="train.bf16_weights=null",
+        )
+    sharding = effective_sharding(run, world_size)
+    if lora.quantize and sharding not in ("none", "ddp"):
+        raise UserError(
+            f"model.lora.quantize holds the whole model on every rank, but parallel.sharding is {sharding}",
+            fix="parallel.sharding=ddp, or model.lora.quantize=null",
+        )
+
+
+def check_validation(run: Run) -> None:
+    asking = "train.early_stopping" if run.train.early_stopping else "checkpoint.keep_best"
+    wanted = run.train.early_stopping or run.checkpoint.keep_best
+    if wanted and not (run.data.validation_source or run.data.holdout):
+        raise UserError(
+            f"{asking} looks at validations, and the run has no validation data",
+            fix="data.holdout=0.05, or data.validation_source=…",
+        )
 
 
 def check_ranks(run: Run, world_size: int) -> None:

@@ -18,9 +18,12 @@ def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[st
     tokens = train.global_batch * length
     size = checkpoint_bytes(run)
     weights = "random weights" if run.model.init == "random" else "pretrained weights"
+    if run.model.lora:
+        weights += f", frozen; LoRA of rank {run.model.lora.rank} beside them"
+        weights += ", in 4 bits" if run.model.lora.quantize else ""
     rows = [
         ("model", f"{run.model.preset or run.model.path}, {_count(count)} parameters, {weights}"),
-        ("data", f"{run.data.source}, sequences of {length:,} tokens, tokenizer {run.data.tokenizer}"),
+        ("data", f"{_sources(run)}, sequences of {length:,} tokens, tokenizer {run.data.tokenizer}"),
         ("ranks", f"{world_size} on {run.resources.nodes} node(s), {effective_sharding(run, world_size)} sharding"),
         ("batch", f"{train.global_batch} sequences = {tokens:,} tokens a step; {num_micro} × {micro} per rank"),
         ("steps", f"{train.steps:,} ({train.steps * tokens:,} tokens), {train.precision}, {train.schedule} schedule"),
@@ -34,6 +37,11 @@ def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[st
         every = f"every {train.validate_every} steps and at the end" if train.validate_every else "at the end"
         rows.append(("validation", f"{train.validation_sequences} sequences {every}"))
     return rows
+
+
+def _sources(run: Run) -> str:
+    total = sum(one.weight for one in run.data.sources)
+    return " + ".join(f"{one.weight / total:.4g} of {one.source}" for one in run.data.sources) or run.data.source
 
 
 def _count(count: int | None) -> str:

@@ -144,6 +144,8 @@ def _warnings(run: Run, memory: MemoryEstimate, hardware: Hardware, shape: Model
     share = memory.peak_gib / hardware.gpu.memory_gib
     if share > 1 - RESERVE:
         told.append(f"{share:.0%} of the GPU's memory: the estimate may be off by 10 %, so it may not fit")
+    if run.model.lora:
+        told.append("model.lora: the speed is that of full training; frozen weights have no gradients, so it is faster")
     if shape.family == "mixtral":
         told.append("mixture of experts: activations and speed are rough, routing is taken as even")
     return told

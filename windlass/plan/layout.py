@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from windlass.plan.lora import four_bit_parameters, trained_parameters
 from windlass.plan.resolution import effective_sharding
 from windlass.plan.shape import ModelShape
 from windlass.spec import Run
@@ -28,6 +29,8 @@ class Layout:
     cpu_offload: bool
     reshard: bool
     validates: bool
+    trained: int | None = None  # parameters that train beside frozen ones; None: all of the model's do
+    four_bits: int = 0  # of the frozen ones, those held in 4 bits
 
     @property
     def tokens(self) -> int:
@@ -41,7 +44,7 @@ class Layout:
     @property
     def autocast(self) -> bool:
         """fp32 weights, cast on every use."""
-        return self.precision == "bf16" and not self.is_fsdp and not self.bf16_weights
+        return self.precision == "bf16" and not self.is_fsdp and not self.bf16_weights and self.trained is None
 
     @property
     def element(self) -> int:
@@ -57,7 +60,7 @@ def layout(run: Run, world_size: int, micro: int, shape: ModelShape) -> Layout:
         shards = run.parallel.shard_group or max(1, world_size // run.resources.nodes)
     else:
         shards = world_size if sharding == "full" else 1
-    copies_possible = run.train.precision == "bf16" and sharding == "none"
+    copies_possible = run.train.precision == "bf16" and sharding == "none" and run.model.lora is None
     asked = run.train.bf16_weights
     fused = run.train.fused_head
     return Layout(
@@ -76,4 +79,6 @@ def layout(run: Run, world_size: int, micro: int, shape: ModelShape) -> Layout:
         cpu_offload=run.parallel.cpu_offload,
         reshard=run.parallel.reshard_after_forward,
         validates=bool(run.data.validation_source or run.data.holdout),
+        trained=trained_parameters(run, shape),
+        four_bits=four_bit_parameters(run, shape),
     )

@@ -15,6 +15,7 @@ GIB = 2**30
 LOGITS_PER_BLOCK = 2**30  # of the fused head: 2 GiB in bf16, so large matrix products and few passes over its gradient
 WORKSPACE = 0.01  # libraries' workspaces and small tensors, as a share of everything else
 BLOCKS_GATHERED = 2  # FSDP2 gathers the next block while one computes
+FOUR_BIT_BYTES = 0.5 + 4 / 64  # of a weight: its level, and its share of a block's scale
 RESERVE = 0.07  # of a GPU's memory: CUDA's context, NCCL's buffers, fragmentation
 
 Items = dict[str, float]
@@ -45,11 +46,20 @@ def estimate_memory(shape: ModelShape, layout: Layout) -> MemoryEstimate:
     return MemoryEstimate(
         moment=moment,
         items=tuple(sorted(items.items(), key=lambda item: -item[1])),
-        host_bytes=16.0 * shape.parameters / layout.shards if layout.cpu_offload else 0.0,
+        host_bytes=_host_bytes(shape, layout) if layout.cpu_offload else 0.0,
     )
 
 
+def _host_bytes(shape: ModelShape, layout: Layout) -> float:
+    if layout.trained is not None:
+        return (layout.element * shape.parameters + 16.0 * layout.trained) / layout.shards
+    return 16.0 * shape.parameters / layout.shards
+
+
 def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
+    if layout.trained is not None:
+        yield from _lora_moments(shape, layout, layout.trained)
+        return
     tokens = layout.tokens
     state, waiting = _state(shape, layout), _gradients_between(shape, layout)
     kept = {"activations": tokens * (shape.layers * saved_per_layer(shape, layout) + _saved_outside(shape, layout))}
@@ -75,6 +85,26 @@ def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
     )
     if layout.validates:
         yield ("validation", state | gathered | {"logits": _logits(shape, layout)})
+
+
+def _lora_moments(shape: ModelShape, layout: Layout, trained: int) -> Iterator[tuple[str, Items]]:
+    """Beside frozen weights: they have neither masters nor gradients nor moments; what trains is small and fp32."""
+    tokens, frozen = layout.tokens, float(shape.parameters - layout.four_bits)
+    state: Items = {} if layout.cpu_offload else {"frozen weights": layout.element * frozen / layout.shards}
+    state |= {"4-bit weights": layout.four_bits * FOUR_BIT_BYTES}
+    state |= {"adapters and moments": 0.0 if layout.cpu_offload else 12.0 * trained / layout.shards}
+    gradients = {"gradients": 4.0 * trained / (layout.shards if layout.is_fsdp else 1)}
+    kept = {"activations": tokens * (shape.layers * saved_per_layer(shape, layout) + _saved_outside(shape, layout))}
+    gathered = _gathered(shape, layout)
+    # One matrix at a time is brought back from 4 bits.
+    back = {
+        "a matrix out of 4 bits": float(layout.element * shape.width * shape.ffn_width) if layout.four_bits else 0.0
+    }
+    yield "head", state | kept | gathered | gradients | back | {"logits": _logits(shape, layout)}
+    work = {"backward of a block": tokens * _backward_work(shape, layout)}
+    yield "first block of the backward pass", state | kept | gathered | gradients | back | work
+    if layout.validates:
+        yield "validation", state | gathered | {"logits": _logits(shape, layout)}
 
 
 # State and gradients

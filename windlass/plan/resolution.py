@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from windlass.catalog.adapters import resolve_lora
 from windlass.catalog.gpus import Gpu
 from windlass.catalog.models import default_tokenizer, known_config
 from windlass.spec import Run
@@ -21,6 +22,7 @@ def resolve(run: Run) -> Run:
             "sequence_length": data.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, int(longest)),
             "tokenizer": data.tokenizer or default_tokenizer(run.model),
             "config": data.config or ("en" if data.source == C4 else None),
+            "document_mask": data.format != "text" if data.document_mask is None else data.document_mask,
         }
     )
     train = train.model_copy(
@@ -31,13 +33,16 @@ def resolve(run: Run) -> Run:
             ),
         }
     )
-    return run.model_copy(update={"data": data, "train": train})
+    model = run.model.model_copy(update={"lora": resolve_lora(run.model.lora)}) if run.model.lora else run.model
+    return run.model_copy(update={"model": model, "data": data, "train": train})
 
 
 def effective_sharding(run: Run, world_size: int) -> str:
     if run.parallel.sharding != "auto":
         return run.parallel.sharding
-    return "none" if world_size == 1 and not run.parallel.cpu_offload else "full"
+    if world_size == 1 and not run.parallel.cpu_offload:
+        return "none"
+    return "ddp" if run.model.lora and run.model.lora.quantize else "full"
 
 
 def batch_shape(run: Run, world_size: int, gpu: Gpu | None = None) -> tuple[int, int]:

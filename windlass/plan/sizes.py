@@ -28,5 +28,11 @@ def num_parameters(config: dict[str, Any] | None) -> int | None:
 
 def checkpoint_bytes(run: Run) -> int | None:
     """Bytes of one checkpoint; None where the model's size is not known before it is built."""
-    count = num_parameters(known_config(run.model))
-    return None if count is None else count * BYTES_PER_PARAMETER_SAVED
+    from windlass.plan.lora import trained_parameters
+    from windlass.plan.shape import ModelShape
+
+    shape = ModelShape.of(known_config(run.model))
+    if shape is None:
+        return None
+    trained = trained_parameters(run, shape)
+    return (shape.parameters if trained is None else trained) * BYTES_PER_PARAMETER_SAVED

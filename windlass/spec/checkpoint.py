@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
@@ -13,11 +13,34 @@ class CheckpointSection(Section):
     """When state is saved, and what is kept."""
 
     every: PositiveInt = 500
-    """Steps between checkpoints; one more at the end and on SIGTERM."""
+    """Steps between checkpoints in the run folder; one more at the end and on SIGTERM."""
+    memory_every: PositiveInt | None = None
+    """Steps between copies of the state in the nodes' own memory, each also in a peer node's: they survive the death of
+    any process and of one node. Only for the same number of ranks and the same sharding."""
+    memory_path: str = "/dev/shm/windlass"
+    """Where on a node that memory is; $VARIABLES are filled in there."""
+    local_every: PositiveInt | None = None
+    """Steps between copies on the nodes' own disks; they survive a restart of the nodes. Needs `local_path`."""
+    local_path: str | None = None
+    """A folder on every node's own disk, such as /mnt/nvme; $VARIABLES are filled in there."""
+    managed_every: PositiveInt | None = None
+    """Steps between copies in HyperPod's Managed Tiered Checkpointing; needs a cluster that has it enabled."""
+    managed_endpoint: str | None = None
+    """Address of its service. Default: the one of the cluster."""
+    store: str | None = None
+    """`s3://bucket/prefix`, or another folder: every checkpoint of the run folder goes there too, beside training.
+    A run whose folder is gone goes on from there."""
+    store_keep: PositiveInt | None = None
+    """Newest complete checkpoints to keep in the store. Default: `keep`."""
+    upload_seconds: PositiveInt = 600
+    """Longest that a request to the store is tried again before the upload counts as failed."""
     keep: PositiveInt = 3
     """Newest complete checkpoints to keep."""
     keep_every: PositiveInt | None = None
     """Also keep every checkpoint whose step is a multiple of this, for ever."""
+    keep_best: bool = False
+    """Also save after a validation that is the best so far, and keep that checkpoint until a better one is saved;
+    `export` then writes it instead of the last."""
     at_end: bool = True
     """Save after the last step too. On SIGTERM a run saves whatever this is."""
     background: bool = True
@@ -26,11 +49,25 @@ class CheckpointSection(Section):
     """Start from the newest complete checkpoint of the run folder."""
     grace_seconds: PositiveInt = 120
     """Time between SIGTERM and SIGKILL; a save must fit in."""
-    export: bool = False
-    """Write `export/`, a Hugging Face folder, when the run is finished."""
+    export: bool | Literal["merged"] = False
+    """Write `export/`, a Hugging Face folder, when the run is finished: the model, or the adapter of a LoRA run;
+    `merged`: the whole model with the adapter merged into it."""
 
     @model_validator(mode="after")
     def export_needs_the_end(self) -> Self:
         if self.export and not self.at_end:
             raise ValueError("checkpoint.export needs the last step's checkpoint, but checkpoint.at_end is false")
+        return self
+
+    @model_validator(mode="after")
+    def local_disk_has_a_path(self) -> Self:
+        if (self.local_every is None) != (self.local_path is None):
+            raise ValueError("checkpoint.local_every and checkpoint.local_path need each other")
+        return self
+
+    @model_validator(mode="after")
+    def store_is_one(self) -> Self:
+        scheme, separator, _ = (self.store or "").partition("://")
+        if separator and scheme not in ("s3", "file"):
+            raise ValueError(f"checkpoint.store cannot be {scheme}://: give s3://BUCKET/PREFIX or the path of a folder")
         return self

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from windlass.spec.section import Section
+
+
+class MixedSource(Section):
+    """One of several sources that are mixed. What is not given here is taken from the section above."""
+
+    source: str
+    """The same forms as `data.source`."""
+    weight: Annotated[float, Field(gt=0.0)] = 1.0
+    """Its share of the sequences, relative to the weights of the others."""
+    config: str | None = None
+    """Configuration of a `hf:` source."""
+    split: str | None = None
+    """Split of a `hf:` source."""
+    files: tuple[str, ...] = ()
+    """Data files of a `hf:json`, `hf:text` or `hf:parquet` source."""
+    text_field: str | None = None
+    """Field of a record that holds the text."""
 
 
 class DataSection(Section):
@@ -14,7 +31,12 @@ class DataSection(Section):
 
     source: str = "hf:allenai/c4"
     """`corpus:austen` (shipped) · a folder of token shards (`windlass data tokenize`) · JSONL, text or parquet files
-    (a path or a glob; tokenized once into a cache) · `hf:NAME` (a `datasets` source, streamed)."""
+    (a path or a glob; tokenized once into a cache) · either of them as `s3://BUCKET/…` · `hf:NAME` (a `datasets`
+    source, streamed)."""
+    sources: tuple[MixedSource, ...] = ()
+    """Several sources instead of one, mixed by weight: `[{source: shards, weight: 3}, {source: "hf:NAME"}]`."""
+    cache_gib: Annotated[float, Field(gt=0.0)] = 200.0
+    """Room on every node for blocks of `s3://` shards; those used longest ago go when it is full."""
     config: str | None = None
     """Configuration of a `hf:` source; `en` for allenai/c4."""
     split: str = "train"
@@ -23,12 +45,28 @@ class DataSection(Section):
     """Data files of a `hf:json`, `hf:text` or `hf:parquet` source: paths or URLs."""
     text_field: str = "text"
     """Field of a record that holds the text."""
+    format: Literal["text", "chat", "instruction"] = "text"
+    """What a record is: `text` · `chat`: messages with roles, rendered by the tokenizer's own template · `instruction`:
+    a prompt and its completion. Of the last two only completions are trained on, and examples are packed whole."""
+    messages_field: str = "messages"
+    """Field of a `chat` record that holds its messages; a field `tools`, where there is one, goes to the template."""
+    prompt_field: str = "prompt"
+    """Field of an `instruction` record that holds the prompt."""
+    completion_field: str = "completion"
+    """Field of an `instruction` record that holds the completion."""
+    train_on: Literal["all", "last"] = "all"
+    """Assistant turns of a `chat` record that are trained on."""
+    too_long: Literal["truncate", "drop"] = "truncate"
+    """What becomes of a `chat` or `instruction` record with more tokens than a sequence has room for."""
+    special_tokens: tuple[str, ...] = ()
+    """Tokens added to the tokenizer; the model gets a row for each, and trains it, also beside frozen weights."""
     tokenizer: str | None = None
     """Hub id or folder of a tokenizer, or `tiny` (shipped). Default: the model's own; `tiny` for the tiny presets."""
     sequence_length: Annotated[int, Field(ge=2)] | None = None
     """Tokens per training sequence. Default: 2048, or the model's maximum where that is shorter."""
-    document_mask: bool = False
-    """Keep packed documents apart: attention and loss stop at document ends, positions restart there."""
+    document_mask: bool | None = None
+    """Keep packed documents apart: attention and loss stop at document ends, positions restart there. Default: for
+    `chat` and `instruction`."""
     shuffle: bool = True
     """Visit the sequences in a random order drawn from train.seed; a new one every epoch."""
     validation_source: str | None = None
@@ -39,7 +77,26 @@ class DataSection(Section):
     """Share of the sequences kept out of training and used for validation (not for `hf:` sources)."""
 
     @model_validator(mode="after")
+    def source_or_sources(self) -> Self:
+        if self.sources and "source" in self.model_fields_set:
+            raise ValueError("give either data.source or data.sources, and not both")
+        return self
+
+    @model_serializer(mode="wrap")
+    def without_the_other(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written down can be read again: of source and sources only the one that counts."""
+        values: dict[str, Any] = handler(self)
+        values.pop("source" if self.sources else "sources", None)
+        return values
+
+    @model_validator(mode="after")
     def one_validation_set(self) -> Self:
         if self.validation_source and self.holdout:
             raise ValueError("give either data.validation_source or data.holdout, and not both")
+        return self
+
+    @model_validator(mode="after")
+    def special_tokens_are_tokens(self) -> Self:
+        if not all(self.special_tokens) or len(set(self.special_tokens)) < len(self.special_tokens):
+            raise ValueError("data.special_tokens must be texts that differ and are not empty")
         return self

@@ -144,7 +144,7 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
 def _model_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple):
         return next((kind for arg in typing.get_args(annotation) if (kind := _model_of(arg))), None)
     return None
 
@@ -152,6 +152,8 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 def _keys_at(place: Sequence[Any]) -> list[str]:
     model: type[BaseModel] | None = Run
     for part in place:
+        if isinstance(part, int):  # one of several alike
+            continue
         field = model.model_fields.get(str(part)) if model else None
         model = _model_of(field.annotation) if field else None
     return list(model.model_fields) if model else []

@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from windlass.spec.section import Fraction, Section
+
+
+class LoraSection(Section):
+    """Train small matrices beside the model's frozen weights instead of the weights themselves."""
+
+    rank: PositiveInt | None = None
+    """Inner width of the added matrices. Default: 16, or that of `adapter`."""
+    alpha: PositiveFloat | None = None
+    """Their product is scaled by alpha / rank. Default: twice the rank, or that of `adapter`."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of a layer's inputs that the added matrices do not see in a training step."""
+    targets: tuple[str, ...] | None = None
+    """Linear layers by name pattern: `q_proj`, `self_attn.*`, `layers.3.mlp.up_proj`. Default: all of the blocks
+    (attention and feed-forward projections), or those of `adapter`."""
+    rank_stabilised: bool | None = None
+    """Scale by alpha / sqrt(rank) instead: larger ranks then learn as fast as small ones. Default: no."""
+    adapter: str | None = None
+    """Begin with this adapter instead of new matrices: a folder or hub id in the format of `peft`."""
+    quantize: Literal["nf4"] | None = None
+    """Hold the frozen weights of the targets in 4 bits (QLoRA); every rank holds all of them."""
+
+
+class EarlyStoppingSection(Section):
+    """End a run whose validation loss no longer falls."""
+
+    patience: PositiveInt = 3
+    """Validations in a row without a new best before the run ends."""
+    min_delta: NonNegativeFloat = 0.0
+    """By how much a validation loss must be below the best one to count as a new best."""
 
 
 class ModelSection(Section):
@@ -26,11 +55,15 @@ class ModelSection(Section):
     """Attention implementation, by its transformers name."""
     trust_remote_code: bool = False
     """Run Python code that ships with the model. Off unless asked by name."""
+    lora: LoraSection | None = None
+    """Train an adapter (LoRA) and leave the model's own weights as they are; `{}` takes every default."""
 
     @model_validator(mode="after")
     def one_source(self) -> Self:
         if (self.preset is None) == (self.path is None):
             raise ValueError("give either model.preset or model.path, and not both")
+        if self.lora and self.init != "pretrained":
+            raise ValueError("model.lora trains beside pretrained weights, but model.init is random")
         return self
 
 
@@ -82,6 +115,8 @@ class TrainSection(Section):
     """Steps between validations; one more at the end. Default: at the end only, if there is validation data."""
     validation_sequences: PositiveInt = 64
     """Sequences per validation, the same ones each time."""
+    early_stopping: EarlyStoppingSection | None = None
+    """End the run once validations stop improving; `{}` takes every default. Needs `validate_every`."""
     tensorboard: bool = False
     """Also write TensorBoard event files (needs the `tensorboard` extra)."""
 
@@ -91,6 +126,8 @@ class TrainSection(Section):
             raise ValueError(f"train.warmup_steps is {self.warmup_steps} but the run has only {self.steps} steps")
         if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
             raise ValueError(f"train.min_learning_rate {self.min_learning_rate} is above the peak {self.learning_rate}")
+        if self.early_stopping and not self.validate_every:
+            raise ValueError("train.early_stopping looks at validations, but train.validate_every is not set")
         return self
 
 

@@ -82,6 +82,8 @@ class Batches:
         ids = [""] * rows
         for row, sequence in enumerate(batch.sequences):
             tokens[row], labels[row] = sequence.tokens[:-1], sequence.tokens[1:]
+            if sequence.loss is not None:
+                labels[row][~sequence.loss[1:]] = IGNORED
             ids[row] = sequence.id
             if positions is not None:
                 positions[row] = document_positions(sequence.document_starts, self.length)

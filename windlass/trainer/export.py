@@ -1,32 +1,58 @@
-"""Turn a checkpoint into a Hugging Face folder that transformers loads, in the published layout of the family."""
+"""Turn a checkpoint into a Hugging Face folder: a model that transformers loads, or an adapter that `peft` loads."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
 
-from windlass.checkpoint import CheckpointFolder
+from windlass.checkpoint import Checkpoint
 from windlass.data.tokenizer import tokenizer_of
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
-from windlass.trainer.model import facts, meta_model, model_config
+from windlass.spec import Run
+from windlass.trainer.adapters import open_adapter, write_adapter
+from windlass.trainer.fetching import Located, locate_alone
+from windlass.trainer.lora import lora_layers
+from windlass.trainer.model import facts, meta_model
+from windlass.trainer.new_tokens import ROWS, rows_modules
+from windlass.trainer.obtaining import obtain
+from windlass.trainer.preparation import structure
+from windlass.trainer.pretrained import Weights, find_weights, read_weights
+from windlass.trainer.stored import digest_of
 from windlass.trainer.weights import materialize, restore_buffers
 
 log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def export_checkpoint(folder: RunFolder, destination: Path, *, step: int | None = None, dtype: str = "float32") -> int:
-    """Write weights, configuration and tokenizer of a complete checkpoint; the step it was. One process is enough."""
+@dataclass(frozen=True)
+class Exported:
+    step: int
+    kind: str  # "model" or "adapter"
+
+
+def export_checkpoint(
+    folder: RunFolder, destination: Path, *, step: int | None = None, dtype: str = "float32", merge: bool = False
+) -> Exported:
+    """Write a complete checkpoint with its tokenizer; of a LoRA run the adapter, or with `merge` the whole model.
+
+    One process is enough.
+    """
     from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     run = folder.load_run()
-    checkpoint = CheckpointFolder(folder.checkpoints).choose(step)
+    if merge and run.model.lora is None:
+        raise UserError(f"the run {folder.name} has no adapter to merge: it trains the whole model", fix="drop --merge")
+    checkpoint = obtain(folder, step, prefer_run_folder=True)
     damage = next(iter(checkpoint.damages()), None)
     if damage:
         raise UserError(
@@ -34,27 +60,89 @@ def export_checkpoint(folder: RunFolder, destination: Path, *, step: int | None 
             evidence=f"{damage.file}: {damage.reason}",
             fix=f"windlass ckpt verify {folder.name}    names a whole one; then --step N",
         )
-    config = model_config(run)
-    model, reference = meta_model(config, run), meta_model(config, run)
-    if facts(model).fingerprint != checkpoint.manifest().model["fingerprint"]:
+    located = locate_alone(run)
+    config, _, reference = structure(run, located, open_adapter(run))
+    if facts(reference).fingerprint != checkpoint.manifest().model["fingerprint"]:
         raise UserError(f"the checkpoint {checkpoint.path} is of another model than {folder.run_file} describes")
-    materialize(model, torch.device("cpu"))
-    restore_buffers(model, reference, torch.device("cpu"))
-    state = {f"model.{name}": tensor.detach() for name, tensor in model.named_parameters()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch points out that one process loads: it is meant to
-        dcp.load(state, storage_reader=dcp.FileSystemReader(checkpoint.path), no_dist=True)
-    model = model.to(DTYPES[dtype])
-    config.use_cache = True
-
+    trained = read_trained(checkpoint, reference)
     temporary = destination.with_name(f".{destination.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
-    transformers_logging.disable_progress_bar()
-    model.save_pretrained(temporary)  # type: ignore[operator]
-    tokenizer_of(run.data).save(temporary)
+    adapter_only = run.model.lora is not None and not merge
+    if adapter_only:
+        frozen = checkpoint.manifest().model["frozen"]
+        write_adapter(temporary, reference, trained, run, model_sha256=frozen["sha256"], dtype=DTYPES[dtype])
+    else:
+        model = whole_model(run, config, located, checkpoint, reference, trained).to(DTYPES[dtype])
+        config.use_cache = True
+        model.save_pretrained(temporary)  # type: ignore[operator]
+    tokenizer_of(run.data, located.tokenizer).save(temporary)
     if destination.exists():
         shutil.rmtree(destination)
     temporary.replace(destination)
-    folder.record("exported", path=str(destination), step=checkpoint.step, dtype=dtype)
-    log.info("exported step %d to %s", checkpoint.step, destination)
-    return checkpoint.step
+    kind = "adapter" if adapter_only else "model"
+    folder.record("exported", path=str(destination), step=checkpoint.step, dtype=dtype, kind=kind)
+    log.info("exported the %s of step %d to %s", kind, checkpoint.step, destination)
+    return Exported(checkpoint.step, kind)
+
+
+def read_trained(checkpoint: Checkpoint, reference: nn.Module) -> dict[str, torch.Tensor]:
+    """What the checkpoint holds of the model: every parameter, or those that were trained beside frozen ones."""
+    state = {
+        f"model.{name}": torch.empty(parameter.shape)
+        for name, parameter in reference.named_parameters()
+        if parameter.requires_grad
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch points out that one process loads: it is meant to
+        dcp.load(state, storage_reader=dcp.FileSystemReader(checkpoint.path), no_dist=True)
+    return {key.removeprefix("model."): tensor for key, tensor in state.items()}
+
+
+def whole_model(
+    run: Run,
+    config: Any,
+    located: Located,
+    checkpoint: Checkpoint,
+    reference: nn.Module,
+    trained: dict[str, torch.Tensor],
+) -> nn.Module:
+    """The model in fp32, plain: what was trained put into it, or added to its own weights."""
+    model = meta_model(config, run)
+    cpu = torch.device("cpu")
+    materialize(model, cpu)
+    restore_buffers(model, meta_model(config, run), cpu)
+    parameters = dict(model.named_parameters())
+    if run.model.lora is None:
+        with torch.no_grad():
+            for name, tensor in trained.items():
+                parameters[name].copy_(tensor)
+        return model
+    assert located.weights is not None
+    weights = find_weights(located.weights, meta_model(config, run), trusted=run.model.trust_remote_code)
+    check_same_weights(weights, checkpoint)
+    read_weights(model, weights)
+    merge_adapter(model, reference, trained)
+    return model
+
+
+def check_same_weights(weights: Weights, checkpoint: Checkpoint) -> None:
+    expected, found = checkpoint.manifest().model["frozen"]["sha256"], digest_of(weights.hashes())
+    if found != expected:
+        raise UserError(
+            f"{weights.folder} is not the model that this adapter was trained beside",
+            evidence=f"its weights have SHA-256 {found}, the checkpoint says {expected}",
+            fix="put the model's former files back; without --merge the adapter alone is exported",
+        )
+
+
+@torch.no_grad()
+def merge_adapter(model: nn.Module, reference: nn.Module, trained: dict[str, torch.Tensor]) -> None:
+    """W + scale · B A for every target, and the rows of added tokens, in place."""
+    for name, layer in lora_layers(reference).items():
+        weight = model.get_parameter(f"{name}.weight")
+        product = trained[f"{name}.lora_b"] @ trained[f"{name}.lora_a"]
+        weight.add_(product, alpha=layer.lora_scale)
+    for name, module in rows_modules(reference).items():
+        rows = trained.get(f"{name}.{ROWS}")
+        if rows is not None:  # a tied head has its rows from the embedding
+            model.get_parameter(f"{name}.weight")[module.first_new : module.first_new + len(rows)] = rows

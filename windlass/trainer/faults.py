@@ -29,6 +29,18 @@ POINTS = (
     "save.manifest",
     "save.published",
     "save.retention",
+    "memory.written",
+    "memory.replicated",
+    "memory.published",
+    "local.written",
+    "local.published",
+    "managed.written",
+    "managed.published",
+    "upload.begin",
+    "upload.file",
+    "upload.manifest",
+    "upload.published",
+    "upload.retention",
 )
 
 

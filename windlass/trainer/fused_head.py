@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.trainer.head import IGNORED, linear_cross_entropy
+from windlass.trainer.head import IGNORED, linear_cross_entropy, measure_blocks, num_right
+from windlass.trainer.new_tokens import RowsHead
 from windlass.trainer.ranks import Ranks
 
 # Families whose logits are exactly head(backbone(tokens)): no soft caps, scales or biases after it.
@@ -34,6 +35,7 @@ def use_fused_head(config: Any, run: Run, ranks: Ranks) -> bool:
 def return_loss(model: nn.Module, *, fused: bool) -> None:
     """Replace the model's forward: tokens and labels in, `scale` times their summed cross-entropy out, in fp32.
 
+    Where it is `measuring`, the sum itself and the number of labels that are the likeliest token.
     The replacement runs inside the model's own call, where sharded weights are whole.
     """
     backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
@@ -41,20 +43,26 @@ def return_loss(model: nn.Module, *, fused: bool) -> None:
     whole_forward = model.forward
 
     @functools.wraps(whole_forward)
-    def forward(tokens_mt: Tensor, labels_mt: Tensor, positions_mt: Tensor | None, scale: float) -> Tensor:
+    def forward(
+        tokens_mt: Tensor, labels_mt: Tensor, positions_mt: Tensor | None, scale: float, measuring: bool = False
+    ) -> Tensor:
         # Positions that restart make transformers keep documents apart; none at all mean plain causal attention.
         inputs: dict[str, Any] = {"input_ids": tokens_mt, "use_cache": False}
         if positions_mt is not None:
             inputs["position_ids"] = positions_mt
         if fused:
             hidden_nd = backbone(**inputs).last_hidden_state.flatten(0, 1)
-            weight_vd: Tensor = head.weight
+            weight_vd: Tensor = head.whole_weight() if isinstance(head, RowsHead) else head.weight
             if torch.is_autocast_enabled(hidden_nd.device.type):
                 dtype = torch.get_autocast_dtype(hidden_nd.device.type)
                 hidden_nd, weight_vd = hidden_nd.to(dtype), weight_vd.to(dtype)
+            if measuring:
+                return measure_blocks(hidden_nd, weight_vd, labels_mt.flatten())
             return linear_cross_entropy(hidden_nd, weight_vd, labels_mt.flatten(), scale=scale)
         logits_nv = whole_forward(**inputs).logits.flatten(0, 1)
         loss = F.cross_entropy(logits_nv.float(), labels_mt.flatten(), ignore_index=IGNORED, reduction="sum")
+        if measuring:
+            return torch.stack([loss, num_right(logits_nv, labels_mt.flatten()).to(loss.dtype)])
         return loss * scale
 
     model.forward = forward

@@ -37,7 +37,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             grad_logits = hidden @ weight_vd.T
             loss += cross_entropy_in_place(grad_logits, labels_n[start : start + rows], scale).sum()
             torch.mm(grad_logits, weight_vd, out=grad_hidden_nd[start : start + rows])
-            if grad_weight_vd is None:
+            if not ctx.needs_input_grad[1]:
+                pass  # a frozen head
+            elif grad_weight_vd is None:
                 grad_weight_vd = grad_logits.T @ hidden
             else:
                 grad_weight_vd.addmm_(grad_logits.T, hidden)
@@ -67,6 +69,24 @@ def cross_entropy_in_place(logits_nv: Tensor, labels_n: Tensor, scale: float) ->
     gradient_nv[torch.arange(len(safe_n)), safe_n] -= 1.0
     logits_nv.copy_(gradient_nv.mul_(factor_n[:, None]))
     return losses_n * factor_n
+
+
+def num_right(logits_nv: Tensor, labels_n: Tensor) -> Tensor:
+    """How many labels are the likeliest token; ignored ones never are."""
+    return (logits_nv.argmax(dim=-1) == labels_n).sum()
+
+
+def measure_blocks(
+    hidden_nd: Tensor, weight_vd: Tensor, labels_n: Tensor, *, logits_per_block: int = LOGITS_PER_BLOCK
+) -> Tensor:
+    """(summed cross-entropy, number of right labels), logits a block at a time."""
+    rows = rows_per_block(weight_vd.shape[0], hidden_nd.shape[0], logits_per_block)
+    total = torch.zeros(2, dtype=torch.promote_types(hidden_nd.dtype, torch.float32), device=hidden_nd.device)
+    for start in range(0, hidden_nd.shape[0], rows):
+        logits_nv, labels = hidden_nd[start : start + rows] @ weight_vd.T, labels_n[start : start + rows]
+        right = num_right(logits_nv, labels)
+        total += torch.stack([cross_entropy_in_place(logits_nv, labels, 1.0).sum(), right.to(total.dtype)])
+    return total
 
 
 def linear_cross_entropy(

@@ -27,7 +27,7 @@ class OpenStep:
     grad_norm: Tensor
     total_labels: float
     rate: float
-    checkpoint_s: float = 0.0
+    checkpoint_s: float = 0.0  # training stood still for a save before this step
 
 
 class NotFiniteError(UserError):
@@ -44,9 +44,11 @@ class Ledger:
         self.flops_per_token, self.peak = flops_per_token, peak
         self.last_loss = math.nan
         self._open: list[OpenStep] = []
+        self._stall = 0.0
         self._clock = time.perf_counter()
 
     def add(self, step: OpenStep) -> None:
+        step.checkpoint_s, self._stall = self._stall, 0.0
         self._open.append(step)
 
     def due(self, step: int, log_every: int) -> bool:
@@ -56,12 +58,9 @@ class Ledger:
         """What happened since the last settling is not training time."""
         self._clock = time.perf_counter()
 
-    def wait_until_finite(self) -> None:
-        """Before a save: raise instead if an open step went wrong, so that its state is never written as good."""
-        for one in self._open:
-            loss, grad_norm = float(one.loss), float(one.grad_norm)
-            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-                raise self._not_finite(one, loss, grad_norm)
+    def add_stall(self, seconds: float) -> None:
+        """Time that a save took from training; it is part of the next step's."""
+        self._stall += seconds
 
     def settle(self) -> None:
         """Wait for the device and report all open steps; NotFiniteError for the first one that went wrong."""

@@ -6,33 +6,38 @@ import gc
 import hashlib
 import logging
 import math
+import time
 
 import torch
 from torch import nn
 
-from windlass.checkpoint import Checkpoint
 from windlass.errors import ExitCode, UserError
 from windlass.plan.resolution import batch_shape, effective_sharding
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
+from windlass.trainer.adapters import load_adapter
 from windlass.trainer.batches import Batches
 from windlass.trainer.faults import Faults
 from windlass.trainer.flops import flops_per_token, peak_flops
 from windlass.trainer.fused_head import return_loss, use_fused_head
+from windlass.trainer.judging import Judge
 from windlass.trainer.ledger import Ledger, NotFiniteError, OpenStep, sum_over_ranks
-from windlass.trainer.model import meta_model, persistent_buffers
+from windlass.trainer.lora import draw_adapters
+from windlass.trainer.model import ModelFacts, persistent_buffers
 from windlass.trainer.parallelize import parallelize
 from windlass.trainer.preemption import Preemption
-from windlass.trainer.preparation import Prepared
+from windlass.trainer.preparation import Prepared, build
+from windlass.trainer.pretrained import check_same_frozen, load_pretrained
 from windlass.trainer.ranks import Ranks
 from windlass.trainer.reporting import Reporter
-from windlass.trainer.resuming import check_same_run, load_state, newest_whole
+from windlass.trainer.resuming import check_same_run, newest_whole
 from windlass.trainer.saving import Checkpointer, Progress
 from windlass.trainer.schedule import learning_rate
 from windlass.trainer.step import Stepper
+from windlass.trainer.tiers import Offer
 from windlass.trainer.updates import AdamW
 from windlass.trainer.validation import Validator
-from windlass.trainer.weights import draw_weights, load_pretrained, materialize, restore_buffers
+from windlass.trainer.weights import draw_weights, materialize, restore_buffers
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +47,8 @@ def train(
 ) -> ExitCode:
     """Train a resolved run to its last step, or until all ranks agree to stop."""
     sequences = prepared.sequences
-    checkpointer = Checkpointer(
-        run.checkpoint, folder, ranks, faults, model=prepared.model_identity(), order=prepared.order
-    )
+    identity = prepared.model_identity()
+    checkpointer = Checkpointer(run, folder, ranks, faults, model=identity, order=prepared.order)
     reporter = Reporter(run, folder, ranks)
     found = find_checkpoint(run, folder, ranks, checkpointer)
     if ranks.is_first:
@@ -60,13 +64,13 @@ def train(
     state = updates.state() | persistent_buffers(model)
     position = Progress(step=0, tokens=0, data_state=None)
     if found is not None:
-        load_state(found, state, ranks)
-        manifest = found.manifest()
+        found.load(state)
+        manifest = found.manifest
         position = Progress(manifest.step, manifest.tokens, manifest.data_state)
         sequences.restore(position.step, position.data_state)
-        checkpointer.saved_step = position.step
         updates.resumed(position.step)
-    announce(run, prepared, folder, ranks, reporter, position)
+    checkpointer.begin(found, state)
+    announce(run, prepared, folder, ranks, reporter, position, tier=found.tier if found else None)
 
     stepper = Stepper(model, run, ranks)
     validator = Validator(prepared.validation, run, ranks, faults, preemption) if prepared.validation else None
@@ -77,10 +81,14 @@ def train(
         flops_per_token=flops_per_token(prepared.reference, prepared.config, run.data.sequence_length or 0),
         peak=peak_flops(ranks.gpu),
     )
+    judge = Judge(run, folder, ranks, step=position.step)
+    judge.protect(checkpointer)
     stopping = False
-    if validator and 0 < position.step < run.train.steps and validator.due(position.step):
+    if validator and 0 < position.step < run.train.steps and validator.due(position.step) and not judge.enough:
         stopping = not validator.validate(stepper, reporter, position.step)  # the attempt before may have died in it
-    end = position.step if stopping else run.train.steps
+        if not stopping:
+            judge.hear(position.step, validator.loss)
+    end = position.step if stopping or judge.enough else run.train.steps
     ledger.restart_clock()
     try:
         for batch in Batches.for_training(sequences, run, ranks).from_step(position.step, end):
@@ -97,22 +105,24 @@ def train(
             loss = sum_over_ranks(losses, ranks)
             grad_norm = updates.apply(rate, loss)
             position = Progress(step, before.tokens + int(total_labels), batch.state)
-            open_step = OpenStep(before, position, batch, losses, loss, grad_norm, total_labels, rate)
-            ledger.add(open_step)
+            ledger.add(OpenStep(before, position, batch, losses, loss, grad_norm, total_labels, rate))
 
             saving = checkpointer.due(step) and step < run.train.steps
             validating = validator is not None and validator.due(step) and step < run.train.steps
-            if saving:
-                ledger.wait_until_finite()
-                open_step.checkpoint_s = checkpointer.save(position, state, wait=False)
             if saving or validating or ledger.due(step, run.train.log_every):
-                ledger.settle()
+                ledger.settle()  # before a save: no step is saved that is not finite, or not in the metrics
+            if saving:
+                judge.protect(checkpointer)
+                ledger.add_stall(checkpointer.save(position, state, wait=False))
             collect_garbage(step, now=saving or validating)
             faults.reach("step.end", step)
             if validating and validator:
                 stopping = not validator.validate(stepper, reporter, step)
+                if not stopping and judge.hear(step, validator.loss) and run.checkpoint.keep_best:
+                    judge.protect(checkpointer)
+                    checkpointer.save(position, state, wait=False, shared=True)
                 ledger.restart_clock()
-                if stopping:
+                if stopping or judge.enough:
                     break
         ledger.settle()
     except NotFiniteError as error:
@@ -120,74 +130,96 @@ def train(
         raise
 
     if stopping or run.checkpoint.at_end:
+        checkpointer.finish(must_succeed=False)
+        judge.protect(checkpointer)
         checkpointer.save(position, state, wait=True)
     checkpointer.finish()
-    if not stopping and validator:
+    if not stopping and validator and not judge.enough:
         stopping = not validator.validate(stepper, reporter, position.step)
         if stopping:
             checkpointer.save(position, state, wait=True)
+    only_local = checkpointer.close(position.step, told_at=(preemption.since or time.monotonic()) if stopping else None)
     reporter.close()
     if ranks.is_first:
         if stopping:
-            folder.record("preempted", step=position.step)
+            folder.record("preempted", step=position.step, **({"only_local": only_local} if only_local else {}))
             log.warning("stopped on request after step %d; its checkpoint is complete", position.step)
         else:
-            folder.record(
-                "finished", step=position.step, loss=None if math.isnan(ledger.last_loss) else ledger.last_loss
-            )
-            log.info("finished after step %d", position.step)
+            early = {"early": judge.reason} if judge.enough else {}
+            loss_now = None if math.isnan(ledger.last_loss) else ledger.last_loss
+            folder.record("finished", step=position.step, loss=loss_now, **early)
+            log.info("finished after step %d%s", position.step, f": {judge.reason}" if judge.enough else "")
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
 
 
 def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn.Module:
     """The model, spread over the ranks; with its first weights unless a checkpoint will bring them."""
-    model = meta_model(prepared.config, run)
+    model = build(prepared.config, run, prepared.adapter, prepared.added, quantize=True)
     return_loss(model, fused=use_fused_head(prepared.config, run, ranks))
     parallelize(model, run, ranks)
     materialize(model, torch.device("cpu") if run.parallel.cpu_offload else ranks.device)
     restore_buffers(model, prepared.reference, ranks.device)
-    if draw and run.model.init == "pretrained":
-        load_pretrained(model, run.model, ranks)
+    if prepared.weights and (draw or run.model.lora):  # a checkpoint of adapters does not hold the frozen weights
+        load_pretrained(model, prepared.weights, ranks, new_rows=draw)
+        if draw and prepared.adapter:
+            load_adapter(model, prepared.adapter)
+        elif draw:
+            draw_adapters(model, seed=run.train.seed)
     elif draw:
         draw_weights(model, prepared.reference, seed=run.train.seed, device=ranks.device)
     return model
 
 
-def find_checkpoint(run: Run, folder: RunFolder, ranks: Ranks, checkpointer: Checkpointer) -> Checkpoint | None:
-    found = newest_whole(folder, ranks)
+def find_checkpoint(run: Run, folder: RunFolder, ranks: Ranks, checkpointer: Checkpointer) -> Offer | None:
+    found = newest_whole(checkpointer)
     if found is None:
         return None
     if not run.checkpoint.resume:
         raise UserError(
             f"checkpoint.resume is false, but {folder.path} holds checkpoints",
-            evidence=f"the newest is {found.name}",
+            evidence=f"the newest is step-{found.step:08d}",
             fix="checkpoint.resume=true, or --fresh to set the old run aside",
         )
-    where = f"the checkpoint {found.path}"
-    check_same_run(found.manifest(), model=checkpointer.model, order=checkpointer.order, where=where)
+    where = f"the checkpoint {found.where}"
+    check_same_run(found.manifest, model=checkpointer.model, order=checkpointer.order, where=where)
+    check_same_frozen(found.manifest.model, checkpointer.model, where=where)
     return found
 
 
 def announce(
-    run: Run, prepared: Prepared, folder: RunFolder, ranks: Ranks, reporter: Reporter, position: Progress
+    run: Run,
+    prepared: Prepared,
+    folder: RunFolder,
+    ranks: Ranks,
+    reporter: Reporter,
+    position: Progress,
+    *,
+    tier: str | None,
 ) -> None:
     if not ranks.is_first:
         return
     start = {"attempt": reporter.attempt, "world_size": ranks.world_size, "step": position.step}
     if position.step:
-        folder.record("resumed", **start, checkpoint=f"step-{position.step:08d}")
+        folder.record("resumed", **start, checkpoint=f"step-{position.step:08d}", tier=tier)
     else:
         folder.record("started", **start)
     log.info(
-        "%s: %s parameters · %s · %d ranks on %s, %s sharding · %s",
+        "%s: %s · %s · %d ranks on %s, %s sharding · %s",
         run.model.preset or run.model.path,
-        f"{prepared.facts.num_parameters:,}",
+        parameters(prepared.facts),
         prepared.sequences.description,
         ranks.world_size,
         ranks.device.type,
         effective_sharding(run, ranks.world_size),
-        f"resumed after step {position.step}" if position.step else "from step 0",
+        f"resumed after step {position.step} ({tier})" if position.step else "from step 0",
     )
+
+
+def parameters(facts: ModelFacts) -> str:
+    if facts.num_trained == facts.num_parameters:
+        return f"{facts.num_parameters:,} parameters"
+    share = facts.num_trained / facts.num_parameters
+    return f"{facts.num_parameters:,} parameters, {facts.num_trained:,} of them trained ({share:.2%})"
 
 
 def seed_dropout(seed: int, step: int, ranks: Ranks) -> None:
@@ -199,6 +231,7 @@ def seed_dropout(seed: int, step: int, ranks: Ranks) -> None:
 def use_bf16_copies(run: Run, ranks: Ranks) -> bool:
     """Compute in bf16 weights whose fp32 masters only the optimizer sees: possible where nothing shards or averages."""
     possible = run.train.precision == "bf16" and effective_sharding(run, ranks.world_size) == "none"
+    possible = possible and run.model.lora is None  # adapters are small, and frozen weights have no masters
     if run.train.bf16_weights and not possible:
         raise UserError(
             "train.bf16_weights needs one rank and bf16",

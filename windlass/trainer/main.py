@@ -66,14 +66,16 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption) -> ExitCode:
     ranks = join_ranks(run)
     torch.use_deterministic_algorithms(ranks.device.type == "cpu")
     faults = Faults(ranks.rank, folder.logs)
-    prepared = prepare(run)
+    prepared = prepare(run, ranks)
     open_folder(folder, ranks.rank)
     code = train(run, prepared, folder, ranks, faults, preemption)
     dist.barrier(group=ranks.host)
     if code == ExitCode.OK and run.checkpoint.export and ranks.is_first:
         from windlass.trainer.export import export_checkpoint
+        from windlass.trainer.judging import best_step
 
-        export_checkpoint(folder, folder.export)
+        best = best_step(folder) if run.checkpoint.keep_best else None
+        export_checkpoint(folder, folder.export, step=best, merge=run.checkpoint.export == "merged")
     return code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ class ModelFacts:
     """What the rest of the trainer needs to know about a model's structure."""
 
     num_parameters: int
+    num_trained: int
     fingerprint: str  # of parameter names and shapes: two models that can share a checkpoint agree on it
     vocab_size: int
     tied: bool
@@ -35,8 +37,11 @@ class ModelFacts:
         }
 
 
-def model_config(run: Run) -> Any:
-    """The transformers configuration that a resolved run asks for."""
+def model_config(run: Run, *, folder: Path | None = None, vocab_size: int = 0) -> Any:
+    """The transformers configuration that a resolved run asks for, with room for `vocab_size` tokens.
+
+    `folder` is where the files of a hub id are on this machine.
+    """
     from transformers import AutoConfig
 
     values = known_config(run.model)
@@ -47,7 +52,7 @@ def model_config(run: Run) -> Any:
     else:
         try:
             config = AutoConfig.from_pretrained(
-                run.model.path,
+                folder or run.model.path,
                 revision=run.model.revision or "main",
                 trust_remote_code=run.model.trust_remote_code,
                 **copy.deepcopy(run.model.config),
@@ -59,6 +64,9 @@ def model_config(run: Run) -> Any:
                 fix="model.path must be a folder with config.json or a hub id; HF_TOKEN opens gated ones",
             ) from None
     check_model(config.to_dict(), run)
+    text = config.get_text_config()
+    if vocab_size > (getattr(text, "vocab_size", None) or vocab_size):
+        text.vocab_size = vocab_size
     return config
 
 
@@ -97,6 +105,7 @@ def facts(model: nn.Module) -> ModelFacts:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     return ModelFacts(
         num_parameters=sum(parameter.numel() for parameter in parameters.values()),
+        num_trained=sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad),
         fingerprint=hashlib.sha256(shapes.encode()).hexdigest()[:16],
         vocab_size=int(embedding.weight.shape[0]),
         tied=head is not None and head.weight is embedding.weight,

@@ -18,6 +18,7 @@ class Preemption:
 
     def __init__(self) -> None:
         self.told = False
+        self.since: float | None = None  # when, by the monotonic clock
 
     def listen(self) -> None:
         """Hear SIGTERM from now on.
@@ -37,9 +38,9 @@ class Preemption:
     def _count(self, reading: int) -> None:
         while signal.SIGTERM not in os.read(reading, 64):
             pass
-        self.told = True
-        os.write(2, NOTICE)  # not through logging, which may be in the middle of a line
         first = time.monotonic()
+        self.told, self.since = True, first
+        os.write(2, NOTICE)  # not through logging, which may be in the middle of a line
         while signal.SIGTERM not in os.read(reading, 64) or time.monotonic() < first + ONE_REQUEST_SECONDS:
             pass
         os._exit(128 + signal.SIGTERM)

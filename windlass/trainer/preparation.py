@@ -8,35 +8,64 @@ from typing import Any
 from torch import nn
 
 from windlass.data import Sequences, open_sequences
+from windlass.data.tokenizer import Tokenizer, tokenizer_of
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.trainer.model import ModelFacts, facts, meta_model, model_config
+from windlass.trainer.adapters import Adapter, check_adapter, open_adapter
+from windlass.trainer.fetching import Located, locate
+from windlass.trainer.lora import adapt
+from windlass.trainer.model import ModelFacts, facts, meta_model, model_config, weights_path
+from windlass.trainer.new_tokens import add_rows
+from windlass.trainer.pretrained import Weights, find_weights
+from windlass.trainer.ranks import Ranks
 
 
 @dataclass(frozen=True)
 class Prepared:
     config: Any  # transformers configuration
-    reference: nn.Module  # the model on the meta device, neither sharded nor wrapped
+    reference: nn.Module  # the model on the meta device, with its adapters, neither sharded nor wrapped
     facts: ModelFacts
     sequences: Sequences
     validation: Sequences | None
     order: dict[str, Any]  # everything the order of sequences depends on
+    weights: Weights | None  # of the model itself, where the run begins with them
+    adapter: Adapter | None  # that the run begins with
+    added: tuple[int, int] | None  # ids [first, end) of tokens that were added to the model's
+    frozen: dict[str, Any] | None  # which weights those are that a checkpoint of adapters does not hold
 
     def model_identity(self) -> dict[str, Any]:
-        return self.facts.as_dict(self.config)
+        identity = self.facts.as_dict(self.config)
+        return identity | {"frozen": self.frozen} if self.frozen else identity
 
 
-def prepare(run: Run) -> Prepared:
-    config = model_config(run)
-    reference = meta_model(config, run)
+def prepare(run: Run, ranks: Ranks) -> Prepared:
+    located = locate(run, ranks)
+    adapter = open_adapter(run)
+    config, added, reference = structure(run, located, adapter)
     model_facts = facts(reference)
-    tokenizer = run.data.tokenizer
-    assert tokenizer  # resolved
+    weights = find_weights(located.weights, reference, trusted=run.model.trust_remote_code) if located.weights else None
+    if weights and weights.sources is None and (run.model.lora or run.data.special_tokens):
+        raise UserError(
+            f"the weights of {weights.folder} can only be read whole, as they are",
+            evidence="they are in pytorch_model.bin"
+            if weights.files[:1] and weights.files[0].suffix == ".bin"
+            else None,
+            cause="model.lora and data.special_tokens read them tensor by tensor",
+            fix="AutoModelForCausalLM.from_pretrained(…).save_pretrained(FOLDER)    writes safetensors",
+        )
+    frozen = None
+    if run.model.lora:
+        assert weights is not None
+        frozen = {"path": weights_path(run.model), "revision": run.model.revision, "sha256": weights.digest(ranks)}
+        if adapter:
+            check_adapter(adapter, reference, model_sha256=str(frozen["sha256"]))
+    tokenizer = located.tokenizer
     sequences = open_sequences(run, "train", tokenizer=tokenizer)
     assert sequences is not None
     if sequences.vocab_size > model_facts.vocab_size:
         raise UserError(
-            f"the tokenizer {tokenizer} has {sequences.vocab_size:,} tokens, the model {model_facts.vocab_size:,}",
+            f"the tokenizer {run.data.tokenizer} has {sequences.vocab_size:,} tokens, "
+            f"the model {model_facts.vocab_size:,}",
             cause="a token beyond the model's embedding has no row there",
             fix=f"data.tokenizer=… (the model's own), or model.config.vocab_size={sequences.vocab_size}",
         )
@@ -47,7 +76,38 @@ def prepare(run: Run) -> Prepared:
         sequences=sequences,
         validation=open_sequences(run, "validation", tokenizer=tokenizer),
         order=_order(run, sequences),
+        weights=weights,
+        adapter=adapter,
+        added=added,
+        frozen=frozen,
     )
+
+
+def structure(
+    run: Run, located: Located, adapter: Adapter | None = None
+) -> tuple[Any, tuple[int, int] | None, nn.Module]:
+    """The configuration, the ids of added tokens, and the model on the meta device with what is added to it."""
+    added = added_tokens(run, located.tokenizer)
+    config = model_config(run, folder=located.model, vocab_size=added[1] if added else 0)
+    return config, added, build(config, run, adapter, added, quantize=False)
+
+
+def build(
+    config: Any, run: Run, adapter: Adapter | None, added: tuple[int, int] | None, *, quantize: bool
+) -> nn.Module:
+    model = meta_model(config, run)
+    adapt(model, run, targets=adapter.targets if adapter else None, quantize=quantize)
+    if added and run.model.lora:
+        add_rows(model, added[0], added[1] - added[0])
+    return model
+
+
+def added_tokens(run: Run, tokenizer: str | None = None) -> tuple[int, int] | None:
+    """The ids [first, end) of the tokens that the run adds to the tokenizer; None where it adds none."""
+    if not run.data.special_tokens:
+        return None
+    loaded: Tokenizer = tokenizer_of(run.data, tokenizer)
+    return loaded.ids_of_added(run.data.special_tokens)
 
 
 def _order(run: Run, sequences: Sequences) -> dict[str, Any]:
@@ -55,6 +115,7 @@ def _order(run: Run, sequences: Sequences) -> dict[str, Any]:
         mode="json",
         include={
             "source",
+            "sources",
             "config",
             "split",
             "files",
@@ -66,6 +127,13 @@ def _order(run: Run, sequences: Sequences) -> dict[str, Any]:
             "holdout",
         },
     )
+    if run.data.format != "text":
+        data |= run.data.model_dump(
+            mode="json",
+            include={"format", "messages_field", "prompt_field", "completion_field", "train_on", "too_long"},
+        )
+    if run.data.special_tokens:
+        data["special_tokens"] = list(run.data.special_tokens)
     return {
         **data,
         "num_sequences": sequences.num_sequences,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
 import sys
@@ -74,14 +75,24 @@ class Reporter:
                 mfu,
             )
 
-    def validation(self, step: int, loss: float, sequences: int, tokens: int) -> None:
+    def validation(self, step: int, loss: float, sequences: int, tokens: int, *, accuracy: float) -> None:
         if not self.ranks.is_first:
             return
-        log.info("step %d · validation loss %.4f over %d sequences", step, loss, sequences)
+        perplexity = math.exp(min(loss, 700.0))
+        log.info(
+            "step %d · validation loss %.4f, perplexity %.4g, %.1f %% of tokens right, over %d sequences",
+            step,
+            loss,
+            perplexity,
+            100 * accuracy,
+            sequences,
+        )
         record = {"kind": "validation", "step": step, "loss": loss, "sequences": sequences, "tokens": tokens}
+        record |= {"perplexity": perplexity, "accuracy": accuracy}
         self._append({**record, "attempt": self.attempt, "time": round(time.time(), 3)})
         if self._board:
             self._board.add_scalar("validation/loss", loss, step)
+            self._board.add_scalar("validation/accuracy", accuracy, step)
 
     def _append(self, record: dict[str, Any]) -> None:
         """A disk that is full while a save fails must not end the run: lines wait for the next step."""
@@ -120,7 +131,8 @@ def set_up_logging(folder: RunFolder, rank: int) -> None:
     root.setLevel(logging.INFO)
     root.propagate = False
     console = logging.StreamHandler(sys.stdout)
-    console.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    speaks = rank == 0 or os.environ.get("WINDLASS_SAY_ALL") == "1"  # where each console line is kept with its rank
+    console.setLevel(logging.INFO if speaks else logging.WARNING)
     file = logging.FileHandler(folder.rank_log(rank), encoding="utf-8")
     for handler in (console, file):
         handler.setFormatter(form)

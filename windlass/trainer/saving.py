@@ -1,46 +1,35 @@
-"""Write checkpoints with torch DCP: copied to host memory at once, written by a thread, published by one rename."""
+"""Save training state to the tiers of a run: copied to host memory at once, written by a thread, nearest tier first."""
 
 from __future__ import annotations
 
 import logging
 import platform
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import WriteResult
 
 import windlass
-from windlass.checkpoint import Checkpoint, CheckpointFolder, FileRecord, Manifest, hash_file
+from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest
 from windlass.errors import ExitCode, UserError
+from windlass.plan.resolution import effective_sharding
 from windlass.runfolder import RunFolder
-from windlass.spec.checkpoint import CheckpointSection
+from windlass.spec import Run
+from windlass.trainer.agreement import SaveFailedError
 from windlass.trainer.faults import Faults
 from windlass.trainer.ranks import Ranks
+from windlass.trainer.tiers import Offer, Progress, Tier
+from windlass.trainer.tiers_node import NodeTier
+from windlass.trainer.tiers_opening import open_tiers
+from windlass.trainer.tiers_shared import SharedTier
+
+__all__ = ["Checkpointer", "Progress"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far training is: what a manifest says about a step."""
-
-    step: int
-    tokens: int
-    data_state: dict[str, Any] | None
-
-
-class SaveFailedError(Exception):
-    """A checkpoint could not be written; the same on every rank."""
+GRACE_MARGIN_S = 5.0  # of the time between SIGTERM and SIGKILL: for the ranks to leave
 
 
 class Checkpointer:
@@ -48,7 +37,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        spec: CheckpointSection,
+        run: Run,
         folder: RunFolder,
         ranks: Ranks,
         faults: Faults,
@@ -56,14 +45,27 @@ class Checkpointer:
         model: dict[str, Any],
         order: dict[str, Any],
     ) -> None:
-        self.spec, self.folder, self.ranks, self.faults = spec, folder, ranks, faults
+        self.spec, self.folder, self.ranks, self.faults = run.checkpoint, folder, ranks, faults
         self.model, self.order = model, order
+        self.layout = {
+            "world_size": ranks.world_size,
+            "sharding": effective_sharding(run, ranks.world_size),
+            "precision": run.train.precision,
+            "bf16_weights": run.train.bf16_weights,
+            **run.parallel.model_dump(mode="json", exclude={"sharding", "timeout_minutes"}),
+        }
         self.checkpoints = CheckpointFolder(folder.checkpoints)
-        self.saved_step: int | None = None  # of the newest checkpoint that is published
+        self.protected: set[int] = set()  # steps that retention never lets go
+        self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults)
+        opened = open_tiers(run, folder, ranks, faults, self.protected)
+        self.quick: list[Tier] = opened.quick
+        self.stored, self.uploads = opened.stored, opened.uploads
+        self.saved_step: int | None = None  # of the newest checkpoint that is published in the run folder
         self._staging: dict[str, Any] | None = None  # host copies, made once and filled at every save
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
-        self._pending_step = 0
+        self._pending_step: int = 0
+        self._pending_shared = False
 
     def clear_unfinished(self) -> None:
         """Give back the room that killed saves and deletions took. Rank 0 calls it, before any save begins."""
@@ -71,12 +73,31 @@ class Checkpointer:
             log.info("removing %s: its save was cut off", leftover.name)
             leftover.delete()
 
-    def due(self, step: int) -> bool:
-        return step % self.spec.every == 0
+    def begin(self, found: Offer | None, state: dict[str, Tensor]) -> None:
+        """Before the first step: what was found is what is saved so far, and every tier must have room for more."""
+        if found is not None and found.tier in ("shared", "store"):
+            self.saved_step = found.step
+        for tier in self.quick:
+            if isinstance(tier, NodeTier):
+                tier.check_room(state)
+        if self.uploads:
+            self.uploads.request()  # what an attempt before this one left undone
 
-    def save(self, progress: Progress, state: dict[str, Tensor], *, wait: bool) -> float:
-        """Save `state`; the seconds for which training stood still. Only a save that is waited for raises."""
+    def due(self, step: int) -> bool:
+        return any(tier.due(step) for tier in (*self.quick, self.shared))
+
+    def save(self, progress: Progress, state: dict[str, Tensor], *, wait: bool, shared: bool = False) -> float:
+        """Save `state` to the tiers that are due, and to the run folder if it is waited for or `shared`; the seconds
+        for which training stood still. Only a save that is waited for raises.
+        """
         started = time.perf_counter()
+        to_shared = wait or shared or self.shared.due(progress.step)
+        tiers = [tier for tier in self.quick if not wait and tier.due(progress.step)]
+        tiers += [self.shared] if to_shared else []
+        # Copies in memory are many: one that would have to wait for a slower tier is worth less than the time.
+        if all(tier.name == "memory" for tier in tiers) and self._still_writing():
+            log.info("step %d is not copied to memory: the save before is still being written", progress.step)
+            return time.perf_counter() - started
         self.finish(must_succeed=False)
         if self.saved_step == progress.step:
             return time.perf_counter() - started
@@ -85,8 +106,8 @@ class Checkpointer:
         in_background = self.spec.background and not wait
         staged = self._stage(state) if in_background else state
         stall_s = time.perf_counter() - started
-        self._pending_step = progress.step
-        self._pending = self._writer.submit(self._write, progress, staged, started, stall_s)
+        self._pending_step, self._pending_shared = progress.step, to_shared
+        self._pending = self._writer.submit(self._write, progress, staged, tiers, started, stall_s)
         if not in_background:
             self.finish(must_succeed=wait)
         return time.perf_counter() - started
@@ -98,7 +119,8 @@ class Checkpointer:
         pending, self._pending = self._pending, None
         try:
             pending.result()
-            self.saved_step = self._pending_step
+            if self._pending_shared:
+                self.saved_step = self._pending_step
         except SaveFailedError as error:
             if must_succeed:
                 raise UserError(
@@ -109,6 +131,37 @@ class Checkpointer:
                     "its last complete checkpoint",
                     exit_code=ExitCode.FAILED,
                 ) from None
+
+    def close(self, step: int, *, told_at: float | None) -> list[int]:
+        """The end: wait for the last upload, or as long as a SIGTERM at `told_at` leaves time; what is only here.
+
+        A run that is finished but whose last step the store lacks is an error: its machine may be gone tomorrow.
+        """
+        self.finish()
+        only_here: list[int] = []
+        if self.uploads and self.stored:
+            deadline = None if told_at is None else told_at + self.spec.grace_seconds - GRACE_MARGIN_S
+            only_here = self.uploads.finish(deadline)
+        if self.saved_step == step:  # further than the quick tiers can be: they have done their work
+            for tier in self.quick:
+                tier.clear()
+        if only_here and self.ranks.is_first:
+            steps = ", ".join(map(str, only_here))
+            log.warning("not in %s: steps %s, only in %s", self.spec.store, steps, self.checkpoints.path)
+            self.folder.record("only-local", steps=only_here, store=self.spec.store)
+        if only_here and told_at is None and step in only_here:
+            raise UserError(
+                f"the run is trained to its end, but step {step} is not in {self.spec.store}",
+                evidence=f"`windlass show {self.folder.name}` has the events: upload-failed",
+                cause=f"it is whole in {self.checkpoints.at(step).path}",
+                fix="start the run again: it trains nothing and uploads what is missing",
+                exit_code=ExitCode.FAILED,
+            )
+        return only_here
+
+    def _still_writing(self) -> bool:
+        """Whether the save under way still needs the host copies, on any rank."""
+        return self._pending is not None and self.ranks.sum([not self._pending.done()])[0] > 0
 
     def _stage(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy the state to host memory (pinned where there is a GPU), so that training may change it again."""
@@ -130,71 +183,30 @@ class Checkpointer:
                 merged.setdefault(key, {}).update(lanes)
         return Progress(progress.step, progress.tokens, merged)
 
-    def _write(self, progress: Progress, state: dict[str, Tensor], started: float, stall_s: float) -> None:
+    def _write(
+        self, progress: Progress, state: dict[str, Tensor], tiers: list[Tier], started: float, stall_s: float
+    ) -> None:
         """Runs in the writer thread of every rank. Uses the saving group alone, so it never meets the loop's calls."""
-        checkpoint = self.checkpoints.at(progress.step)
-        self._reach("save.staged", progress.step)
-        self._together(lambda: self._make_room(checkpoint), first_rank_only=True)
-        self._together(lambda: self._write_tensors(checkpoint, state))
-        self._reach("save.written", progress.step)
-        records = self._together(lambda: self._hash_own_files(checkpoint))
-        self._reach("save.hashed", progress.step)
-        files = {name: record for part in records for name, record in part.items()}
-        self._together(lambda: self._publish(checkpoint, progress, files), first_rank_only=True)
-        self._reach("save.published", progress.step)
-        if self.ranks.is_first:
-            seconds = time.perf_counter() - started
-            size = sum(record.size for record in files.values())
-            log.info("checkpoint %s: %.1f MiB in %.2f s", checkpoint.name, size / 2**20, seconds)
-            self.folder.record(
-                "checkpoint", step=progress.step, seconds=round(seconds, 3), stall_s=round(stall_s, 3), bytes=size
-            )
-            keep, keep_every = self.spec.keep, self.spec.keep_every
-            for expired in self.checkpoints.expired(progress.step, keep=keep, keep_every=keep_every):
-                self._reach("save.retention", progress.step)
-                expired.delete()
-
-    def _together(self, action: Callable[[], Any], *, first_rank_only: bool = False) -> list[Any]:
-        """Do one stage on the ranks and learn how it went on all of them; a failure anywhere fails it everywhere."""
-        value, problem = None, None
-        if self.ranks.is_first or not first_rank_only:
+        failure: SaveFailedError | None = None
+        for tier in tiers:
             try:
-                value = action()
-            except (Exception, CheckpointException) as error:  # DCP's own is not an Exception
-                problem = f"rank {self.ranks.rank}: {_root_cause(error)}"
-        outcomes: list[Any] = [None] * self.ranks.world_size
-        dist.all_gather_object(outcomes, (value, problem), group=self.ranks.saving)
-        problems = [problem for _, problem in outcomes if problem]
-        if problems:
-            self._give_up(problems[0])
-        return [value for value, _ in outcomes]
+                size = tier.save(progress.step, state, self._describe(progress, tier))
+            except SaveFailedError as error:
+                self._report_failure(tier, progress.step, str(error))
+                failure = error if tier is self.shared else failure
+            else:
+                self._report(tier, progress.step, size, time.perf_counter() - started, stall_s)
+        if failure:
+            raise failure
+        if self.shared in tiers:
+            if self.ranks.is_first:
+                self._let_go(progress.step)
+            if self.uploads:
+                self.uploads.request()
 
-    def _give_up(self, problem: str) -> None:
-        step = self._pending_step
-        if self.ranks.is_first:
-            self.checkpoints.at(step).delete()  # first of all: the records below may need the room
-            log.error("the checkpoint of step %d failed: %s; older checkpoints are untouched", step, problem)
-            self.folder.record("checkpoint-failed", step=step, error=problem)
-        raise SaveFailedError(problem)
-
-    def _make_room(self, checkpoint: Checkpoint) -> None:
-        checkpoint.delete()  # what an earlier, killed save of the same step left
-        checkpoint.path.mkdir(parents=True)
-
-    def _write_tensors(self, checkpoint: Checkpoint, state: dict[str, Tensor]) -> None:
-        writer = _Writer(checkpoint.path, sync_files=True, overwrite=True)
-        dcp.save(state, storage_writer=writer, process_group=self.ranks.saving)
-
-    def _hash_own_files(self, checkpoint: Checkpoint) -> dict[str, FileRecord]:
-        mine = list(checkpoint.path.glob(f"__{self.ranks.rank}_*"))
-        if self.ranks.is_first:
-            mine.append(checkpoint.path / ".metadata")
-        return {path.name: hash_file(path) for path in mine}
-
-    def _publish(self, checkpoint: Checkpoint, progress: Progress, files: dict[str, FileRecord]) -> None:
-        self._reach("save.manifest", progress.step)
-        checkpoint.publish(
-            Manifest(
+    def _describe(self, progress: Progress, tier: Tier) -> Any:
+        def describe(files: dict[str, FileRecord]) -> Manifest:
+            return Manifest(
                 step=progress.step,
                 tokens=progress.tokens,
                 files=files,
@@ -202,37 +214,39 @@ class Checkpointer:
                 order=self.order,
                 data_state=progress.data_state,
                 world_size=self.ranks.world_size,
-                created=round(time.time(), 3),
+                created=created,
                 versions={
                     "windlass": windlass.__version__,
                     "torch": torch.__version__,
                     "python": platform.python_version(),
                 },
+                layout=None if tier is self.shared else self.layout,
             )
+
+        created = round(time.time(), 3)
+        return describe
+
+    def _report(self, tier: Tier, step: int, size: int, seconds: float, stall_s: float) -> None:
+        if not self.ranks.is_first:
+            return
+        log.info("step %d is saved (%s): %.1f MiB in %.2f s", step, tier.name, size / 2**20, seconds)
+        self.folder.record(
+            "checkpoint", step=step, seconds=round(seconds, 3), stall_s=round(stall_s, 3), bytes=size, tier=tier.name
         )
 
-    def _reach(self, point: str, step: int) -> None:
-        self.faults.reach(point, step)
+    def _report_failure(self, tier: Tier, step: int, problem: str) -> None:
+        if not self.ranks.is_first:
+            return
+        log.error("step %d could not be saved (%s): %s; older checkpoints are untouched", step, tier.name, problem)
+        self.folder.record("checkpoint-failed", step=step, error=problem, tier=tier.name)
 
-
-class _Writer(dcp.FileSystemWriter):
-    """A writer whose failures name the file system's error: torch.save covers it with one about its own offsets."""
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        try:
-            return super().write_data(plan, planner)
-        except RuntimeError as error:
-            below: BaseException | None = error
-            while below is not None and not isinstance(below, OSError):
-                below = below.__context__
-            raise below or error from None
-
-
-def _root_cause(error: BaseException) -> str:
-    """The error below DCP's wrapping that a person can act on."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        rank, wrapped = next(iter(failures.items()))
-        inner = wrapped[0] if isinstance(wrapped, tuple) else wrapped
-        return f"{type(inner).__name__} on rank {rank}: {inner}"
-    return f"{type(error).__name__}: {error}"
+    def _let_go(self, step: int) -> None:
+        keep, keep_every = self.spec.keep, self.spec.keep_every
+        for expired in self.checkpoints.expired(step, keep=keep, keep_every=keep_every, protected=self.protected):
+            self.faults.reach("save.retention", step)
+            if self.uploads is None:
+                expired.delete()
+                continue
+            with self.uploads.lock:
+                if expired.step not in self.uploads.reserved:
+                    expired.delete()

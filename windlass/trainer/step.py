@@ -28,9 +28,12 @@ class Stepper:
         self.ranks = ranks
         self.caller: nn.Module = model
         if effective_sharding(run, ranks.world_size) == "ddp":
-            self.caller = DistributedDataParallel(model, gradient_as_bucket_view=True)
+            # Frozen weights in 4 bits are buffers: nothing changes them, so nothing is gained by sending them around.
+            frozen = not all(parameter.requires_grad for parameter in model.parameters())
+            self.caller = DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=not frozen)
         # FSDP2 casts by its own policy, bf16 copies need no cast; fp32 weights compute in bf16 through autocast.
-        fp32_weights = not isinstance(model, FSDPModule) and next(model.parameters()).dtype == torch.float32
+        trained = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+        fp32_weights = not isinstance(model, FSDPModule) and trained.dtype == torch.float32
         self.autocast = run.train.precision == "bf16" and fp32_weights
 
     def token_loss(self, batch: MicroBatch, scale: float = 1.0) -> Tensor:
@@ -38,6 +41,12 @@ class Stepper:
         with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.autocast):
             loss: Tensor = self.caller(batch.tokens_mt, batch.labels_mt, batch.positions_mt, scale)
         return loss
+
+    def measure(self, batch: MicroBatch) -> list[float]:
+        """The summed cross-entropy of a micro-batch, and how many of its labels are the likeliest token."""
+        with torch.no_grad(), torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.autocast):
+            both: Tensor = self.caller(batch.tokens_mt, batch.labels_mt, batch.positions_mt, 1.0, True)
+        return [float(one) for one in both]
 
     def backward(self, batch: StepBatch, total_labels: float, *, poisoned: bool = False) -> Tensor:
         """Accumulate the gradient of all micro-batches; each one's share of the step's loss, on the device."""

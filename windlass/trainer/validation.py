@@ -27,6 +27,7 @@ class Validator:
         self.num_sequences = min(run.train.validation_sequences, there or run.train.validation_sequences)
         self.batch_size = min(micro * ranks.world_size, self.num_sequences)
         self.micro = -(-self.batch_size // ranks.world_size)
+        self.loss = math.nan  # of the last validation that came to its end
 
     def due(self, step: int) -> bool:
         every = self.run.train.validate_every
@@ -37,7 +38,7 @@ class Validator:
         """Report the loss; False if all ranks agreed to stop before it was known."""
         self.sequences.restore(0, None)  # a stream begins anew: the same sequences every time
         stepper.model.eval()
-        loss_sum, num_labels, seen = 0.0, 0.0, 0
+        loss_sum, num_right, num_labels, seen = 0.0, 0.0, 0.0, 0
         try:
             for number in range(-(-self.num_sequences // self.batch_size)):
                 self.faults.reach("validation.batch", step)
@@ -47,14 +48,15 @@ class Validator:
                 )
                 batches.positions = [position for position in batches.positions if position < size]
                 batch = batches.read(number)
-                loss = float(stepper.token_loss(batch.micro_batches[0]))
-                sums = self.ranks.sum([loss, batch.num_labels, self.preemption.told])
-                loss_sum, num_labels, seen = loss_sum + sums[0], num_labels + sums[1], seen + size
-                if sums[2]:
+                measured = stepper.measure(batch.micro_batches[0])
+                sums = self.ranks.sum([*measured, batch.num_labels, self.preemption.told])
+                if sums[3]:
                     return False
+                loss_sum, num_right, num_labels = loss_sum + sums[0], num_right + sums[1], num_labels + sums[2]
+                seen += size
         finally:
             stepper.model.train()
-        mean = loss_sum / num_labels
+        mean = loss_sum / max(num_labels, 1.0)
         if not math.isfinite(mean):
             raise UserError(
                 f"the validation loss after step {step} is {mean}",
@@ -62,5 +64,6 @@ class Validator:
                 fix="lower train.learning_rate and begin again with --fresh",
                 exit_code=ExitCode.FAILED,
             )
-        reporter.validation(step, mean, seen, int(num_labels))
+        self.loss = mean
+        reporter.validation(step, mean, seen, int(num_labels), accuracy=num_right / max(num_labels, 1.0))
         return True

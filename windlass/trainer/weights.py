@@ -1,4 +1,4 @@
-"""Give a sharded model its first weights: drawn by name-keyed seeds, or loaded from Hugging Face files.
+"""Give a sharded model memory and its first weights, drawn by name-keyed seeds.
 
 Every rank ends up with its slice of the same full tensors, whatever the number of ranks.
 """
@@ -12,14 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from windlass.errors import UserError
-from windlass.spec.training import ModelSection
-from windlass.trainer.model import blocks, weights_path
-from windlass.trainer.ranks import Ranks
+from windlass.trainer.model import blocks
+from windlass.trainer.slices import fill
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +45,7 @@ def draw_weights(model: nn.Module, reference: nn.Module, *, seed: int, device: t
     for name, unit in _units(reference):
         for key, value in _draw_unit(reference, name, unit, seed, device).items():
             if key in targets:
-                _fill(targets[key], value)
+                fill(targets[key], value)
                 drawn.add(key)
     missing = set(targets) - drawn
     if missing:
@@ -96,60 +93,6 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         yield from _children_first(child)
     yield module
-
-
-def _fill(target: Tensor, value: Tensor) -> None:
-    """Copy this rank's slice of a full tensor into a parameter; no communication."""
-    with torch.no_grad():
-        if isinstance(target, DTensor):
-            part = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
-            target.to_local().copy_(part.to_local())
-        else:
-            target.copy_(value)
-
-
-def load_pretrained(model: nn.Module, spec: ModelSection, ranks: Ranks) -> None:
-    """Load a model's own weights: rank 0 reads the files through transformers, everyone else is sent its slices.
-
-    Only rank 0 ever holds the whole model, so host memory does not grow with the number of ranks.
-    """
-    source: dict[str, Tensor] = {}
-    problem = None
-    if ranks.is_first:
-        try:
-            source = _read_weights(spec)
-        except Exception as error:  # of whatever kind: the other ranks wait to hear of it
-            problem = f"{type(error).__name__}: {error}".splitlines()[0]
-    problem = ranks.broadcast(problem)
-    if problem:
-        raise UserError(f"the weights of {weights_path(spec)} cannot be loaded", evidence=problem)
-    for name, target in model.named_parameters():
-        full = torch.empty(target.shape, dtype=target.dtype, device=ranks.device)
-        if ranks.is_first:
-            full.copy_(source.pop(name))
-        with torch.no_grad():
-            if isinstance(target, DTensor):
-                part = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=0)
-                target.to_local().copy_(part.to_local())
-            else:
-                if ranks.world_size > 1:
-                    dist.broadcast(full, src=0)
-                target.copy_(full)
-
-
-def _read_weights(spec: ModelSection) -> dict[str, Tensor]:
-    from transformers import AutoModelForCausalLM
-
-    loaded, report = AutoModelForCausalLM.from_pretrained(
-        weights_path(spec),
-        revision=spec.revision or "main",
-        trust_remote_code=spec.trust_remote_code,
-        dtype="auto",
-        output_loading_info=True,
-    )
-    if report["missing_keys"]:
-        raise ValueError(f"the files lack {', '.join(sorted(report['missing_keys'])[:5])}")
-    return {name: parameter.detach() for name, parameter in loaded.named_parameters()}
 
 
 def restore_buffers(model: nn.Module, reference: nn.Module, device: torch.device) -> None:

@@ -1,0 +1,215 @@
+"""The checkpoints of a run in every tier, for commands: listed, proven, deleted. Node tiers: as this node sees them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from windlass.checkpoint.folder import Checkpoint, CheckpointFolder, Damage
+from windlass.checkpoint.identity import read_id
+from windlass.checkpoint.managed import ManagedService
+from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest, damage
+from windlass.checkpoint.pieces import NODE_TIERS, piece_name, pieces_here, readable_manifest
+from windlass.checkpoint.stored import StoredCheckpoint, StoredCheckpoints, current_id
+from windlass.errors import UserError
+from windlass.runfolder import RunFolder
+from windlass.store import StoreOptions, open_store
+
+TIERS = ("memory", "local", "managed", "shared", "store")
+PATIENCE_S = 30.0  # of a command, where a person waits
+
+
+@dataclass(frozen=True)
+class Row:
+    """One checkpoint in a listing."""
+
+    tier: str
+    step: int
+    path: str
+    complete: bool
+    size: int
+    manifest: Manifest | None
+
+    def as_dict(self) -> dict[str, Any]:
+        known = self.manifest
+        return {
+            "tier": self.tier,
+            "step": self.step,
+            "path": self.path,
+            "complete": self.complete,
+            "bytes": self.size,
+            "created": known.created if known else None,
+            "world_size": known.world_size if known else None,
+            "tokens": known.tokens if known else None,
+        }
+
+
+class TierView(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def rows(self) -> list[Row]: ...
+
+    def damages(self, step: int) -> Iterator[Damage]:
+        """Every file that is not as it was written. Reads all of them."""
+        ...
+
+    def delete(self, step: int) -> None: ...
+
+    def clear_leftovers(self) -> int:
+        """Give back the room of what was cut off; how many."""
+        ...
+
+
+@dataclass(frozen=True)
+class FolderView:
+    """The run folder, or what this node holds of a node tier."""
+
+    name: str
+    folder: CheckpointFolder
+
+    def rows(self) -> list[Row]:
+        return [self._row(one) for one in self.folder.all()]
+
+    def _row(self, one: Checkpoint) -> Row:
+        manifest = readable_manifest(one)
+        size = manifest.size if manifest and self.name == "shared" else one.size_on_disk()
+        return Row(self.name, one.step, str(one.path), one.complete, size, manifest)
+
+    def damages(self, step: int) -> Iterator[Damage]:
+        """Of a node tier only the pieces that are here: others may be on other nodes."""
+        checkpoint = self.folder.at(step)
+        for found in checkpoint.damages():
+            if self.name == "shared" or found.file == MANIFEST_NAME or (checkpoint.path / found.file).exists():
+                yield found
+
+    def delete(self, step: int) -> None:
+        self.folder.at(step).delete()
+
+    def clear_leftovers(self) -> int:
+        leftovers = self.folder.unfinished()
+        for one in leftovers:
+            one.delete()
+        return len(leftovers)
+
+
+@dataclass(frozen=True)
+class StoreView:
+    stored: StoredCheckpoints
+    name: str = "store"
+
+    def rows(self) -> list[Row]:
+        return [self._row(one) for one in self.stored.all()]
+
+    def _row(self, one: StoredCheckpoint) -> Row:
+        manifest = None
+        if one.complete:
+            try:
+                manifest = self.stored.manifest(one.step)
+            except (OSError, ValueError, TypeError, KeyError):
+                manifest = None
+        return Row("store", one.step, f"{self.stored.store.url}/{one.name}", one.complete, one.size, manifest)
+
+    def damages(self, step: int) -> Iterator[Damage]:
+        try:
+            manifest = self.stored.manifest(step)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            yield Damage(MANIFEST_NAME, str(error) or type(error).__name__)
+            return
+        with tempfile.TemporaryDirectory(prefix="windlass-verify-") as folder:
+            for name, record in sorted(manifest.files.items()):
+                found = self.stored.fetch(step, name, record, Path(folder))
+                if found:
+                    yield found
+                (Path(folder) / name).unlink(missing_ok=True)
+
+    def delete(self, step: int) -> None:
+        for one in self.stored.all():
+            if one.step == step:
+                self.stored.delete(one)
+
+    def clear_leftovers(self) -> int:
+        return sum(self.stored.clear_leftovers())
+
+
+@dataclass(frozen=True)
+class ManagedView:
+    service: ManagedService
+    name: str = "managed"
+
+    def rows(self) -> list[Row]:
+        return [
+            Row("managed", one.step, f"{self.service.endpoint}/{self.service.namespace}", True, one.size, one)
+            for one in self.service.published()
+        ]
+
+    def damages(self, step: int) -> Iterator[Damage]:
+        manifest = self.service.manifest(step)
+        for rank in range(manifest.world_size if manifest else 0):
+            record = manifest.files[piece_name(rank)] if manifest else None
+            with tempfile.TemporaryDirectory(prefix="windlass-verify-") as folder:
+                path = Path(folder) / piece_name(rank)
+                try:
+                    content = self.service.get(step, rank)
+                except Exception as error:  # the client's own: damaged in the service
+                    yield Damage(path.name, str(error))
+                    continue
+                if content is not None:
+                    path.write_bytes(content)
+                reason = damage(path, record) if record else None
+                if reason:
+                    yield Damage(path.name, reason)
+
+    def delete(self, step: int) -> None:
+        manifest = self.service.manifest(step)
+        if manifest:
+            self.service.delete(step, manifest.world_size)
+
+    def clear_leftovers(self) -> int:
+        return 0  # the service keeps three steps, whatever they are
+
+
+def views(folder: RunFolder, tier: str | None = None) -> list[TierView]:
+    """The tiers that a run has, nearest first; or the one asked for."""
+    found = [view for name in TIERS if (tier in (None, name)) and (view := _view(folder, name))]
+    if tier and not found:
+        raise UserError(
+            f"the run {folder.name} has no {tier} tier",
+            evidence=f"{folder.run_file}: checkpoint.{'store' if tier == 'store' else f'{tier}_every'} is not set",
+            fix=f"windlass ckpt ls {folder.name}",
+        )
+    return found
+
+
+def _view(folder: RunFolder, name: str) -> TierView | None:
+    if name == "shared":
+        return FolderView(name, CheckpointFolder(folder.checkpoints))
+    spec = folder.load_run().checkpoint
+    if name in NODE_TIERS:
+        here = pieces_here(folder, spec, name)
+        return FolderView(name, here) if here else None
+    run_id = read_id(folder)
+    if name == "managed":
+        last = _world_size(folder)
+        if spec.managed_every is None or run_id is None or last is None:
+            return None
+        endpoint = spec.managed_endpoint
+        return ManagedView(ManagedService.connect(folder.name, run_id, rank=0, world_size=last, endpoint=endpoint))
+    return store_view(spec.store, folder.name, run_id) if spec.store else None
+
+
+def store_view(url: str, name: str, run_id: str | None) -> StoreView | None:
+    store = open_store(url, StoreOptions(patience_s=PATIENCE_S))
+    run_id = run_id or current_id(store, name)
+    return StoreView(StoredCheckpoints.of_run(store, name, run_id)) if run_id else None
+
+
+def _world_size(folder: RunFolder) -> int | None:
+    """Of the attempt that came last: the managed service has a namespace for each number of ranks."""
+    from windlass.runfolder import read_json_lines
+
+    sizes = [one["world_size"] for one in read_json_lines(folder.history) if "world_size" in one]
+    return int(sizes[-1]) if sizes else None

@@ -1,0 +1,79 @@
+"""Checkpoints in pieces: one file per rank, held by the rank's own node and, in memory, by a peer node too.
+
+A step is published on a node when its manifest is there, as everywhere. The manifest lists the pieces of all ranks,
+also those of other nodes: whoever holds one manifest can prove every piece.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from windlass.checkpoint.folder import Checkpoint, CheckpointFolder
+from windlass.checkpoint.identity import node_folder, place_of, read_id
+from windlass.checkpoint.manifest import Manifest
+from windlass.errors import UserError
+from windlass.runfolder import RunFolder
+from windlass.spec.checkpoint import CheckpointSection
+
+NODE_TIERS = ("memory", "local")
+
+
+def piece_name(rank: int) -> str:
+    return f"rank-{rank:04d}.safetensors"
+
+
+def tier_path(spec: CheckpointSection, tier: str) -> Path | None:
+    """Where a node tier lies on this node, environment variables filled in; None if the run has no such tier."""
+    every, text = {
+        "memory": (spec.memory_every, spec.memory_path),
+        "local": (spec.local_every, spec.local_path),
+    }[tier]
+    if every is None or text is None:
+        return None
+    path = os.path.expandvars(os.path.expanduser(text))
+    if "$" in path:
+        raise UserError(
+            f"checkpoint.{tier}_path names a variable that is not set on this node",
+            evidence=text,
+            fix=f"checkpoint.{tier}_path=/some/path",
+        )
+    return Path(path)
+
+
+def pieces_here(folder: RunFolder, spec: CheckpointSection, tier: str) -> CheckpointFolder | None:
+    """This node's part of a run's checkpoints in a tier; None if the run has no such tier, or has not begun."""
+    root, run_id = tier_path(spec, tier), read_id(folder)
+    return CheckpointFolder(node_folder(root, folder, run_id)) if root and run_id else None
+
+
+def clear_earlier_runs(root: Path, folder: RunFolder, run_id: str) -> list[str]:
+    """Remove what earlier runs of this very folder left on this node; their names."""
+    mine = node_folder(root, folder, run_id)
+    gone = [one for one in root.glob(f"{place_of(folder)}-*") if one != mine and one.is_dir()]
+    for one in gone:
+        shutil.rmtree(one, ignore_errors=True)
+    return [one.name for one in gone]
+
+
+def ranks_held(checkpoint: Checkpoint, manifest: Manifest) -> list[int]:
+    """Whose pieces of a published step are on this node with the right size."""
+    held = []
+    for rank in range(manifest.world_size):
+        record = manifest.files.get(piece_name(rank))
+        try:
+            size = (checkpoint.path / piece_name(rank)).stat().st_size
+        except OSError:
+            continue
+        if record is not None and record.size == size:
+            held.append(rank)
+    return held
+
+
+def readable_manifest(checkpoint: Checkpoint) -> Manifest | None:
+    """The manifest, unless it is missing or damaged."""
+    try:
+        return checkpoint.manifest()
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,154 @@
+"""A run's checkpoints in a store: STORE/NAME/ID/step-00000100/, complete once its manifest is there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.checkpoint.folder import NAME, Checkpoint, CheckpointFolder, Damage, expired_steps
+from windlass.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, damage
+from windlass.errors import UserError
+from windlass.store import Entry, Store
+
+CURRENT = "current"  # beside the ids: which of them the name stands for now
+DAY_S = 86400.0
+
+
+def current_id(store: Store, name: str) -> str | None:
+    """The id of the newest run of this name that the store knows."""
+    try:
+        body = json.loads(store.read(f"{name}/{CURRENT}"))
+        return str(body["id"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{store.url}/{name}/{CURRENT} cannot be understood", evidence=str(error)) from None
+
+
+def write_current_id(store: Store, name: str, run_id: str) -> None:
+    store.write(f"{name}/{CURRENT}", json.dumps({"id": run_id, "since": round(time.time(), 3)}).encode())
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """One step in a store, as a listing shows it."""
+
+    step: int
+    files: dict[str, Entry]  # by name within the checkpoint, the manifest among them
+
+    @property
+    def name(self) -> str:
+        return f"step-{self.step:08d}"
+
+    @property
+    def complete(self) -> bool:
+        return MANIFEST_NAME in self.files
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self.files.values())
+
+    @property
+    def touched(self) -> float:
+        return max((entry.modified for entry in self.files.values()), default=0.0)
+
+
+@dataclass(frozen=True)
+class StoredCheckpoints:
+    """All of one run. `store` is the place of the run's id."""
+
+    store: Store
+
+    @classmethod
+    def of_run(cls, store: Store, name: str, run_id: str) -> StoredCheckpoints:
+        return cls(store.below(f"{name}/{run_id}"))
+
+    def all(self) -> list[StoredCheckpoint]:
+        """Every step there is, oldest first, complete or not."""
+        found: dict[int, dict[str, Entry]] = {}
+        for entry in self.store.entries():
+            folder, _, name = entry.name.partition("/")
+            match = NAME.fullmatch(folder)
+            if match and name:
+                found.setdefault(int(match[1]), {})[name] = entry
+        return [StoredCheckpoint(step, files) for step, files in sorted(found.items())]
+
+    def complete(self) -> list[StoredCheckpoint]:
+        return [one for one in self.all() if one.complete]
+
+    def manifest(self, step: int) -> Manifest:
+        """ValueError says what is wrong with it; FileNotFoundError if it is not there."""
+        return Manifest.parse(self.store.read(f"{_name(step)}/{MANIFEST_NAME}").decode("utf-8"))
+
+    def holds(self, step: int, name: str, record: FileRecord) -> bool:
+        """Whether a file is there as it was written, so that it need not be sent again."""
+        entry = self.store.stat(f"{_name(step)}/{name}")
+        return entry is not None and (entry.size, entry.sha256) == (record.size, record.sha256)
+
+    def put(self, checkpoint: Checkpoint, name: str, record: FileRecord) -> None:
+        """Send one file of a checkpoint on disk."""
+        self.store.put(checkpoint.path / name, f"{checkpoint.name}/{name}", sha256=record.sha256)
+
+    def publish(self, checkpoint: Checkpoint) -> None:
+        """The one moment at which the checkpoint comes to exist in the store."""
+        self.store.write(f"{checkpoint.name}/{MANIFEST_NAME}", (checkpoint.path / MANIFEST_NAME).read_bytes())
+
+    def fetch(self, step: int, name: str, record: FileRecord, folder: Path) -> Damage | None:
+        """Bring one file into a folder and prove it."""
+        try:
+            self.store.get(f"{_name(step)}/{name}", folder / name)
+        except FileNotFoundError:
+            return Damage(name, "it is missing")
+        reason = damage(folder / name, record)
+        return Damage(name, reason) if reason else None
+
+    def delete(self, checkpoint: StoredCheckpoint) -> None:
+        """The manifest first, so that a half-deleted checkpoint is never taken for a whole one."""
+        if checkpoint.complete:
+            self.store.delete([f"{checkpoint.name}/{MANIFEST_NAME}"])
+        self.store.delete(f"{checkpoint.name}/{name}" for name in checkpoint.files)
+
+    def expired(
+        self, newest: int, *, keep: int, keep_every: int | None, protected: Iterable[int] = ()
+    ) -> list[StoredCheckpoint]:
+        """What retention lets go once `newest` is there."""
+        complete = {one.step: one for one in self.complete()}
+        gone = expired_steps(list(complete), newest, keep=keep, keep_every=keep_every, protected=protected)
+        return [complete[step] for step in gone]
+
+    def clear_leftovers(self, *, older_than_s: float = DAY_S, now: float | None = None) -> tuple[int, int]:
+        """Give back the room of uploads that were cut off: (steps without a manifest, uploads without an end)."""
+        limit = (time.time() if now is None else now) - older_than_s
+        orphans = [one for one in self.all() if not one.complete and one.touched <= limit]
+        for orphan in orphans:
+            self.delete(orphan)
+        uploads = [upload for upload in self.store.unfinished() if upload.begun <= limit]
+        for upload in uploads:
+            self.store.abort(upload)
+        return len(orphans), len(uploads)
+
+
+def fetch_whole(stored: StoredCheckpoints, step: int, target: CheckpointFolder) -> Checkpoint:
+    """Bring a checkpoint to disk, proven, and publish it there."""
+    checkpoint = target.at(step)
+    manifest = stored.manifest(step)
+    checkpoint.delete()
+    checkpoint.path.mkdir(parents=True)
+    for name, record in manifest.files.items():
+        found = stored.fetch(step, name, record, checkpoint.path)
+        if found:
+            checkpoint.delete()
+            raise UserError(
+                f"{stored.store.url}/{checkpoint.name} is damaged",
+                evidence=f"{found.file}: {found.reason}",
+                fix="take another step: windlass ckpt ls NAME --tier store",
+            )
+    checkpoint.publish(manifest)
+    return checkpoint
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"

@@ -1,0 +1,64 @@
+"""What the tiers of a run have in common: they take a step, and offer steps at a resume, nearest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from windlass.checkpoint import FileRecord, Manifest
+
+ORDER = ("memory", "local", "managed", "shared", "store")  # nearest first; of equal steps the nearest is taken
+Describe = Callable[[dict[str, FileRecord]], Manifest]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training is: what a manifest says about a step."""
+
+    step: int
+    tokens: int
+    data_state: dict[str, Any] | None
+
+
+class Tier(Protocol):
+    """All ranks call every method together; `save` from the thread that writes, the others from the main one."""
+
+    name: str
+
+    def due(self, step: int) -> bool: ...
+
+    def save(self, step: int, state: dict[str, Tensor], describe: Describe) -> int:
+        """Write and publish a step; its bytes over all ranks. SaveFailedError on all ranks leaves nothing behind."""
+        ...
+
+    def offers(self) -> list[Offer]:
+        """The published steps of this tier, as far as can be told without reading them."""
+        ...
+
+    def clear(self) -> None:
+        """Give back the room of everything in the tier."""
+        ...
+
+
+class Offer(Protocol):
+    """A published step of a tier, that a resume may take."""
+
+    tier: str
+    step: int
+    where: str  # for people
+
+    @property
+    def manifest(self) -> Manifest:
+        """ValueError or OSError if there is none to read."""
+        ...
+
+    def prove(self) -> list[tuple[str, str]]:
+        """Read all of it, the ranks sharing the work; what is wrong with it, the same on all ranks: (file, reason)."""
+        ...
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Fill the tensors in place. Only after a proof that found nothing."""
+        ...
