@@ -10,10 +10,12 @@ READY := $(VENV)/.ready
 OLDEST_TORCH := $(HOME)/.cache/windlass/venv-torch-2.11
 OLDEST_READY := $(OLDEST_TORCH)/.ready
 PYTEST := $(BIN)/python -m pytest -q
+# Where real schedulers and processes are hurt on purpose, a failure is tried once more, and both are told.
+AGAIN := --reruns 1
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-slurm test-oldest-torch lint docs bench bench-gpu \
+.PHONY: help setup demo test test-fast test-slurm test-image test-cluster test-oldest-torch lint docs bench bench-gpu \
 	run stop logs-follow validate-setup validate-framework test-quick
 
 help:  ## this list
@@ -22,7 +24,7 @@ help:  ## this list
 setup: $(READY)  ## make .venv with everything in it
 
 $(READY): pyproject.toml constraints.txt
-	PYTHON=$(PYTHON) tools/setup $(VENV) -c constraints.txt -e '.[train,tensorboard,dev]'
+	PYTHON=$(PYTHON) tools/setup $(VENV) -c constraints.txt -e '.[train,tensorboard,k8s,aws,image,dev]'
 	@touch $@
 
 demo: setup  ## train a small Llama on two processes, kill one, watch it recover
@@ -30,15 +32,23 @@ demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 
 # Training tests go one by one: each starts several ranks of its own.
 test: setup  ## all tests
-	$(PYTEST) -m "not train and not slurm" -n 2 --dist loadscope
-	$(PYTEST) -m train
-	$(PYTEST) -m slurm tests/slurm
+	$(PYTEST) -m "not train and not slurm and not cluster and not image" -n 2 --dist loadscope
+	$(PYTEST) -m train $(AGAIN)
+	$(PYTEST) -m slurm tests/slurm $(AGAIN)
+	$(PYTEST) -m image tests/image $(AGAIN) -rP
+	$(PYTEST) -m cluster tests/cluster $(AGAIN)
 
 test-fast: setup  ## what starts no training, under two minutes
-	$(PYTEST) -m "not train and not slow and not slurm" -n 2 --dist loadscope
+	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 --dist loadscope
 
 test-slurm: setup  ## train on a real Slurm: four nodes on this machine (root, and the packages that .ci/run names)
 	$(PYTEST) -m slurm tests/slurm --durations=5
+
+test-image: setup  ## build, test and push real images (root, and the packages that .ci/run names)
+	$(PYTEST) -m image tests/image --durations=10 -rP
+
+test-cluster: setup  ## run on a real Kubernetes: three nodes on this machine (root), or the cluster that KUBECONFIG names
+	$(PYTEST) -m cluster tests/cluster --durations=10
 
 test-quick: test-fast  ## the same as test-fast
 

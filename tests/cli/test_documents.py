@@ -34,7 +34,7 @@ def test_every_comment_of_init_can_be_uncommented():
     for line in text.splitlines():
         bare = line.lstrip("# ").split(":")[0]
         if line.lstrip().startswith("#") and bare in names and ": " in f"{line} ":
-            indent = "" if bare in Run.model_fields and line.startswith("# ") else "  "
+            indent = "" if bare in Run.model_fields and not line.startswith("#  ") else "  "
             lines.append(indent + line.lstrip("# "))
         elif not line.lstrip().startswith("#"):
             lines.append(line)

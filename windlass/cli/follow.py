@@ -7,6 +7,9 @@ import re
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import click
@@ -15,10 +18,11 @@ from windlass.cli.output import console, count, duration, number
 from windlass.runfolder import RunFolder
 from windlass.targets.local.state import PACE_STEPS, seconds_left
 from windlass.targets.local.tail import Tail
-from windlass.targets.protocol import JobRef, JobStatus, Target
+from windlass.targets.protocol import FillsFolder, HasPods, JobRef, JobStatus, PodRow, Target
 
 POLL_SECONDS = 0.2
 PLAIN_SECONDS = 5.0  # between two lines where nobody sees a bar move
+MOST_PODS = 8  # on the screen; `windlass show` has them all
 WORTH_SHOWING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
 
 
@@ -128,19 +132,26 @@ class Follower:
 
     def follow(self, target: Target[Any], job: JobRef, news: Reporter) -> JobStatus:
         """Report until the run has ended."""
-        waiting_for: str | None = None
+        filling = target.following(job) if isinstance(target, FillsFolder) else nullcontext()
         try:
-            while True:
-                status = target.status(job)  # before the reading, so that nothing written before the end is missed
-                self._read(news)
-                if status.state == "waiting" and job.target != "local" and status.reason != waiting_for:
-                    waiting_for = status.reason
-                    news.say(f"waiting: {waiting_for}", {"kind": "waiting", "reason": waiting_for})
-                if status.ended:
-                    return status
-                time.sleep(POLL_SECONDS)
+            with filling:
+                return self._until_ended(target, job, news)
         finally:
             news.close()
+
+    def _until_ended(self, target: Target[Any], job: JobRef, news: Reporter) -> JobStatus:
+        waiting_for: str | None = None
+        while True:
+            status = target.status(job)  # before the reading, so that nothing written before the end is missed
+            self._read(news)
+            if status.state == "waiting" and job.target != "local" and status.reason != waiting_for:
+                waiting_for = status.reason
+                pods = list(target.pods(job)) if isinstance(target, HasPods) else []
+                record = {"kind": "waiting", "reason": waiting_for, "pods": [asdict(pod) for pod in pods]}
+                news.say("\n".join([f"waiting: {waiting_for}", *describe_pods(pods)]), record)
+            if status.ended:
+                return status
+            time.sleep(POLL_SECONDS)
 
     def _read(self, news: Reporter) -> None:
         for record in self.metrics.records():
@@ -159,29 +170,52 @@ class Follower:
                 news.say(text, {"kind": "event", **record})
 
 
+def describe_pods(pods: Sequence[PodRow]) -> list[str]:
+    """A line for each pod that does not run, the first few; the age is what somebody who waits wants to know."""
+    held = [pod for pod in pods if pod.phase != "Running"]
+    lines = [f"  {pod.name:<32} {pod.phase:<11} {pod.reason or '–':<18} {duration(pod.age)}" for pod in held]
+    more = [f"  and {len(lines) - MOST_PODS} more"] if len(lines) > MOST_PODS else []
+    return lines[:MOST_PODS] + more
+
+
 def describe_event(record: dict[str, Any]) -> str | None:
     """A history record in a sentence; None for those that are not news."""
     match record.get("event"):
         case "started":
             return f"started on {record.get('world_size')} rank(s)"
         case "resumed":
-            return f"resumed from the checkpoint of step {record.get('step')} on {record.get('world_size')} rank(s)"
+            tier = f" ({tier})" if (tier := record.get("tier", "shared")) not in ("shared", None) else ""
+            return (
+                f"resumed from the checkpoint of step {record.get('step')}{tier} on {record.get('world_size')} rank(s)"
+            )
         case "rank-died" if record.get("first"):
             how = f"was killed by {record['signal']}" if record.get("signal") else f"exited with code {record['code']}"
             error = f": {record['error']}" if record.get("error") else ""
             return f"rank {record['rank']} {how}{error}"
         case "restart":
             return f"restarting from the last checkpoint (attempt {record['attempt']})"
+        case "submitted" if record.get("kind"):
+            return f"submitted as {record['kind']} {record['job']} to {record.get('host')}"
         case "submitted":
             return f"submitted as job {record['job']}" + (f" through {record['host']}" if record.get("host") else "")
         case "requeue":
             return f"back to the queue: {record.get('why')}"
+        case "node-lost":
+            return f"lost node {record.get('node')}" + (f": {record['why']}" if record.get("why") else "")
         case "checkpoint":
+            if record.get("tier", "shared") != "shared":  # copies in memory and on disks are too many to be news
+                return None
             return f"saved the checkpoint of step {record['step']} ({duration(record.get('seconds'))})"
         case "checkpoint-damaged":
             return (
                 f"passed over the checkpoint {record.get('checkpoint')}: {record.get('file')}: {record.get('reason')}"
             )
+        case "checkpoint-passed-over":
+            return f"passed over step {record.get('step')} ({record.get('tier')}): {record.get('reason')}"
+        case "upload-failed":
+            return f"step {record.get('step')} could not be copied to {record.get('to')}: {record.get('error')}"
+        case "only-local":
+            return f"not in {record.get('store')}: steps {', '.join(map(str, record.get('steps') or ()))}"
         case "checkpoint-failed":
             return f"the checkpoint of step {record.get('step')} could not be saved: {record.get('error')}"
         case "leftovers-killed":

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="List the runs.")
+@click.option("--on", "place", metavar="TARGET", help="Also those that a cluster, kubernetes[:CONTEXT], knows itself.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
-def ls(as_json: bool) -> None:
+def ls(place: str | None, as_json: bool) -> None:
     """List the runs."""
     from rich.markup import escape
 
@@ -21,6 +22,8 @@ def ls(as_json: bool) -> None:
     from windlass.runfolder import runs_root
 
     found = list(_runs())
+    if place:
+        found += _elsewhere(place, {job.name for job, _ in found})
     if as_json:
         print_json([{"name": job.name, "target": job.target, **status} for job, status in found])
     elif not found:
@@ -61,3 +64,15 @@ def _runs() -> Iterator[tuple[JobRef, dict[str, Any]]]:
             yield job, where.status(job).as_dict()
         except UserError as error:
             yield JobRef("–", folder.name, folder), {"state": "unknown", "reason": error.what}
+
+
+def _elsewhere(place: str, here: set[str]) -> Iterator[tuple[JobRef, dict[str, Any]]]:
+    """The runs of a cluster that have no folder on this machine."""
+    from windlass.cli.jobs import place_of
+    from windlass.runfolder import RunFolder, runs_root
+    from windlass.targets.protocol import JobRef
+
+    where, cluster = place_of(place)
+    for name, status in where.elsewhere(cluster):
+        if name not in here:
+            yield JobRef(place, name, RunFolder(runs_root() / name)), status.as_dict()

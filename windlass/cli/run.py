@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Train what a run file describes.")
 @click.argument("run_file", metavar="RUN.yaml", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--on", "place", metavar="TARGET", help="Where to train; sets target.kind.")
+@click.option("--on", "place", metavar="TARGET", help="Where to train: local, slurm, kubernetes[:CONTEXT].")
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
 @click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as one Slurm array.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
@@ -48,7 +48,10 @@ def run(
 
     changes = list(overrides)
     if place:
-        changes.append(f"target.kind={place}")
+        kind, _, context = place.partition(":")
+        changes.append(f"target.kind={kind}")
+        if context:
+            changes.append(f"target.{kind}.context={context}")
     if nodes:
         changes.append(f"resources.nodes={nodes}")
     if sweeps:
@@ -64,6 +67,12 @@ def run(
         _print_plan(prepared)
     if fresh and prepared.folder.path.exists():
         _move_aside(prepared, yes=yes, as_json=as_json)
+    if fresh and prepared.run.checkpoint.store:
+        from windlass.checkpoint.identity import begin_anew
+
+        begin_anew(prepared.folder)  # or a store would offer what the run before this one left there
+    if fresh:
+        _move_aside_there(prepared, as_json=as_json)
     return _train(prepared, detach=detach, as_json=as_json)
 
 
@@ -118,12 +127,24 @@ def _move_aside(prepared: Prepared, *, yes: bool, as_json: bool) -> None:
     click.echo(f"the old run is now {aside.path}", err=as_json)
 
 
+def _move_aside_there(prepared: Prepared, *, as_json: bool) -> None:
+    from windlass.targets.protocol import StartsAfresh
+
+    if isinstance(prepared.target, StartsAfresh):
+        aside = prepared.target.start_afresh(prepared.run, prepared.request)
+        if aside:
+            click.echo(f"the old run folder in the cluster is now {aside}", err=as_json)
+
+
 def _train(prepared: Prepared, *, detach: bool, as_json: bool) -> int:
     from windlass.cli.follow import Follower, reporter
+    from windlass.targets.protocol import SubmitsOnce
 
     name, job = prepared.run.name, prepared.job
     follower = Follower(prepared.folder)
     if prepared.is_running:
+        if isinstance(prepared.target, SubmitsOnce):
+            job = prepared.target.attach(prepared.run, prepared.request)
         state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"
         click.echo(f"{name} is {state}: following it; its settings are unchanged", err=True)
     else:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import click
 
-from windlass.cli.jobs import find, run_names
+from windlass.cli.jobs import find, on_option, run_names
 
 
 @click.command(short_help="Save a checkpoint and stop a run.")
 @click.argument("name", shell_complete=run_names)
 @click.option("--now", is_flag=True, help="Kill it; what is newer than the last checkpoint is lost.")
+@on_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def stop(name: str, now: bool, as_json: bool) -> None:
+def stop(name: str, now: bool, place: str | None, as_json: bool) -> None:
     """Save a checkpoint and stop a run.
 
     Waits until it has stopped, at most checkpoint.grace_seconds. Stopping a run that has ended is no error.
     """
     from windlass.cli.output import print_json
 
-    target, job = find(name)
+    target, job = find(name, place)
     before = target.status(job)
     if not before.ended and not as_json:
         click.echo(f"stopping {job.name}" + ("" if now else ": the ranks save first"), err=True)

@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from windlass.spec.checkpoint import CheckpointSection
 from windlass.spec.data import DataSection
+from windlass.spec.image import ImageSection
 from windlass.spec.section import Section
 from windlass.spec.target import TargetSection
 from windlass.spec.training import ModelSection, ParallelSection, ResourcesSection, TrainSection
@@ -27,6 +28,7 @@ class Run(Section):
     parallel: ParallelSection = ParallelSection()
     checkpoint: CheckpointSection = CheckpointSection()
     resources: ResourcesSection = ResourcesSection()
+    image: ImageSection = ImageSection()
     target: TargetSection = TargetSection()
 
     @model_validator(mode="after")

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 KINDS = {
     "local": "windlass.targets.local.client:LocalTarget",
     "slurm": "windlass.targets.slurm.client:SlurmTarget",
+    "kubernetes": "windlass.targets.kubernetes.client:KubernetesTarget",
 }
+
+NEEDED = {"httpx2": "k8s", "wsproto": "k8s"}  # what only some targets import, by the extra that brings it
 
 
 def target(section: TargetSection) -> Target[Any]:
@@ -27,5 +30,13 @@ def target_of_kind(kind: str) -> Target[Any]:
     if place is None:
         raise UserError(f"there is no target {kind!r}", evidence=f"targets: {', '.join(KINDS)}", fix="--on local")
     module, name = place.split(":")
-    made: Target[Any] = getattr(import_module(module), name)()
+    try:
+        made: Target[Any] = getattr(import_module(module), name)()
+    except ModuleNotFoundError as error:
+        extra = NEEDED.get(error.name or "")
+        if extra is None:
+            raise
+        raise UserError(
+            f"the target {kind} needs {error.name}, which is not installed", fix=f"pip install 'windlass[{extra}]'"
+        ) from None
     return made

@@ -16,6 +16,7 @@ FREE_KEYS = frozenset(
         "log_every",
         "validate_every",
         "validation_sequences",
+        "early_stopping",
         "tensorboard",
         "micro_batch",
         "compile",
@@ -23,7 +24,7 @@ FREE_KEYS = frozenset(
         "bf16_weights",
     )
 )
-FREE_SECTIONS = frozenset(("checkpoint", "resources", "parallel", "target"))
+FREE_SECTIONS = frozenset(("checkpoint", "resources", "parallel", "image", "target"))
 
 # Left open by the user, filled in when the run was first resolved: the first answer holds for the whole run.
 SETTLED_ONCE = (
@@ -70,7 +71,8 @@ def must_match(earlier: Run, now: Run, *, folder: str) -> None:
 
 
 def _is_free(key: str) -> bool:
-    return key in FREE_KEYS or key.split(".")[0] in FREE_SECTIONS or key == "name"
+    parts = key.split(".")
+    return ".".join(parts[:2]) in FREE_KEYS or parts[0] in FREE_SECTIONS or key == "name"
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

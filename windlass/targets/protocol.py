@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from windlass.catalog.gpus import Gpu
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
+
+if TYPE_CHECKING:
+    from windlass.checkpoint import Checkpoint
 
 State = Literal["waiting", "running", "finished", "failed", "preempted", "stopped"]
 ENDED: frozenset[State] = frozenset(("finished", "failed", "preempted", "stopped"))
@@ -49,6 +54,20 @@ class JobStatus:
 class LogLine:
     rank: int | None  # None: the launcher's own
     text: str
+
+
+@dataclass(frozen=True)
+class PodRow:
+    """A pod of a job, for a table: what it does, why, and for how long."""
+
+    name: str
+    phase: str
+    reason: str
+    message: str
+    age: float  # seconds
+    node: str
+    restarts: int
+    ranks: tuple[int, ...]
 
 
 class Request(Protocol):
@@ -112,3 +131,47 @@ class HasEvents(Protocol):
     """A target that reports events of its own: scheduling, image pulls, node conditions."""
 
     def events(self, job: JobRef) -> Iterator[dict[str, Any]]: ...
+
+
+@runtime_checkable
+class HasPods(Protocol):
+    """A target whose jobs consist of pods."""
+
+    def pods(self, job: JobRef) -> Sequence[PodRow]: ...
+
+
+@runtime_checkable
+class FillsFolder(Protocol):
+    """A target whose ranks do not write to this machine's run folder: it is filled while somebody follows the job."""
+
+    def following(self, job: JobRef) -> AbstractContextManager[None]: ...
+
+
+@runtime_checkable
+class SubmitsOnce(Protocol):
+    """A target that can tell whether a job under way is the very one that is asked for."""
+
+    def attach(self, run: Run, request: Any) -> JobRef: ...
+
+
+@runtime_checkable
+class KnowsItsJobs(Protocol):
+    """A target that keeps its jobs itself: they are found from a machine that has no folder of theirs."""
+
+    def elsewhere(self, place: str | None) -> Iterator[tuple[str, JobStatus]]: ...
+    def adopt(self, name: str, place: str | None) -> JobRef: ...
+
+
+@runtime_checkable
+class KeepsCheckpoints(Protocol):
+    """A target whose checkpoints are not on this machine."""
+
+    def checkpoints(self, job: JobRef) -> Sequence[dict[str, Any]]: ...
+    def fetch_checkpoint(self, job: JobRef, step: int | None, to: Path) -> Checkpoint: ...
+
+
+@runtime_checkable
+class StartsAfresh(Protocol):
+    """A target that has a run folder of its own, which `--fresh` has to move aside too."""
+
+    def start_afresh(self, run: Run, request: Any) -> str | None: ...

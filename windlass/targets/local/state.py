@@ -101,6 +101,19 @@ def _state_without_supervisor(folder: RunFolder, history: list[dict[str, Any]]) 
     return {"state": "stopped", "reason": f"started without `windlass run`; silent for {silent / 60:.0f} min"}
 
 
+def told_end(folder: RunFolder) -> JobStatus | None:
+    """The end that a job on a cluster wrote down; None if it has not, or was submitted again since."""
+    history = list(read_json_lines(folder.history))
+    for one in reversed(history):
+        if one.get("event") == "exit":
+            attempt = max((int(record.get("attempt") or 0) for record in history), default=0)
+            status = JobStatus(one["state"], exit_code=one["code"], reason=one.get("reason"), attempt=attempt)
+            return with_progress(status, folder)
+        if one.get("event") in ("submitted", "launched", "restart"):
+            return None
+    return None
+
+
 def with_progress(status: JobStatus, folder: RunFolder) -> JobStatus:
     steps = [one for one in newest_records(folder.metrics) if one.get("kind") == "step"]
     if not steps:

@@ -17,7 +17,7 @@ from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root, write_atomically
 from windlass.spec import Run
 from windlass.targets.local.client import LOCK_FILE
-from windlass.targets.local.state import is_running
+from windlass.targets.local.state import is_running, told_end
 from windlass.targets.local.tail import Tail
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 from windlass.targets.slurm import checks, queue, render, state
@@ -93,12 +93,12 @@ class SlurmTarget:
         submitted = state.SubmittedJob.of(job.folder)
         if submitted is None:
             return JobStatus("waiting", reason="not submitted")
-        told = state.told_end(job.folder)
+        told = told_end(job.folder)
         if told is not None:
             return told
         status = state.status_of(job.folder, submitted, self._ask(submitted))
         # it may have written down its end while Slurm was being asked
-        return (state.told_end(job.folder) or status) if status.ended else status
+        return (told_end(job.folder) or status) if status.ended else status
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines of one rank, or of all ranks; the launcher's where no rank has said anything."""
@@ -141,7 +141,7 @@ class SlurmTarget:
                     exit_code=ExitCode.FAILED,
                 )
             time.sleep(POLL_SECONDS)
-        if state.told_end(job.folder) is None:
+        if told_end(job.folder) is None:
             job.folder.record("exit", state=now.state, code=now.exit_code, reason=now.reason)
         return now
 

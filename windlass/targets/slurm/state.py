@@ -46,19 +46,6 @@ class SubmittedJob:
             return None
 
 
-def told_end(folder: RunFolder) -> JobStatus | None:
-    """The end that the job wrote down itself; None if it has not, or was submitted again since."""
-    history = list(read_json_lines(folder.history))
-    for one in reversed(history):
-        if one.get("event") == "exit":
-            attempt = max((int(record.get("attempt") or 0) for record in history), default=0)
-            status = JobStatus(one["state"], exit_code=one["code"], reason=one.get("reason"), attempt=attempt)
-            return with_progress(status, folder)
-        if one.get("event") in ("submitted", "launched", "restart"):
-            return None
-    return None
-
-
 def status_of(folder: RunFolder, job: SubmittedJob, queued: QueuedJob | None) -> JobStatus:
     """The status of a run that has not written down its own end."""
     history = list(read_json_lines(folder.history))

@@ -1,0 +1,135 @@
+"""Three pods train a small Llama as each kind of job: the numbers, the checkpoint and the logs are the local run's."""
+
+import json
+import time
+
+import pytest
+import yaml
+
+from tests.cluster.bench import EVERY, STEPS, Bench, events, local_losses, losses
+from tests.kubernetes.golden import KINDS, rendered
+from windlass.catalog.models import presets
+from windlass.checkpoint.folder import CheckpointFolder
+from windlass.targets.kubernetes.facts import GROUPS, PLURALS, JobKind
+
+pytestmark = pytest.mark.cluster
+PATIENCE = 900.0
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    return local_losses(tmp_path_factory.mktemp("local"), ranks=3)
+
+
+@pytest.fixture
+def bench(cluster, namespace, tmp_path):
+    return Bench(cluster, namespace, tmp_path)
+
+
+@pytest.fixture
+def code(tmp_path):
+    """Code that goes with the job and makes every rank say something."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    lines = (
+        "import os, sys",
+        "if 'RANK' in os.environ and 'windlass.trainer' in sys.orig_argv:",
+        "    print('carried code in rank', os.environ['RANK'], flush=True)",
+    )
+    (folder / "sitecustomize.py").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "job"])
+def test_three_pods_train_what_this_machine_trains(bench, local, code, kind):
+    name = f"small-{kind}"
+    options = (f"target.kubernetes.job={kind}", f"target.kubernetes.code={code}")
+    run_when_operators_answer(bench, "run", bench.file, f"name={name}", *options)
+    folder = bench.run_folder(name)
+
+    trained = losses(folder)
+    assert sorted(trained) == list(range(1, STEPS + 1)), "steps are missing"
+    assert trained == local, "the losses are not those of the local run"
+    (started,) = events(folder, "started")
+    assert started["world_size"] == 3
+    assert events(folder, "exit")[-1]["state"] == "finished"
+
+    logs = {rank: folder.rank_log(rank).read_text() for rank in range(3)}
+    for rank, text in logs.items():
+        assert text.count(f"carried code in rank {rank}") == 1
+    for step in (1, STEPS):
+        assert f"step {step}/{STEPS}" in logs[0]
+    assert f"finished after step {STEPS}" in logs[0]
+    if bench.cluster.is_box:  # what the client archived is what the pods wrote, byte for byte
+        theirs = bench.cluster.storage(bench.namespace) / name
+        assert folder.metrics.read_bytes() == (theirs / "metrics.jsonl").read_bytes()
+        for record in (theirs / "history.jsonl").read_text().splitlines():
+            assert record in folder.history.read_text()
+        for rank, text in logs.items():
+            for line in (theirs / "logs" / f"rank-{rank:04d}.log").read_text().splitlines():
+                assert line in text, f"a line of rank {rank} is not in the archive"
+
+    listed = bench.json("ckpt", "ls", name)
+    steps = [one["step"] for one in (listed["checkpoints"] if isinstance(listed, dict) else listed)]
+    assert STEPS in steps
+    assert all(step % EVERY == 0 for step in steps)
+    bench.must("ckpt", "get", name)
+    newest = CheckpointFolder(folder.checkpoints).at(STEPS)
+    manifest = newest.manifest()
+    assert manifest.world_size == 3
+    assert not list(newest.damages()), "the downloaded checkpoint is not whole"
+
+
+def test_every_golden_manifest_is_taken_by_the_api_server(cluster, namespace):
+    """Strict field validation and the operators' own webhooks, by a create that creates nothing."""
+    cluster.need_box("has every operator")
+    for kind in JobKind:
+        objects = {}
+        for preset in presets():
+            for one in rendered(preset, kind).objects:
+                here = json.loads(json.dumps(one))
+                here["metadata"]["namespace"] = namespace
+                objects[(here["kind"], here["metadata"]["name"])] = here
+        runtimes = [one for one in objects.values() if one["kind"] == "TrainingRuntime"]
+        if runtimes:  # a TrainJob is checked against the runtime it names
+            create(cluster, runtimes)
+        others = [one for one in objects.values() if one["kind"] != "TrainingRuntime"]
+        told = create(cluster, others, "--dry-run=server")
+        assert told.count("created (server dry run)") == len(others), told
+        assert cluster.get(f"{PLURALS[kind]}.{GROUPS[kind]}", namespace=namespace)["items"] == []
+
+
+def run_when_operators_answer(bench, *arguments):
+    """An operator whose webhook does not answer on a busy machine is waited for; nothing else is."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        answer = bench.windlass(*arguments, timeout=2 * PATIENCE)
+        away = "failed calling webhook" in answer.stderr
+        if not away or time.monotonic() > deadline:
+            assert answer.returncode == 0, f"{arguments}: {answer.returncode}\n{answer.stdout}\n{answer.stderr}"
+            return
+        time.sleep(2)
+
+
+def create(cluster, objects, *options):
+    """Strictly, and also on a busy machine."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return cluster.kubectl(
+                "create", "--validate=strict", *options, "-f", "-", stdin=yaml.safe_dump_all(objects), timeout=600
+            )
+        except AssertionError as error:
+            away = "failed calling webhook" in str(error) or "failed to call webhook" in str(error)
+            if not away or time.monotonic() > deadline:
+                raise
+            if not options:  # some of them are there by now
+                cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=yaml.safe_dump_all(objects))
+            time.sleep(2)
+
+
+def test_the_golden_kinds_are_what_the_cluster_serves(cluster):
+    cluster.need_box("has every operator")
+    served = cluster.kubectl("api-resources", "--no-headers", "-o", "name").split()
+    for kind, one in KINDS.items():
+        assert f"{one.plural}.{GROUPS[kind]}" in served

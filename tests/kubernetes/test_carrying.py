@@ -1,0 +1,222 @@
+"""Code and secrets that go with a job, and what a pod makes of them."""
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+from importlib import resources
+
+import pytest
+
+from tests.kubernetes.golden import cluster_of, run_of
+from windlass.errors import UserError
+from windlass.plan import resolve
+from windlass.runfolder import RunFolder
+from windlass.targets.kubernetes import code
+from windlass.targets.kubernetes.code import Carried, config_maps, gather, pack_code
+from windlass.targets.kubernetes.facts import JobKind
+from windlass.targets.kubernetes.outlet import Outlet, Records, Teller
+from windlass.targets.kubernetes.place import interface_of, launcher_environment, node_index
+from windlass.targets.kubernetes.render import render, settle
+from windlass.targets.kubernetes.unpacking import NotArrivedError, code_digest, unpack_code
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = tmp_path / "project"
+    (folder / "package").mkdir(parents=True)
+    (folder / "package" / "module.py").write_text("answer = 42\n")
+    (folder / "start.sh").write_text("#!/bin/sh\n")
+    (folder / "start.sh").chmod(0o755)
+    for ignored in (".git/config", "package/__pycache__/module.pyc", "runs/old/metrics.jsonl", ".env"):
+        (folder / ignored).parent.mkdir(parents=True, exist_ok=True)
+        (folder / ignored).write_text("secret")
+    return folder
+
+
+def mount(folder, maps):
+    """What a projected volume makes of ConfigMaps."""
+    folder.mkdir(exist_ok=True)
+    for one in folder.iterdir():
+        one.unlink()
+    for one in maps:
+        for name, data in one.get("binaryData", {}).items():
+            (folder / name).write_bytes(base64.b64decode(data))
+        for name, text in one.get("data", {}).items():
+            (folder / name).write_text(text)
+
+
+def test_code_arrives_as_it_left(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(code, "PART_BYTES", 50)
+    archive = pack_code(project)
+    maps = config_maps("run-code", archive)
+    assert len(maps) > 2
+    mount(tmp_path / "carried", maps)
+    wanted = code_digest(tmp_path / "carried")
+    assert wanted == hashlib.sha256(archive).hexdigest()
+    there = unpack_code(tmp_path / "carried", tmp_path / "scratch", wanted)
+    assert sorted(str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()) == [
+        "package/module.py",
+        "start.sh",
+    ]
+    assert (there / "start.sh").stat().st_mode & 0o100
+    assert (there / "package/module.py").read_text() == "answer = 42\n"
+
+
+def test_the_same_files_are_the_same_bytes(project):
+    before = pack_code(project)
+    (project / "package" / "module.py").touch()
+    assert pack_code(project) == before
+    (project / "package" / "module.py").write_text("answer = 43\n")
+    assert pack_code(project) != before
+
+
+def test_a_pod_waits_for_the_code_that_the_others_run(project, tmp_path):
+    mount(tmp_path / "carried", config_maps("run-code", pack_code(project)))
+    old = code_digest(tmp_path / "carried")
+    (project / "package" / "module.py").write_text("answer = 43\n")
+    new = pack_code(project)
+    with pytest.raises(NotArrivedError):
+        unpack_code(tmp_path / "carried", tmp_path / "scratch", hashlib.sha256(new).hexdigest(), patience=0)
+    mount(tmp_path / "carried", config_maps("run-code", new))
+    there = unpack_code(tmp_path / "carried", tmp_path / "scratch", hashlib.sha256(new).hexdigest(), patience=0)
+    assert "43" in (there / "package/module.py").read_text()
+    assert old not in str(there)
+    assert unpack_code(tmp_path / "carried", tmp_path / "scratch", None) is None
+
+
+def test_code_that_is_too_large_is_refused_with_its_largest_files(project, monkeypatch):
+    (project / "weights.bin").write_bytes(bytes(range(256)) * 4096)
+    monkeypatch.setattr(code, "PART_BYTES", 100)
+    with pytest.raises(UserError) as error:
+        pack_code(project)
+    assert "largest: weights.bin (1.0 MiB)" in error.value.evidence
+    assert "image" in error.value.fix
+    with pytest.raises(UserError, match="no folder"):
+        pack_code(project / "nothing")
+
+
+def test_windlass_itself_can_go_along_and_starts(tmp_path):
+    run = run_of("llama-tiny", JobKind.INDEXED, carry_windlass=True)
+    cluster = cluster_of("llama-tiny")
+    carried = gather(run, {})
+    request = render(resolve(settle(run, cluster)), cluster, carried, submission="a")
+    maps = [one for one in request.objects if one["kind"] == "ConfigMap"]
+    assert all(len(json.dumps(one.get("binaryData", {}))) < 1_300_000 for one in maps)
+    mount(tmp_path / "carried", [one for one in maps if "-windlass-" in one["metadata"]["name"]])
+    pod = request.job["spec"]["template"]["spec"]["containers"][0]
+    assert pod["command"] == ["python3", "/windlass/carried/bootstrap.py"]
+    script = resources.files("windlass.targets.kubernetes").joinpath("bootstrap.py").read_text()
+    for name in ("carried", "scratch"):
+        script = script.replace(f'"/windlass/{name}"', f'"{tmp_path / name}"')
+    script = script.replace("windlass.targets.kubernetes.entry", "windlass.errors")
+    done = subprocess.run(
+        [sys.executable, "-c", script + "\n"], env={"PYTHONSAFEPATH": "1"}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "scratch").glob("windlass-*/windlass/targets/kubernetes/schemas/shared.json"))
+
+
+def test_secrets_are_read_from_the_environment_and_from_files(tmp_path):
+    (tmp_path / "token").write_text("from-file\n")
+    secrets = ["A", f"B=file:{tmp_path / 'token'}", "C=secret:theirs/key"]
+    run = run_of("llama-tiny", JobKind.INDEXED, secrets=secrets)
+    carried = gather(run, {"A": "from-env"})
+    assert carried.secret_values == {"A": "from-env", "B": "from-file"}
+    assert "from-env" not in repr(carried)
+    cluster = cluster_of("llama-tiny")
+    request = render(resolve(settle(run, cluster)), cluster, carried, submission="a")
+    pod = request.job["spec"]["template"]["spec"]["containers"][0]
+    references = {one["name"]: one["valueFrom"] for one in pod["env"] if one["name"] in "ABC"}
+    assert references["A"] == {"secretKeyRef": {"name": "llama-tiny-secrets", "key": "A"}}
+    assert references["C"] == {"secretKeyRef": {"name": "theirs", "key": "key"}}
+
+
+@pytest.mark.parametrize("secret", ["A", "A=file:/does/not/exist"])
+def test_a_secret_without_a_value_is_refused(secret):
+    with pytest.raises(UserError, match="secret A"):
+        gather(run_of("llama-tiny", JobKind.INDEXED, secrets=[secret]), {})
+
+
+def test_an_existing_secret_makes_none_of_our_own():
+    run = run_of("llama-tiny", JobKind.INDEXED, secrets=["A=secret:theirs/key"])
+    cluster = cluster_of("llama-tiny")
+    request = render(resolve(settle(run, cluster)), cluster, Carried(), submission="a")
+    assert not [one for one in request.objects if one["kind"] == "Secret"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "node"),
+    [
+        ({"WINDLASS_NODE_INDEX": "2"}, 2),
+        ({"JOB_COMPLETION_INDEX": "1"}, 1),
+        ({"WINDLASS_NODE_INDEX": "0", "WINDLASS_NODE_ROLE": "master", "MASTER_ADDR": "x"}, 0),
+        ({"WINDLASS_NODE_INDEX": "0", "WINDLASS_NODE_ROLE": "worker", "MASTER_ADDR": "x"}, 1),
+        ({"WINDLASS_NODE_INDEX": "3", "WINDLASS_NODE_ROLE": "worker"}, 3),  # elastic: no master
+    ],
+)
+def test_a_pod_knows_its_number(environment, node):
+    assert node_index(environment) == node
+
+
+def test_a_pod_without_a_number_says_so():
+    with pytest.raises(UserError, match="does not know its number"):
+        node_index({})
+
+
+def test_what_operators_tell_torchrun_is_not_passed_on():
+    class Here:
+        nodes, address = 3, "127.0.0.1"
+
+    told = {"PET_NNODES": "3", "MASTER_ADDR": "x", "RANK": "1", "WORLD_SIZE": "3", "PATH": "/bin"}
+    kept = launcher_environment(told, Here())
+    assert kept == {"PATH": "/bin", "WINDLASS_RUNS": "/windlass/runs", "GLOO_SOCKET_IFNAME": "lo"}
+    assert launcher_environment({"GLOO_SOCKET_IFNAME": "eth1"}, Here())["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert interface_of("203.0.113.7") is None
+
+
+def said(capsys):
+    return capsys.readouterr().out.splitlines()
+
+
+def test_records_are_said_once_with_their_place_and_go_on_in_another_pod(tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    first = Teller(Outlet(), Records(folder))
+    folder.record("launched", attempt=1)
+    folder.record("started", step=0)
+    first.close()
+    lines = said(capsys)
+    assert len(lines) == 2
+    identity, _, offset = lines[1].split()[2].partition("@")
+    assert folder.history.read_bytes()[int(offset) :].decode().strip() == lines[1].split(maxsplit=3)[3]
+    with folder.history.open("a") as file:
+        file.write('{"event":"torn')  # by a kill
+    folder.record("resumed", step=4)
+    second = Teller(Outlet(), Records(folder))
+    second.close()
+    (line,) = said(capsys)
+    assert line.split()[2].startswith(f"{identity}@")
+    assert json.loads(line.split(maxsplit=3)[3])["event"] == "resumed"
+
+
+def test_ranks_speak_with_their_rank_in_whole_lines(tmp_path, capsys):
+    logs, launcher = tmp_path / "logs", tmp_path / "logs" / "launcher.log"
+    streams = {rank: logs / "none_x" / "attempt_0" / str(rank) for rank in range(2)}
+    for folder in streams.values():
+        folder.mkdir(parents=True)
+    launcher.write_text("torchrun says\nwindlass-record metrics x@0 {}\n")
+    teller = Teller(Outlet(), None)
+    teller.listen(logs, launcher, first_rank=4)
+    (streams[1] / "stdout.log").write_text("half a")
+    teller.flush(rest=False)
+    assert said(capsys) == ["torchrun says", " windlass-record metrics x@0 {}"]
+    (streams[1] / "stdout.log").write_text("half a line\nwindlass-record history - {}\nlast")
+    (streams[0] / "stderr.log").write_text("warning\n")
+    teller.close()
+    assert sorted(said(capsys)) == [
+        "[rank 4] warning",
+        "[rank 5] half a line",
+        "[rank 5] last",
+        "[rank 5] windlass-record history - {}",
+    ]

@@ -1,0 +1,217 @@
+"""The API client on a bad day: busy servers, lost places in lists and watches, dropped streams, stale tokens."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from tests.kubernetes.api_server import Server, write_kubeconfig
+from windlass.targets.kubernetes import api as api_module
+from windlass.targets.kubernetes.api import Api, GoneError, Halt
+from windlass.targets.kubernetes.kubeconfig import access
+from windlass.targets.kubernetes.picture import Watched
+from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError
+
+
+@pytest.fixture
+def server():
+    one = Server()
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def connect(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(api_module, "FIRST_WAIT", 0.01)
+    made = []
+
+    def make(user=None):
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", server.url, user)))
+        made.append(Api(access()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def pod(name, version="1"):
+    return {"metadata": {"name": name, "uid": name, "resourceVersion": version}}
+
+
+def page(*names, further=None, version="7"):
+    metadata = {"resourceVersion": version, **({"continue": further} if further else {})}
+    return {"items": [pod(name) for name in names], "metadata": metadata}
+
+
+def change(kind, name, version):
+    return json.dumps({"type": kind, "object": pod(name, version)}).encode() + b"\n"
+
+
+def test_a_busy_server_is_asked_again(server, connect):
+    busy = lambda one: one.status(429, "TooManyRequests", "slow down", Retry_After="0")  # noqa: E731
+    server.on("/things", busy, lambda one: one.status(503, "", "starting"), lambda one: one.json({"ok": 1}))
+    api = connect()
+    assert api.get("/things") == {"ok": 1}
+    assert api.num_requests == 3
+
+
+def test_what_may_have_been_done_is_not_done_twice(server, connect):
+    server.on("/things", lambda one: one.status(500, "InternalError", "who knows"))
+    api = connect()
+    with pytest.raises(RefusedError) as error:
+        api.create("/things", {})
+    assert error.value.code == 500
+    assert len(server.requests) == 1
+    assert server.requests[0][2] == {"fieldValidation": "Strict"}
+    server.on("/others", lambda one: one.status(429, "", "busy", Retry_After="0"), lambda one: one.json({"ok": 1}))
+    assert api.create("/others", {}) == {"ok": 1}  # a 429 was not carried out
+
+
+def test_lists_come_in_pages_and_survive_a_lost_snapshot(server, connect):
+    server.on(
+        "/pods",
+        lambda one: one.json(page("a", "b", further="next")),
+        lambda one: one.status(410, "Expired", "too old", metadata={"continue": "newer"}),
+        lambda one: one.json(page("c")),
+    )
+    api = connect()
+    assert [one["metadata"]["name"] for one in api.items("/pods")] == ["a", "b", "c"]
+    assert [params.get("continue") for _, _, params in server.requests] == [None, "next", "newer"]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_watch_that_is_too_old_says_so(server, connect, inside):
+    if inside:
+        gone = json.dumps({"type": "ERROR", "object": {"code": 410, "reason": "Expired"}}).encode() + b"\n"
+        server.on("/pods", lambda one: one.stream(gone))
+    else:
+        server.on("/pods", lambda one: one.status(410, "Expired", "too old"))
+    with pytest.raises(GoneError):
+        list(connect().watch("/pods", "3"))
+
+
+def test_a_watched_list_heals(server, connect):
+    """A dropped stream is gone on with from its last change; a place that is too old is listed anew."""
+    blocked = threading.Event()
+    server.on(
+        "/pods",
+        lambda one: one.json(page("a", version="1")),
+        lambda one: one.stream(change("ADDED", "b", "2"), change("BOOKMARK", "b", "5"), broken=True),
+        lambda one: one.status(410, "Expired", "too old"),
+        lambda one: one.json(page("a", "b", "c", version="9")),
+        lambda one: (blocked.wait(20), one.stream()),
+    )
+    lists, changes, troubles, halt = [], [], [], Halt()
+    watched = Watched(
+        connect(),
+        "/pods",
+        halt,
+        listed=lambda found: lists.append([one["metadata"]["name"] for one in found]),
+        changed=lambda kind, value: changes.append((kind, value["metadata"]["name"])),
+        trouble=troubles.append,
+    )
+    watched.start()
+    deadline = time.monotonic() + 20
+    while len(server.requests) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    halt.now()
+    blocked.set()
+    watched.thread.join(20)
+    assert not watched.thread.is_alive()
+    assert lists == [["a"], ["a", "b", "c"]]
+    assert changes == [("ADDED", "b")]
+    assert [params.get("resourceVersion") for _, _, params in server.requests] == [None, "1", "5", None, "9"]
+    assert "does not answer" in troubles[1]
+    assert troubles[-1] is None
+
+
+def test_a_stream_is_broken_off_from_another_thread(server, connect):
+    waiting = threading.Event()
+    halt, lines = Halt(), []
+
+    def hang(one):
+        one.send_response(200)
+        one.send_header("Transfer-Encoding", "chunked")
+        one.end_headers()
+        one.wfile.write(b"6\r\nfirst\n\r\n")
+        one.wfile.flush()
+        waiting.wait(20)
+
+    server.on("/log", hang)
+    api = connect()
+    thread = threading.Thread(target=lambda: lines.extend(api.lines("/log", {"follow": "true"}, halt)), daemon=True)
+    thread.start()
+    while not server.requests:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    halt.now()
+    thread.join(10)
+    waiting.set()
+    assert not thread.is_alive()
+    assert lines in ([], [b"first"])
+
+
+def test_only_newlines_end_lines(server, connect):
+    server.on("/log", lambda one: one.stream(b"10%\r20", b"%\r100%\nnext \xe2\x80\xa8 line\n", b"rest"))
+    found = list(connect().lines("/log", {}))
+    assert found == [b"10%\r20%\r100%", "next \u2028 line".encode(), b"rest"]
+
+
+def test_a_forbidden_verb_is_named_with_the_question_that_proves_it(server, connect):
+    message = 'pods is forbidden: User "ann" cannot create resource "pods/exec" in API group "" in the namespace "team"'
+    server.on("/pods", lambda one: one.status(403, "Forbidden", message))
+    with pytest.raises(RefusedError) as error:
+        connect().get("/pods")
+    assert error.value.what == "you may not create pods/exec in the namespace team"
+    assert "kubectl auth can-i create pods --subresource=exec -n team --context here" in error.value.fix
+
+
+def test_nobody_there(connect, server):
+    api = connect()
+    server.stop()
+    with pytest.raises(UnreachableError) as error:
+        api.get("/version")
+    assert "does not answer" in error.value.what
+    server.__init__()  # for the fixture's own stop
+
+
+def test_a_plugin_is_asked_again_when_its_token_is_refused(server, connect, tmp_path):
+    calls = tmp_path / "calls"
+    plugin = tmp_path / "plugin"
+    plugin.write_text(
+        f"#!/bin/sh\necho x >> {calls}\n"
+        f'echo "{{\\"status\\": {{\\"token\\": \\"token-$(wc -l < {calls} | tr -d " ")\\"}}}}"\n'
+    )
+    plugin.chmod(0o755)
+    seen = []
+
+    def guarded(one):
+        seen.append(one.headers["Authorization"])
+        if one.headers["Authorization"] == "Bearer token-2":
+            one.json({"ok": 1})
+        else:
+            one.status(401, "Unauthorized", "Unauthorized")
+
+    server.on("/version", guarded)
+    api = connect({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}})
+    assert api.get("/version") == {"ok": 1}
+    assert seen == ["Bearer token-1", "Bearer token-2"]
+    assert api.get("/version") == {"ok": 1}
+    assert len(seen) == 3
+
+
+def test_a_rotated_token_file_is_read_again(server, connect, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("old\n")
+
+    def guarded(one):
+        if one.headers["Authorization"] == "Bearer new":
+            one.json({"ok": 1})
+        else:
+            token.write_text("new\n")
+            one.status(401, "Unauthorized", "Unauthorized")
+
+    server.on("/version", guarded)
+    assert connect({"tokenFile": "token"}).get("/version") == {"ok": 1}  # relative to the kubeconfig

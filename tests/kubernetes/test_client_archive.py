@@ -1,0 +1,148 @@
+"""The archive: what pods say is kept once, whoever is killed when."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.runfolder import RunFolder, append_json_line, read_json_lines
+from windlass.targets.kubernetes import archive as archive_module
+from windlass.targets.kubernetes.archive import Skipper, opened
+from windlass.targets.kubernetes.logs import full_moment
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path / "run")
+
+
+def stamp(tick):
+    return f"2026-11-15T06:00:{tick // 10:02d}.{tick % 10:09d}Z"
+
+
+def read(archive, lines, node=0):
+    """Read a pod's whole log once more, as the API gives it: from the second of the cursor on."""
+    cursor = archive.cursor("pod")
+    since = cursor.second() or ""
+    skipper = Skipper(cursor)
+    for tick, text in lines:
+        if stamp(tick)[:19] >= since[:19]:
+            archive.take(skipper, stamp(tick), text, node)
+
+
+LINES = [
+    (0, "[rank 0] a"),
+    (0, "[rank 0] a"),
+    (1, "[rank 1] b"),
+    (1, "torchrun"),
+    (7, "[rank 0] a"),
+    (12, "[rank 0] c"),
+]
+
+
+def test_lines_go_where_they_belong(folder):
+    with opened(folder) as archive:
+        read(archive, [*LINES, (13, "[rank 12] \rprogress\rbar"), (14, "")])
+    assert folder.rank_log(0).read_text() == "a\na\na\nc\n"
+    assert folder.rank_log(1).read_text() == "b\n"
+    assert folder.rank_log(12).read_bytes() == b"\rprogress\rbar\n"
+    assert (folder.logs / "launcher-0.log").read_text() == "torchrun\n\n"
+
+
+def test_a_second_look_adds_only_what_is_new(folder):
+    for upto in range(len(LINES) + 1):
+        with opened(folder) as archive:
+            read(archive, LINES[:upto])
+    assert folder.rank_log(0).read_text() == "a\na\na\nc\n"
+
+
+@given(
+    ticks=st.lists(st.integers(0, 30), min_size=1, max_size=30),
+    deaths=st.lists(st.tuples(st.integers(0, 40), st.booleans(), st.integers(0, 3)), max_size=5),
+)
+def test_keepers_that_are_killed_lose_and_repeat_nothing(tmp_path_factory, ticks, deaths):
+    """Each keeper reads some lines, may write its cursors down, and dies; a torn line may be left."""
+    folder = RunFolder(tmp_path_factory.mktemp("archive") / "run")
+    lines = [(tick, f"[rank 0] line {tick % 3}") for tick in sorted(ticks)]
+    furthest = 0
+    for upto, commits, torn in deaths:
+        with opened(folder) as archive:
+            read(archive, lines[:upto])
+            if commits:
+                archive.commit()
+            archive.commit = lambda: None  # killed: nothing is written down at the end
+        furthest = max(furthest, upto)
+        if torn and upto == furthest < len(lines) and folder.rank_log(0).exists():  # it died while it wrote a line
+            with folder.rank_log(0).open("ab") as file:
+                file.write(lines[upto][1].removeprefix("[rank 0] ").encode()[:torn])
+    with opened(folder) as archive:
+        read(archive, lines)
+    kept = folder.rank_log(0).read_text().splitlines()
+    assert kept == [text.removeprefix("[rank 0] ") for _, text in lines]
+
+
+def record(kind, offset, value, origin="abcd1234"):
+    return f"windlass-record {kind} {origin}@{offset} {json.dumps(value, separators=(',', ':'))}"
+
+
+def test_records_that_come_again_are_passed_over(folder):
+    first, second = {"event": "started"}, {"event": "checkpoint", "step": 3}
+    size = len(json.dumps(first, separators=(",", ":"))) + 1
+    with opened(folder) as archive:
+        read(archive, [(0, record("history", 0, first)), (1, record("history", size, second))])
+        replacement = Skipper(archive.cursor("another pod"))
+        for tick, value, offset in ((5, first, 0), (6, second, size)):
+            archive.take(replacement, stamp(tick), record("history", offset, value), 0)
+    assert list(read_json_lines(folder.history)) == [first, second]
+
+
+def test_this_machines_own_records_stay_among_them(folder):
+    folder.logs.mkdir(parents=True)
+    folder.record("submitted", job="x")
+    with opened(folder) as archive:
+        read(archive, [(0, record("history", 0, {"event": "started"}))])
+        append_json_line(folder.history, {"event": "stop-requested"})
+        archive.commit = lambda: None
+    with opened(folder) as archive:
+        read(archive, [(0, record("history", 0, {"event": "started"}))])
+    assert [one["event"] for one in read_json_lines(folder.history)] == ["submitted", "started", "stop-requested"]
+
+
+def test_what_pods_said_that_are_gone_is_fetched(folder):
+    """The first record here begins in the middle of the cluster's file: the part before it is asked for."""
+    asked = []
+    earlier = b'{"kind":"step","step":1}\n{"kind":"step","step":2}\n'
+
+    def fill(kind, begin, end):
+        asked.append((kind, begin, end))
+        return earlier[begin:end]
+
+    with opened(folder, fill) as archive:
+        read(archive, [(0, record("metrics", len(earlier), {"kind": "step", "step": 3}))])
+        size = len(earlier) + len('{"kind":"step","step":3}') + 1
+        read(archive, [(1, record("metrics", size, {"kind": "step", "step": 4}))])
+    assert asked == [("metrics", 0, len(earlier))]
+    assert [one["step"] for one in read_json_lines(folder.metrics)] == [1, 2, 3, 4]
+
+
+def test_errors_of_ranks_become_their_files(folder):
+    error = {"rank": 3, "attempt": 1, "error": "boom"}
+    with opened(folder) as archive:
+        read(archive, [(0, f"windlass-record error - {json.dumps(error)}")])
+    assert json.loads(folder.rank_error(3).read_text()) == error
+
+
+def test_one_keeper_at_a_time(folder):
+    with opened(folder) as first, opened(folder) as second:
+        assert first is not None
+        assert second is None
+    with opened(folder) as third:
+        assert third is not None
+    assert (folder.logs / archive_module.CURSOR_FILE).exists()
+
+
+def test_moments_are_compared_in_full():
+    assert full_moment("2026-11-15T06:00:00Z") == "2026-11-15T06:00:00.000000000Z"
+    assert full_moment("2026-11-15T06:00:00.5Z") < full_moment("2026-11-15T06:00:00.51Z")
+    assert full_moment("unable to retrieve container logs") is None

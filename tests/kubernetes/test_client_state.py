@@ -1,0 +1,196 @@
+"""What objects of a cluster mean: pods, jobs, nodes, amounts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.runfolder import RunFolder
+from windlass.targets.kubernetes.capacity import charge, node_room, why_not
+from windlass.targets.kubernetes.picture import Picture
+from windlass.targets.kubernetes.pods import newest_by_node, pod_of
+from windlass.targets.kubernetes.quantities import parse, show
+from windlass.targets.kubernetes.request import PodLayout
+from windlass.targets.kubernetes.state import bare_status, end_of, status_of
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+LAYOUT = PodLayout("windlass.dev/run=a", (INDEX,), None, num_pods=2, ranks_per_pod=4, container="trainer")
+
+
+def pod_value(
+    name="a-0", index=0, created="2026-11-15T06:00:00Z", state=None, phase="Running", deleting=False, **status
+):
+    metadata = {"name": name, "uid": name, "labels": {INDEX: str(index)}, "creationTimestamp": created}
+    if deleting:
+        metadata["deletionTimestamp"] = created
+    containers = [{"name": "sidecar", "state": {"running": {}}}]
+    if state is not None:
+        containers.append({"name": "trainer", "restartCount": 0, "state": state})
+    return {"metadata": metadata, "spec": {}, "status": {"phase": phase, "containerStatuses": containers, **status}}
+
+
+def pod(*arguments, **options):
+    return pod_of(pod_value(*arguments, **options), LAYOUT, submission_label="windlass.dev/submission")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "started"),
+    [
+        ({"state": {"running": {}}}, "", True),
+        (
+            {"state": {"waiting": {"reason": "ErrImagePull", "message": "no"}}, "phase": "Pending"},
+            "ErrImagePull",
+            False,
+        ),
+        ({"state": {"waiting": {"reason": "ContainerCreating"}}, "phase": "Pending"}, "ContainerCreating", False),
+        ({"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "phase": "Failed"}, "OOMKilled", True),
+        ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, "Evicted", False),
+        (
+            {
+                "phase": "Pending",
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}
+                ],
+            },
+            "Unschedulable",
+            False,
+        ),
+    ],
+)
+def test_why_a_pod_does_not_run(options, reason, started):
+    found = pod(**options)
+    assert (found.reason, found.started) == (reason, started)
+
+
+def test_the_pod_that_counts_is_not_the_one_that_leaves():
+    old = pod("a-0-old", created="2026-11-15T06:00:00Z", state={"running": {}})
+    new = pod("a-0-new", created="2026-11-15T06:05:00Z", phase="Pending")
+    leaving = pod("a-0-leaving", created="2026-11-15T06:09:00Z", state={"running": {}}, deleting=True)
+    assert newest_by_node([new, old])[0].name == "a-0-new"
+    assert newest_by_node([leaving, old])[0].name == "a-0-old"
+
+
+def job(kind=None, **metadata):
+    conditions = [{"type": kind, "status": "True", "reason": "R", "message": "M"}] if kind else []
+    return {"metadata": {"uid": "u", **metadata}, "status": {"conditions": conditions}}
+
+
+@pytest.mark.parametrize("kind", ["Complete", "Succeeded", "Completed"])
+def test_every_operators_word_for_the_end(kind):
+    assert end_of(job(kind)).finished
+    assert bare_status(job(kind)).state == "finished"
+    assert not end_of(job("Failed")).finished
+    assert end_of(job("Running")) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "history", "pods", "state", "words"),
+    [
+        (job(), [], [], "waiting", "starting"),
+        (job(), ["launched"], [{"state": {"running": {}}}], "waiting", "starting"),
+        (job(), ["launched", "started"], [{"state": {"running": {}}}], "running", "1 of 2 pods are missing"),
+        (job(), ["launched", "started", "restart"], [{"state": {"running": {}}}], "waiting", "starting"),
+        (job(), ["launched", "started", "exit"], [{"state": {"running": {}}}], "running", "leaving"),
+        (job(), ["started", "exit"], [{"state": {"terminated": {"exitCode": 0}}, "phase": "Succeeded"}],
+         "finished", None),  # although the job itself waits for a pod on a lost node
+        (job("Complete"), [], [], "finished", None),
+        (job("Failed"), [], [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "phase": "Failed"}],
+         "failed", "memory limit was reached"),
+        (job("Failed"), ["gave-up"], [], "failed", "too often"),
+        (None, ["submitted", "started"], [], "stopped", "no longer in the cluster"),
+        (None, ["started", "preempted"], [], "preempted", "no longer in the cluster"),
+        (None, ["started", "finished"], [], "finished", None),
+        (None, ["started"], [{"state": {"running": {}}, "deleting": True}], "running", "1 Terminating"),
+    ],
+)  # fmt: skip
+def test_where_a_job_stands(tmp_path, value, history, pods, state, words):
+    folder = RunFolder(tmp_path)
+    for event in history:
+        folder.record(event, why="died too often", state="finished", code=0)
+    seen = Picture(value, {str(index): pod(index=index, **one) for index, one in enumerate(pods)})
+    found = status_of(folder, seen, num_pods=2)
+    assert found.state == state
+    assert words is None or words in found.reason
+
+
+def test_a_cluster_that_does_not_answer_ends_no_job(tmp_path):
+    found = status_of(RunFolder(tmp_path), Picture(None, {}, trouble="it does not answer"), num_pods=1)
+    assert (found.state, found.reason) == ("waiting", "it does not answer")
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("1500m", 1.5), ("2Gi", 2**31), ("1k", 1000), ("3", 3), ("0.5", 0.5), ("1e3", 1000), ("12E", 12e18), (4, 4)],
+)
+def test_quantities(text, amount):
+    assert parse(text) == pytest.approx(amount)
+
+
+@given(st.integers(0, 10**6))
+def test_whole_mebibytes_are_read_as_written(number):
+    assert parse(f"{number}Mi") == number * 2**20
+
+
+def test_amounts_for_a_person():
+    assert show("memory", 3 * 2**30) == "3 GiB"
+    assert show("cpu", 1.5) == "1.5"
+    with pytest.raises(ValueError, match="no quantity"):
+        parse("many")
+
+
+def node_value(name, gpus=8, cpu="10", ready=True, taints=(), **labels):
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"taints": list(taints)},
+        "status": {
+            "allocatable": {"nvidia.com/gpu": str(gpus), "cpu": cpu},
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }
+
+
+def asking(gpus, cpu="1", node=None, run=None, **spec):
+    labels = {"windlass.dev/run": run} if run else {}
+    container = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}, "requests": {"cpu": cpu}}}
+    return {
+        "metadata": {"name": "p", "namespace": "n", "labels": labels},
+        "spec": {"containers": [container], **({"nodeName": node} if node else {}), **spec},
+        "status": {"phase": "Running" if node else "Pending"},
+    }
+
+
+def told(pod, nodes, pods=(), waiting=1):
+    rooms = {room.name: room for room in map(node_room, nodes)}
+    charge(rooms, pods, "windlass.dev/run")
+    return "; ".join(why_not(pod, list(rooms.values()), num_waiting=waiting))
+
+
+def test_what_is_in_use_and_by_whom():
+    nodes = [node_value("n1"), node_value("n2")]
+    pods = [asking(8, node="n1", run="mistral"), asking(4, node="n2")]
+    said = told(asking(8), nodes, pods)
+    assert said == "nvidia.com/gpu: 8 asked, 16 allocatable, 12 in use by run mistral (8), n/p (4)"
+
+
+def test_more_than_any_node_has():
+    said = told(asking(16), [node_value("n1")])
+    assert said == "nvidia.com/gpu: 16 asked, 8 is the most one node has"
+
+
+def test_several_pods_that_would_fit_one_by_one():
+    said = told(asking(8), [node_value("n1")], waiting=2)
+    assert "8 asked by each of 2 pods, 8 allocatable, 0 in use" in said
+
+
+def test_nodes_that_are_out_of_bounds():
+    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+    nodes = [node_value("n1", ready=False), node_value("n2", taints=[taint]), node_value("n3", zone="b")]
+    said = told(asking(1, nodeSelector={"zone": "a"}), nodes)
+    assert said.startswith("0 of 3 nodes may take it: 1 not ready, 2 excluded by labels or taints")
+    tolerant = asking(1, tolerations=[{"key": "gpu", "operator": "Exists"}])
+    assert told(tolerant, nodes).startswith("2 of 3 nodes")
+
+
+def test_what_has_ended_holds_nothing():
+    done = asking(8, node="n1", run="old")
+    done["status"]["phase"] = "Succeeded"
+    assert told(asking(8), [node_value("n1")], [done]) == ""

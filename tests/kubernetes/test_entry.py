@@ -1,0 +1,237 @@
+"""What pods run, without a cluster: every pod is a process group here, and is killed as a pod would be."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from windlass.plan import resolve
+from windlass.runfolder import RunFolder, read_json_lines, steps_of
+from windlass.spec import dump_run, parse_run
+from windlass.targets.kubernetes.verdict import LEFT
+from windlass.targets.local import processes
+
+pytestmark = pytest.mark.train
+PATIENCE = 600.0
+
+
+class Pods:
+    """Three pods of one run that share a folder."""
+
+    def __init__(self, root, port, *, steps=16, nodes=3, faults=None):
+        self.root, self.port, self.nodes, self.faults = root, port, nodes, faults
+        root.mkdir()
+        self.folder = RunFolder(root / "runs" / "tiny")
+        run = parse_run(
+            {
+                "name": "tiny",
+                "model": {"preset": "llama-tiny"},
+                "data": {"source": "corpus:austen", "sequence_length": 32},
+                "train": {"steps": steps, "global_batch": 6, "precision": "fp32", "warmup_steps": 0},
+                "checkpoint": {"every": 2, "grace_seconds": 300},
+                "resources": {
+                    "nodes": nodes,
+                    "gpus_per_node": 0,
+                    "processes_per_node": 1,
+                    "threads_per_process": 1,
+                },
+                "target": {"kind": "kubernetes", "kubernetes": {"storage": "pvc:claim"}},
+            }
+        )
+        (root / "run.yaml").write_text(dump_run(resolve(run)))
+        self.running = {}
+        self.made = 0
+
+    def start(self, node, **more):
+        self.made += 1
+        name = f"pod-{node}-{self.made}"
+        environment = {
+            **os.environ,
+            "WINDLASS_RUN_FILE": str(self.root / "run.yaml"),
+            "WINDLASS_SCRATCH": str(self.root / name),
+            "WINDLASS_CARRIED": str(self.root / "nothing"),
+            "WINDLASS_RUNS": str(self.root / "runs"),
+            "WINDLASS_SHARED": "1",
+            "WINDLASS_MEETING_HOST": "localhost",
+            "WINDLASS_MEETING_PORT": str(self.port),
+            "WINDLASS_NODES": str(self.nodes),
+            "WINDLASS_NODE_INDEX": str(node),
+            "WINDLASS_SUBMISSION": "a",
+            "WINDLASS_POD": name,
+            "WINDLASS_POD_IP": "127.0.0.1",
+            "OMP_NUM_THREADS": "1",
+            "PET_NNODES": "7",  # an operator's, to be ignored
+            **({"WINDLASS_FAULTS": self.faults} if self.faults else {}),
+            **more,
+        }
+        with (self.root / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "windlass.targets.kubernetes.entry"],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.running[node] = (process, name)
+
+    def kill(self, node):
+        """As a node that loses its power: everything of the pod at once."""
+        process, name = self.running.pop(node)
+        process.kill()
+        mark = str(self.root / name)
+        for pid in processes.all_pids():
+            if processes.environment(pid).get("WINDLASS_SCRATCH") == mark:
+                processes.send(pid, signal.SIGKILL)
+        process.wait()
+
+    def tell(self, node):
+        self.running[node][0].send_signal(signal.SIGTERM)
+
+    def ended(self, node):
+        return self.running[node][0].wait(PATIENCE)
+
+    def words(self, node):
+        return (self.root / f"{self.running[node][1]}.log").read_text()
+
+    def wait_for(self, event, **facts):
+        self.wait_until(
+            lambda: any(
+                one.get("event") == event and facts.items() <= one.items()
+                for one in read_json_lines(self.folder.history)
+            ),
+            f"{event} {facts}",
+        )
+
+    def wait_until(self, condition, what):
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not come"
+            time.sleep(0.05)
+
+    def close(self):
+        for node in list(self.running):
+            self.kill(node)
+
+    @property
+    def losses(self):
+        return {step: one["loss"] for step, one in steps_of(self.folder).items()}
+
+
+@pytest.fixture
+def pods(tmp_path):
+    opened = []
+
+    def make(name, **more):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        made = Pods(tmp_path / name, port, **more)
+        opened.append(made)
+        return made
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def test_killed_ranks_killed_pods_and_a_drained_pod_change_nothing(pods):
+    whole = pods("whole")
+    for node in range(3):
+        whole.start(node)
+    assert [whole.ended(node) for node in range(3)] == [0, 0, 0]
+
+    # sleeping a moment at each step keeps the run from ending before it is disturbed
+    slow = ";".join(f"sleep:rank=0,step={step},seconds=2" for step in range(1, 16))
+    hurt = pods("hurt", faults=f"kill:rank=1,step=3;{slow}")
+    for node in range(3):
+        hurt.start(node)
+    hurt.wait_for("restart", attempt=2)
+    hurt.wait_for("checkpoint", step=4)
+    hurt.kill(1)
+    hurt.wait_for("node-lost", node=1)
+    hurt.start(1)
+    hurt.wait_for("checkpoint", step=8)
+    hurt.kill(0)
+    hurt.start(0)
+    hurt.wait_for("checkpoint", step=12)
+    hurt.tell(2)
+    assert hurt.ended(2) == LEFT
+    hurt.start(2)
+    assert [hurt.ended(node) for node in range(3)] == [0, 0, 0]
+
+    assert hurt.losses == whole.losses
+    history = list(read_json_lines(hurt.folder.history))
+    assert [one["attempt"] for one in history if one["event"] == "launched"] == [1, 2, 3, 4, 5]
+    reasons = [one["why"] for one in history if one["event"] == "restart"]
+    assert reasons[0] == "rank 1 was killed by SIGKILL"
+    assert reasons[1].startswith("node 1 was lost")
+    assert reasons[-1] == "node 2 was told to leave; saved first"
+    assert next(one["rank"] for one in history if one["event"] == "rank-died" and one["first"]) == 1
+
+
+def test_what_a_pod_says_is_what_is_in_the_run_folder(pods):
+    run = pods("one", nodes=1, steps=4)
+    run.start(0)
+    assert run.ended(0) == 0
+    lines = run.words(0).splitlines()
+    for kind, path in (("metrics", run.folder.metrics), ("history", run.folder.history)):
+        said = [line.split(maxsplit=3) for line in lines if line.startswith(f"windlass-record {kind} ")]
+        assert "".join(f"{one[3]}\n" for one in said) == path.read_text()
+        offsets = [int(one[2].partition("@")[2]) for one in said]
+        assert offsets == sorted(set(offsets))
+    assert any(line.startswith("[rank 0] ") and "finished after step 4" in line for line in lines)
+    assert sum(line.startswith("windlass-record node - ") for line in lines) == 1
+
+
+def test_an_error_that_would_come_again_ends_all_pods_with_its_words(pods):
+    run = pods("nan", nodes=2, faults="nan:rank=1,step=3")
+    for node in range(2):
+        run.start(node)
+    assert [run.ended(node) for node in range(2)] == [1, 1]
+    last = list(read_json_lines(run.folder.history))[-1]
+    assert (last["event"], last["state"], last["job"]) == ("exit", "failed", "a")
+    assert "loss nan" in last["reason"]
+    assert "windlass-record error - " in run.words(0) + run.words(1)
+    run.start(0)  # the job makes a new pod; it has nothing to do
+    assert run.ended(0) == 1
+    assert "this job is over already: failed" in run.words(0)
+    assert len([one for one in read_json_lines(run.folder.history) if one["event"] == "launched"]) == 1
+
+
+AGENT = """\
+#!{python}
+# stands in for HyperPod's agent: starts the ranks it is given as torchrun would, passes SIGTERM on
+import os, signal, subprocess, sys
+command = sys.argv[sys.argv.index("-m") :]
+ranks = {{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}}
+rank = subprocess.Popen([sys.executable, *command], env={{**os.environ, **ranks}})
+signal.signal(signal.SIGTERM, lambda *_: rank.send_signal(signal.SIGTERM))
+sys.exit(rank.wait())
+"""
+
+
+def test_a_hyperpod_pod_runs_the_agent_and_says_its_records(pods, tmp_path):
+    run = pods("hyperpod", nodes=1, steps=40, faults=";".join(f"sleep:step={n},seconds=1" for n in range(5, 40)))
+    agent = tmp_path / "bin" / "hyperpodrun"
+    agent.parent.mkdir()
+    agent.write_text(AGENT.format(python=sys.executable, port=run.port))
+    agent.chmod(0o755)
+    path = f"{agent.parent}{os.pathsep}{os.environ['PATH']}"
+    run.start(0, WINDLASS_LAUNCHER="hyperpodrun", PATH=path)
+    run.wait_for("checkpoint", step=4)
+    run.tell(0)
+    assert run.ended(0) == 75  # its operator decides what that means
+    said = [line for line in run.words(0).splitlines() if line.startswith("windlass-record history ")]
+    assert [line.split(maxsplit=3)[3] for line in said] == run.folder.history.read_text().splitlines()
+    assert '"preempted"' in said[-1]
+
+
+def test_a_hyperpod_image_without_the_agent_says_what_to_do(pods):
+    run = pods("agentless", nodes=1)
+    run.start(0, WINDLASS_LAUNCHER="hyperpodrun")
+    assert run.ended(0) == 2
+    assert "the image has no hyperpodrun" in run.words(0)
+    assert "image.hyperpod_agent=true" in run.words(0)

@@ -1,0 +1,370 @@
+"""Runs as Kubernetes objects: golden files, schemas of every supported version, single decisions. Talks to nobody."""
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kubernetes.golden import CLUSTERS, GOLDEN, KINDS, SERVED, cluster_of, files, rendered, request_of, run_of
+from windlass.catalog.models import presets
+from windlass.errors import UserError
+from windlass.plan import resolve
+from windlass.spec import parse_run
+from windlass.targets.kubernetes.code import Carried
+from windlass.targets.kubernetes.facts import ClusterFacts, JobKind, NodeFacts, Served, ServedKind
+from windlass.targets.kubernetes.labels import LONGEST_NAME, safe_name
+from windlass.targets.kubernetes.overlay import merge_pod
+from windlass.targets.kubernetes.render import check, layout_of, pick, render, settle
+from windlass.targets.kubernetes.validation import mistakes_in, schema_of, validate, versions_of
+
+
+def test_golden():
+    """`python -m tests.kubernetes.golden` writes the files anew: read what changed before it is committed."""
+    expected = dict(files())
+    assert {path.name for path in GOLDEN.glob("*.yaml")} == {path.name for path in expected}
+    for path, text in expected.items():
+        assert path.read_text() == text, path.name
+
+
+@pytest.mark.parametrize("kind", JobKind)
+def test_every_preset_as_every_kind_is_valid_in_every_supported_version(kind):
+    for preset in presets():
+        for one in rendered(preset, kind).objects:
+            for version in versions_of(one["kind"]):
+                assert mistakes_in(one, version) == [], (preset, one["kind"], version)
+
+
+def test_every_option_is_in_some_golden_file():
+    shown = {key for _, _, options in CLUSTERS.values() for key in options}
+    assert shown >= {"queue", "deadline", "keep_for", "min_nodes", "secrets", "service_account", "pod", "spread"}
+
+
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True))
+def test_names_are_safe_stable_and_different(name):
+    safe = safe_name(name)
+    assert len(safe) <= LONGEST_NAME
+    assert safe == safe.lower()
+    assert safe[0].isalpha()
+    assert safe[-1].isalnum()
+    assert all(letter.isalnum() or letter == "-" for letter in safe)
+    assert safe_name(name) == safe
+    if safe != name:
+        assert safe_name(name + "x"[: 63 - len(name)]) != safe or len(name) == 63
+        assert safe_name(safe) == safe
+
+
+def test_names_that_differ_only_in_letters_kubernetes_does_not_have():
+    names = ["a.b", "a_b", "A-b", "a-b", "a--b"]
+    assert len({safe_name(name) for name in names}) == len(names)
+
+
+def kinds(*served, **more):
+    return Served({kind: KINDS[kind] for kind in served}, **more)
+
+
+@pytest.mark.parametrize(
+    ("served", "picked"),
+    [
+        ([JobKind.TRAINJOB, JobKind.PYTORCHJOB, JobKind.HYPERPOD, JobKind.INDEXED], JobKind.TRAINJOB),
+        ([JobKind.PYTORCHJOB, JobKind.HYPERPOD, JobKind.INDEXED], JobKind.PYTORCHJOB),
+        ([JobKind.HYPERPOD, JobKind.INDEXED], JobKind.HYPERPOD),
+        ([JobKind.INDEXED], JobKind.INDEXED),
+        ([], JobKind.INDEXED),
+    ],
+)
+def test_the_kind_is_what_the_cluster_serves(served, picked):
+    run = run_of("llama-tiny", JobKind.INDEXED)
+    options = run.target.kubernetes.model_copy(update={"job": None})
+    run = run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": options})})
+    assert pick(run, kinds(*served)) is picked
+
+
+def test_a_kind_by_name_that_is_not_there():
+    with pytest.raises(UserError) as error:
+        pick(run_of("llama-tiny", JobKind.TRAINJOB), kinds(JobKind.PYTORCHJOB))
+    assert "Kubeflow Trainer is not installed" in error.value.what
+    assert "it serves pytorchjob, job" in error.value.evidence
+
+
+def test_what_is_printed_is_what_is_sent_but_for_secrets():
+    request = request_of("llama3.1-8b", JobKind.PYTORCHJOB)
+    assert "hf_golden" not in str(request)
+    assert "hf_golden" not in repr(request)
+    assert "hf_golden" not in json.dumps(request.as_dict())
+    assert tuple(yaml.safe_load_all(str(request))) == request.objects
+    sent = [request.with_secret_values(one) for one in request.objects]
+    assert [one["stringData"] for one in sent if one["kind"] == "Secret"] == [{"HF_TOKEN": "hf_golden"}]
+    assert [one for one in sent if one["kind"] != "Secret"] == [
+        one for one in request.objects if one["kind"] != "Secret"
+    ]
+
+
+def test_the_digest_is_of_the_request_and_not_of_the_submission():
+    cluster = cluster_of("llama-tiny")
+    run = resolve(settle(run_of("llama-tiny", JobKind.INDEXED), cluster))
+
+    def digest(run=run, submission="a", **carried):
+        return render(run, cluster, Carried(**carried), submission=submission).digest
+
+    longer = run.model_copy(update={"train": run.train.model_copy(update={"steps": 7})})
+    elsewhere = run.target.kubernetes.model_copy(update={"context": "other"})
+    from_elsewhere = run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": elsewhere})})
+    assert digest() == digest(submission="b") == digest(from_elsewhere)
+    assert len({digest(), digest(longer), digest(archives={"code": b"1"}), digest(archives={"code": b"2"})}) == 4
+
+
+@pytest.mark.parametrize("kind", [JobKind.TRAINJOB, JobKind.PYTORCHJOB, JobKind.INDEXED])
+def test_pods_map_to_ranks(kind):
+    run = settle(run_of("llama-tiny", kind), cluster_of("llama-tiny"))
+    layout = layout_of(kind, run)
+    indexed = {"batch.kubernetes.io/job-completion-index": "2"}
+    replica = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": "1"}
+    master = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
+    assert layout.node_of(replica if kind is JobKind.PYTORCHJOB else indexed) == 2
+    if kind is JobKind.PYTORCHJOB:
+        assert layout.node_of(master) == 0
+    assert layout.node_of({}) is None
+    assert list(layout.ranks_of(2)) == [4, 5]
+    assert layout.node_of_rank(5) == 2
+
+
+def container_of(request):
+    spec = request.job["spec"]
+    template = spec.get("template") or spec["pytorchReplicaSpecs"]["Master"]["template"]
+    return template["spec"]["containers"][0], template["spec"]
+
+
+def test_a_part_of_an_instance_gets_its_share_and_no_efa():
+    cluster = cluster_of("llama3.1-8b")
+    run = run_of("llama3.1-8b", JobKind.INDEXED)
+    part = run.resources.model_copy(update={"gpus_per_node": 4})
+    run = resolve(settle(run.model_copy(update={"resources": part}), cluster))
+    container, pod = container_of(render(run, cluster, Carried(), submission="a"))
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert "vpc.amazonaws.com/efa" not in container["resources"]["limits"]
+    assert float(container["resources"]["requests"]["cpu"]) <= 96
+    assert "podAffinity" not in pod.get("affinity", {})
+
+
+def test_more_efa_than_the_instance_has_is_refused():
+    with pytest.raises(UserError, match="has 32 EFA interfaces, not 33"):
+        request_of("llama3.1-8b", JobKind.INDEXED, efa=33)
+
+
+def test_amounts_come_from_the_nodes_where_no_instance_is_named():
+    nodes = [
+        NodeFacts("cpu", allocatable={"cpu": "64", "memory": "256Gi"}),
+        NodeFacts(
+            "gpu",
+            allocatable={"cpu": "100", "memory": "1000Gi", "nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"},
+        ),
+        NodeFacts("broken", allocatable={"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "16"}, ready=False),
+    ]
+    cluster = ClusterFacts(SERVED, "team", nodes)
+    run = run_of("llama3.1-8b", JobKind.INDEXED)
+    anywhere = run.resources.model_copy(update={"instance": None})
+    run = settle(run.model_copy(update={"resources": anywhere}), cluster)
+    assert (run.resources.gpus_per_node, run.resources.processes_per_node) == (8, 8)
+    container, pod = container_of(render(resolve(run), cluster, Carried(), submission="a"))
+    assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == "4"
+    assert container["resources"]["requests"]["cpu"] == "93"
+    assert "nodeSelector" not in pod
+
+
+def test_gpus_are_not_guessed():
+    run = run_of("llama3.1-8b", JobKind.INDEXED)
+    unsaid = run.model_copy(update={"resources": run.resources.model_copy(update={"instance": None})})
+    with pytest.raises(UserError, match="how many GPUs"):
+        settle(unsaid, ClusterFacts(SERVED, "team"))
+
+
+def test_only_instances_without_efa_are_told_to_use_sockets():
+    def names(instance):
+        run = run_of("llama3.1-8b", JobKind.INDEXED)
+        on = run.model_copy(update={"resources": run.resources.model_copy(update={"instance": instance})})
+        cluster = ClusterFacts(SERVED, "team")
+        container, _ = container_of(render(resolve(settle(on, cluster)), cluster, Carried(), submission="a"))
+        return {one["name"] for one in container["env"]}
+
+    assert "NCCL_NET" in names("g5.4xlarge")
+    assert "NCCL_NET" not in names("p5.48xlarge")
+    for forbidden in ("NCCL_ALGO", "NCCL_BUFFSIZE", "FI_EFA_FORK_SAFE", "RDMAV_FORK_SAFE", "GLOO_SOCKET_IFNAME"):
+        assert forbidden not in names("p5.48xlarge")
+
+
+@pytest.mark.parametrize(
+    ("version", "way"),
+    [
+        ("2.0", "podSpecOverrides"),
+        ("2.1", "podTemplateOverrides"),
+        ("2.2", "runtimePatches"),
+        ("2.3", "runtimePatches"),
+    ],
+)
+def test_a_named_runtime_is_changed_as_its_version_allows(version, way):
+    schema = schema_of(f"trainjob-{version}", "TrainJob")
+    kind = ServedKind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs", schema)
+    served = Served({JobKind.TRAINJOB: kind}, kubernetes=(1, 33))
+    request = request_of("llama-tiny", JobKind.TRAINJOB, served, runtime="torch-distributed")
+    assert [one["kind"] for one in request.objects].count("TrainingRuntime") == 0
+    assert way in request.job["spec"]
+    assert mistakes_in(request.job, f"trainjob-{version}") == []
+
+
+def test_what_an_old_trainer_cannot_change_is_refused():
+    kind = ServedKind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs", schema_of("trainjob-2.0", "TrainJob"))
+    served = Served({JobKind.TRAINJOB: kind}, kubernetes=(1, 33))
+    with pytest.raises(UserError, match="cannot change affinity"):
+        request_of("llama3.1-8b", JobKind.TRAINJOB, served, runtime="torch-distributed")
+
+
+def test_a_deadline_on_a_named_runtime_needs_a_trainer_that_knows_it():
+    kind = ServedKind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs", schema_of("trainjob-2.1", "TrainJob"))
+    served = Served({JobKind.TRAINJOB: kind}, kubernetes=(1, 33))
+    with pytest.raises(UserError, match="knows no deadline"):
+        request_of("llama3.1-8b", JobKind.TRAINJOB, served, runtime="torch-distributed", deadline="1h")
+
+
+def test_elastic_jobs_of_each_kind():
+    assert request_of("mistral-tiny", JobKind.INDEXED).job["spec"]["successPolicy"]
+    spec = request_of("mistral-tiny", JobKind.PYTORCHJOB).job["spec"]
+    assert spec["elasticPolicy"]["minReplicas"] == 2
+    assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]
+    old = Served(KINDS, kubernetes=(1, 30))
+    with pytest.raises(UserError, match=r"needs Kubernetes 1\.31"):
+        request_of("mistral-tiny", JobKind.INDEXED, old)
+
+
+def test_grace_is_longer_than_a_save():
+    run = run_of("llama-tiny", JobKind.INDEXED)
+    longer = run.checkpoint.model_copy(update={"grace_seconds": 500})
+    cluster = cluster_of("llama-tiny")
+    run = resolve(settle(run.model_copy(update={"checkpoint": longer}), cluster))
+    _, pod = container_of(render(run, cluster, Carried(), submission="a"))
+    assert pod["terminationGracePeriodSeconds"] == 560
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"storage": "none"}, "no place in common"),
+        ({"min_nodes": 9}, "min_nodes is 9 but the run has 3 nodes"),
+    ],
+)
+def test_what_no_cluster_can_run_is_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        check(run_of("llama-tiny", JobKind.INDEXED, **options))
+
+
+def test_a_run_without_an_image_is_refused():
+    run = run_of("llama-tiny", JobKind.INDEXED)
+    with pytest.raises(UserError, match="which image"):
+        check(run.model_copy(update={"image": run.image.model_copy(update={"name": None})}))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"storage": "fsx"}, "is not understood"),
+        ({"storage": "pvc:fsx/../other"}, "leads out of its claim"),
+        ({"deadline": "soon"}, "is no duration"),
+        ({"memory": "lots"}, "is no quantity"),
+        ({"secrets": ["HF_TOKEN=hf_abc123"]}, "never belongs into a run file"),
+        ({"secrets": ["A"], "environment": {"A": "1"}}, "gives the variable A twice"),
+        ({"runtime": "x", "job": "job"}, "belongs to a trainjob"),
+        ({"imagee": "x"}, "did you mean target.kubernetes.image?"),
+    ],
+)
+def test_options_that_are_refused(options, words):
+    with pytest.raises(UserError) as error:
+        run_of("llama-tiny", JobKind.INDEXED, **options)
+    assert words in str(error.value)
+    assert "hf_abc123" not in str(error.value)
+
+
+def test_an_overlay_is_merged_by_name():
+    below = {
+        "containers": [
+            {"name": "node", "image": "a", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
+        ],
+        "volumes": [{"name": "runs", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}],
+        "tolerations": [{"key": "gpu"}],
+        "nodeSelector": {"a": "1"},
+        "restartPolicy": "Never",
+    }
+    above = {
+        "containers": [
+            {"name": "trainer", "env": [{"name": "B", "valueFrom": {"fieldRef": {}}}, {"name": "C", "value": "3"}]},
+            {"name": "sidecar", "image": "b"},
+        ],
+        "volumes": [{"name": "runs", "hostPath": {"path": "/x"}}, {"name": "shm", "emptyDir": {"sizeLimit": "1Gi"}}],
+        "tolerations": [{"key": "other"}],
+        "nodeSelector": {"b": "2"},
+        "restartPolicy": None,
+        "hostNetwork": True,
+    }
+    merged = merge_pod(below, above, container="node")
+    assert [one["name"] for one in merged["containers"]] == ["node", "sidecar"]
+    assert merged["containers"][0]["env"] == [
+        {"name": "A", "value": "1"},
+        {"name": "B", "valueFrom": {"fieldRef": {}}},
+        {"name": "C", "value": "3"},
+    ]
+    assert merged["volumes"] == [
+        {"name": "runs", "hostPath": {"path": "/x"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+    ]
+    assert merged["tolerations"] == [{"key": "gpu"}, {"key": "other"}]
+    assert merged["nodeSelector"] == {"a": "1", "b": "2"}
+    assert merged["hostNetwork"] is True
+    assert "restartPolicy" not in merged
+    assert below["restartPolicy"] == "Never"
+
+
+def test_an_overlay_with_a_mistake_is_named_before_anything_is_sent():
+    request = request_of("llama-tiny", JobKind.INDEXED, pod={"containers": [{"name": "trainer", "comand": ["x"]}]})
+    with pytest.raises(UserError) as error:
+        validate(request.objects)
+    assert "containers[0].comand; did you mean command?" in error.value.evidence
+
+
+def test_wrong_types_values_and_missing_fields_are_named():
+    request = request_of("llama-tiny", JobKind.INDEXED, pod={"hostNetwork": "yes", "restartPolicy": 3})
+    with pytest.raises(UserError) as error:
+        validate(request.objects)
+    assert "hostNetwork: boolean is expected, not 'yes'" in error.value.evidence
+    job = request_of("mistral-tiny", JobKind.HYPERPOD).job
+    job["spec"]["runPolicy"]["cleanPodPolicy"] = "Some"
+    del job["spec"]["replicaSpecs"][0]["name"]
+    assert mistakes_in(job, "hyperpod-1") == [
+        "spec.replicaSpecs[0].name is missing",
+        "spec.runPolicy.cleanPodPolicy: 'Some' is none of All, OnlyComplete, None",
+    ]
+
+
+def test_fields_newer_than_a_version_are_not_in_its_schema():
+    job = request_of("llama-tiny", JobKind.PYTORCHJOB).job
+    job["spec"]["runPolicy"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    assert mistakes_in(job, "pytorchjob-1.9") == []
+    assert mistakes_in(job, "pytorchjob-1.7") == ["unknown field spec.runPolicy.managedBy"]
+
+
+def test_schemas_are_small():
+    from importlib import resources
+
+    folder = resources.files("windlass.targets.kubernetes").joinpath("schemas")
+    assert sum(len(one.read_bytes()) for one in folder.iterdir()) < 300_000
+
+
+def test_the_run_file_says_where(tmp_path):
+    run = parse_run(
+        {
+            "name": "x",
+            "model": {"preset": "llama-tiny"},
+            "data": {},
+            "target": {"kind": "kubernetes", "kubernetes": {"context": "prod", "namespace": "team"}},
+        }
+    )
+    assert (run.target.kubernetes.context, run.target.kubernetes.namespace) == ("prod", "team")

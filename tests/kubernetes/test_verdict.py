@@ -1,0 +1,177 @@
+"""What follows the end of the ranks of all pods, decided once for all of them."""
+
+import pytest
+
+from windlass.errors import ExitCode
+from windlass.runfolder import RunFolder
+from windlass.spec import parse_run
+from windlass.targets.kubernetes.record import Chronicle
+from windlass.targets.kubernetes.verdict import Again, NodeEnd, verdict
+from windlass.targets.local.decision import Done, RankDeath, RestartBudget
+
+FRESH, SPENT = RestartBudget(3), RestartBudget(3, used=3)
+PEER_LOST = {"rank": 1, "error": "RuntimeError: Connection closed by peer", "retry": True, "time": 2.0}
+NOT_FINITE = {"rank": 2, "error": "the loss is not finite", "retry": False, "exit_code": 1, "time": 1.0}
+COULD_NOT_MEET = {"rank": 1, "error": "the ranks could not meet", "retry": False, "exit_code": 2, "time": 1.0}
+KILLED = RankDeath(2, -9, "t1")
+
+
+def events(*names):
+    return [{"event": "launched"}, *({"event": name, "step": 4} for name in names)]
+
+
+CASES = {
+    "all well": ([NodeEnd(0), NodeEnd(1)], (), FRESH, Done("finished", 0)),
+    "a killed rank": (
+        [NodeEnd(0, 1, errors=(PEER_LOST,)), NodeEnd(1, 1, deaths=(KILLED,))],
+        (),
+        FRESH,
+        Again("rank 2 was killed by SIGKILL"),
+    ),
+    "a lost pod": (
+        [NodeEnd(0, 1, errors=(PEER_LOST,)), NodeEnd(1, -1, lost="the connection was closed")],
+        (),
+        FRESH,
+        Again("node 1 was lost: the connection was closed"),
+    ),
+    "a lost pod too many": (
+        [NodeEnd(0, 1), NodeEnd(1, -1, lost="gone")],
+        (),
+        SPENT,
+        Done("failed", 1, "node 1 was lost: gone; given up after 3 restarts without a new checkpoint"),
+    ),
+    "an error that would come again": (
+        [NodeEnd(0, 1, errors=(PEER_LOST,)), NodeEnd(1, 1, errors=(NOT_FINITE,))],
+        (),
+        FRESH,
+        Done("failed", 1, "the loss is not finite"),
+    ),
+    "an error that would come again, beside a lost pod": (
+        [NodeEnd(0, 1, errors=(NOT_FINITE,)), NodeEnd(1, -1, lost="gone")],
+        (),
+        FRESH,
+        Done("failed", 1, "the loss is not finite"),
+    ),
+    "ranks that did not meet": (
+        [NodeEnd(0, 1, errors=(COULD_NOT_MEET,)), NodeEnd(1, 1)],
+        (),
+        FRESH,
+        Again("the pods did not meet"),
+    ),
+    "a taken port": ([NodeEnd(0, 1, trouble=True), NodeEnd(1, 1)], (), FRESH, Again("the pods did not meet")),
+    "a drained pod that saved": (
+        [NodeEnd(0, 1), NodeEnd(1, 1, told=True)],
+        ("preempted",),
+        FRESH,
+        Again("node 1 was told to leave; saved first", free=True),
+    ),
+    "a drained pod that saved, with no restarts left": (
+        [NodeEnd(0, 1), NodeEnd(1, 1, told=True)],
+        ("preempted",),
+        SPENT,
+        Again("node 1 was told to leave; saved first", free=True),
+    ),
+    "a drained pod that did not save": (
+        [NodeEnd(0, 1), NodeEnd(1, 1, told=True)],
+        (),
+        FRESH,
+        Again("node 1 was told to leave before a checkpoint"),
+    ),
+    "all told and saved": (
+        [NodeEnd(0, 1, told=True), NodeEnd(1, 1, told=True)],
+        ("preempted",),
+        FRESH,
+        Done("preempted", 75, "told to leave; saved first"),
+    ),
+    "all told and not saved": (
+        [NodeEnd(0, 1, told=True), NodeEnd(1, 1, told=True)],
+        (),
+        FRESH,
+        Done("stopped", 130, "told to leave, without a new checkpoint"),
+    ),
+    "ranks told without any pod being told": (
+        [NodeEnd(0, 1), NodeEnd(1, 1)],
+        ("preempted",),
+        FRESH,
+        Again("saved to start anew", free=True),
+    ),
+    "a pod lost after the last step": (
+        [NodeEnd(0), NodeEnd(1, -1, lost="gone")],
+        ("finished",),
+        FRESH,
+        Done("finished", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verdicts(case):
+    ends, happened, budget, expected = CASES[case]
+    assert verdict(ends, events(*happened), budget) == expected
+
+
+def test_an_export_that_failed_is_not_trained_again():
+    """The other pods are gone by then: waiting for them would be for ever."""
+    ends = [NodeEnd(0, 1, deaths=(KILLED,)), NodeEnd(1)]
+    decided = verdict(ends, events("finished"), FRESH, export=True)
+    assert decided == Done("failed", 1, "trained to the end, but the export did not finish")
+    assert verdict(ends, events("finished", "exported"), FRESH, export=True) == Done("finished", 0)
+
+
+def test_ends_travel_as_json():
+    end = NodeEnd(2, 1, deaths=(KILLED,), errors=(PEER_LOST,), trouble=True, told=True)
+    again = NodeEnd.from_dict(end.as_dict())
+    assert (again.deaths, again.told, again.trouble, list(again.errors)) == ((KILLED,), True, True, [PEER_LOST])
+
+
+@pytest.fixture
+def chronicle(tmp_path):
+    run = parse_run(
+        {
+            "name": "tiny",
+            "model": {"preset": "llama-tiny"},
+            "data": {"source": "corpus:austen"},
+            "target": {"kind": "kubernetes", "max_restarts": 2},
+        }
+    )
+    made = Chronicle(RunFolder(tmp_path / "tiny"), run)
+    made.open()
+    return made
+
+
+def lose(chronicle, submission="a"):
+    attempt = chronicle.launched(submission, [0, 1], ["p0", "p1"])
+    if attempt is None:
+        return chronicle.end
+    return chronicle.conclude(attempt, [NodeEnd(0, 1), NodeEnd(1, -1, lost="gone")], saving=None)
+
+
+def test_restarts_without_progress_end(chronicle):
+    assert isinstance(lose(chronicle), Again)
+    assert isinstance(lose(chronicle), Again)
+    done = lose(chronicle)
+    assert isinstance(done, Done)
+    assert "given up after 2 restarts" in done.reason
+    assert chronicle.ended_before("a") == Done("failed", ExitCode.FAILED, done.reason)
+    assert chronicle.ended_before("b") is None  # somebody submitted it again
+
+
+def test_a_checkpoint_fills_the_budget_up(chronicle):
+    for step in range(10):
+        assert isinstance(lose(chronicle), Again)
+        chronicle.folder.record("checkpoint", step=step)
+
+
+def test_attempts_are_counted_over_the_lives_of_node_0(chronicle):
+    lose(chronicle)
+    again = Chronicle(chronicle.folder, chronicle.run)
+    again.open()
+    assert again.launched("a", [0, 1], ["p0", "p1"]) == 2
+
+
+def test_a_folder_of_another_run_is_refused(chronicle):
+    from windlass.errors import UserError
+
+    other = chronicle.run.model_copy(update={"train": chronicle.run.train.model_copy(update={"seed": 5})})
+    with pytest.raises(UserError, match="exists with other settings"):
+        Chronicle(chronicle.folder, other).open()

@@ -1,0 +1,134 @@
+"""What a run file says to Kubernetes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from windlass.spec.section import Section
+
+DURATION = re.compile(r"(\d+)(s|min|h|d)")
+QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
+STORAGE = re.compile(r"none|pvc:[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*|hostpath:/.+")
+SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(=(file:.+|secret:[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._A-Za-z0-9]+))?")
+
+
+class KubernetesOptions(Section):
+    """What Kubernetes is asked for, beside nodes and GPUs."""
+
+    context: str | None = None
+    """Context of your kubeconfig. Default: the current one. `--on kubernetes:NAME` sets it."""
+    namespace: str | None = None
+    """Namespace. Default: the context's."""
+    job: Literal["trainjob", "pytorchjob", "hyperpod", "job"] | None = None
+    """Kind of job. Default: the first of these that the cluster serves; a plain indexed Job always works."""
+    runtime: str | None = None
+    """An existing ClusterTrainingRuntime for a `trainjob`. Default: a TrainingRuntime of the run's own."""
+    image: str | None = None
+    """Image that the pods run. Default: image.name."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When nodes pull the image. Default: Kubernetes' own rule."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets with registry logins, by name."""
+    python: str = "python3"
+    """Python of the image that has torch and, unless `carry_windlass` is set, windlass."""
+    code: str | None = None
+    """Folder with your own Python code, sent with the job and put first on PYTHONPATH; `windlass sync` sends it again
+    without a new image."""
+    carry_windlass: bool = False
+    """Send windlass itself with the job too, for images that have torch and transformers alone."""
+    storage: str = "none"
+    """Where run folders are: `pvc:CLAIM` or `pvc:CLAIM/FOLDER` (FSx, EFS, any ReadWriteMany claim) · `hostpath:/FOLDER`
+    (a file system that every node mounts there) · `none`: the pod's own disk, lost with it."""
+    min_nodes: PositiveInt | None = None
+    """Train on fewer nodes than resources.nodes, down to this many, while some are missing. Default: wait for all."""
+    secrets: tuple[str, ...] = ()
+    """Variables that pods get from a Secret: `HF_TOKEN` (its value from your environment), `HF_TOKEN=file:PATH`, or
+    `HF_TOKEN=secret:NAME/KEY`, a Secret that is there already. Values are in no manifest."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further variables of every pod; not for secrets."""
+    cpu: str | None = None
+    """CPUs per pod, `8` or `500m`. Default: with GPUs nearly all that the node has; else threads × processes."""
+    memory: str | None = None
+    """Memory per pod, `64Gi` say. Default: with GPUs nearly all that the node has; else no request."""
+    efa: NonNegativeInt | None = None
+    """EFA interfaces per pod. Default: what the instance or the nodes have, where whole GPU nodes are used."""
+    shm: str | None = None
+    """Size of /dev/shm, held in memory. Default: half of the pod's memory."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels that nodes must have; resources.instance adds the instance type's."""
+    tolerations: tuple[dict[str, Any], ...] = ()
+    """Taints that pods tolerate, beside those of GPU nodes."""
+    spread: Literal["hosts", "none"] | None = None
+    """`hosts`: no two pods of the run on one node. Default: that, where pods take whole GPU nodes."""
+    same_zone: bool | None = None
+    """All pods in one availability zone. Default: on EFA, which does not cross zones."""
+    queue: str | None = None
+    """Kueue LocalQueue."""
+    queue_priority: str | None = None
+    """Kueue WorkloadPriorityClass."""
+    priority_class: str | None = None
+    """PriorityClass of the pods."""
+    gang: Literal["auto", "none", "coscheduling", "volcano"] = "auto"
+    """Start all pods together or none. `auto`: with what the cluster has, unless Kueue admits the job as a whole."""
+    service_account: str | None = None
+    """ServiceAccount of the pods, for access to S3 say."""
+    deadline: str | None = None
+    """The job is ended when it has run this long: `90min`, `4h`, `2d`."""
+    keep_for: str | None = None
+    """The job and its pods are deleted so long after the end: `1h`, `7d`. Default: they stay until `windlass stop`."""
+    max_pod_failures: NonNegativeInt | None = None
+    """Lost or failed pods that are replaced before the job fails. Default: target.max_restarts for every node."""
+    pod: dict[str, Any] = Field(default_factory=dict)
+    """Pod spec to merge into the pods': mappings key by key; containers, volumes and other lists of named things by
+    name, where `trainer` is the container of the ranks; other lists and values replace what is there."""
+
+    @model_validator(mode="after")
+    def texts_are_well_formed(self) -> Self:
+        for name, example in (("deadline", "4h"), ("keep_for", "7d")):
+            value = getattr(self, name)
+            if value is not None and not DURATION.fullmatch(value):
+                raise ValueError(f"target.kubernetes.{name} {value!r} is no duration; for example {example}, 90min")
+        for name in ("cpu", "memory", "shm"):
+            value = getattr(self, name)
+            if value is not None and not QUANTITY.fullmatch(value):
+                raise ValueError(f"target.kubernetes.{name} {value!r} is no quantity; for example 8, 500m or 64Gi")
+        if not STORAGE.fullmatch(self.storage):
+            raise ValueError(
+                f"target.kubernetes.storage {self.storage!r} is not understood; for example pvc:CLAIM, "
+                "pvc:CLAIM/FOLDER, hostpath:/FOLDER or none"
+            )
+        if ".." in self.storage.split("/"):
+            raise ValueError(f"target.kubernetes.storage {self.storage!r} leads out of its claim")
+        return self
+
+    @model_validator(mode="after")
+    def secrets_are_named(self) -> Self:
+        for one in self.secrets:
+            if not SECRET.fullmatch(one):
+                shown = one.split("=")[0]  # what follows may be the secret itself
+                raise ValueError(
+                    f"target.kubernetes.secrets: {shown!r} must be a variable's NAME, NAME=file:PATH or "
+                    "NAME=secret:SECRET/KEY; a value itself never belongs into a run file"
+                )
+        names = [one.split("=")[0] for one in self.secrets]
+        twice = next((name for name in names if names.count(name) > 1 or name in self.environment), None)
+        if twice:
+            raise ValueError(f"target.kubernetes gives the variable {twice} twice")
+        return self
+
+    @model_validator(mode="after")
+    def runtime_is_a_trainjobs(self) -> Self:
+        if self.runtime and self.job not in (None, "trainjob"):
+            raise ValueError(
+                f"target.kubernetes.runtime belongs to a trainjob, but target.kubernetes.job is {self.job}"
+            )
+        return self
+
+
+def seconds(duration: str) -> int:
+    """A duration of the run file in seconds."""
+    number, unit = DURATION.fullmatch(duration).groups()  # type: ignore[union-attr]  # checked when it was read
+    return int(number) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[unit]

@@ -1,0 +1,1 @@
+"""Kubernetes: any cluster of a kubeconfig, EKS and HyperPod among them."""

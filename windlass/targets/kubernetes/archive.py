@@ -1,0 +1,258 @@
+"""What the pods of a job said, kept in the run folder: nothing lost, nothing twice, also when the keeper is killed.
+
+A pod's log is read from where the last look ended: its cursor. Lines are appended to the files first, the cursors are
+written down after that. Whoever finds lines in a file that no cursor speaks of was preceded by one that was killed in
+between; those lines come again, and are recognised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from windlass.runfolder import RunFolder, write_atomically
+
+CURSOR_FILE = "cursors.json"
+LOCK_FILE = "archive.lock"
+RANK_LINE = re.compile(r"\[rank (\d+)\] ?(.*)", re.DOTALL)
+RECORD_LINE = re.compile(r"windlass-record (metrics|history|error|node) (?:([0-9a-f]+)@(\d+)|-) (\{.*\})", re.DOTALL)
+Filler = Callable[[str, int, int], bytes]  # kind, first byte, byte after the last one
+Moment = str  # RFC 3339 with nanoseconds, always UTC, so that the later of two is the greater string
+
+
+@dataclass
+class Cursor:
+    """How far a container's log was read: the time of the last line, and how many lines bear it."""
+
+    time: Moment = ""
+    lines: int = 0  # of that very time: several can have been written in one nanosecond
+    restart: int = 0  # of the container the log belongs to
+    done: bool = False  # it was read to its end, and nothing more can come
+
+    def second(self) -> str | None:
+        """The second that the next look starts from: the API takes no smaller unit."""
+        return f"{self.time[:19]}Z" if self.time else None
+
+
+@dataclass
+class Skipper:
+    """Passes over the lines that a cursor has seen."""
+
+    cursor: Cursor
+    seen: int = 0
+
+    def is_new(self, time: Moment) -> bool:
+        if time < self.cursor.time:
+            return False
+        if time == self.cursor.time:
+            self.seen += 1
+            if self.seen <= self.cursor.lines:
+                return False
+            self.cursor.lines = self.seen
+            return True
+        self.cursor.time, self.cursor.lines, self.seen = time, 1, 1
+        return True
+
+
+@dataclass
+class _File:
+    """One file, and the lines at its end that a killed keeper left without a cursor."""
+
+    path: Path
+    unclaimed: deque[bytes]
+    in_order: bool  # a log has one writer; between the records of a pod stand some of this machine's own
+    known: int  # bytes that the cursors speak of
+    handle: BinaryIO | None = None
+
+    def claims(self, line: bytes) -> bool:
+        """Whether the line is there already."""
+        if self.in_order:
+            if self.unclaimed and self.unclaimed[0] == line:
+                self.known += len(self.unclaimed.popleft())
+                return True
+            self.unclaimed.clear()
+            return False
+        try:
+            self.unclaimed.remove(line)
+        except ValueError:
+            return False
+        return True
+
+    def size(self) -> int:
+        """How much of it need not be looked at again."""
+        if not self.unclaimed and self.path.exists():
+            self.known = self.path.stat().st_size
+        return self.known
+
+    def append(self, line: bytes) -> None:
+        if self.handle is None:
+            self.handle = self.path.open("ab", buffering=0)  # unbuffered: whoever follows the file sees the line
+        self.handle.write(line)
+
+
+@dataclass
+class Archive:
+    """The files of one run folder that the words of its pods go to. Open it with `opened`: one keeper at a time."""
+
+    folder: RunFolder
+    cursors: dict[str, Cursor] = field(default_factory=dict)  # by pod uid
+    offsets: dict[str, int] = field(default_factory=dict)  # by record file of the cluster: what is had of it
+    sizes: dict[str, int] = field(default_factory=dict)  # of the files when the cursors were written down
+    fill: Filler | None = None  # reads a part of a record file where the run keeps it
+    _files: dict[str, _File] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _dirty: bool = False
+
+    def cursor(self, pod_uid: str) -> Cursor:
+        with self._lock:
+            return self.cursors.setdefault(pod_uid, Cursor())
+
+    def take(self, skipper: Skipper, time: Moment, text: str, node_rank: int | None) -> None:
+        """Keep one line of a pod, and move its cursor with it."""
+        with self._lock:
+            if not skipper.is_new(time):
+                return
+            self._dirty = True
+            record = RECORD_LINE.fullmatch(text)
+            if record:
+                self._take_record(*record.groups())
+                return
+            rank = RANK_LINE.fullmatch(text)
+            if rank:
+                self._append(f"logs/{self.folder.rank_log(int(rank[1])).name}", rank[2])
+            else:
+                self._append(f"logs/{launcher_log(node_rank)}", text)
+
+    def commit(self) -> None:
+        """Write down how far everything was read."""
+        with self._lock:
+            if not self._dirty:
+                return
+            for file in self._files.values():
+                self.sizes[str(file.path.relative_to(self.folder.path))] = file.size()
+            state = {
+                "cursors": {uid: vars(cursor) for uid, cursor in self.cursors.items()},
+                "offsets": self.offsets,
+                "sizes": self.sizes,
+            }
+            write_atomically(self.folder.logs / CURSOR_FILE, json.dumps(state))
+            self._dirty = False
+
+    def mark_done(self, pod_uid: str) -> None:
+        with self._lock:
+            self.cursors.setdefault(pod_uid, Cursor()).done = True
+            self._dirty = True
+
+    def note_restart(self, pod_uid: str, restart: int) -> None:
+        with self._lock:
+            self.cursors.setdefault(pod_uid, Cursor()).restart = restart
+            self._dirty = True
+
+    def close(self) -> None:
+        self.commit()
+        for file in self._files.values():
+            if file.handle is not None:
+                file.handle.close()
+        self._files.clear()
+
+    def _take_record(self, kind: str, origin: str | None, offset: str | None, text: str) -> None:
+        if origin is not None and offset is not None:
+            key, begin, known = f"{kind} {origin}", int(offset), self.offsets.get(f"{kind} {origin}", 0)
+            if begin < known:
+                return  # a pod that took another's place says it again
+            if begin > known and self.fill is not None:
+                for line in self.fill(kind, known, begin).decode(errors="replace").splitlines():
+                    if line.startswith("{"):
+                        self._append(f"{kind}.jsonl", line)
+            self.offsets[key] = begin + len(text.encode()) + 1
+        match kind:
+            case "metrics" | "history":
+                self._append(f"{kind}.jsonl", text)
+            case "error":
+                self._write_error(text)
+            case "node":
+                self._append("logs/nodes.jsonl", text)
+
+    def _write_error(self, text: str) -> None:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            error: dict[str, Any] = json.loads(text)
+            write_atomically(self.folder.rank_error(int(error["rank"])), text + "\n")
+
+    def _append(self, name: str, text: str) -> None:
+        line = text.encode("utf-8", errors="surrogateescape") + b"\n"
+        file = self._file(name)
+        if not file.claims(line):
+            file.append(line)
+
+    def _file(self, name: str) -> _File:
+        if name not in self._files:
+            path = self.folder.path / name
+            size = self.sizes.get(name, 0)
+            self._files[name] = _File(path, _unclaimed(path, size), name.endswith(".log"), size)
+        return self._files[name]
+
+
+def launcher_log(node_rank: int | None) -> str:
+    return f"launcher-{node_rank}.log" if node_rank is not None else "launcher.log"
+
+
+@contextlib.contextmanager
+def opened(folder: RunFolder, fill: Filler | None = None) -> Iterator[Archive | None]:
+    """The archive of a run folder, or None while another process keeps it.
+
+    `fill` is asked for records that were said by pods which are gone, while nobody listened.
+    """
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder.logs / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        archive = _load(folder)
+        archive.fill = fill
+        try:
+            yield archive
+        finally:
+            archive.close()
+    finally:
+        os.close(handle)
+
+
+def _load(folder: RunFolder) -> Archive:
+    try:
+        state = json.loads((folder.logs / CURSOR_FILE).read_text())
+        cursors = {uid: Cursor(**value) for uid, value in state["cursors"].items()}
+        return Archive(folder, cursors, dict(state["offsets"]), dict(state["sizes"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        archive = Archive(folder, _dirty=True)
+        for path in (folder.metrics, folder.history, *folder.logs.glob("*.log"), *folder.logs.glob("*.jsonl")):
+            if path.is_file():  # of an earlier submission, or of another target
+                archive.sizes[str(path.relative_to(folder.path))] = path.stat().st_size
+        archive.commit()
+        return archive
+
+
+def _unclaimed(path: Path, size: int) -> deque[bytes]:
+    """The whole lines behind `size`; a line that was torn by a kill is cut off, for it comes again."""
+    try:
+        with path.open("rb+") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(min(size, end))
+            tail = file.read()
+            whole, newline, torn = tail.rpartition(b"\n")
+            if torn:
+                file.truncate(end - len(torn))
+            return deque(one + b"\n" for one in whole.split(b"\n")) if newline else deque()
+    except FileNotFoundError:
+        return deque()

@@ -1,0 +1,133 @@
+"""Checkpoints that are in a cluster: listed, and brought here file by file, each proven by its manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tarfile
+import threading
+from pathlib import Path
+from queue import Queue
+from typing import IO, Any
+
+from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest
+from windlass.checkpoint.manifest import MANIFEST_NAME, damage
+from windlass.errors import ExitCode, UserError
+from windlass.targets.kubernetes.environment import RUNS
+from windlass.targets.kubernetes.errands import Errands
+
+ATTEMPTS = 3
+STREAM_SECONDS = 300.0  # of silence
+
+
+def list_in_cluster(errands: Errands, run_name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = errands.ask("checkpoints", _folder(run_name))
+    return [{"created": None, "world_size": None, "tokens": None, **row, "tier": "cluster"} for row in rows]
+
+
+def fetch(errands: Errands, run_name: str, step: int | None, to: Path) -> Checkpoint:
+    """Bring one checkpoint here: what is here already and whole is not brought again. Its manifest comes last."""
+    there = list_in_cluster(errands, run_name)
+    complete = [row for row in there if row["complete"]]
+    chosen = [row for row in complete if step is None or row["step"] == step]
+    if not chosen:
+        steps = ", ".join(str(row["step"]) for row in complete)
+        raise UserError(
+            "no complete checkpoint" + (f" of step {step}" if step is not None else "") + f" of {run_name} is there",
+            evidence=f"complete: {steps}" if steps else "nothing complete in the cluster",
+            fix=f"windlass ckpt ls {run_name}",
+        )
+    row = chosen[-1]
+    text = errands.read("part", f"{row['path']}/{MANIFEST_NAME}", "0", "0").decode()
+    try:
+        manifest = Manifest.parse(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"the manifest of step {row['step']} is damaged in the cluster", evidence=str(error)) from None
+    mine = CheckpointFolder(to).at(row["step"])
+    for _ in range(ATTEMPTS):
+        missing = [name for name, record in sorted(manifest.files.items()) if damage(mine.path / name, record)]
+        if not missing:
+            mine.publish(manifest)
+            return mine
+        (mine.path / MANIFEST_NAME).unlink(missing_ok=True)
+        _bring(errands, row["path"], missing, mine.path)
+    wrong = [(name, damage(mine.path / name, record)) for name, record in sorted(manifest.files.items())]
+    first = next(((name, reason) for name, reason in wrong if reason), None)
+    if first is None:
+        mine.publish(manifest)
+        return mine
+    raise UserError(
+        f"the checkpoint of step {row['step']} does not come here whole",
+        evidence=f"{first[0]}: {first[1]}",
+        cause="it is damaged where it is, or the connection breaks",
+        fix=f"windlass ckpt get {run_name} --step {row['step']}    tries again, from where it was",
+        exit_code=ExitCode.FAILED,
+    )
+
+
+def _bring(errands: Errands, origin: str, names: list[str], to: Path) -> None:
+    """Unpack a tar stream as it comes; where it breaks off, the whole files are kept."""
+    to.mkdir(parents=True, exist_ok=True)
+    pipe = _Pipe()
+    unpacker = threading.Thread(target=_unpack, args=(pipe, to, set(names)), daemon=True)
+    unpacker.start()
+    try:
+        with contextlib.suppress(UserError):  # what is missing afterwards is asked for again, and said if it stays so
+            errands.stream("tar", origin, json.dumps(names), to=pipe.put, timeout=STREAM_SECONDS)
+    finally:
+        pipe.put(b"")
+        unpacker.join()
+
+
+def _unpack(pipe: _Pipe, to: Path, names: set[str]) -> None:
+    try:
+        with tarfile.open(fileobj=pipe, mode="r|") as archive:
+            for entry in archive:
+                if entry.name in names and entry.isfile():
+                    target = to / entry.name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    content = archive.extractfile(entry)
+                    if content is not None:
+                        _copy(content, target)
+    except (tarfile.TarError, OSError):
+        pass
+    finally:
+        pipe.drain()
+
+
+def _copy(content: IO[bytes], target: Path) -> None:
+    with target.open("wb") as file:
+        while chunk := content.read(1 << 20):
+            file.write(chunk)
+
+
+class _Pipe(io.RawIOBase):
+    """A file that one thread writes and another reads, holding little in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chunks: Queue[bytes] = Queue(maxsize=64)
+        self._rest, self._ended = b"", False
+
+    def put(self, data: bytes) -> None:
+        self._chunks.put(bytes(data))
+
+    def read(self, size: int = -1, /) -> bytes:
+        found = bytearray(self._rest)
+        while not self._ended and (size < 0 or len(found) < size):
+            chunk = self._chunks.get()
+            self._ended = not chunk
+            found += chunk
+        wanted = len(found) if size < 0 else size
+        self._rest = bytes(found[wanted:])
+        return bytes(found[:wanted])
+
+    def drain(self) -> None:
+        """Let the writer go on although nobody reads any more."""
+        while not self._ended:
+            self._ended = not self._chunks.get()
+
+
+def _folder(run_name: str) -> str:
+    return f"{RUNS}/{run_name}/checkpoints"

@@ -1,0 +1,389 @@
+"""Kubernetes jobs: submit, status, logs, stop, list; exec, events, and what pods do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from windlass.catalog.gpus import Gpu, gpu_of_device
+from windlass.catalog.instances import instance
+from windlass.checkpoint import Checkpoint
+from windlass.errors import UserError
+from windlass.runfolder import RunFolder, runs_root
+from windlass.spec import Run
+from windlass.targets.kubernetes import (
+    archive,
+    checks,
+    discovery,
+    following,
+    logs,
+    lookup,
+    picture,
+    render,
+    state,
+    submission,
+)
+from windlass.targets.kubernetes.api import Api
+from windlass.targets.kubernetes.checkpoints import fetch, list_in_cluster
+from windlass.targets.kubernetes.code import gather
+from windlass.targets.kubernetes.environment import RUNS
+from windlass.targets.kubernetes.errands import Errands, filler
+from windlass.targets.kubernetes.events import EventLog, events_now, record_of
+from windlass.targets.kubernetes.execution import interactively
+from windlass.targets.kubernetes.facts import ClusterFacts, JobKind, ServedKind
+from windlass.targets.kubernetes.jobfile import JOB_FILE, ClusterJob
+from windlass.targets.kubernetes.kubeconfig import access
+from windlass.targets.kubernetes.labels import DIGEST_ANNOTATION
+from windlass.targets.kubernetes.pods import Pod, newest_by_node, row_of
+from windlass.targets.kubernetes.reader import reader_pod
+from windlass.targets.kubernetes.refusals import RefusedError, lost
+from windlass.targets.kubernetes.request import KubernetesRequest
+from windlass.targets.kubernetes.stopping import remove
+from windlass.targets.kubernetes.storage import is_shared
+from windlass.targets.kubernetes.validation import check_against, validate
+from windlass.targets.kubernetes.waiting import Waiting
+from windlass.targets.local.state import told_end
+from windlass.targets.local.tail import Tail
+from windlass.targets.protocol import JobRef, JobStatus, LogLine, PodRow
+
+ASK_SECONDS = 2.0  # between two questions about one job that nobody follows
+POLL_SECONDS = 0.2
+GPU_LABEL = "nvidia.com/gpu.product"
+
+
+@dataclass
+class KubernetesTarget:
+    """The clusters of a kubeconfig."""
+
+    _apis: dict[tuple[str | None, str | None], Api] = field(default_factory=dict)
+    _facts: dict[tuple[str | None, str | None, str | None], ClusterFacts] = field(default_factory=dict)
+    _following: dict[str, following.Following] = field(default_factory=dict)  # by run folder
+    _waiting: dict[str, Waiting] = field(default_factory=dict)  # by job uid
+    _asked: dict[str, tuple[float, picture.Picture]] = field(default_factory=dict)
+
+    def settle(self, run: Run) -> Run:
+        """One rank per GPU of a node, which the instance type or the cluster's nodes tell."""
+        return render.settle(run, self.facts(run))
+
+    def world_size(self, run: Run) -> int:
+        return (run.resources.processes_per_node or 1) * run.resources.nodes
+
+    def gpu(self, run: Run) -> Gpu | None:
+        """The GPU of a settled run's ranks; None on CPUs, and where neither catalogue nor nodes know it."""
+        if not run.resources.gpus_per_node:
+            return None
+        if run.resources.instance:
+            return instance(run.resources.instance).gpu
+        products = {node.labels[GPU_LABEL] for node in self.facts(run).nodes if GPU_LABEL in node.labels}
+        return gpu_of_device(products.pop()) if len(products) == 1 else None
+
+    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
+        request = self.render(run)
+        served = self._served(run, request.kind)
+        validate(request.objects, self.facts(run).served)
+        if served.schema is not None:
+            mistakes = check_against(served.schema, request.job)
+            if mistakes:
+                raise UserError(
+                    f"this cluster's {served.kind} ({served.api_version}) does not take the job",
+                    evidence="\n".join(mistakes[:5]),
+                    fix="--dry-run    shows it",
+                )
+        return checks.check(self._api(run), run, request, served, bytes_needed=bytes_needed)
+
+    def render(self, run: Run, *, faults: str | None = None) -> KubernetesRequest:
+        cluster = self.facts(run)
+        carried = gather(run, os.environ)
+        return render.render(run, cluster, carried, submission=secrets.token_hex(4), faults=faults)
+
+    def submit(self, run: Run, request: KubernetesRequest) -> JobRef:
+        """Create the objects; the job of the very same request that is under way is taken as it is."""
+        api, served, folder = self._api(run), self._served(run, request.kind), RunFolder.of(run)
+        made = submission.submit(api, request, served, lambda: self._keep_last_words(api, folder))
+        earlier = ClusterJob.of(folder)
+        folder.create(run)
+        made.write(folder)
+        if earlier is None or earlier.uid != made.uid:
+            folder.record("submitted", job=made.object_name, host=made.context, kind=str(made.kind))
+        return JobRef("kubernetes", run.name, folder)
+
+    def attach(self, run: Run, request: KubernetesRequest) -> JobRef:
+        """The job that is under way, if it is the one that is asked for."""
+        submission.under_way(self._api(run), request, self._served(run, request.kind))
+        return JobRef("kubernetes", run.name, RunFolder.of(run))
+
+    def start_afresh(self, run: Run, request: KubernetesRequest) -> str | None:
+        """Give the run folder in the cluster another name, so that nothing is resumed from it; its new name."""
+        api = self._api(run)
+        if submission.under_way(api, request, self._served(run, request.kind)) is not None:
+            raise UserError(
+                f"the run {run.name} is under way", fix=f"windlass stop {run.name}    and then --fresh again"
+            )
+        if not is_shared(run):
+            return None
+        with reader_pod(api, run, read_only=False) as errands:
+            aside: str | None = errands.ask("move_aside", f"{RUNS}/{run.name}")["name"]
+        return aside
+
+    def status(self, job: JobRef) -> JobStatus:
+        cluster_job = ClusterJob.of(job.folder)
+        if cluster_job is None:
+            return JobStatus("waiting", reason="not submitted")
+        told = told_end(job.folder)
+        if cluster_job.ended and told is not None:
+            return told
+        seen = self._picture(job, cluster_job)
+        status = self._status(job, cluster_job, seen)
+        if status.ended:
+            return self._confirm_end(job, cluster_job, status)
+        return status
+
+    def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
+        """Lines of one rank, or of all ranks; the launchers' where no rank has said anything."""
+        tails: dict[int | None, list[Tail]] = {}
+        with contextlib.ExitStack() as stack:
+            if follow:
+                stack.enter_context(self.following(job))
+            else:
+                self._read_logs(job, rank)
+            while True:
+                ended = not follow or self.status(job).ended
+                logs.find_logs(job.folder, rank, tails, ended=ended)
+                for number in sorted(tails, key=lambda one: -1 if one is None else one):
+                    for tail in tails[number]:
+                        for text in tail.lines(rest=ended):
+                            yield LogLine(number, text)
+                if ended:
+                    return
+                time.sleep(POLL_SECONDS)
+
+    def stop(self, job: JobRef, *, save_first: bool) -> JobStatus:
+        """Delete the job with all that belongs to it; with `save_first` the ranks get their grace period.
+
+        What an ended job has left in the cluster goes too, once its logs are here.
+        """
+        cluster_job = self._must_have(job)
+        api = self._api_of(cluster_job)
+        before = self.status(job)
+        run = job.folder.load_run()
+        if before.ended:
+            self._read_logs(job, None)
+        else:
+            job.folder.record("stop-requested", save_first=save_first)
+        with contextlib.nullcontext() if before.ended else self.following(job):
+            grace = run.checkpoint.grace_seconds + 60.0
+            remove(api, cluster_job, name=job.name, grace=grace, save_first=save_first and not before.ended)
+            return before if before.ended else self.status(job)
+
+    def list(self) -> list[JobRef]:
+        found = sorted(runs_root().glob(f"*/{JOB_FILE}"))
+        return [JobRef("kubernetes", path.parent.name, RunFolder(path.parent)) for path in found]
+
+    def elsewhere(self, place: str | None) -> Iterator[tuple[str, JobStatus]]:
+        """The runs that a cluster itself knows, by name, with as much of their status as it has."""
+        api = self.connect(place)
+        for found in lookup.runs(api):
+            yield found.name, state.bare_status(found.value)
+
+    def adopt(self, name: str, place: str | None) -> JobRef:
+        """A run folder here for a run of a cluster."""
+        return JobRef("kubernetes", name, lookup.adopt(self.connect(place), name))
+
+    def exec(self, job: JobRef, rank: int, command: Sequence[str]) -> int:
+        cluster_job, pod = self.pod_of_rank(job, rank)
+        return interactively(
+            self._api_of(cluster_job),
+            cluster_job.namespace,
+            pod.name,
+            list(command),
+            container=cluster_job.layout.container,
+        )
+
+    def events(self, job: JobRef) -> Iterator[dict[str, Any]]:
+        """What the cluster says about the job's objects now; it is kept in events.jsonl too."""
+        cluster_job = self._must_have(job)
+        log = EventLog(job.folder)
+        for event in events_now(self._api_of(cluster_job), cluster_job):
+            log.take(event)
+            yield record_of(event)
+
+    def pods(self, job: JobRef) -> Sequence[PodRow]:
+        """Every pod of the job: what it does, why, and for how long."""
+        cluster_job = self._must_have(job)
+        if cluster_job.ended:
+            return []
+        seen, now = self._picture(job, cluster_job), time.time()
+        return [row_of(pod, cluster_job.layout, now) for pod in seen.now()]
+
+    def checkpoints(self, job: JobRef) -> Sequence[dict[str, Any]]:
+        """The checkpoints in the cluster."""
+        with self._reading(job) as errands:
+            return list_in_cluster(errands, job.folder.load_run().name)
+
+    def fetch_checkpoint(self, job: JobRef, step: int | None, to: Path) -> Checkpoint:
+        """Bring one here; the newest complete one by default."""
+        with self._reading(job) as errands:
+            return fetch(errands, job.folder.load_run().name, step, to)
+
+    def note_new_code(self, job: JobRef, run: Run) -> None:
+        """The job is from now on what a submission with the present code would be: the same run attaches to it."""
+        api, cluster_job = self.cluster(job)
+        digest = self.render(run).digest
+        api.patch(cluster_job.path, {"metadata": {"annotations": {DIGEST_ANNOTATION: digest}}})
+        replace(cluster_job, digest=digest).write(job.folder)
+
+    @contextlib.contextmanager
+    def _reading(self, job: JobRef) -> Iterator[Errands]:
+        """A pod that has the run folder: one of the job's, or one that is made for this and deleted again."""
+        api, cluster_job = self.cluster(job)
+        run = job.folder.load_run()
+        pod = newest_by_node(picture.snapshot(api, cluster_job).now()).get(0)
+        if pod is not None and pod.running and not pod.deleting:
+            layout, python = cluster_job.layout, run.target.kubernetes.python
+            yield Errands(api, cluster_job.namespace, pod.name, layout.container, python)
+            return
+        with reader_pod(api, run) as errands:
+            yield errands
+
+    @contextlib.contextmanager
+    def following(self, job: JobRef) -> Iterator[None]:
+        """While this is open the run folder fills with what the pods say, and the status costs no request."""
+        cluster_job = self._must_have(job)
+        key = str(job.folder.path)
+        if key in self._following or (cluster_job.ended and told_end(job.folder) is not None):
+            yield
+            return
+        with following.Following(self._api_of(cluster_job), cluster_job, job.folder) as one:
+            self._following[key] = one
+            try:
+                yield
+            finally:
+                del self._following[key]
+
+    def facts(self, run: Run) -> ClusterFacts:
+        asked = run.target.kubernetes
+        key = (asked.context, asked.namespace, asked.job)
+        if key not in self._facts:
+            api = self._api(run)
+            wanted = JobKind(asked.job) if asked.job else None
+            namespace = api.access.namespace
+            self._facts[key] = discovery.facts(api, namespace=namespace, wanted=wanted, context=api.access.context)
+        return self._facts[key]
+
+    def pod_of_rank(self, job: JobRef, rank: int) -> tuple[ClusterJob, Pod]:
+        """The running pod that a rank is in."""
+        cluster_job = self._must_have(job)
+        layout = cluster_job.layout
+        num_ranks = layout.num_pods * layout.ranks_per_pod
+        if rank >= num_ranks:
+            raise UserError(f"{job.name} has no rank {rank}", evidence=f"its ranks are 0 to {num_ranks - 1}")
+        pod = newest_by_node(self._picture(job, cluster_job).now()).get(layout.node_of_rank(rank))
+        if pod is None or not pod.running:
+            why = f"{pod.phase}{f', {pod.reason}' if pod.reason else ''}" if pod else "it has none"
+            raise UserError(
+                f"the pod of rank {rank} of {job.name} does not run",
+                evidence=f"{pod.name if pod else 'pod'}: {why}",
+                fix=f"windlass show {job.name}",
+            )
+        return cluster_job, pod
+
+    def running_pods(self, job: JobRef) -> tuple[Api, ClusterJob, Sequence[Pod]]:
+        """The pods that commands can be run in, by node."""
+        cluster_job = self._must_have(job)
+        newest = newest_by_node(self._picture(job, cluster_job).now()).values()
+        running = [pod for pod in newest if pod.running and not pod.deleting]
+        if not running:
+            raise UserError(f"{job.name} has no running pods", fix=f"windlass show {job.name}")
+        return self._api_of(cluster_job), cluster_job, running
+
+    def cluster(self, job: JobRef) -> tuple[Api, ClusterJob]:
+        cluster_job = self._must_have(job)
+        return self._api_of(cluster_job), cluster_job
+
+    def connect(self, context: str | None, namespace: str | None = None) -> Api:
+        if (context, namespace) not in self._apis:
+            self._apis[context, namespace] = Api(access(context, namespace))
+        return self._apis[context, namespace]
+
+    def _api(self, run: Run) -> Api:
+        return self.connect(run.target.kubernetes.context, run.target.kubernetes.namespace)
+
+    def _api_of(self, job: ClusterJob) -> Api:
+        return self.connect(job.context, job.namespace)
+
+    def _served(self, run: Run, kind: JobKind) -> ServedKind:
+        return self.facts(run).served.kinds.get(kind, discovery.ALWAYS)
+
+    def _must_have(self, job: JobRef) -> ClusterJob:
+        cluster_job = ClusterJob.of(job.folder)
+        if cluster_job is None:
+            raise lost(job.name, f"the run {job.name} was not submitted to a cluster")
+        return cluster_job
+
+    def _picture(self, job: JobRef, cluster_job: ClusterJob) -> picture.Picture:
+        live = self._following.get(str(job.folder.path))
+        if live is not None:
+            return live.picture()
+        when, seen = self._asked.get(cluster_job.uid, (float("-inf"), picture.Picture()))
+        if time.monotonic() - when >= ASK_SECONDS:
+            api = self._api_of(cluster_job)
+            seen = picture.snapshot(api, cluster_job)
+            self._read_records(api, job, cluster_job, seen)
+            self._asked[cluster_job.uid] = (time.monotonic(), seen)
+        return seen
+
+    def _status(self, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> JobStatus:
+        num_pods = cluster_job.layout.num_pods
+        status = state.status_of(job.folder, seen, num_pods=num_pods)
+        if status.state != "waiting" or seen.job is None or seen.job["metadata"].get("deletionTimestamp"):
+            return status
+        explainer = self._waiting.setdefault(cluster_job.uid, Waiting(self._api_of(cluster_job), cluster_job))
+        return replace(status, reason=seen.trouble or explainer.explain(seen))
+
+    def _confirm_end(self, job: JobRef, cluster_job: ClusterJob, status: JobStatus) -> JobStatus:
+        """The end of a job, once what its pods said last is here: the run's own words on it go before the cluster's."""
+        live = self._following.get(str(job.folder.path))
+        if live is not None:
+            live.drain()
+        told = told_end(job.folder)
+        if told is None:
+            status = state.status_of(job.folder, self._picture(job, cluster_job), num_pods=cluster_job.layout.num_pods)
+            job.folder.record("exit", state=status.state, code=status.exit_code, reason=status.reason)
+        replace(cluster_job, ended=True).write(job.folder)
+        return told_end(job.folder) or status
+
+    def _read_records(self, api: Api, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> None:
+        """Steps and events of the run, which node 0's pods say; one question, however many pods there are."""
+        first = [pod for pod in seen.now() if pod.node_rank == 0 and pod.started]
+        self._read(api, job, cluster_job, sorted(first, key=lambda pod: pod.created))
+
+    def _read_logs(self, job: JobRef, rank: int | None) -> None:
+        """Whatever is new in the logs, of all pods or of one rank's."""
+        cluster_job = self._must_have(job)
+        api = self._api_of(cluster_job)
+        pods = picture.snapshot(api, cluster_job).now()
+        if rank is not None:
+            pods = [pod for pod in pods if pod.node_rank in (0, cluster_job.layout.node_of_rank(rank))]
+        self._read(api, job, cluster_job, [pod for pod in pods if pod.started])
+
+    def _read(self, api: Api, job: JobRef, cluster_job: ClusterJob, pods: Sequence[Pod]) -> None:
+        fill = filler(api, cluster_job, job.folder, lambda: pods)
+        with archive.opened(job.folder, fill) as kept:
+            if kept is None:  # another process follows the run, and writes all this down
+                return
+            try:
+                logs.read_once(logs.LogReader(api, cluster_job, kept), pods)
+            except RefusedError as error:
+                if error.code < 500:  # a kubelet that does not answer; its pod's log is read when it does
+                    raise
+
+    def _keep_last_words(self, api: Api, folder: RunFolder) -> None:
+        earlier = ClusterJob.of(folder)
+        if earlier is not None:
+            self._read(api, JobRef("kubernetes", folder.name, folder), earlier, picture.snapshot(api, earlier).now())

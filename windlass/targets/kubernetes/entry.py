@@ -1,0 +1,312 @@
+"""What a pod runs: `python -m windlass.targets.kubernetes.entry`. It meets the other pods and runs torchrun with them.
+
+SIGTERM: the ranks save and this pod leaves. SIGHUP: the ranks of all pods save and start anew, with the code that is
+there then. SIGUSR1: the ranks are killed and this pod leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from types import FrameType
+
+from windlass.errors import ExitCode, UserError
+from windlass.targets.kubernetes.environment import LAUNCHER_VARIABLE
+from windlass.targets.kubernetes.launching import Launch, end_of, launch
+from windlass.targets.kubernetes.meeting import BEAT_SECONDS, SILENCE_SECONDS, Meeting
+from windlass.targets.kubernetes.outlet import Outlet, Records, Teller
+from windlass.targets.kubernetes.place import Place
+from windlass.targets.kubernetes.record import Chronicle
+from windlass.targets.kubernetes.unpacking import code_digest
+from windlass.targets.kubernetes.verdict import LEFT
+from windlass.targets.kubernetes.wire import Line, LostError, Message, addresses_of
+from windlass.targets.local import processes
+
+TICK_SECONDS = 0.2
+LOOK_SECONDS = 10.0  # between two looks at who answers for node 0
+GOODBYE_SECONDS = 5.0
+ELASTIC_VARIABLE = "WINDLASS_ELASTIC_SECONDS"
+
+
+class Entry:
+    """This pod."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.born = time.time()
+        self.outlet = Outlet()
+        self.teller: Teller | None = None
+        self.meeting: Meeting | None = None
+        self.launch: Launch | None = None
+        self.told_at: float | None = None  # when this pod was told to leave
+        self.told_now = False
+        self.said_so = False  # to the meeting
+        self.renew = False  # SIGHUP
+        self.host_born = 0.0
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGUSR1, self._on_now)
+        signal.signal(signal.SIGHUP, self._on_renew)
+        signal.signal(signal.SIGINT, self._on_term)
+        processes.adopt_orphans()  # PID 1 of a container inherits them anyway
+        self.place.scratch.mkdir(parents=True, exist_ok=True)
+        chronicle = Chronicle(self.place.folder, self.place.run)
+        if self.place.is_host:
+            chronicle.open()
+        else:
+            self.place.folder.logs.mkdir(parents=True, exist_ok=True)
+        before = chronicle.ended_before(self.place.submission)
+        emits = self.place.is_host or not self.place.shared
+        self.teller = Teller(self.outlet, Records(self.place.folder) if emits else None)
+        try:
+            if before is not None:
+                self.say(f"this job is over already: {before.state}" + (f": {before.reason}" if before.reason else ""))
+                return pod_code(int(before.code))
+            if self.place.is_host:
+                self._open_meeting(chronicle)
+            return self._attend()
+        finally:
+            self._kill()
+            self.teller.close()
+
+    def say(self, text: str) -> None:
+        self.outlet.say(f"windlass: {text}")
+
+    # -- finding the meeting
+
+    def _open_meeting(self, chronicle: Chronicle) -> None:
+        family = socket.AF_INET6 if ":" in self.place.address else socket.AF_INET
+        listener = socket.create_server(("", self.place.port), family=family, backlog=1024)
+        self.meeting = Meeting(
+            listener,
+            chronicle,
+            nodes=self.place.nodes,
+            min_nodes=self.place.min_nodes,
+            submission=self.place.submission,
+            address=self.place.address,
+            born=self.born,
+            say=self.say,
+            code=lambda: code_digest(self.place.carried),
+            quiet_seconds=float(os.environ.get(ELASTIC_VARIABLE) or 60.0),
+        )
+        threading.Thread(target=self._hold_meeting, name="meeting", daemon=True).start()
+
+    def _hold_meeting(self) -> None:
+        assert self.meeting is not None
+        try:
+            self.meeting.run()
+        except BaseException as error:  # without it no pod goes on: say why and leave, so that a new pod takes over
+            self.say(f"the meeting broke off: {type(error).__name__}: {error}")
+            self.told_now = True
+
+    def _attend(self) -> int:
+        """Meet, train, and meet again until there is a last word."""
+        waiting_since, reminded = time.monotonic(), time.monotonic()
+        while True:
+            if self._is_told:
+                return LEFT
+            line = self._find_host()
+            if line is None:
+                if time.monotonic() - reminded > 30:
+                    reminded = time.monotonic()
+                    self.say(f"waiting for node 0 at {self.place.host} for {reminded - waiting_since:.0f} s")
+                time.sleep(TICK_SECONDS)
+                continue
+            stop_beating = threading.Event()
+            threading.Thread(target=_beat, args=(line, stop_beating), name="beat", daemon=True).start()
+            try:
+                code = self._follow(line)
+            except LostError as error:
+                self.say(f"node 0 is lost: {error}")
+                code = None
+            finally:
+                stop_beating.set()
+                self._kill()
+                line.close()
+            if code is not None:
+                return code
+            waiting_since = reminded = time.monotonic()
+
+    def _find_host(self) -> Line | None:
+        """A line to the youngest pod that answers for node 0, after saying hello to it."""
+        hosts = self._answering()
+        if not hosts:
+            return None
+        hosts.sort(key=lambda pair: pair[0])
+        for _, line in hosts[:-1]:
+            line.close()
+        self.host_born, line = hosts[-1]
+        me = {"node": self.place.node, "pod": self.place.pod, "born": self.born, "submission": self.place.submission}
+        try:
+            line.send(word="hello", **me)
+        except LostError:
+            line.close()
+            return None
+        return line
+
+    def _answering(self, *, other_than: str | None = None) -> list[tuple[float, Line]]:
+        """Lines to those who answer for node 0, with the moment at which each was born."""
+        found = []
+        own = [self.place.address] if self.place.is_host else []
+        for address in dict.fromkeys([*own, *addresses_of(self.place.host, self.place.port)]):
+            if address == other_than:
+                continue
+            try:
+                line = Line.to((address, self.place.port), timeout=3.0)
+            except LostError:
+                continue
+            try:
+                welcome = next((one for one in line.receive(3.0) if one.get("word") == "welcome"), None)
+            except LostError:
+                welcome = None
+            if welcome is None:
+                line.close()
+            else:
+                found.append((float(welcome["born"]), line))
+        return found
+
+    def _is_superseded(self, here: str) -> bool:
+        """Whether a younger pod answers for node 0: this host's kubelet may be gone, and its pod replaced."""
+        hosts = self._answering(other_than=here)
+        for _, line in hosts:
+            line.close()
+        return any(born > self.host_born for born, _ in hosts)
+
+    # -- training
+
+    def _follow(self, line: Line) -> int | None:
+        """Do as the meeting says; the exit code of this pod, or None to look for the meeting anew."""
+        heard = looked = time.monotonic()
+        reported_at: float | None = None
+        while True:
+            for message in line.receive(TICK_SECONDS):
+                heard = time.monotonic()
+                if message["word"] == "start":
+                    reported_at = None
+                code = self._obey(message)
+                if code is not None:
+                    return code
+            if self.launch is None:
+                processes.reap()  # orphans; torchrun's own end must reach its Popen
+            now = time.monotonic()
+            if now - heard > SILENCE_SECONDS:
+                raise LostError(f"silent for {SILENCE_SECONDS:.0f} s")
+            if now - looked > LOOK_SECONDS:
+                looked = now
+                if self.place.is_host and self.launch and code_digest(self.place.carried) != self.launch.code:
+                    line.send(word="restart", why="there is new code")
+                saving = self._is_told or (self.launch is not None and self.launch.told)
+                if not saving and self._is_superseded(line.peer):
+                    if self.place.is_host:
+                        self.say("this pod was replaced as node 0")
+                        return LEFT
+                    raise LostError("it was replaced by a younger pod")
+            self._leave_if_told(line)
+            if self.launch is None:
+                if self._is_told and (reported_at is None or now - reported_at > GOODBYE_SECONDS):
+                    return LEFT
+            elif self.launch.tend(now):
+                self._report(line)
+                reported_at = now
+            if self.renew:
+                self.renew = False
+                line.send(word="restart", why="told to start the ranks anew")
+
+    def _obey(self, message: Message) -> int | None:
+        match message["word"]:
+            case "start":
+                self.launch = launch(self.place, message, self.outlet)
+                assert self.teller is not None
+                self.teller.listen(self.launch.logs, self.launch.log, first_rank=self.launch.ranks.start)
+            case "save" if self.launch:
+                self.launch.tell_to_save()
+            case "over" if self.launch:
+                self.launch.end_soon()
+            case "exit":
+                self._kill()
+                code = pod_code(int(message["code"]))
+                return LEFT if self._is_told and code else code
+            case "replaced":
+                self.say("this pod was replaced by a younger one")
+                return LEFT
+        return None
+
+    def _report(self, line: Line) -> None:
+        """Tell the meeting how the ranks of this pod ended."""
+        assert self.launch is not None
+        assert self.teller is not None
+        ended, self.launch = self.launch, None
+        self.teller.flush()
+        end = end_of(self.place, ended, told=self._is_told)
+        for error in end.errors:
+            self.outlet.record("error", error)
+        line.send(word="end", attempt=ended.attempt, end=end.as_dict())
+
+    def _leave_if_told(self, line: Line) -> None:
+        if not self._is_told or self.launch is None:
+            return
+        if not self.said_so:
+            self.said_so = True
+            line.send(word="leaving")
+        if self.told_now:
+            self.launch.kill()
+        else:
+            assert self.told_at is not None
+            self.launch.tell_to_save()
+            if time.monotonic() > self.told_at + self.place.run.checkpoint.grace_seconds:
+                self.launch.kill()
+
+    def _kill(self) -> None:
+        if self.launch is not None:
+            self.launch.kill()
+            self.launch = None
+
+    @property
+    def _is_told(self) -> bool:
+        return self.told_at is not None or self.told_now
+
+    def _on_term(self, _signal: int, _frame: FrameType | None) -> None:
+        self.told_at = self.told_at or time.monotonic()
+
+    def _on_now(self, _signal: int, _frame: FrameType | None) -> None:
+        self.told_now = True
+
+    def _on_renew(self, _signal: int, _frame: FrameType | None) -> None:
+        self.renew = True
+
+
+def pod_code(code: int) -> int:
+    """The container's exit code: below 128 an end for good, whatever the job kind."""
+    if code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):
+        return LEFT
+    return code
+
+
+def _beat(line: Line, stop: threading.Event) -> None:
+    while not stop.wait(BEAT_SECONDS):
+        try:
+            line.send(word="beat")
+        except LostError:
+            return
+
+
+def main() -> int:
+    try:
+        if os.environ.get(LAUNCHER_VARIABLE) == "hyperpodrun":
+            from windlass.targets.kubernetes.hyperpod_entry import run_agent
+
+            return run_agent()
+        return int(Entry(Place.of(os.environ)).run())
+    except UserError as error:
+        print(error, file=sys.stderr, flush=True)
+        Outlet().record("error", {**error.as_dict(), "rank": None, "retry": False})
+        return int(error.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Which object of which cluster a run folder belongs to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from windlass.runfolder import RunFolder, write_atomically
+from windlass.targets.kubernetes.facts import JobKind
+from windlass.targets.kubernetes.request import PodLayout
+
+JOB_FILE = "kubernetes.json"
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """A submitted job, as it is found again: also when another context has become the current one."""
+
+    context: str
+    namespace: str
+    kind: JobKind
+    api_version: str
+    plural: str
+    object_name: str
+    uid: str
+    digest: str
+    submission: str
+    layout: PodLayout
+    ended: bool = False  # the cluster has said so: it need not be asked again
+
+    @property
+    def path(self) -> str:
+        return object_path(self.api_version, self.plural, self.namespace, self.object_name)
+
+    @property
+    def pods_path(self) -> str:
+        return object_path("v1", "pods", self.namespace)
+
+    def names(self, name: str) -> bool:
+        """Whether an object is called after this job: itself, its pods, and what goes with it."""
+        return name == self.object_name or name.startswith(f"{self.object_name}-")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "kind": str(self.kind)}
+
+    def write(self, folder: RunFolder) -> None:
+        write_atomically(folder.path / JOB_FILE, json.dumps(self.as_dict(), indent=2) + "\n")
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> ClusterJob | None:
+        try:
+            value = json.loads((folder.path / JOB_FILE).read_text())
+            layout = value.pop("layout")
+            first_by = tuple(layout.pop("first_by") or ())
+            places = PodLayout(
+                index_labels=tuple(layout.pop("index_labels")),
+                first_by=(first_by[0], first_by[1]) if first_by else None,
+                **layout,
+            )
+            return cls(kind=JobKind(value.pop("kind")), layout=places, **value)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+
+def object_path(api_version: str, plural: str, namespace: str | None, name: str | None = None) -> str:
+    """`/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/my-run`"""
+    root = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
+    place = f"/namespaces/{namespace}" if namespace else ""
+    return f"{root}{place}/{plural}" + (f"/{name}" if name else "")
+
+
+PLURALS_OF_KINDS = {
+    "ConfigMap": "configmaps",
+    "Secret": "secrets",
+    "Service": "services",
+    "Job": "jobs",
+    "TrainingRuntime": "trainingruntimes",
+    "PodGroup": "podgroups",
+}
+
+
+def plural_of(kind: str) -> str:
+    """The plural of a kind that goes with a job; the job's own comes from discovery."""
+    return PLURALS_OF_KINDS.get(kind, f"{kind.lower()}s")

@@ -1,0 +1,150 @@
+"""torchrun in a pod: started, told to save, ended, and asked how it went."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from windlass.targets.kubernetes.outlet import Outlet, errors_of
+from windlass.targets.kubernetes.place import Place, launcher_environment
+from windlass.targets.kubernetes.unpacking import NotArrivedError, unpack_code
+from windlass.targets.kubernetes.verdict import TROUBLE, NodeEnd
+from windlass.targets.kubernetes.wire import Message
+from windlass.targets.local import processes
+from windlass.targets.local.decision import parse_deaths
+from windlass.targets.local.render import ATTEMPT_VARIABLE, FOLDER_VARIABLE
+from windlass.targets.local.supervisor import ASKED_TO_LEAVE, OTHERS_ARE_TOLD, SURVIVOR_SECONDS
+from windlass.targets.local.tail import Tail
+
+SAY_ALL_VARIABLE = "WINDLASS_SAY_ALL"  # ranks other than the first speak on their console too
+
+
+@dataclass
+class Launch:
+    """One start of this pod's ranks."""
+
+    attempt: int
+    ranks: range
+    process: subprocess.Popen[bytes]
+    log: Path  # torchrun's own words
+    logs: Path  # below it, the ranks'
+    code: str | None = None  # digest of the code they run
+    told: bool = False
+    ended: int | None = None
+    _end_at: float | None = None
+    _asked_to_leave: bool = False
+    _words: Tail = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._words = Tail(self.log)
+
+    def tend(self, now: float) -> bool:
+        """Whether the ranks have ended; those that cannot end themselves are ended."""
+        for line in self._words.lines():
+            self._asked_to_leave = self._asked_to_leave or ASKED_TO_LEAVE in line
+            if OTHERS_ARE_TOLD in line and not self._asked_to_leave and not self.told:
+                self.end_soon()
+        if self._end_at is not None and now > self._end_at:
+            self.kill()
+        self.ended = self.process.poll()
+        return self.ended is not None
+
+    def tell_to_save(self) -> None:
+        """SIGTERM to the ranks, not to torchrun, which would kill them in the middle of a save."""
+        if self.told or self.process.poll() is not None:
+            return
+        ranks = processes.ranks_of(self.process.pid)
+        if len(ranks) < len(self.ranks):  # still starting: nothing to save
+            self.told = True
+            self.kill()
+            return
+        self.told = True
+        for pid in ranks.values():
+            processes.send(pid, signal.SIGTERM)
+
+    def end_soon(self) -> None:
+        """A rank here or elsewhere is gone: the others wait for it in vain, and have a moment to write down why."""
+        if self._end_at is None:
+            self._end_at = time.monotonic() + SURVIVOR_SECONDS
+
+    def kill(self) -> None:
+        for pid in processes.ranks_of(self.process.pid).values():
+            processes.send(pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def launch(place: Place, start: Message, outlet: Outlet) -> Launch:
+    """Start torchrun as the meeting says."""
+    attempt, position = int(start["attempt"]), int(start["position"])
+    ranks = range(position * place.ranks, (position + 1) * place.ranks)
+    logs = place.scratch / "logs" / f"attempt-{attempt}"
+    for old in logs.parent.glob("attempt-*"):
+        if int(old.name.rpartition("-")[2]) < attempt - 1:
+            shutil.rmtree(old, ignore_errors=True)  # said long ago, and a pod's disk is small
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / "launcher.log"
+    environment = launcher_environment(os.environ, place)
+    environment |= {ATTEMPT_VARIABLE: str(attempt), FOLDER_VARIABLE: str(place.folder.path), SAY_ALL_VARIABLE: "1"}
+    with log.open("ab") as output:
+        try:
+            code = unpack_code(place.carried, place.scratch, start.get("code"))
+        except NotArrivedError as error:
+            output.write(f"windlass: {error}\n".encode())
+            command = [sys.executable, "-c", "raise SystemExit(1)"]
+        else:
+            command = _torchrun(place, start, position, logs)
+            if code:
+                environment["PYTHONPATH"] = os.pathsep.join(
+                    one for one in (str(code), environment.get("PYTHONPATH")) if one
+                )
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+    about = {"node": place.node, "attempt": attempt, "ranks": list(ranks), "host": os.uname().nodename}
+    outlet.record("node", {**about, "pod": place.pod})
+    return Launch(attempt, ranks, process, log, logs, code=start.get("code"))
+
+
+def end_of(place: Place, ended: Launch, *, told: bool) -> NodeEnd:
+    words = "\n".join(Tail(ended.log).lines(rest=True))
+    code = ended.ended if ended.ended is not None else -1
+    return NodeEnd(
+        node=place.node,
+        code=code,
+        deaths=tuple(parse_deaths(words)),
+        errors=tuple(errors_of(place.folder, ended.attempt, ended.ranks)),
+        trouble=bool(TROUBLE.search(words)),
+        told=told,
+    )
+
+
+def _torchrun(place: Place, start: Message, position: int, logs: Path) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={start['nodes']}",
+        f"--node-rank={position}",
+        f"--nproc-per-node={place.ranks}",
+        f"--master-addr={start['address']}",
+        f"--master-port={start['port']}",
+        "--max-restarts=0",
+        "--redirects=3",
+        f"--log-dir={logs}",
+        "--signals-to-handle=SIGINT,SIGQUIT",  # the entry tells the ranks itself
+        "-m",
+        "windlass.trainer",
+        str(place.run_file),
+    ]

@@ -1,0 +1,190 @@
+"""Read what pods say into the archive: streams for as many as the pool holds, in turns for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from windlass.runfolder import RunFolder
+from windlass.targets.kubernetes.api import Api, Halt
+from windlass.targets.kubernetes.archive import Archive, Cursor, Skipper
+from windlass.targets.kubernetes.jobfile import ClusterJob
+from windlass.targets.kubernetes.picture import LivePicture
+from windlass.targets.kubernetes.pods import Pod
+from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError
+from windlass.targets.local.tail import Tail
+
+MAX_STREAMS = 128  # pods that are followed line by line; below api.MAX_CONNECTIONS
+TURN_SECONDS = 30.0  # between two looks at each of the others
+READERS = 16  # looks at a time
+COMMIT_SECONDS = 0.5
+LOOK_SECONDS = 1.0
+RETRY_SECONDS = 1.0
+LEAVE_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class LogReader:
+    """Reads one pod's log from its cursor on."""
+
+    api: Api
+    job: ClusterJob
+    archive: Archive
+    halt: Halt = field(default_factory=Halt)
+
+    def catch_up(self, pod: Pod, *, follow: bool = False) -> None:
+        """Everything that is new; with `follow`, until the container has ended. Raises if the cluster cannot tell."""
+        cursor = self.archive.cursor(pod.uid)
+        if cursor.done or not pod.started:
+            return
+        if pod.restarts > cursor.restart:
+            # the container before this one has a log of its own, and only the last such one is kept
+            self._read(pod, cursor, previous=True, follow=False)
+            self.archive.note_restart(pod.uid, pod.restarts)
+        self._read(pod, cursor, previous=False, follow=follow)
+        if pod.ended:
+            self.archive.mark_done(pod.uid)
+
+    def _read(self, pod: Pod, cursor: Cursor, *, previous: bool, follow: bool) -> None:
+        asked: dict[str, str | int | list[str]] = {"container": self.job.layout.container, "timestamps": "true"}
+        since = cursor.second()
+        if since:
+            asked["sinceTime"] = since
+        if previous:
+            asked["previous"] = "true"
+        if follow:
+            asked["follow"] = "true"
+        skipper = Skipper(cursor)
+        try:
+            for line in self.api.lines(f"{self.job.pods_path}/{pod.name}/log", asked, self.halt):
+                stamp, _, text = line.partition(b" ")
+                moment = full_moment(stamp.decode(errors="replace"))
+                if moment is None:  # not a line of the log: the kubelet says that it cannot read it
+                    continue
+                self.archive.take(skipper, moment, text.decode(errors="surrogateescape"), pod.node_rank)
+        except RefusedError as error:
+            # 400: the container is not there (yet, or any more); 404: the pod is gone. There is nothing to read.
+            if error.code not in (400, 404):
+                raise
+
+
+def full_moment(text: str) -> str | None:
+    """A time with all nine digits behind the second: the API leaves out zeros, and times are compared as text."""
+    if len(text) < 20 or text[10] != "T" or not text.endswith("Z"):
+        return None
+    second, _, fraction = text[:-1].partition(".")
+    return f"{second}.{fraction:0<9}Z"
+
+
+def read_once(reader: LogReader, pods: Iterable[Pod]) -> None:
+    """One look at each pod."""
+    with ThreadPoolExecutor(READERS) as pool:
+        for _ in pool.map(reader.catch_up, list(pods)):
+            pass
+    reader.archive.commit()
+
+
+def find_logs(folder: RunFolder, rank: int | None, tails: dict[int | None, list[Tail]], *, ended: bool) -> None:
+    """Add the logs that have come to exist since the last look."""
+    if rank is not None:
+        tails.setdefault(rank, [Tail(folder.rank_log(rank))])
+        return
+    for path in folder.logs.glob("rank-*.log"):
+        with contextlib.suppress(ValueError):
+            tails.setdefault(int(path.stem.removeprefix("rank-")), [Tail(path)])
+    if not tails and ended:  # no rank got as far as to say something
+        tails[None] = [Tail(path) for path in sorted(folder.logs.glob("launcher*.log"))]
+
+
+class Collector:
+    """Reads the logs of all pods while they run, in threads of its own."""
+
+    def __init__(self, api: Api, job: ClusterJob, picture: LivePicture, archive: Archive) -> None:
+        self.picture, self.archive, self.halt = picture, archive, Halt()
+        self.reader = LogReader(api, job, archive, self.halt)
+        self._streams: dict[str, threading.Thread] = {}
+        self._looked: dict[str, float] = {}
+        self._turns: dict[str, Future[bool]] = {}
+        self._pool = ThreadPoolExecutor(READERS)
+        self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
+        self._committer = threading.Thread(target=self._commit, name="commit", daemon=True)
+
+    def __enter__(self) -> Collector:
+        self._thread.start()
+        self._committer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.halt.now()
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for thread in (self._thread, self._committer, *self._streams.values()):
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.archive.commit()
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until every pod that has ended, or is gone, was read to its end."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            pods = self.picture.read().pods
+            waiting = [uid for uid, pod in pods.items() if pod.ended and not self.archive.cursor(uid).done]
+            gone = [uid for uid, thread in self._streams.items() if uid not in pods and thread.is_alive()]
+            if not waiting and not gone:
+                return True
+            time.sleep(0.1)
+        return False
+
+    def _work(self) -> None:
+        for _ in self.picture.changed(LOOK_SECONDS):
+            if self.halt.asked:
+                return
+            pods = [pod for pod in self.picture.read().now() if pod.started]
+            self._streams = {uid: thread for uid, thread in self._streams.items() if thread.is_alive()}
+            for pod in pods:
+                if pod.uid in self._streams or self.archive.cursor(pod.uid).done:
+                    continue
+                if len(self._streams) < MAX_STREAMS:
+                    self._stream(pod)
+                elif self._is_due(pod):
+                    self._looked[pod.uid] = time.monotonic()
+                    self._turns[pod.uid] = self._pool.submit(self._quietly, self.reader.catch_up, pod)
+
+    def _is_due(self, pod: Pod) -> bool:
+        """One look at a time at each pod; the last one when it has ended need not wait for its turn."""
+        if pod.uid in self._turns and not self._turns[pod.uid].done():
+            return False
+        return pod.ended or time.monotonic() - self._looked.get(pod.uid, float("-inf")) > TURN_SECONDS
+
+    def _stream(self, pod: Pod) -> None:
+        thread = threading.Thread(target=self._follow, args=(pod,), name=f"log {pod.name}", daemon=True)
+        self._streams[pod.uid] = thread
+        thread.start()
+
+    def _follow(self, pod: Pod) -> None:
+        """Follow one pod until it has ended and everything was read, or it is gone."""
+        wait = RETRY_SECONDS
+        while not self.halt.asked:
+            read = self._quietly(lambda pod=pod: self.reader.catch_up(pod, follow=True))
+            now = self.picture.read().pods.get(pod.uid)
+            if now is None or self.archive.cursor(pod.uid).done:
+                return
+            pod = now
+            wait = RETRY_SECONDS if read else min(2 * wait, TURN_SECONDS)  # a node may be lost for long
+            # the stream ends a moment before the pod's status says so
+            if not (read and pod.ended) and self.halt.wait(wait):
+                return
+
+    def _quietly(self, read: Callable[..., None], *arguments: Pod) -> bool:
+        try:
+            read(*arguments)
+        except (RefusedError, UnreachableError):
+            return False  # a node that is lost, a server that restarts: the next turn tries again
+        return True
+
+    def _commit(self) -> None:
+        while not self.halt.wait(COMMIT_SECONDS):
+            self.archive.commit()

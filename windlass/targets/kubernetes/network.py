@@ -1,0 +1,117 @@
+"""Measure the network between the pods of a job: names, the meeting port, bandwidth."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from windlass.errors import UserError
+from windlass.targets.kubernetes.errands import Errands, of_each
+
+SECONDS = 1.0
+MOST_PAIRS = 16
+PATIENCE = 120.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was tried."""
+
+    check: str  # name · port · bandwidth
+    origin: str
+    destination: str
+    ok: bool
+    said: str
+    gbit_s: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def names_and_port(errands: Sequence[Errands], host: str, port: int) -> list[Finding]:
+    """Every pod looks up the meeting place, and connects to it."""
+    found = []
+    for one, answer in of_each(errands, lambda pod: _meet(pod, host, port)):
+        if isinstance(answer, UserError):
+            found.append(Finding("name", one.pod, host, False, str(answer.what)))
+            continue
+        resolved, reached = answer
+        addresses, tries = ", ".join(resolved.get("addresses") or ()), resolved["tries"]
+        said = resolved.get("error") or f"{addresses} in {resolved['seconds'] * 1000:.0f} ms"
+        said += f", asked {tries} times" if tries > 1 else ""
+        found.append(Finding("name", one.pod, host, "error" not in resolved, said))
+        said = reached.get("error") or f"connected in {reached['seconds'] * 1000:.1f} ms"
+        found.append(Finding("port", one.pod, f"{host}:{port}", "error" not in reached, said))
+    return found
+
+
+def _meet(pod: Errands, host: str, port: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    resolved = pod.ask("resolve", host, timeout=PATIENCE)
+    if not resolved.get("addresses"):
+        return resolved, {"error": "there is no address to connect to"}
+    return resolved, pod.ask("reach", resolved["addresses"][0], str(port))
+
+
+def bandwidths(errands: Sequence[Errands], addresses: Sequence[str]) -> list[Finding]:
+    """From every pod to the next, around the ring that collectives go: a few seconds each, one after the other."""
+    if len(errands) < 2:
+        return []
+    pairs = [(index, (index + 1) % len(errands)) for index in range(len(errands))][:MOST_PAIRS]
+    return [bandwidth(errands[origin], errands[there], addresses[there]) for origin, there in pairs]
+
+
+def bandwidth(origin: Errands, there: Errands, address: str) -> Finding:
+    listener = _Listener(there)
+    listener.start()
+    try:
+        port = listener.port()
+        sent = origin.ask("send", address, str(port), str(SECONDS))
+        if "error" in sent:
+            return Finding("bandwidth", origin.pod, there.pod, False, str(sent["error"]))
+        received = listener.result()
+    except UserError as error:
+        return Finding("bandwidth", origin.pod, there.pod, False, error.what)
+    if "error" in received or not received.get("seconds"):
+        return Finding("bandwidth", origin.pod, there.pod, False, str(received.get("error") or "nothing came"))
+    speed = received["bytes"] * 8 / received["seconds"] / 1e9
+    return Finding("bandwidth", origin.pod, there.pod, True, f"{speed:.2f} Gbit/s", round(speed, 3))
+
+
+class _Listener(threading.Thread):
+    """The receiving end, which says its port first and what it got at last."""
+
+    def __init__(self, errands: Errands) -> None:
+        super().__init__(daemon=True)
+        self.errands = errands
+        self.answers: queue.Queue[dict[str, Any] | UserError] = queue.Queue()
+        self._rest = b""
+
+    def run(self) -> None:
+        try:
+            self.errands.stream("serve", str(SECONDS), to=self._take, timeout=PATIENCE)
+        except UserError as error:
+            self.answers.put(error)
+
+    def port(self) -> int:
+        return int(self._next()["port"])
+
+    def result(self) -> dict[str, Any]:
+        return self._next()
+
+    def _next(self) -> dict[str, Any]:
+        try:
+            answer = self.answers.get(timeout=PATIENCE)
+        except queue.Empty:
+            raise UserError(f"{self.errands.pod} did not answer within {PATIENCE:.0f} s") from None
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self.answers.put(json.loads(line))

@@ -1,0 +1,219 @@
+"""The live picture of a job: its object, its pods and what is said about them, kept by one watch each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass.targets.kubernetes.api import Api, GoneError, Halt, Object
+from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
+from windlass.targets.kubernetes.labels import SUBMISSION_LABEL
+from windlass.targets.kubernetes.pods import Pod, pod_of
+from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError
+
+RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass
+class Picture:
+    """What is known of a job in its cluster."""
+
+    job: Object | None = None  # without its spec, which may be large; None: it is not there
+    pods: dict[str, Pod] = field(default_factory=dict)  # by uid
+    trouble: str | None = None  # why the cluster cannot be asked at the moment
+
+    def now(self) -> list[Pod]:
+        return sorted(self.pods.values(), key=lambda pod: (pod.node_rank is None, pod.node_rank or 0, pod.created))
+
+
+def snapshot(api: Api, job: ClusterJob) -> Picture:
+    """The picture of this moment: one question for the job, and one for every 250 pods."""
+    picture = Picture(job=without_spec(api.find(job.path), job))
+    for value in api.items(job.pods_path, labelSelector=job.layout.selector):
+        pod = pod_of(value, job.layout, submission_label=SUBMISSION_LABEL)
+        picture.pods[pod.uid] = pod
+    return picture
+
+
+def without_spec(value: Object | None, job: ClusterJob) -> Object | None:
+    """The job's own object: one of the same name that is not this job's is another's."""
+    if value is None or (job.uid and value["metadata"].get("uid") != job.uid):
+        return None
+    return {key: value[key] for key in ("apiVersion", "kind", "metadata", "status") if key in value}
+
+
+class Watched:
+    """A list that is kept up to date by a watch, in a thread of its own; every break is healed by going on."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        halt: Halt,
+        *,
+        listed: Callable[[list[Object]], None],
+        changed: Callable[[str, Object], None],
+        trouble: Callable[[str | None], None],
+        reduce: Callable[[Object], Any] = lambda value: value,
+        **params: str | int,
+    ) -> None:
+        self.api, self.path, self.halt, self.params = api, path, halt, params
+        self.listed, self.changed, self.trouble, self.reduce = listed, changed, trouble, reduce
+        self.ready = threading.Event()
+        self.thread = threading.Thread(target=self._keep, name=f"watch {path}", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def _keep(self) -> None:
+        version, failures = "", 0
+        while not self.halt.asked:
+            try:
+                if not version:
+                    version = self._list()
+                    self.ready.set()
+                for change in self.api.watch(self.path, version, self.halt, **self.params):
+                    version = change["object"]["metadata"]["resourceVersion"]
+                    if change["type"] != "BOOKMARK":
+                        self.changed(change["type"], change["object"])
+                self.trouble(None)
+                failures = 0
+            except GoneError:
+                version = ""
+            except (RefusedError, UnreachableError) as error:
+                if isinstance(error, RefusedError) and error.code in (401, 403):
+                    self.trouble(error.what)  # it stays in sight: nothing here will change it
+                    self.ready.set()
+                    self.halt.wait(RETRY_SECONDS[-1])
+                    continue
+                self.trouble(error.what)
+                self.halt.wait(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+                failures += 1
+
+    def _list(self) -> str:
+        found: list[Any] = []
+        version = ""
+        for page in self.api.pages(self.path, **self.params):
+            found += [self.reduce(one) for one in page.get("items") or ()]
+            version = page["metadata"]["resourceVersion"]
+        self.listed(found)
+        self.trouble(None)
+        return version
+
+
+class LivePicture:
+    """A picture that follows the cluster until it is closed: three watches, however many pods there are."""
+
+    def __init__(self, api: Api, job: ClusterJob, *, on_event: Callable[[Object], None] | None = None) -> None:
+        self.api, self.job, self.halt = api, job, Halt()
+        self._picture, self._lock = Picture(), threading.Lock()
+        self._on_event = on_event
+        self.changes = threading.Condition()
+        namespace, name = job.namespace, job.object_name
+        self._pods = Watched(
+            api,
+            job.pods_path,
+            self.halt,
+            listed=self._pods_listed,
+            changed=self._pod_changed,
+            trouble=self._trouble,
+            reduce=self._pod,
+            labelSelector=job.layout.selector,
+        )
+        self._job = Watched(
+            api,
+            object_path(job.api_version, job.plural, namespace),
+            self.halt,
+            listed=self._jobs_listed,
+            changed=self._job_changed,
+            trouble=self._trouble,
+            fieldSelector=f"metadata.name={name}",
+        )
+        self._events = Watched(
+            api,
+            object_path("v1", "events", namespace),
+            self.halt,
+            listed=self._events_listed,
+            changed=lambda kind, value: self._event(value) if kind != "DELETED" else None,
+            trouble=lambda _: None,  # whoever may not read events still sees pods
+            reduce=lambda value: value if self._is_mine(value) else None,
+        )
+
+    def __enter__(self) -> LivePicture:
+        for watched in (self._job, self._pods):
+            watched.start()
+        if self._on_event is not None:
+            self._events.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.halt.now()
+
+    def wait_until_known(self, seconds: float) -> bool:
+        """Until the first lists are there; False if the cluster does not give them."""
+        deadline = time.monotonic() + seconds
+        return all(one.ready.wait(max(0.0, deadline - time.monotonic())) for one in (self._job, self._pods))
+
+    def read(self) -> Picture:
+        with self._lock:
+            return Picture(self._picture.job, dict(self._picture.pods), self._picture.trouble)
+
+    def changed(self, seconds: float) -> Iterator[None]:
+        """One turn for every change, and at least one in `seconds`, until it is closed."""
+        while not self.halt.asked:
+            yield
+            with self.changes:
+                self.changes.wait(seconds)
+
+    def _pod(self, value: Object) -> Pod:
+        return pod_of(value, self.job.layout, submission_label=SUBMISSION_LABEL)
+
+    def _pods_listed(self, pods: list[Any]) -> None:
+        with self._lock:
+            self._picture.pods = {pod.uid: pod for pod in pods}
+        self._tell()
+
+    def _pod_changed(self, kind: str, value: Object) -> None:
+        pod = self._pod(value)
+        with self._lock:
+            if kind == "DELETED":
+                self._picture.pods.pop(pod.uid, None)
+            else:
+                self._picture.pods[pod.uid] = pod
+        self._tell()
+
+    def _jobs_listed(self, jobs: list[Object]) -> None:
+        with self._lock:
+            self._picture.job = without_spec(jobs[0], self.job) if jobs else None
+        self._tell()
+
+    def _job_changed(self, kind: str, value: Object) -> None:
+        mine = without_spec(value, self.job)
+        with self._lock:
+            if mine is not None:
+                self._picture.job = None if kind == "DELETED" else mine
+        self._tell()
+
+    def _trouble(self, text: str | None) -> None:
+        with self._lock:
+            self._picture.trouble = text
+
+    def _events_listed(self, events: list[Any]) -> None:
+        for value in events:
+            if value is not None:
+                self._event(value)
+
+    def _is_mine(self, value: Object) -> bool:
+        about = value.get("involvedObject") or {}
+        return self.job.names(str(about.get("name") or ""))
+
+    def _event(self, value: Object) -> None:
+        if self._on_event is not None and self._is_mine(value):
+            self._on_event(value)
+
+    def _tell(self) -> None:
+        with self.changes:
+            self.changes.notify_all()

@@ -1,0 +1,126 @@
+"""What the Kubernetes API refuses, and how it cannot be reached: each a UserError with the command that fixes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from windlass.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from windlass.targets.kubernetes.kubeconfig import Access
+
+# pods is forbidden: User "ann" cannot list resource "pods" in API group "" in the namespace "team"
+FORBIDDEN = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)"'
+    r'(?: in API group "(?P<group>[^"]*)")?(?: in the namespace "(?P<namespace>[^"]*)")?'
+)
+
+
+class RefusedError(UserError):
+    """An answer of the API that is not a success."""
+
+    def __init__(self, code: int, reason: str, message: str, what: str, **parts: Any) -> None:
+        super().__init__(what, **{"evidence": message or f"HTTP status {code}", **parts})
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.further: str | None = None  # where a list that was cut off can be gone on with
+        self.retry_after: float | None = None
+
+
+class UnreachableError(UserError):
+    """No answer at all."""
+
+
+def refused(access: Access, response: httpx2.Response, content: bytes) -> RefusedError:
+    """The error of one response."""
+    status = _status(content)
+    code = response.status_code
+    reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
+    message = message or content.decode(errors="replace").strip()[:500]
+    error = _explained(access, code, reason, message, f"{response.request.method} {response.request.url.path}")
+    error.further = (status.get("metadata") or {}).get("continue")
+    seconds = response.headers.get("Retry-After", "")
+    error.retry_after = float(seconds) if seconds.isdecimal() else None
+    return error
+
+
+def from_status(access: Access, status: dict[str, Any], what: str) -> RefusedError:
+    """The error of a Status object that came inside a stream."""
+    code = int(status.get("code") or 500)
+    return _explained(access, code, str(status.get("reason") or ""), str(status.get("message") or ""), what)
+
+
+def _explained(access: Access, code: int, reason: str, message: str, asked: str) -> RefusedError:
+    if code == 401:
+        from windlass.targets.kubernetes.credentials import renewal
+
+        return RefusedError(
+            code,
+            reason,
+            message,
+            f"the cluster of the context {access.context} does not accept your credentials",
+            evidence=f"{access.server}: {message or 'Unauthorized'}",
+            cause=f"the token or certificate of {access.user_name or 'the user'} has expired or is not known there",
+            fix=renewal(access),
+        )
+    if code == 403:
+        return _forbidden(access, code, reason, message)
+    return RefusedError(code, reason, message, f"the Kubernetes API refused {asked}")
+
+
+def _forbidden(access: Access, code: int, reason: str, message: str) -> RefusedError:
+    found = FORBIDDEN.search(message)
+    if found is None:  # an admission controller or a quota: nothing that another role would change
+        return RefusedError(code, reason, message, "the cluster does not admit it")
+    verb, group, namespace = found["verb"], found["group"], found["namespace"]
+    plural, _, sub = found["resource"].partition("/")
+    resource = f"{plural}.{group}" if group else plural
+    where = f" -n {namespace}" if namespace else ""
+    place = f"in the namespace {namespace}" if namespace else "in the cluster"
+    asked = f"kubectl auth can-i {verb} {resource}{f' --subresource={sub}' if sub else ''}{where}"
+    kind = "role" if namespace else "clusterrole"
+    granted = f"kubectl create {kind} windlass --verb={verb} --resource={resource}{f'/{sub}' if sub else ''}{where}"
+    return RefusedError(
+        code,
+        reason,
+        message,
+        f"you may not {verb} {found['resource']} {place}",
+        evidence=f"user {found['user']} of the context {access.context}: {message}",
+        fix=f"{asked} --context {access.context}    says whether you may\n"
+        f"{granted}    and a binding to it, by who runs the cluster, allow it",
+    )
+
+
+def unreachable(access: Access, error: Exception) -> UnreachableError:
+    text = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
+        return UnreachableError(
+            f"the certificate of {access.server} is not that of the context {access.context}",
+            evidence=text,
+            cause="the cluster was made anew, or something answers in its place",
+            fix="aws eks update-kubeconfig --name CLUSTER    or another way to a new kubeconfig",
+        )
+    return UnreachableError(
+        f"the Kubernetes API of the context {access.context} does not answer",
+        evidence=f"{access.server}: {text}",
+        cause="the cluster is gone or down, or the way to it (VPN, proxy, network) is",
+        fix=f"kubectl --context {access.context} cluster-info    or another one: --on kubernetes:CONTEXT",
+    )
+
+
+def lost(name: str, what: str) -> UserError:
+    """For what is not there any more although the run says it is."""
+    return UserError(what, fix=f"windlass show {name}", exit_code=ExitCode.FAILED)
+
+
+def _status(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

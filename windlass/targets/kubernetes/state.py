@@ -1,0 +1,162 @@
+"""Where a job stands: its own records first, the cluster's word where they are silent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.errors import ExitCode
+from windlass.runfolder import RunFolder, read_json_lines
+from windlass.targets.kubernetes.picture import Picture
+from windlass.targets.kubernetes.pods import HELD_BACK, Pod, newest_by_node, phases
+from windlass.targets.local.state import with_progress
+from windlass.targets.protocol import JobStatus, State
+
+# What operators call the same thing: Job and TrainJob, PyTorchJob, HyperPod's.
+FINISHED = ("Complete", "Completed", "Succeeded")
+FAILED = ("Failed",)
+SUSPENDED = "Suspended"
+TRAINING = ("started", "resumed")
+BEGINNINGS = ("submitted", "launched", "restart")
+
+# How a container ended, where the run itself could not write it down.
+ENDS = {
+    "OOMKilled": "its memory limit was reached: loaders, whole state dicts and /dev/shm count as memory",
+    "Evicted": "its node was short of something and put it out",
+    "DeadlineExceeded": "it came to its deadline",
+    "NodeLost": "its node was lost",
+    "ContainerCannotRun": "its container could not be started",
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The condition of a job object that says it is over."""
+
+    finished: bool
+    reason: str
+    message: str
+
+
+def end_of(job: Mapping[str, Any] | None) -> Condition | None:
+    for one in _conditions(job):
+        if one.get("status") == "True" and one.get("type") in (*FINISHED, *FAILED):
+            return Condition(one["type"] in FINISHED, str(one.get("reason") or ""), str(one.get("message") or ""))
+    return None
+
+
+def suspended_by(job: Mapping[str, Any] | None) -> str | None:
+    """Why a job is held back as a whole, by Kueue say."""
+    for one in _conditions(job):
+        if one.get("type") == SUSPENDED and one.get("status") == "True":
+            return str(one.get("message") or one.get("reason") or "suspended")
+    return None
+
+
+def status_of(folder: RunFolder, picture: Picture, *, num_pods: int, waiting_for: str | None = None) -> JobStatus:
+    """The status of a run that has not written down its own end."""
+    history = list(read_json_lines(folder.history))
+    attempt = max((int(one.get("attempt") or 0) for one in history), default=0)
+    facts = _facts(folder, picture, history, num_pods, waiting_for)
+    return with_progress(JobStatus(**facts, attempt=attempt), folder)
+
+
+def bare_status(job: Mapping[str, Any]) -> JobStatus:
+    """What the job object alone tells."""
+    end = end_of(job)
+    if end is not None:
+        code = ExitCode.OK if end.finished else ExitCode.FAILED
+        return JobStatus("finished" if end.finished else "failed", reason=end.message or None, exit_code=int(code))
+    held = suspended_by(job)
+    active = (job.get("status") or {}).get("active") or any(
+        one.get("type") == "Running" and one.get("status") == "True" for one in _conditions(job)
+    )
+    return JobStatus(
+        "running" if active and not held else "waiting", reason=f"it is held back: {held}" if held else None
+    )
+
+
+def _facts(
+    folder: RunFolder, picture: Picture, history: Sequence[Mapping[str, Any]], num_pods: int, waiting_for: str | None
+) -> dict[str, Any]:
+    end = end_of(picture.job)
+    if end is not None and end.finished:
+        return {"state": "finished", "exit_code": int(ExitCode.OK)}
+    if end is not None:
+        return {"state": "failed", "exit_code": int(ExitCode.FAILED), "reason": _why_failed(end, picture, history)}
+    if picture.job is None and picture.trouble is None:
+        left = [pod for pod in picture.now() if not pod.ended]
+        if not left:
+            return _gone(history)
+        return {"state": "running" if _is_training(history) else "waiting", "reason": f"it leaves: {phases(left)}"}
+    if picture.job is not None and picture.job["metadata"].get("deletionTimestamp"):
+        return {"state": "waiting", "reason": f"it is being deleted: {phases(picture.now()) or 'no pods left'}"}
+    if picture.trouble:
+        return {"state": "running" if _is_training(history) else "waiting", "reason": picture.trouble}
+    newest = newest_by_node(picture.now())
+    last = _last_word(history)
+    if last is not None:
+        if newest and all(pod.ended for pod in newest.values()):
+            # a job that waits for a pod on a lost node may wait for ever: the run has ended in all that count
+            return {"state": last["state"], "exit_code": last["code"], "reason": last.get("reason")}
+        return {"state": "running", "reason": "its pods are leaving"}
+    running = [pod for pod in newest.values() if pod.running and not pod.deleting]
+    if running and _is_training(history):
+        missing = num_pods - len(running)
+        return {"state": "running", "reason": f"{missing} of {num_pods} pods are missing" if missing > 0 else None}
+    return {"state": "waiting", "reason": waiting_for or "pods are starting"}
+
+
+def _is_training(history: Sequence[Mapping[str, Any]]) -> bool:
+    for one in reversed(history):
+        if one.get("event") in TRAINING:
+            return True
+        if one.get("event") in BEGINNINGS:
+            return False
+    return False
+
+
+def _last_word(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The end that the run has told, which the job's object has yet to follow."""
+    for one in reversed(history):
+        if one.get("event") == "exit":
+            told: Mapping[str, Any] = one
+            return told
+        if one.get("event") in (*BEGINNINGS, *TRAINING):
+            return None
+    return None
+
+
+def _gone(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    state: State = "stopped"
+    for one in reversed(history):
+        if one.get("event") == "finished":
+            return {"state": "finished", "exit_code": int(ExitCode.OK)}
+        if one.get("event") == "preempted":
+            state = "preempted"
+            break
+        if one.get("event") in ("submitted", "started", "resumed"):
+            break
+    code = ExitCode.PREEMPTED if state == "preempted" else ExitCode.INTERRUPTED
+    return {"state": state, "exit_code": int(code), "reason": "the job is no longer in the cluster: it was deleted"}
+
+
+def _why_failed(end: Condition, picture: Picture, history: Sequence[Mapping[str, Any]]) -> str:
+    told = [str(one["why"]) for one in history if one.get("event") == "gave-up" and one.get("why")]
+    why = told[-1] if told else f"{end.reason}: {end.message}" if end.message else end.reason
+    ended = sorted((pod for pod in picture.now() if pod.phase == "Failed"), key=lambda pod: pod.ended_at or 0.0)
+    if ended and not told:
+        why += f"; {how_it_ended(ended[0])}"
+    return why
+
+
+def how_it_ended(pod: Pod) -> str:
+    text = ENDS.get(pod.reason) or HELD_BACK.get(pod.reason) or ""
+    code = f" with code {pod.exit_code}" if pod.exit_code is not None else ""
+    said = f" ({pod.reason})" if pod.reason not in ("", "Error") else ""
+    return f"{pod.name} ended{code}{said}" + (f": {text}" if text else f": {pod.message}" if pod.message else "")
+
+
+def _conditions(job: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
+    return ((job or {}).get("status") or {}).get("conditions") or ()

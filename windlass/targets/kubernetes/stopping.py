@@ -1,0 +1,96 @@
+"""Take a job out of its cluster, with everything that belongs to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from windlass.errors import ExitCode, UserError
+from windlass.targets.kubernetes.api import Api, Object
+from windlass.targets.kubernetes.capacity import node_room
+from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
+from windlass.targets.kubernetes.refusals import RefusedError
+
+END_SECONDS = 90.0  # beside the grace period, for kubelets and controllers to do their part
+KILL_SECONDS = 1  # of grace where nothing shall be saved
+FORCE_SECONDS = 5.0  # between two looks at which nodes are lost
+POLL_SECONDS = 0.5
+OWN_KINDS = ("configmaps", "secrets", "services")
+
+
+def remove(api: Api, job: ClusterJob, *, name: str, grace: float, save_first: bool) -> None:
+    """Delete the job and wait until nothing of it is there; its pods get SIGTERM and their grace period first.
+
+    Not in the foreground: Trainer's webhook lets no TrainJob be changed, by the garbage collector neither, whose
+    runtime is gone, and it goes first.
+    """
+    api.delete(job.path)
+    if not save_first:
+        _end_pods(api, job, grace=KILL_SECONDS)
+    patience = grace if save_first else KILL_SECONDS
+    overdue, deadline = time.monotonic() + patience, time.monotonic() + patience + END_SECONDS
+    while left := list(remains(api, job)):
+        if time.monotonic() > overdue:
+            overdue = time.monotonic() + FORCE_SECONDS
+            _force_out(api, job)
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"the run {name} has not left the cluster",
+                evidence=f"still there: {', '.join(left[:5])}",
+                fix=f"windlass stop {name} --now",
+                exit_code=ExitCode.FAILED,
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def remains(api: Api, job: ClusterJob) -> Iterator[str]:
+    """What is left of a job, its own object first; objects that the job does not own (yet) are deleted here."""
+    value = api.find(job.path)
+    if value is not None and value["metadata"]["uid"] == job.uid:
+        yield f"{job.plural}/{job.object_name}"
+    pods = [pod["metadata"]["name"] for pod in _pods(api, job)]
+    yield from (f"pods/{name}" for name in pods)
+    if value is not None or pods:
+        return  # they may still need what belongs to the job
+    for plural in OWN_KINDS:
+        for one in _labelled(api, job, plural):
+            api.delete(object_path("v1", plural, job.namespace, one["metadata"]["name"]))
+            yield f"{plural}/{one['metadata']['name']}"
+
+
+def _labelled(api: Api, job: ClusterJob, plural: str) -> Iterator[Object]:
+    """Objects with the run's label; whoever may not list a kind has made none of it."""
+    try:
+        yield from api.items(object_path("v1", plural, job.namespace), labelSelector=job.layout.selector)
+    except RefusedError as error:
+        if error.code != 403:
+            raise
+
+
+def _pods(api: Api, job: ClusterJob) -> Iterator[Object]:
+    return api.items(job.pods_path, labelSelector=job.layout.selector)
+
+
+def _end_pods(api: Api, job: ClusterJob, *, grace: int) -> None:
+    for pod in _pods(api, job):
+        api.delete(f"{job.pods_path}/{pod['metadata']['name']}", grace=grace)
+
+
+def _force_out(api: Api, job: ClusterJob) -> None:
+    """Pods on a node that does not answer stay for ever unless somebody says that they are gone."""
+    leaving = [pod for pod in _pods(api, job) if pod["metadata"].get("deletionTimestamp")]
+    on = {pod["metadata"]["name"]: (pod.get("spec") or {}).get("nodeName") for pod in leaving}
+    answering = _answering(api) if on else set()
+    for name, node in on.items():
+        if answering is not None and node not in answering:
+            api.delete(f"{job.pods_path}/{name}", grace=0)
+
+
+def _answering(api: Api) -> set[str] | None:
+    """The nodes whose kubelets are heard of; None where this user may not look."""
+    try:
+        return {one.name for one in map(node_room, api.items("/api/v1/nodes")) if one.ready}
+    except RefusedError as error:
+        if error.code == 403:
+            return None
+        raise

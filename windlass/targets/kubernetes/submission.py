@@ -1,0 +1,198 @@
+"""Hand a request to a cluster: once, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import yaml
+
+from windlass.errors import ExitCode, UserError
+from windlass.targets.kubernetes.api import Api, Object
+from windlass.targets.kubernetes.checks import explain, path_of
+from windlass.targets.kubernetes.facts import ServedKind
+from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
+from windlass.targets.kubernetes.labels import DIGEST_ANNOTATION, MANAGED_BY, NAME_ANNOTATION, SUBMISSION_LABEL
+from windlass.targets.kubernetes.refusals import RefusedError
+from windlass.targets.kubernetes.request import KubernetesRequest, Manifest
+from windlass.targets.kubernetes.state import end_of
+
+GONE_SECONDS = 300.0  # for the pods of an earlier job to leave
+POLL_SECONDS = 0.5
+MOST_LINES = 8
+RUN_KEY = "run.yaml"
+
+
+def job_of(request: KubernetesRequest, served: ServedKind, api: Api, value: Object) -> ClusterJob:
+    """The job file of an object that is in the cluster."""
+    metadata = value["metadata"]
+    annotations = metadata.get("annotations") or {}
+    return ClusterJob(
+        context=api.access.context,
+        namespace=request.namespace,
+        kind=request.kind,
+        api_version=served.api_version,
+        plural=served.plural,
+        object_name=request.object_name,
+        uid=metadata["uid"],
+        digest=str(annotations.get(DIGEST_ANNOTATION) or ""),
+        submission=(metadata.get("labels") or {}).get(SUBMISSION_LABEL, request.submission),
+        layout=request.pods,
+    )
+
+
+def under_way(api: Api, request: KubernetesRequest, served: ServedKind) -> ClusterJob | None:
+    """The job of this very request that is in the cluster and has not ended; another one of its name is an error."""
+    path = object_path(served.api_version, served.plural, request.namespace, request.object_name)
+    value = api.find(path)
+    if value is None:
+        must_not_be_of_another_kind(api, request, served)
+    if value is None or end_of(value) is not None or value["metadata"].get("deletionTimestamp"):
+        return None
+    metadata = value["metadata"]
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    where = f"{value.get('kind', served.kind)} {request.object_name} in the namespace {request.namespace}"
+    if not MANAGED_BY.items() <= labels.items():
+        raise UserError(
+            f"the name {request.object_name} is taken by a job that windlass did not make",
+            evidence=where,
+            fix="name=OTHER",
+        )
+    if annotations.get(DIGEST_ANNOTATION) != request.digest:
+        name = annotations.get(NAME_ANNOTATION, request.name)
+        raise UserError(
+            f"the run {name} is in the cluster with other settings, and has not ended",
+            evidence="\n".join([where, *differences(api, request)]),
+            cause="a job that is under way cannot change; only its code can (windlass sync)",
+            fix=f"windlass logs {request.name} --follow    follows the one that is there\n"
+            f"windlass stop {request.name}    and then this again\n"
+            "name=OTHER    trains it beside",
+        )
+    return job_of(request, served, api, value)
+
+
+def must_not_be_of_another_kind(api: Api, request: KubernetesRequest, served: ServedKind) -> None:
+    """What goes with a run bears the run's name whatever kind its job is: two kinds at once would share it."""
+    value = api.find(object_path("v1", "configmaps", request.namespace, f"{request.object_name}-run"))
+    for owner in ((value or {}).get("metadata") or {}).get("ownerReferences") or ():
+        if owner.get("kind") not in (None, served.kind):
+            raise UserError(
+                f"the run {request.name} is in the cluster as a {owner['kind']}",
+                evidence=f"{owner['kind']} {owner.get('name')} in the namespace {request.namespace}",
+                fix=f"windlass stop {request.name}    and then this again; or name=OTHER",
+            )
+
+
+def differences(api: Api, request: KubernetesRequest) -> list[str]:
+    """In which keys of the run file the job that is there differs from what is asked."""
+    mine = next((one for one in request.dependents if RUN_KEY in (one.get("data") or {})), None)
+    if mine is None:
+        return []
+    theirs = api.find(object_path("v1", "configmaps", request.namespace, mine["metadata"]["name"]))
+    there = _leaves(yaml.safe_load(((theirs or {}).get("data") or {}).get(RUN_KEY) or "{}"))
+    asked = _leaves(yaml.safe_load(mine["data"][RUN_KEY]))
+    changed = [key for key in sorted(there.keys() | asked.keys()) if there.get(key) != asked.get(key)]
+    if not changed:
+        return ["the run file is the same; the code that goes with it, or windlass itself, is not"]
+    lines = [f"{key}: {there.get(key)!r} there, {asked.get(key)!r} asked" for key in changed]
+    return lines[:MOST_LINES] + ([f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])
+
+
+def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {
+        key: leaf
+        for name, one in value.items()
+        for key, leaf in _leaves(one, f"{prefix}.{name}" if prefix else str(name)).items()
+    }
+
+
+def submit(
+    api: Api, request: KubernetesRequest, served: ServedKind, before_replacing: Callable[[], None]
+) -> ClusterJob:
+    """The job of the request: the one that is under way, or a new one."""
+    there = under_way(api, request, served)
+    if there is not None:
+        return there
+    path = path_of(request.job, request, served)
+    old = api.find(f"{path}/{request.object_name}")
+    if old is not None:
+        before_replacing()
+        clear(api, request, served)
+    made: list[tuple[str, Manifest]] = []
+    try:
+        for manifest in request.dependents:
+            created = _create(api, request, served, manifest)
+            made.append((f"{path_of(manifest, request, served)}/{created['metadata']['name']}", created))
+        job = _create(api, request, served, request.job)
+    except BaseException:
+        for place, _ in made:
+            with contextlib.suppress(UserError):  # the first error is the one to show
+                api.delete(place)
+        raise
+    own(api, job, [place for place, _ in made])
+    return job_of(request, served, api, job)
+
+
+def own(api: Api, job: Object, places: Sequence[str]) -> None:
+    """Make the job the owner of what goes with it: deleting it then deletes everything.
+
+    It does not wait for them when it is deleted in the foreground: a TrainingRuntime stays until its TrainJob is gone.
+    """
+    reference = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+    for place in places:
+        api.patch(place, {"metadata": {"ownerReferences": [reference]}})
+
+
+def clear(api: Api, request: KubernetesRequest, served: ServedKind) -> None:
+    """Remove an ended job of the same name, and wait until it is gone."""
+    paths = [f"{path_of(one, request, served)}/{one['metadata']['name']}" for one in request.objects]
+    api.delete(paths[-1])
+    for path in paths[:-1]:
+        api.delete(path)
+    deadline = time.monotonic() + GONE_SECONDS
+    pods = object_path("v1", "pods", request.namespace)
+    while any(api.find(path) is not None for path in paths) or any(
+        api.items(pods, labelSelector=request.pods.selector)
+    ):
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"the earlier job {request.object_name} does not leave the cluster",
+                evidence=f"it was deleted {GONE_SECONDS:.0f} s ago and is still there",
+                fix=f"windlass stop {request.name} --now",
+                exit_code=ExitCode.FAILED,
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _create(api: Api, request: KubernetesRequest, served: ServedKind, manifest: Manifest) -> Object:
+    path = path_of(manifest, request, served)
+    try:
+        return api.create(path, request.with_secret_values(manifest))
+    except RefusedError as error:
+        if error.code != 409 or error.reason != "AlreadyExists" or manifest is request.job:
+            raise (explain(api, error, manifest, request) or error) from None
+    # left by a submission that was killed before its job was there, or of an earlier job that is just being cleared
+    place = f"{path}/{manifest['metadata']['name']}"
+    value = api.find(place)
+    labels = ((value or {}).get("metadata") or {}).get("labels") or {}
+    if value is not None and not MANAGED_BY.items() <= labels.items():
+        raise UserError(
+            f"the name {manifest['metadata']['name']} is taken by a {manifest['kind']} that windlass did not make",
+            fix="name=OTHER",
+        )
+    deadline = time.monotonic() + GONE_SECONDS
+    while api.find(place) is not None and time.monotonic() < deadline:
+        api.delete(place)
+        time.sleep(POLL_SECONDS)
+    return api.create(path, request.with_secret_values(manifest))
