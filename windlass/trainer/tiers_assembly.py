@@ -13,7 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from windlass.checkpoint import Checkpoint, Manifest, hash_file
-from windlass.trainer.tiers_piece import DTYPES, PARTS
+from windlass.trainer.stored import DTYPES
+from windlass.trainer.tiers_piece import PARTS
 
 
 def assemble(place: Path, manifest: Manifest, checkpoint: Checkpoint) -> Checkpoint:
