@@ -125,7 +125,7 @@ def test_detach_attach_interrupt_and_stop(really, run_file, tmp_path):
         )
         assert any(line.startswith("step ") for line in follower.stdout)  # waits for the first one
         follower.send_signal(signal.SIGINT)
-        _, told = follower.communicate(timeout=30)
+        _, told = follower.communicate(timeout=120)
         assert follower.returncode == 130
         assert "windlass logs small --follow" in told
         assert "windlass stop small" in told

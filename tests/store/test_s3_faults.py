@@ -94,7 +94,7 @@ def test_patience_ends(kind: str, s3: FaultyS3) -> None:
     fault = Fault(kind, times=10_000)
     s3.inject(fault)
     with pytest.raises(UserError) as caught:
-        open_store("s3://bucket", IMPATIENT).stat("file")
+        open_store("s3://bucket", replace(QUICK, patience_s=3.0)).stat("file")
     assert fault.met > 1
     assert s3.endpoint in (caught.value.evidence or "")
 
