@@ -121,7 +121,11 @@ def test_detach_attach_interrupt_and_stop(really, run_file, tmp_path):
     assert started.returncode == 0, started
     try:
         follower = subprocess.Popen(
-            command("run", run_file, "train.steps=100000"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command("run", run_file, "train.steps=100000"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
         )
         assert any(line.startswith("step ") for line in follower.stdout)  # waits for the first one
         follower.send_signal(signal.SIGINT)
