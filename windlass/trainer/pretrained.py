@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -106,9 +107,7 @@ def _merging(
     rule: Any, target: str, keys: list[tuple[str, str]], stored: dict[str, StoredTensor], reference: nn.Module
 ) -> Callable[[], Tensor]:
     def convert() -> Tensor:
-        once = rule.copy(
-            list(rule._original_source_patterns), list(rule._original_target_patterns), operations=rule.operations
-        )
+        once = copy.deepcopy(rule)  # it collects tensors; its own copy() is not there in transformers 5.17
         for key, pattern in keys:
             once.add_tensor(target, key, pattern, stored[key].whole)
         made = once.convert(target, model=reference, config=reference.config)[target]
