@@ -30,10 +30,10 @@ $(READY): pyproject.toml constraints.txt
 demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 	$(BIN)/python examples/demo.py
 
-# Training tests go one by one: each starts several ranks of its own.
+# Training tests go two at a time: each starts several ranks of its own, and most of its time is their start.
 test: setup  ## all tests
 	$(PYTEST) -m "not train and not slurm and not cluster and not image" -n 2 --dist loadscope
-	$(PYTEST) -m train $(AGAIN)
+	$(PYTEST) -m train -n 2 --dist loadscope $(AGAIN)
 	$(PYTEST) -m slurm tests/slurm $(AGAIN)
 	$(PYTEST) -m image tests/image $(AGAIN) -rP
 	$(PYTEST) -m cluster tests/cluster $(AGAIN)
