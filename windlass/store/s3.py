@@ -1,7 +1,7 @@
 """S3 and what speaks its protocol: parts in parallel, checksums on every part, conditional puts, bounded retries.
 
-boto3 and not s3fs: s3fs neither sends checksums with parts nor lists and aborts the uploads that a killed process left,
-and it ties fsspec and botocore to single versions, which datasets and boto3 do not accept together.
+boto3 and not s3fs: beside boto3 and datasets pip resolves s3fs to the old 0.4.2, and what is needed here (a checksum
+with every part, finding and aborting the uploads that a killed process left) is S3's own API, which boto3 is.
 """
 
 from __future__ import annotations
