@@ -15,7 +15,7 @@ AGAIN := --reruns 1
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-slurm test-image test-cluster test-oldest-torch lint docs bench bench-gpu \
+.PHONY: help setup demo test test-fast test-slurm test-image test-cluster test-oldest-torch lint docs bench bench-gpu bench-gpu-curves \
 	run stop logs-follow validate-setup validate-framework test-quick
 
 help:  ## this list
@@ -24,7 +24,7 @@ help:  ## this list
 setup: $(READY)  ## make .venv with everything in it
 
 $(READY): pyproject.toml constraints.txt
-	PYTHON=$(PYTHON) tools/setup $(VENV) -c constraints.txt -e '.[train,tensorboard,k8s,aws,image,dev]'
+	PYTHON=$(PYTHON) tools/setup $(VENV) -c constraints.txt -e '.[train,tensorboard,k8s,aws,image,flash,dev]'
 	@touch $@
 
 demo: setup  ## train a small Llama on two processes, kill one, watch it recover
@@ -88,3 +88,6 @@ validate-setup: setup  ## whether this machine can train
 
 bench-gpu: setup  ## one GPU: windlass, torchtitan and plain transformers in one table (wheels of the peers in bench-wheels/site)
 	$(BIN)/python -m benchmarks.gpu
+
+bench-gpu-curves: setup  ## loss curves of the trainer's fast paths and modes against a plain fp32 loop; tiny without a GPU
+	$(BIN)/python -m benchmarks.gpu.curves

@@ -124,7 +124,9 @@ def read_row(said: str) -> Row | None:
 
 def environment(contestant: str, wheels: Path) -> dict[str, str]:
     """A world of one rank, the unpacked wheels, and a compile cache that contestants share."""
-    path = os.pathsep.join(filter(None, [str(ROOT), str(wheels.resolve()), os.environ.get("PYTHONPATH", "")]))
+    # What an installed nvidia-cutlass-dsl adds to the path by a .pth file, which an unpacked one cannot.
+    folders = [ROOT, wheels.resolve(), wheels.resolve() / "nvidia_cutlass_dsl" / "dsl_packages"]
+    path = os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH", "")]))
     cache = Path(tempfile.gettempdir()) / "windlass-bench-gpu" / "inductor"
     ours = {
         "PYTHONPATH": path,

@@ -51,8 +51,10 @@ class ModelSection(Section):
     """`random` draws fresh weights from the seed; `pretrained` loads the model's own safetensors."""
     config: dict[str, Any] = Field(default={})
     """Fields of the transformers configuration to change, for example `{num_hidden_layers: 8}`."""
-    attention: Literal["sdpa", "eager", "flex_attention"] = "sdpa"
-    """Attention implementation, by its transformers name."""
+    attention: Literal["auto", "flash4", "sdpa", "eager", "flex_attention"] = "auto"
+    """`flash4`: the flash-attn-4 package (extra `flash`), on Hopper GPUs · `sdpa`: torch's own, cuDNN first there ·
+    `eager`, `flex_attention`: transformers' · `auto`: `flash4` where it is installed and was measured faster, else
+    `sdpa`. The kernel that really ran is in the log of the first step."""
     trust_remote_code: bool = False
     """Run Python code that ships with the model. Off unless asked by name."""
     lora: LoraSection | None = None
@@ -104,6 +106,9 @@ class TrainSection(Section):
     """Compile each block with torch.compile. Default: on GPUs only."""
     fp8: bool = False
     """Compute the blocks' large matrix products in fp8, one scale per tensor: faster from Hopper on, less exact."""
+    tune_products: bool | None = None
+    """Time cuBLAS's algorithms for every matrix product of the blocks in the first step, and keep the fastest that
+    gives the same bits as its own choice. Default: on GPUs, in bf16."""
     fused_head: bool | None = None
     """Compute head and loss together, a block of logits at a time. Default: on GPUs, for families with a plain head."""
     bf16_weights: bool | None = None

@@ -16,6 +16,7 @@ from windlass.plan.resolution import batch_shape, effective_sharding
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.trainer.adapters import load_adapter
+from windlass.trainer.attention import naming_attention, use_attention
 from windlass.trainer.batches import Batches
 from windlass.trainer.faults import Faults
 from windlass.trainer.flops import flops_per_token, peak_flops
@@ -35,6 +36,7 @@ from windlass.trainer.saving import Checkpointer, Progress
 from windlass.trainer.schedule import learning_rate
 from windlass.trainer.step import Stepper
 from windlass.trainer.tiers import Offer
+from windlass.trainer.tuned_linear import say_what_was_chosen
 from windlass.trainer.updates import AdamW
 from windlass.trainer.validation import Validator
 from windlass.trainer.weights import draw_weights, materialize, restore_buffers
@@ -88,6 +90,7 @@ def train(
         stopping = not validator.validate(stepper, reporter, position.step)  # the attempt before may have died in it
         if not stopping:
             judge.hear(position.step, validator.loss)
+    first_step = position.step + 1
     end = position.step if stopping or judge.enough else run.train.steps
     ledger.restart_clock()
     try:
@@ -101,10 +104,13 @@ def train(
             total_labels = max(total_labels, 1.0)
             rate = learning_rate(before.step, run.train)
             seed_dropout(run.train.seed, step, ranks)
-            losses = stepper.backward(batch, total_labels, poisoned=faults.reach("step.loss", step))
+            with naming_attention(folder, ranks, wanted=step == first_step):
+                losses = stepper.backward(batch, total_labels, poisoned=faults.reach("step.loss", step))
             loss = sum_over_ranks(losses, ranks)
             grad_norm = updates.apply(rate, loss)
             position = Progress(step, before.tokens + int(total_labels), batch.state)
+            if step == first_step and ranks.is_first:
+                say_what_was_chosen()
             ledger.add(OpenStep(before, position, batch, losses, loss, grad_norm, total_labels, rate))
 
             saving = checkpointer.due(step) and step < run.train.steps
@@ -155,6 +161,7 @@ def train(
 def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn.Module:
     """The model, spread over the ranks; with its first weights unless a checkpoint will bring them."""
     model = build(prepared.config, run, prepared.adapter, prepared.added, quantize=True)
+    use_attention(model, run, ranks)
     return_loss(model, fused=use_fused_head(prepared.config, run, ranks))
     parallelize(model, run, ranks)
     materialize(model, torch.device("cpu") if run.parallel.cpu_offload else ranks.device)

@@ -76,7 +76,8 @@ def meta_model(config: Any, run: Run) -> nn.Module:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config,
-            attn_implementation=run.model.attention,
+            # our own names become torch's attention here; attention.py takes it from there
+            attn_implementation="sdpa" if run.model.attention in ("auto", "flash4") else run.model.attention,
             dtype=torch.float32,  # master weights
             trust_remote_code=run.model.trust_remote_code,
         )

@@ -1,4 +1,4 @@
-"""Spread a model over ranks, in the one order that works: fp8 → recompute → compile → shard."""
+"""Spread a model over ranks, in the one order that works: fp8 → tuned products → recompute → compile → shard."""
 
 from __future__ import annotations
 
@@ -20,21 +20,35 @@ from torch.utils.checkpoint import (
 from windlass.plan.resolution import effective_sharding
 from windlass.spec import Run
 from windlass.trainer.fp8 import use_fp8
+from windlass.trainer.kernels import flash4  # noqa: F401  registers its operators
 from windlass.trainer.model import blocks
 from windlass.trainer.ranks import Ranks
+from windlass.trainer.tuned_linear import should_tune, tune_products
 
 
 def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
     """Apply recomputation, compilation and sharding in place; parameter names do not change."""
     if run.train.fp8:
         use_fp8(model, run, ranks)
+    if should_tune(run, ranks):
+        tune_products(model)
     for block in blocks(model).values():
         if run.parallel.activation_checkpointing != "none":
             recompute(block, selective=run.parallel.activation_checkpointing == "selective")
         if should_compile(run, ranks):
             block.forward = torch.compile(block.forward, fullgraph=True)
+    if should_compile(run, ranks):
+        for module in after_blocks(model):
+            module.forward = torch.compile(module.forward, fullgraph=True)
     if effective_sharding(run, ranks.world_size) in ("full", "hybrid"):
         shard(model, run, ranks)
+
+
+def after_blocks(model: nn.Module) -> list[nn.Module]:
+    """The last norm: outside the blocks, and in plain torch a dozen passes over all tokens."""
+    backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
+    others = [one for one in backbone.children() if not isinstance(one, nn.ModuleList | nn.Embedding)]
+    return [one for one in others if any(parameter.ndim == 1 for parameter in one.parameters())]
 
 
 def should_compile(run: Run, ranks: Ranks) -> bool:
@@ -62,6 +76,8 @@ EXPENSIVE = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.windlass.flash4.default,
+    torch.ops.windlass.product.default,
 }
 
 

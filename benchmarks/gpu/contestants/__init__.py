@@ -28,6 +28,7 @@ CONTESTANTS = (
     "transformers",
     "windlass-fp8",
     "torchtitan-fp8",
+    "windlass-sdpa",
     "torchtitan-autocast",
     "transformers-compiled",
 )

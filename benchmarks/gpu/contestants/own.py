@@ -15,7 +15,7 @@ from benchmarks.gpu.rows import Row, last_line, measured
 from windlass.runfolder import RunFolder, steps_of
 
 LOG_EVERY = 5  # on a GPU the trainer waits for the device, and so knows the time, at log lines alone
-FP8 = "train.fp8=true"
+VARIANTS = {"windlass-fp8": "train.fp8=true", "windlass-sdpa": "model.attention=sdpa"}  # torch's own attention
 NO_LAST_CHECKPOINT = "checkpoint.at_end=false"  # 15 GB that nobody reads
 
 
@@ -23,7 +23,9 @@ def run(job: Job) -> Row:
     warmup, timed = whole_windows(job.warmup), whole_windows(job.steps - job.warmup)
     run_file = job.folder / "bench.yaml"
     run_file.write_text(yaml.safe_dump(run_values(job, steps=warmup + timed)))
-    overrides = [NO_LAST_CHECKPOINT, *([FP8] if job.contestant == "windlass-fp8" else []), *job.overrides]
+    overrides = [NO_LAST_CHECKPOINT, *job.overrides]
+    if job.contestant in VARIANTS:
+        overrides.append(VARIANTS[job.contestant])
     train([str(run_file), *overrides], job)
     steps = steps_of(RunFolder(job.folder / "runs" / "bench"))
     # Every step of a window carries the window's mean time: one of them stands for it.

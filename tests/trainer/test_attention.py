@@ -1,0 +1,169 @@
+"""Attention by flash-attn-4: when it is taken, that it computes attention, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.trainer.conftest import tiny_run
+from tests.trainer.harness import train
+from windlass.errors import UserError
+from windlass.trainer.attention import NAME, attend, attention_kernels, flash4_bhtd, use_attention
+from windlass.trainer.kernels.flash4 import flash4
+
+pytestmark = pytest.mark.torch_floor
+
+
+def asked(attention: str, precision: str = "bf16") -> Any:
+    return SimpleNamespace(model=SimpleNamespace(attention=attention), train=SimpleNamespace(precision=precision))
+
+
+class Model:
+    """What use_attention needs of a transformers model."""
+
+    def __init__(self, **facts: Any) -> None:
+        config = SimpleNamespace(
+            **{"model_type": "llama", "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2} | facts
+        )
+        self.config = SimpleNamespace(get_text_config=lambda: config)
+        self.implementation = "sdpa"
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.implementation = name
+
+
+CPU = SimpleNamespace(device=torch.device("cpu"), is_first=True)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
+def test_output_and_gradients_are_those_of_torchs_own_attention(heads: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, count, 33, 16, requires_grad=True) for count in (heads[0], heads[1], heads[1]))
+    twins = [one.detach().clone().requires_grad_() for one in (q, k, v)]
+    grad = torch.randn(2, heads[0], 33, 16)
+
+    out = flash4_bhtd(q, k, v, 0.2)
+    out.backward(grad)
+    expected = F.scaled_dot_product_attention(*twins, is_causal=True, scale=0.2, enable_gqa=True)
+    expected.backward(grad)
+
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip((q, k, v), twins, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_operator_keeps_torchs_rules_for_operators() -> None:
+    q, k, v = (torch.randn(1, 8, count, 16, requires_grad=True) for count in (4, 2, 2))
+    torch.library.opcheck(flash4, (q, k, v, 0.25))
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_a_mask_is_left_to_torchs_own_attention(mask: bool) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 2, True  # type: ignore[assignment]
+    q, k, v = (torch.randn(1, count, 8, 16).bfloat16() for count in (4, 2, 2))
+    apart = torch.ones(8, 8, dtype=torch.bool).tril()
+    apart[4:, :4] = False  # two documents
+    out, _ = attend(module, q, k, v, apart[None, None] if mask else None)
+    expected = F.scaled_dot_product_attention(
+        *(one.float() for one in (q, k, v)), attn_mask=apart if mask else None, is_causal=not mask, enable_gqa=True
+    )
+    torch.testing.assert_close(out.float(), expected.transpose(1, 2), rtol=0.02, atol=0.02)
+
+
+def test_auto_is_torchs_own_without_a_gpu_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    use_attention(model, asked("auto"), CPU)  # type: ignore[arg-type]
+    assert model.implementation == "sdpa"
+    assert not caplog.records
+
+
+def test_by_name_it_is_taken() -> None:
+    model = Model()
+    use_attention(model, asked("flash4"), CPU)  # type: ignore[arg-type]
+    assert model.implementation == NAME
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "reason"),
+    [
+        (Model(), asked("flash4", "fp32"), "train.precision is fp32"),
+        (Model(model_type="gpt2"), asked("flash4"), "gpt2 models"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(model: Any, run: Any, reason: str) -> None:
+    with pytest.raises(UserError) as error:
+        use_attention(model, run, CPU)  # type: ignore[arg-type]
+    assert reason in str(error.value.evidence)
+    assert error.value.fix == "model.attention=auto"
+
+
+def test_kernels_are_told_by_their_names_on_the_device() -> None:
+    found = attention_kernels(
+        [
+            "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64_1x4x1_cga1x1x1_kernel0_0",
+            "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__0",
+            "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4>>",
+            "fmha_cutlassF_bf16_aligned_64x64_rf_sm80",
+            "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN",
+            "_adamw_kernel",
+        ]
+    )
+    assert list(found) == ["cuDNN", "torch's memory-efficient", "flash-attn-4", "torch's flash"]
+    assert all(len(names) == 1 for names in found.values())
+
+
+@pytest.mark.train
+def test_training_with_it_follows_training_with_torchs_own(tmp_path: Path, corpus: Path) -> None:
+    losses = {}
+    for attention in ("sdpa", "flash4"):
+        run = tiny_run(corpus, train__steps=12, train__precision="bf16", model__attention=attention)
+        result = train(tmp_path / attention, run)
+        assert result.codes == [0], result.output
+        losses[attention] = list(result.losses.values())
+    assert losses["flash4"] != losses["sdpa"]  # rounded otherwise, so it did compute
+    assert max(abs(a - b) / b for a, b in zip(*losses.values(), strict=True)) < 0.01
+
+
+COMPILED_FOR_HOPPER = """
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from windlass.trainer.kernels.flash4 import flash4, flash4_backward
+with FakeTensorMode():
+    for size in (64, 128):
+        q, k, v, grad = (torch.empty(2, 1024, n, size, dtype=torch.bfloat16, device="cuda") for n in (32, 8, 8, 32))
+        out, log_sum = flash4._init_fn(q, k, v, 0.125)
+        print(size, tuple(out.shape), tuple(log_sum.shape), log_sum.dtype)
+        grads = flash4_backward._init_fn(grad, q, k, v, out, log_sum, 0.125)
+        print([tuple(one.shape) for one in grads])
+"""
+
+
+def test_the_packages_kernels_compile_for_hopper_as_we_call_them(tmp_path: Path) -> None:
+    """Without a GPU the package compiles and does not launch: what a changed version of it breaks shows here."""
+    pytest.importorskip("nvidia_cutlass_dsl", reason="the flash extra is not installed")
+    target = {"FLASH_ATTENTION_ARCH": "sm_90a", "CUTE_DSL_ARCH": "sm_90a", "FLASH_ATTENTION_NUM_SMS": "132"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILED_FOR_HOPPER],
+        env={**os.environ, **target, "WINDLASS_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == [
+        "64 (2, 1024, 32, 64) (2, 32, 1024) torch.float32",
+        "[(2, 1024, 32, 64), (2, 1024, 8, 64), (2, 1024, 8, 64)]",
+        "128 (2, 1024, 32, 128) (2, 32, 1024) torch.float32",
+        "[(2, 1024, 32, 128), (2, 1024, 8, 128), (2, 1024, 8, 128)]",
+    ]
+    compiled = list((tmp_path / "flash-attn-4").rglob("*.o"))
+    assert len(compiled) >= 4  # kept for the next start

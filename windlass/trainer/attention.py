@@ -1,0 +1,184 @@
+"""Which attention a model computes with, and which kernel that really was.
+
+transformers looks attention up by name in a table; ours is one more name in it. Where documents are kept apart by a
+mask it hands over to torch's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from windlass.errors import UserError
+from windlass.runfolder import RunFolder
+from windlass.spec import Run
+from windlass.trainer.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+NAME = "windlass_fa4"  # not a name with "flash" in it: transformers would look for a package of that name
+PACKAGE = "flash-attn-4"
+INSTALL = "pip install 'windlass[flash]'"
+FAMILIES = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}  # attention is causal and has no sinks, caps or biases
+HEAD_SIZES = (64, 128)  # those at which it was measured against cuDNN, and was faster
+TOLERANCE = 0.02  # of the norm, against torch's own attention on the same bf16 numbers: both round a few times
+
+
+def use_attention(model: Any, run: Run, ranks: Ranks) -> None:
+    """Set what the run asks for; `auto` takes flash-attn-4 where it is installed, works and was measured faster."""
+    if run.model.attention not in ("auto", "flash4"):
+        return  # a name of transformers' own, given when the model was made
+    config = model.config.get_text_config()
+    obstacle = (
+        unsuitable(config, run)
+        or missing(config, ranks, asked_by_name=run.model.attention == "flash4")
+        or broken(config, ranks)
+    )
+    if obstacle is None:
+        register()
+        model.set_attn_implementation(NAME)
+    elif run.model.attention == "flash4":
+        raise UserError("model.attention=flash4 cannot be had here", evidence=obstacle, fix="model.attention=auto")
+    elif ranks.is_first and obstacle.startswith(PACKAGE):  # a GPU on which it would pay
+        log.warning("attention is torch's own: %s", obstacle)
+
+
+def unsuitable(config: Any, run: Run) -> str | None:
+    if config.model_type not in FAMILIES:
+        return f"{config.model_type} models may need more than plain causal attention"
+    if run.train.precision != "bf16":
+        return f"it computes in bf16, train.precision is {run.train.precision}"
+    return None
+
+
+def missing(config: Any, ranks: Ranks, *, asked_by_name: bool) -> str | None:
+    if ranks.device.type != "cuda":  # by name the plain twin computes the same, slowly
+        return None if asked_by_name else "there is no GPU"
+    if torch.cuda.get_device_capability(ranks.device)[0] != 9:
+        return f"{torch.cuda.get_device_name(ranks.device)} is not a Hopper GPU, the only kind it was measured on"
+    if head_size(config) not in HEAD_SIZES:
+        return f"head size {head_size(config)} is not one of {', '.join(map(str, HEAD_SIZES))}"
+    try:
+        importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{PACKAGE} is not installed and would be faster here: {INSTALL}"
+    return None
+
+
+def broken(config: Any, ranks: Ranks) -> str | None:
+    """Compile its kernels now, and hold output and gradients against torch's own on a few random tokens."""
+    if ranks.device.type != "cuda":
+        return None
+    try:
+        difference = largest_difference(config, ranks.device)
+    except Exception as error:  # a young package that compiles at run time: whatever is wrong, training goes on
+        return f"{PACKAGE} does not work here: {type(error).__name__}: {str(error)[:300]}"
+    if not difference < TOLERANCE:
+        return f"{PACKAGE} differs from torch's own attention by {difference:.3g} of its norm"
+    return None
+
+
+def largest_difference(config: Any, device: torch.device, length: int = 384) -> float:
+    """The largest relative difference of output and gradients."""
+    heads, groups = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+    drawn = torch.Generator(device).manual_seed(0)
+    q, k, v, grad = (
+        torch.randn((1, count, length, head_size(config)), generator=drawn, device=device).bfloat16()
+        for count in (heads, groups, groups, heads)
+    )
+
+    def computed(attention: Any) -> list[Tensor]:
+        inputs = [one.clone().requires_grad_() for one in (q, k, v)]
+        out = attention(*inputs)
+        return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+
+    def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    with torch.enable_grad():
+        pairs = zip(computed(lambda q, k, v: flash4_bhtd(q, k, v, q.shape[-1] ** -0.5)), computed(theirs), strict=True)
+        return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
+
+
+def flash4_bhtd(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """The operator for tensors whose heads come before their tokens, as transformers and torch have them."""
+    from windlass.trainer.kernels.flash4 import flash4
+
+    out_bthd: Tensor = flash4(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale)[0]
+    return out_bthd.transpose(1, 2)
+
+
+def head_size(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def register() -> None:
+    """Into transformers' tables: the function, and how a mask is made for it where one is needed."""
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' calling convention: [B, H, T, D] in, [B, T, H, D] out."""
+    plain = attention_mask is None and dropout == 0.0 and query.shape[2] == key.shape[2]
+    if not plain or query.dtype != torch.bfloat16:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
+        return out, None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return flash4_bhtd(query, key, value, scale).transpose(1, 2).contiguous(), None
+
+
+KERNELS = (  # what attention kernels are called by whom, told by their names on the device
+    ("flash-attn-4", re.compile(r"flash_attncute|FlashAttention(For|Back)ward", re.IGNORECASE)),
+    ("cuDNN", re.compile(r"cudnn.*(sdpa|fmha|flash)", re.IGNORECASE)),
+    ("torch's flash", re.compile(r"pytorch_flash|flash_(fwd|bwd)", re.IGNORECASE)),
+    ("torch's memory-efficient", re.compile(r"fmha_cutlass|efficient_attention", re.IGNORECASE)),
+    ("flex attention", re.compile(r"flex_attention|triton_tem", re.IGNORECASE)),
+)
+
+
+@contextlib.contextmanager
+def naming_attention(folder: RunFolder, ranks: Ranks, *, wanted: bool) -> Iterator[None]:
+    """Log which attention kernels ran inside, as the GPU's own trace has them."""
+    if not wanted or not ranks.is_first or ranks.device.type != "cuda":
+        yield
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        yield
+        torch.cuda.synchronize(ranks.device)
+    found = attention_kernels({event.name for event in trace.events() or ()})
+    for maker, names in found.items():
+        log.info("attention by %s: %s", maker, ", ".join(name[:100] for name in names))
+    if not found:
+        log.warning("no attention kernel in the GPU's trace of the first step: plain products, or nothing was traced")
+    folder.record("attention", kernels=found)
+
+
+def attention_kernels(names: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        maker = next((maker for maker, pattern in KERNELS if pattern.search(name)), None)
+        if maker:
+            found.setdefault(maker, []).append(name)
+    return found
