@@ -38,6 +38,8 @@ POINTS = {
         Point("1b-t2048-b16", "Llama-3.2-1B, T=2048, B=16", "llama3.2-1b", batch=16, length=2048),
         Point("1b-t4096-b8", "Llama-3.2-1B, T=4096, B=8", "llama3.2-1b", batch=8, length=4096),
         Point("3b-b2", "Llama-3.2-3B, T=8192, B=2", "llama3.2-3b", batch=2),
+        Point("3b-b4", "Llama-3.2-3B, T=8192, B=4", "llama3.2-3b", batch=4),
+        Point("8b-b1", "Llama-3.1-8B, T=8192, B=1", "llama3.1-8b", batch=1),
         Point("tiny", "tiny, to try the program itself", "llama3.2-tiny", batch=2, length=64),
     )
 }

@@ -16,14 +16,18 @@ import torch.nn.functional as F
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.errors import UserError
-from windlass.trainer.attention import NAME, attend, attention_kernels, flash4_bhtd, use_attention
+from windlass.trainer.attention import attend, attention_kernels, flash4_bhtd, has_window, use_attention
 from windlass.trainer.kernels.flash4 import flash4
 
 pytestmark = pytest.mark.torch_floor
 
 
-def asked(attention: str, precision: str = "bf16") -> Any:
-    return SimpleNamespace(model=SimpleNamespace(attention=attention), train=SimpleNamespace(precision=precision))
+def asked(attention: str, precision: str = "bf16", *, document_mask: bool | None = None) -> Any:
+    return SimpleNamespace(
+        model=SimpleNamespace(attention=attention),
+        train=SimpleNamespace(precision=precision),
+        data=SimpleNamespace(document_mask=document_mask, sequence_length=1024),
+    )
 
 
 class Model:
@@ -80,17 +84,54 @@ def test_a_mask_is_left_to_torchs_own_attention(mask: bool) -> None:
     torch.testing.assert_close(out.float(), expected.transpose(1, 2), rtol=0.02, atol=0.02)
 
 
-def test_auto_is_torchs_own_without_a_gpu_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    model = Model()
-    use_attention(model, asked("auto"), CPU)  # type: ignore[arg-type]
-    assert model.implementation == "sdpa"
+@pytest.mark.parametrize(
+    ("attention", "facts", "document_mask", "name"),
+    [
+        ("auto", {}, None, "windlass_sdpa_causal"),
+        ("sdpa", {}, False, "windlass_sdpa_causal"),
+        ("flash4", {}, None, "windlass_fa4_causal"),
+        ("flash4", {}, True, "windlass_fa4_masked"),
+        ("auto", {"sliding_window": 512}, None, "windlass_sdpa_masked"),
+        ("auto", {"model_type": "gpt2"}, None, "sdpa"),  # left as transformers has it
+        ("eager", {}, None, "sdpa"),
+    ],
+)
+def test_what_is_taken_without_a_gpu(
+    attention: str, facts: dict[str, Any], document_mask: bool | None, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model(**facts)
+    use_attention(model, asked(attention, document_mask=document_mask), CPU)  # type: ignore[arg-type]
+    assert model.implementation == name
     assert not caplog.records
 
 
-def test_by_name_it_is_taken() -> None:
-    model = Model()
-    use_attention(model, asked("flash4"), CPU)  # type: ignore[arg-type]
-    assert model.implementation == NAME
+@pytest.mark.parametrize(("window", "expected"), [(None, False), (4096, False), (1024, False), (1023, True)])
+def test_a_window_matters_where_it_is_shorter_than_the_sequences(window: int | None, expected: bool) -> None:
+    assert has_window(SimpleNamespace(sliding_window=window), 1024) is expected
+
+
+def test_plain_causal_batches_are_not_looked_into() -> None:
+    """What transformers does with a batch's positions would make the host wait for the GPU in every step."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=9
+    )
+    looked = []
+    for attention, document_mask in (("sdpa", False), ("sdpa", True)):
+        model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+        use_attention(model, asked(attention, document_mask=document_mask), CPU)  # type: ignore[arg-type]
+        with pytest.MonkeyPatch.context() as patch:
+            seen: list[int] = []
+            real = transformers.masking_utils.find_packed_sequence_indices
+
+            def noted(positions: Any, real: Any = real, seen: list[int] = seen) -> Any:
+                seen.append(1)
+                return real(positions)
+
+            patch.setattr(transformers.masking_utils, "find_packed_sequence_indices", noted)
+            model(input_ids=torch.zeros(1, 4, dtype=torch.long), use_cache=False)
+        looked.append(bool(seen))
+    assert looked == [False, True]
 
 
 @pytest.mark.parametrize(

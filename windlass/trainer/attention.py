@@ -23,7 +23,6 @@ from windlass.trainer.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
-NAME = "windlass_fa4"  # not a name with "flash" in it: transformers would look for a package of that name
 PACKAGE = "flash-attn-4"
 INSTALL = "pip install 'windlass[flash]'"
 FAMILIES = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}  # attention is causal and has no sinks, caps or biases
@@ -33,21 +32,48 @@ TOLERANCE = 0.02  # of the norm, against torch's own attention on the same bf16 
 
 def use_attention(model: Any, run: Run, ranks: Ranks) -> None:
     """Set what the run asks for; `auto` takes flash-attn-4 where it is installed, works and was measured faster."""
-    if run.model.attention not in ("auto", "flash4"):
+    if run.model.attention not in ("auto", "flash4", "sdpa"):
         return  # a name of transformers' own, given when the model was made
     config = model.config.get_text_config()
-    obstacle = (
-        unsuitable(config, run)
-        or missing(config, ranks, asked_by_name=run.model.attention == "flash4")
-        or broken(config, ranks)
-    )
-    if obstacle is None:
-        register()
-        model.set_attn_implementation(NAME)
-    elif run.model.attention == "flash4":
+    obstacle = "model.attention is sdpa"
+    if run.model.attention != "sdpa":
+        obstacle = obstacle_to_flash4(config, run, ranks)
+    if run.model.attention == "flash4" and obstacle:
         raise UserError("model.attention=flash4 cannot be had here", evidence=obstacle, fix="model.attention=auto")
-    elif ranks.is_first and obstacle.startswith(PACKAGE):  # a GPU on which it would pay
+    if obstacle.startswith(PACKAGE) and ranks.is_first:  # a GPU on which it would pay
         log.warning("attention is torch's own: %s", obstacle)
+    if not obstacle or config.model_type in FAMILIES:
+        masked = bool(run.data.document_mask) or has_window(config, run.data.sequence_length or 0)
+        model.set_attn_implementation(registered(flash=not obstacle, masked=masked))
+
+
+def registered(*, flash: bool, masked: bool) -> str:
+    """The attention's name in transformers' tables.
+
+    Under a name for which no way to make a mask is known, transformers makes none. Otherwise it looks into the
+    positions of every batch to see whether documents are packed there, and the host waits for the GPU once a step.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    # No "flash" in the name: transformers would look for a package that is called so.
+    name = f"windlass_{'fa4' if flash else 'sdpa'}_{'masked' if masked else 'causal'}"
+    AttentionInterface.register(name, attend if flash else sdpa_attention_forward)
+    if masked:
+        AttentionMaskInterface.register(name, sdpa_mask)
+    return name
+
+
+def has_window(config: Any, length: int) -> bool:
+    window = getattr(config, "sliding_window", None)
+    return window is not None and window < length
+
+
+def obstacle_to_flash4(config: Any, run: Run, ranks: Ranks) -> str:
+    """Why flash-attn-4 is not taken; empty where it is."""
+    by_name = run.model.attention == "flash4"
+    return unsuitable(config, run) or missing(config, ranks, asked_by_name=by_name) or broken(config, ranks) or ""
 
 
 def unsuitable(config: Any, run: Run) -> str | None:
@@ -117,15 +143,6 @@ def flash4_bhtd(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tens
 
 def head_size(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def register() -> None:
-    """Into transformers' tables: the function, and how a mask is made for it where one is needed."""
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-    from transformers.modeling_utils import AttentionInterface
-
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def attend(
