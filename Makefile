@@ -15,8 +15,8 @@ AGAIN := --reruns 1
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-slurm test-image test-cluster test-oldest-torch lint docs bench bench-gpu bench-gpu-curves \
-	run stop logs-follow validate-setup validate-framework test-quick
+.PHONY: help setup demo test test-fast test-slurm test-image test-cluster test-oldest-torch lint docs bench bench-gpu \
+	bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | awk -F'\t' '{printf "  make %-19s %s\n", $$1, $$2}'

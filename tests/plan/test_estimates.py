@@ -79,7 +79,8 @@ def test_the_unfused_head_needs_all_logits_several_times():
 
 def test_blocks_of_logits_are_few_and_equal():
     assert rows_per_block(128256, 16384) == 8192
-    assert rows_per_block(128256, 32768) == 8192
+    assert rows_per_block(128256, 32768) == 16384  # two blocks of 4 GiB rather than four
+    assert rows_per_block(128256, 65536) == 16384
     assert rows_per_block(128256, 100) == 100
     assert rows_per_block(2 * LOGITS_PER_BLOCK, 3) == 1
 

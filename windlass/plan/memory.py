@@ -12,7 +12,9 @@ from windlass.plan.layout import Layout
 from windlass.plan.shape import ModelShape
 
 GIB = 2**30
-LOGITS_PER_BLOCK = 2**30  # of the fused head: 2 GiB in bf16, so large matrix products and few passes over its gradient
+# Of the fused head: 2 GiB in bf16, or twice that where there would be more than two blocks; each is one more pass over
+# the head's gradient.
+LOGITS_PER_BLOCK = 2**30
 WORKSPACE = 0.01  # libraries' workspaces and small tensors, as a share of everything else
 BLOCKS_GATHERED = 2  # FSDP2 gathers the next block while one computes
 FOUR_BIT_BYTES = 0.5 + 4 / 64  # of a weight: its level, and its share of a block's scale
@@ -206,4 +208,6 @@ def _logits(shape: ModelShape, layout: Layout) -> float:
 def rows_per_block(vocabulary: int, tokens: int, limit: int = LOGITS_PER_BLOCK) -> int:
     """Tokens whose logits exist at once in the fused head: as few blocks as the limit allows, of about equal size."""
     blocks = -(-tokens * vocabulary // limit)
+    if blocks > 2:
+        blocks = max(2, -(-tokens * vocabulary // (2 * limit)))
     return -(-tokens // blocks)

@@ -106,9 +106,9 @@ class TrainSection(Section):
     """Compile each block with torch.compile. Default: on GPUs only."""
     fp8: bool = False
     """Compute the blocks' large matrix products in fp8, one scale per tensor: faster from Hopper on, less exact."""
-    tune_products: bool | None = None
-    """Time cuBLAS's algorithms for every matrix product of the blocks in the first step, and keep the fastest that
-    gives the same bits as its own choice. Default: on GPUs, in bf16."""
+    lean_blocks: bool | None = None
+    """Compute q, k and v in one product, gate and up in another, and residual sums inside products. Default: on one GPU
+    with `bf16_weights`, for llama and mistral models without biases; not with `fp8`."""
     fused_head: bool | None = None
     """Compute head and loss together, a block of logits at a time. Default: on GPUs, for families with a plain head."""
     bf16_weights: bool | None = None

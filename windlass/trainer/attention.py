@@ -181,7 +181,7 @@ def naming_attention(folder: RunFolder, ranks: Ranks, *, wanted: bool) -> Iterat
     if not wanted or not ranks.is_first or ranks.device.type != "cuda":
         yield
         return
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as trace:
         yield
         torch.cuda.synchronize(ranks.device)
     found = attention_kernels({event.name for event in trace.events() or ()})

@@ -22,10 +22,11 @@ from windlass.trainer.faults import Faults
 from windlass.trainer.flops import flops_per_token, peak_flops
 from windlass.trainer.fused_head import return_loss, use_fused_head
 from windlass.trainer.judging import Judge
+from windlass.trainer.lean import join_weights
 from windlass.trainer.ledger import Ledger, NotFiniteError, OpenStep, sum_over_ranks
 from windlass.trainer.lora import draw_adapters
 from windlass.trainer.model import ModelFacts, persistent_buffers
-from windlass.trainer.parallelize import parallelize
+from windlass.trainer.parallelize import parallelize, use_bf16_copies
 from windlass.trainer.preemption import Preemption
 from windlass.trainer.preparation import Prepared, build
 from windlass.trainer.pretrained import check_same_frozen, load_pretrained
@@ -36,7 +37,6 @@ from windlass.trainer.saving import Checkpointer, Progress
 from windlass.trainer.schedule import learning_rate
 from windlass.trainer.step import Stepper
 from windlass.trainer.tiers import Offer
-from windlass.trainer.tuned_linear import say_what_was_chosen
 from windlass.trainer.updates import AdamW
 from windlass.trainer.validation import Validator
 from windlass.trainer.weights import draw_weights, materialize, restore_buffers
@@ -56,13 +56,15 @@ def train(
     if ranks.is_first:
         folder.create(run)  # not before it is known that this run may go on from what is there
         checkpointer.clear_unfinished()
-    model = build_model(run, prepared, ranks, draw=found is None)
+    model, lean = build_model(run, prepared, ranks, draw=found is None)
     updates = AdamW(
         model,
         run.train,
         bf16_copies=use_bf16_copies(run, ranks),
         num_micro=batch_shape(run, ranks.world_size, ranks.gpu)[1],
     )
+    if lean:
+        join_weights(model)
     state = updates.state() | persistent_buffers(model)
     position = Progress(step=0, tokens=0, data_state=None)
     if found is not None:
@@ -109,8 +111,6 @@ def train(
             loss = sum_over_ranks(losses, ranks)
             grad_norm = updates.apply(rate, loss)
             position = Progress(step, before.tokens + int(total_labels), batch.state)
-            if step == first_step and ranks.is_first:
-                say_what_was_chosen()
             ledger.add(OpenStep(before, position, batch, losses, loss, grad_norm, total_labels, rate))
 
             saving = checkpointer.due(step) and step < run.train.steps
@@ -158,12 +158,12 @@ def train(
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
 
 
-def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn.Module:
-    """The model, spread over the ranks; with its first weights unless a checkpoint will bring them."""
+def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> tuple[nn.Module, bool]:
+    """The model, spread over the ranks, with its first weights unless a checkpoint will bring them; lean blocks?"""
     model = build(prepared.config, run, prepared.adapter, prepared.added, quantize=True)
     use_attention(model, run, ranks)
     return_loss(model, fused=use_fused_head(prepared.config, run, ranks))
-    parallelize(model, run, ranks)
+    lean = parallelize(model, run, ranks)
     materialize(model, torch.device("cpu") if run.parallel.cpu_offload else ranks.device)
     restore_buffers(model, prepared.reference, ranks.device)
     if prepared.weights and (draw or run.model.lora):  # a checkpoint of adapters does not hold the frozen weights
@@ -174,7 +174,7 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn
             draw_adapters(model, seed=run.train.seed)
     elif draw:
         draw_weights(model, prepared.reference, seed=run.train.seed, device=ranks.device)
-    return model
+    return model, lean
 
 
 def find_checkpoint(run: Run, folder: RunFolder, ranks: Ranks, checkpointer: Checkpointer) -> Offer | None:
@@ -233,19 +233,6 @@ def seed_dropout(seed: int, step: int, ranks: Ranks) -> None:
     """Random draws inside a step depend on the step and the rank alone, so there is no generator state to save."""
     key = hashlib.blake2b(f"{seed}:{step}:{ranks.rank}".encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(key, "little") >> 1)
-
-
-def use_bf16_copies(run: Run, ranks: Ranks) -> bool:
-    """Compute in bf16 weights whose fp32 masters only the optimizer sees: possible where nothing shards or averages."""
-    possible = run.train.precision == "bf16" and effective_sharding(run, ranks.world_size) == "none"
-    possible = possible and run.model.lora is None  # adapters are small, and frozen weights have no masters
-    if run.train.bf16_weights and not possible:
-        raise UserError(
-            "train.bf16_weights needs one rank and bf16",
-            evidence=f"{ranks.world_size} ranks, {run.train.precision}",
-            fix="train.bf16_weights=false",
-        )
-    return possible if run.train.bf16_weights is None else run.train.bf16_weights
 
 
 def collect_garbage(step: int, *, now: bool) -> None:

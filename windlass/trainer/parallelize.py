@@ -1,4 +1,4 @@
-"""Spread a model over ranks, in the one order that works: fp8 → tuned products → recompute → compile → shard."""
+"""Spread a model over ranks, in the one order that works: fp8 → lean blocks → recompute → compile → shard."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from windlass.errors import UserError
 from windlass.plan.resolution import effective_sharding
 from windlass.spec import Run
 from windlass.trainer.fp8 import use_fp8
-from windlass.trainer.kernels import flash4  # noqa: F401  registers its operators
+from windlass.trainer.kernels import cublas, flash4  # noqa: F401  they register operators
+from windlass.trainer.lean import use_lean_blocks
 from windlass.trainer.model import blocks
 from windlass.trainer.ranks import Ranks
-from windlass.trainer.tuned_linear import should_tune, tune_products
 
 
-def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
-    """Apply recomputation, compilation and sharding in place; parameter names do not change."""
+def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> bool:
+    """Apply recomputation, compilation and sharding in place; parameter names do not change.
+
+    True where the blocks became lean ones: their weights must be joined once the optimizer has made its bf16 copies.
+    """
     if run.train.fp8:
         use_fp8(model, run, ranks)
-    if should_tune(run, ranks):
-        tune_products(model)
+    lean = use_lean_blocks(model, run, ranks, bf16_copies=use_bf16_copies(run, ranks))
     for block in blocks(model).values():
         if run.parallel.activation_checkpointing != "none":
             recompute(block, selective=run.parallel.activation_checkpointing == "selective")
@@ -42,6 +45,7 @@ def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
             module.forward = torch.compile(module.forward, fullgraph=True)
     if effective_sharding(run, ranks.world_size) in ("full", "hybrid"):
         shard(model, run, ranks)
+    return lean
 
 
 def after_blocks(model: nn.Module) -> list[nn.Module]:
@@ -49,6 +53,19 @@ def after_blocks(model: nn.Module) -> list[nn.Module]:
     backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
     others = [one for one in backbone.children() if not isinstance(one, nn.ModuleList | nn.Embedding)]
     return [one for one in others if any(parameter.ndim == 1 for parameter in one.parameters())]
+
+
+def use_bf16_copies(run: Run, ranks: Ranks) -> bool:
+    """Compute in bf16 weights whose fp32 masters only the optimizer sees: possible where nothing shards or averages."""
+    possible = run.train.precision == "bf16" and effective_sharding(run, ranks.world_size) == "none"
+    possible = possible and run.model.lora is None  # adapters are small, and frozen weights have no masters
+    if run.train.bf16_weights and not possible:
+        raise UserError(
+            "train.bf16_weights needs one rank and bf16",
+            evidence=f"{ranks.world_size} ranks, {run.train.precision}",
+            fix="train.bf16_weights=false",
+        )
+    return possible if run.train.bf16_weights is None else run.train.bf16_weights
 
 
 def should_compile(run: Run, ranks: Ranks) -> bool:
@@ -77,7 +94,7 @@ EXPENSIVE = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.windlass.flash4.default,
-    torch.ops.windlass.product.default,
+    torch.ops.windlass.product_plus.default,
 }
 
 

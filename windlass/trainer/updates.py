@@ -94,7 +94,7 @@ class AdamW:
         self.step += 1
         gradients = [slot.local_gradient() for slot in self.slots]
         norm = self._norm(gradients)
-        self._healthy *= norm.isfinite() & loss.isfinite()
+        self._healthy *= norm.isfinite() & loss.isfinite().to(norm.device)  # gradients may be offloaded to the host
         limit = self.train.grad_clip
         scale = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else torch.ones_like(norm)
         if self._on_gpu:
@@ -105,7 +105,7 @@ class AdamW:
             slot.parameter.grad = None
             if slot.sum is not None:
                 slot.sum.zero_()
-        return norm
+        return norm.to(loss.device)
 
     def _norm(self, gradients: list[Tensor]) -> Tensor:
         there = [one for one in gradients if one.numel()] or [torch.zeros(1, device=self._healthy.device)]

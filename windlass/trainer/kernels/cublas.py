@@ -1,26 +1,28 @@
-"""Matrix products through cuBLASLt, with the algorithm chosen by us: torch always takes the first that it is offered.
+"""A matrix product that adds its result to another matrix, in one pass and out of place, through cuBLASLt.
 
-Row-major [M, K] times [K, N]; either side may be stored transposed. bf16 in and out, fp32 sums.
+torch's own `addmm` copies that matrix first. The sum is taken in fp32, before anything is rounded.
+Shapes: N tokens, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
+log = logging.getLogger(__name__)
+
 WORKSPACE = 32 << 20
-OFFERS = 16  # algorithms to ask for; on Hopper it names 8
-ALIGNMENT = 256  # bytes: what the algorithms may rely on unless they are told otherwise
+ALIGNMENT = 256  # bytes: what the library's algorithms may rely on unless they are told otherwise
+TOLERANCE = 0.01  # of the norm, against torch's own; both round once to bf16
 
 # Numbers of cublasLt.h, cublas_api.h and library_types.h.
 COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF = 68, 0, 14
-TRANSPOSE_A, TRANSPOSE_B, MAX_WORKSPACE_BYTES = 3, 4, 1
+TRANSPOSE_A, MAX_WORKSPACE_BYTES = 3, 1
 
 
 class _Algorithm(ctypes.Structure):
@@ -41,97 +43,103 @@ class CublasError(RuntimeError):
     pass
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Of the product; `a` lies in memory as [M, K], or as [K, M] if it is transposed, `b` as [K, N] or [N, K]."""
+class Product:
+    """`a_ni @ weight_oi.T + added_no` of one size, with the algorithm that the library advises.
 
-    m: int
-    n: int
-    k: int
-    a_transposed: bool
-    b_transposed: bool
+    Its matrices are column-major: to it, `weight_oi` is [I, O] and transposed, `a_ni` is [I, N], the result [O, N].
+    """
 
-    @classmethod
-    def of(cls, a: Tensor, b: Tensor, a_transposed: bool, b_transposed: bool) -> Shape:
-        m, k = reversed(a.shape) if a_transposed else a.shape
-        return cls(m, b.shape[0] if b_transposed else b.shape[1], k, a_transposed, b_transposed)
+    def __init__(self, tokens: int, inputs: int, outputs: int) -> None:
+        self._one = ctypes.c_float(1.0)
+        self._operation, transposed = ctypes.c_void_p(), ctypes.c_int32(1)
+        _call("cublasLtMatmulDescCreate", ctypes.byref(self._operation), COMPUTE_32F, CUDA_R_32F)
+        _call("cublasLtMatmulDescSetAttribute", self._operation, TRANSPOSE_A, ctypes.byref(transposed), 4)
+        self._weight, self._a = _layout(inputs, outputs), _layout(inputs, tokens)
+        self._out = _layout(outputs, tokens)
+        self._algorithm: _Algorithm | None = None
 
+    def advised(self, device: torch.device) -> _Algorithm:
+        if self._algorithm is None:
+            preference, room = ctypes.c_void_p(), ctypes.c_uint64(WORKSPACE)
+            _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+            _call("cublasLtMatmulPreferenceSetAttribute", preference, MAX_WORKSPACE_BYTES, ctypes.byref(room), 8)
+            offer, count = _Offer(), ctypes.c_int()
+            layouts = self._weight, self._a, self._out, self._out
+            asked = _handle(device), self._operation, *layouts, preference, 1, ctypes.byref(offer), ctypes.byref(count)
+            try:
+                _call("cublasLtMatmulAlgoGetHeuristic", *asked)
+            finally:
+                _call("cublasLtMatmulPreferenceDestroy", preference)
+            if count.value < 1 or offer.state:
+                raise CublasError("the library knows no algorithm")
+            self._algorithm = offer.algorithm
+        return self._algorithm
 
-class Algorithm:
-    """One of the library's algorithms for one shape."""
-
-    def __init__(self, problem: Problem, offer: _Offer) -> None:
-        self._problem, self._offer = problem, offer
-
-    def run(self, a: Tensor, b: Tensor, out: Tensor) -> None:
-        problem = self._problem
-        stream = torch.cuda.current_stream(out.device).cuda_stream
+    def run(self, a_ni: Tensor, weight_oi: Tensor, added_no: Tensor) -> Tensor:
+        out_no = torch.empty_like(added_no)
+        stream = torch.cuda.current_stream(out_no.device).cuda_stream
         _call(
             "cublasLtMatmul",
-            _handle(out.device.index),
-            problem.operation,
-            ctypes.byref(problem.one),
-            _pointer(b),  # the library's matrices are column-major: it computes the transpose from the two transposes
-            problem.b,
-            _pointer(a),
-            problem.a,
-            ctypes.byref(problem.zero),
-            _pointer(out),
-            problem.out,
-            _pointer(out),
-            problem.out,
-            ctypes.byref(self._offer.algorithm),
-            _pointer(_workspace(out.device, stream)),
+            _handle(out_no.device),
+            self._operation,
+            ctypes.byref(self._one),
+            _pointer(weight_oi),
+            self._weight,
+            _pointer(a_ni),
+            self._a,
+            ctypes.byref(self._one),
+            _pointer(added_no),
+            self._out,
+            _pointer(out_no),
+            self._out,
+            ctypes.byref(self.advised(out_no.device)),
+            _pointer(_workspace(out_no.device, stream)),
             ctypes.c_size_t(WORKSPACE),
             ctypes.c_void_p(stream),
         )
+        return out_no
 
 
-class Problem:
-    """The library's descriptions of one shape. They are small and live as long as the process."""
+@torch.library.custom_op("windlass::product_plus", mutates_args=(), device_types="cuda")
+def product_plus(a_ni: Tensor, weight_oi: Tensor, added_no: Tensor) -> Tensor:
+    """`a_ni @ weight_oi.T + added_no`."""
+    a_ni, weight_oi, added_no = a_ni.contiguous(), weight_oi.contiguous(), added_no.contiguous()
+    fits = all(one.dtype == torch.bfloat16 and one.data_ptr() % ALIGNMENT == 0 for one in (a_ni, weight_oi, added_no))
+    product = checked_product(a_ni, weight_oi, added_no) if fits else None
+    if product is None:
+        return torch.addmm(added_no, a_ni, weight_oi.T)
+    return product.run(a_ni, weight_oi, added_no)
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
-        self.one, self.zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-        self.operation = ctypes.c_void_p()
-        _call("cublasLtMatmulDescCreate", ctypes.byref(self.operation), COMPUTE_32F, CUDA_R_32F)
-        for attribute, transposed in ((TRANSPOSE_A, shape.b_transposed), (TRANSPOSE_B, shape.a_transposed)):
-            value = ctypes.c_int32(transposed)
-            _call(
-                "cublasLtMatmulDescSetAttribute", self.operation, attribute, ctypes.byref(value), ctypes.sizeof(value)
-            )
-        self.b = _layout(*((shape.k, shape.n) if shape.b_transposed else (shape.n, shape.k)))
-        self.a = _layout(*((shape.m, shape.k) if shape.a_transposed else (shape.k, shape.m)))
-        self.out = _layout(shape.n, shape.m)
-        self.device = device
 
-    def algorithms(self) -> Iterator[Algorithm]:
-        preference, room = ctypes.c_void_p(), ctypes.c_uint64(WORKSPACE)
-        _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+@product_plus.register_kernel("cpu")
+def _(a_ni: Tensor, weight_oi: Tensor, added_no: Tensor) -> Tensor:
+    return torch.addmm(added_no, a_ni, weight_oi.T)
+
+
+@product_plus.register_fake
+def _(a_ni: Tensor, weight_oi: Tensor, added_no: Tensor) -> Tensor:
+    return torch.empty(added_no.shape, dtype=added_no.dtype, device=added_no.device)
+
+
+_products: dict[tuple[int, ...], Product | None] = {}
+
+
+def checked_product(a_ni: Tensor, weight_oi: Tensor, added_no: Tensor) -> Product | None:
+    """The product of this size; None where it does not do what torch's own does, seen when a size is met first."""
+    key = (a_ni.device.index, *a_ni.shape, *weight_oi.shape)
+    if key not in _products:
+        product = None
         try:
-            _call("cublasLtMatmulPreferenceSetAttribute", preference, MAX_WORKSPACE_BYTES, ctypes.byref(room), 8)
-            offers, count = (_Offer * OFFERS)(), ctypes.c_int()
-            _call(
-                "cublasLtMatmulAlgoGetHeuristic",
-                _handle(self.device.index),
-                self.operation,
-                self.b,
-                self.a,
-                self.out,
-                self.out,
-                preference,
-                OFFERS,
-                offers,
-                ctypes.byref(count),
-            )
-        finally:
-            _call("cublasLtMatmulPreferenceDestroy", preference)
-        for offer in offers[: count.value]:
-            if offer.state == 0 and offer.workspace <= WORKSPACE:
-                yield Algorithm(self, offer)
-
-
-def aligned(*tensors: Tensor) -> bool:
-    return all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors)
+            product = Product(a_ni.shape[0], *reversed(weight_oi.shape))
+            ours, theirs = product.run(a_ni, weight_oi, added_no), torch.addmm(added_no, a_ni, weight_oi.T)
+            difference = float((ours.float() - theirs.float()).norm() / theirs.float().norm())
+            if difference > TOLERANCE:  # not finite numbers are nobody's fault here
+                raise CublasError(f"its result differs by {difference:.3g} of the norm")
+        except CublasError as error:
+            log.warning("sums are not folded into products of %s: %s", key[1:], error)
+            product = None
+        _products[key] = product
+    return _products[key]
 
 
 @functools.cache
@@ -145,7 +153,7 @@ def _library() -> Any:
 
 
 @functools.cache
-def _handle(_device: int) -> ctypes.c_void_p:
+def _handle(_device: torch.device) -> ctypes.c_void_p:
     handle = ctypes.c_void_p()
     _call("cublasLtCreate", ctypes.byref(handle))
     return handle

@@ -1,0 +1,153 @@
+"""Lean blocks compute what transformers' own do, from the same parameters under the same names."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.conftest import tiny_run
+from tests.trainer.harness import train
+from windlass.errors import UserError
+from windlass.trainer.attention import use_attention
+from windlass.trainer.kernels.cublas import CublasError, Product, _library, _Offer, product_plus
+from windlass.trainer.lean import AddedProduct, JoinedProduct, join_weights, use_lean_blocks
+from windlass.trainer.model import blocks
+
+pytestmark = pytest.mark.torch_floor
+
+CPU: Any = SimpleNamespace(device=torch.device("cpu"), is_first=True)
+
+
+def asked(*, lean: bool | None = True, fp8: bool = False, attention: str = "sdpa", masked: bool = False) -> Any:
+    return SimpleNamespace(
+        train=SimpleNamespace(lean_blocks=lean, fp8=fp8, precision="bf16"),
+        model=SimpleNamespace(attention=attention),
+        data=SimpleNamespace(document_mask=masked, sequence_length=16),
+    )
+
+
+def small_model(family: str = "llama", **changes: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.AutoConfig.for_model(family, **shape | heads | changes)
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+
+
+def loss_and_gradients(model: Any, **inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    tokens = torch.arange(32).reshape(2, 16) % 50
+    loss = model(input_ids=tokens, labels=tokens, use_cache=False, **inputs).loss
+    loss.backward()
+    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_losses_and_gradients_are_those_of_transformers_block(family: str, masked: bool, compiled: bool) -> None:
+    inputs = {"position_ids": torch.arange(8).repeat(2)[None].expand(2, 16)} if masked else {}
+    plain, lean = small_model(family), small_model(family)
+    run = asked(masked=masked)
+    use_attention(lean, run, CPU)
+    assert use_lean_blocks(lean, run, CPU, bf16_copies=True)
+    join_weights(lean)
+    if compiled:
+        for block in blocks(lean).values():
+            block.forward = torch.compile(block.forward, fullgraph=True, backend="aot_eager")  # type: ignore[method-assign]
+    expected, theirs = loss_and_gradients(plain, **inputs)
+    loss, ours = loss_and_gradients(lean, **inputs)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    assert list(ours) == list(theirs)  # names do not change
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_joined_weights_are_the_parameters_themselves() -> None:
+    model = small_model()
+    use_lean_blocks(model, asked(), CPU, bf16_copies=True)
+    join_weights(model)
+    block: Any = next(iter(blocks(model).values()))
+    with torch.no_grad():
+        block.mlp.up_proj.weight.fill_(7.0)
+        block.self_attn.k_proj.weight.fill_(5.0)
+    assert (block.joined_gate_up[96:] == 7.0).all()
+    assert (block.joined_gate_up[:96] != 7.0).all()
+    assert (block.joined_qkv[64:96] == 5.0).all()
+    assert "joined" not in " ".join(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "bf16_copies", "reason"),
+    [
+        (("qwen3", {}), asked(), True, "qwen3 blocks"),
+        (("llama", {}), asked(), False, "train.bf16_weights is off"),
+        (("llama", {}), asked(fp8=True), True, "train.fp8"),
+        (("llama", {}), asked(attention="eager"), True, "model.attention is eager"),
+        (("llama", {"mlp_bias": True}), asked(), True, "biases"),
+    ],
+)
+def test_what_cannot_be_lean_is_refused_by_name_and_left_alone_by_default(
+    model: tuple[str, dict[str, Any]], run: Any, bf16_copies: bool, reason: str
+) -> None:
+    built = small_model(model[0], **model[1])
+    before = [type(block) for block in blocks(built).values()]
+    with pytest.raises(UserError) as error:
+        use_lean_blocks(built, run, CPU, bf16_copies=bf16_copies)
+    assert reason in str(error.value.evidence)
+    run.train.lean_blocks = None
+    gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    assert not use_lean_blocks(built, run, gpu, bf16_copies=bf16_copies)
+    assert [type(block) for block in blocks(built).values()] == before
+
+
+def test_the_functions_gradients_in_fp64() -> None:
+    torch.manual_seed(0)
+    x, residual = (torch.randn(5, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    first, second = (torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in (3, 2))
+    square = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    joined = torch.cat([first, second]).detach()
+    # The parts are given apart from what is computed with, so their numeric gradients have to move both.
+    out = JoinedProduct.apply(x, joined, first, second)
+    grads = torch.autograd.grad(out.square().sum(), (x, first, second))
+    expected = torch.autograd.grad((x @ torch.cat([first, second]).T).square().sum(), (x, first, second))
+    for ours, theirs in zip(grads, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradcheck(AddedProduct.apply, (x, square, residual))
+    torch.library.opcheck(product_plus, (x.detach(), square.detach(), residual.detach()))
+
+
+def test_the_library_takes_our_descriptions() -> None:
+    """cuBLASLt is real here, and describes products without a GPU; only its advice needs one."""
+    if torch.version.cuda is None:
+        pytest.skip("this torch has no CUDA library")
+    _library()
+    assert ctypes.sizeof(_Offer) == 96  # cublasLtMatmulHeuristicResult_t
+    product = Product(32, 64, 16)
+    assert all(one.value for one in (product._operation, product._weight, product._a, product._out))
+    if not torch.cuda.is_available():
+        with pytest.raises(CublasError, match="status"):
+            product.advised(torch.device("cuda", 0))
+
+
+@pytest.mark.train
+def test_training_with_lean_blocks_follows_training_without_and_resumes(tmp_path: Path, corpus: Path) -> None:
+    changes = {"train__steps": 12, "train__precision": "bf16", "train__global_batch": 4, "train__micro_batch": 2}
+    plain = train(tmp_path / "plain", tiny_run(corpus, **changes, train__lean_blocks=False))
+    lean = train(tmp_path / "lean", tiny_run(corpus, **changes, train__lean_blocks=True, checkpoint__every=5))
+    assert plain.codes == lean.codes == [0], plain.output + lean.output
+    assert lean.losses != plain.losses  # rounded otherwise, so they did compute
+    assert max(abs(a - b) / b for a, b in zip(lean.losses.values(), plain.losses.values(), strict=True)) < 0.01
+    # What they leave behind is what any run leaves behind: weights under their own names.
+    broken = tiny_run(corpus, **changes, train__lean_blocks=True, checkpoint__every=5)
+    killed = train(tmp_path / "again", broken, faults="kill:step=8,point=step.end")
+    assert killed.codes != [0]
+    resumed = train(tmp_path / "again", broken)
+    assert resumed.codes == [0], resumed.output
+    assert list(resumed.losses.values())[-1] == list(lean.losses.values())[-1]
