@@ -139,6 +139,7 @@ MODES = Group(
         Case("accumulate", SAME, ("train.micro_batch=2",), against="default"),
         Case("no-compile", SAME, ("train.compile=false",), against="default", gpu_only="off on CPUs anyway"),
         Case("sdpa", SAME, ("model.attention=sdpa",), against="default", gpu_only="a CPU has no other kernel anyway"),
+        Case("no-lean-blocks", SAME, ("train.lean_blocks=false",), against="default", gpu_only="off on CPUs anyway"),
         Case("no-bf16-weights", SAME, ("train.bf16_weights=false",), against="default"),
         Case("no-fused-head", SAME, ("train.fused_head=false",), against="default"),
         Case("lora", FALLS, LORA),
