@@ -69,6 +69,34 @@ def test_losses_and_gradients_are_those_of_transformers_block(family: str, maske
         torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
+def kept_for_backward(model: Any) -> int:
+    """Bytes that one forward pass keeps alive, parameters aside."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tokens = torch.arange(512).reshape(2, 256) % 50
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss  # held: its graph keeps what it saved
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+def test_no_more_is_kept_for_the_backward_pass() -> None:
+    """A value that is a view of its joined product would keep queries and keys alive with it."""
+    plain, lean = small_model(), small_model()
+    for model in (plain, lean):
+        use_attention(model, asked(), CPU)
+    use_lean_blocks(lean, asked(), CPU, bf16_copies=True)
+    join_weights(lean)
+    assert kept_for_backward(lean) <= kept_for_backward(plain)
+
+
 def test_joined_weights_are_the_parameters_themselves() -> None:
     model = small_model()
     use_lean_blocks(model, asked(), CPU, bf16_copies=True)

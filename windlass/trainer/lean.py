@@ -79,8 +79,9 @@ class LeanForward:
         projections = attention.q_proj, attention.k_proj, attention.v_proj
         qkv = JoinedProduct.apply(x, self.joined_qkv, *(one.weight for one in projections))
         heads = [one.weight.shape[0] // attention.head_dim for one in projections]
-        q, k, v = qkv.view(batch, length, sum(heads), attention.head_dim).transpose(1, 2).split(heads, dim=1)
+        q, k, v = (one.transpose(1, 2) for one in qkv.view(batch, length, -1, attention.head_dim).split(heads, dim=2))
         q, k = self.rotate(q, k, *position_embeddings)
+        v = v.clone(memory_format=torch.preserve_format)  # a view would keep all of qkv for the backward pass
         attended = attend(attention, q, k, v, attention_mask)
         residual = AddedProduct.apply(attended.reshape(batch * length, -1), attention.o_proj.weight, residual)
 
