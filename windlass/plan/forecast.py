@@ -14,7 +14,7 @@ from windlass.plan.layout import Layout, layout
 from windlass.plan.memory import GIB, RESERVE, MemoryEstimate, estimate_memory
 from windlass.plan.resolution import batch_shape
 from windlass.plan.shape import ModelShape
-from windlass.plan.speed import SpeedEstimate, estimate_speed
+from windlass.plan.speed import SpeedEstimate, estimate_speed, uses_flash4
 from windlass.spec import Run
 
 
@@ -87,7 +87,7 @@ def forecast(run: Run, hardware: Hardware) -> Forecast | None:
         memory=memory,
         speed=speed,
         cost=estimate_cost(run, shape, arranged, speed, hardware),
-        assumptions=tuple(_assumptions(run, hardware)),
+        assumptions=tuple(_assumptions(run, hardware, flash4=uses_flash4(shape, arranged, hardware.gpu))),
         warnings=tuple(_warnings(run, memory, hardware, shape)),
     )
 
@@ -114,7 +114,7 @@ def check_host(run: Run, hardware: Hardware, shape: ModelShape, memory: MemoryEs
         )
 
 
-def _assumptions(run: Run, hardware: Hardware) -> list[str]:
+def _assumptions(run: Run, hardware: Hardware, *, flash4: bool) -> list[str]:
     instance = hardware.instance
     told = ["no failures or restarts, data never waits, start and compilation (minutes) not counted"]
     if instance and instance.on_demand:
@@ -130,6 +130,10 @@ def _assumptions(run: Run, hardware: Hardware) -> list[str]:
         told.append(f"the sources on {instance.type} disagree on its {', '.join(instance.uncertain)}")
     if hardware.nodes > 1 and (instance is None or instance.network_gbps is None):
         told.append(f"{DEFAULT_NETWORK_GBPS:.0f} Gbit/s between nodes")
+    if flash4:
+        told.append(
+            "flash-attn-4 is installed where it trains (`pip install 'windlass[flash]'`), or model.attention=sdpa"
+        )
     if hardware.gpu.name != "H200":
         told.append(f"speed scaled from the H200 by the {hardware.gpu.name}'s peak and bandwidth; not measured on it")
     if hardware.ranks > 1:

@@ -9,7 +9,8 @@ from windlass.plan.resolution import effective_sharding
 from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 
-PLAIN_HEADS = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}  # as in windlass.trainer.fused_head
+PLAIN_HEADS = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}  # as in windlass.trainer.fused_head and .attention
+LEAN = {"llama", "mistral"}  # as in windlass.trainer.lean
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Layout:
     fp8: bool  # the blocks' matrix products
     bf16_weights: bool  # computes in bf16 copies; fp32 masters in the optimizer alone
     fused_head: bool
+    flash4: bool  # attention by flash-attn-4, on GPUs where the trainer takes it
+    lean: bool  # joined projections, residual sums inside products
     compiled: bool
     recompute: str  # none, selective or full
     cpu_offload: bool
@@ -63,6 +66,9 @@ def layout(run: Run, world_size: int, micro: int, shape: ModelShape) -> Layout:
     copies_possible = run.train.precision == "bf16" and sharding == "none" and run.model.lora is None
     asked = run.train.bf16_weights
     fused = run.train.fused_head
+    copies = copies_possible and asked is not False
+    lean = copies and shape.family in LEAN and not run.train.fp8 and run.train.lean_blocks is not False
+    flash4 = run.model.attention in ("auto", "flash4") and run.train.precision == "bf16"
     return Layout(
         ranks=world_size,
         sharding=sharding,
@@ -72,8 +78,10 @@ def layout(run: Run, world_size: int, micro: int, shape: ModelShape) -> Layout:
         length=run.data.sequence_length or 0,
         precision=run.train.precision,
         fp8=run.train.fp8,
-        bf16_weights=copies_possible and asked is not False,
+        bf16_weights=copies,
         fused_head=shape.family in PLAIN_HEADS if fused is None else fused,
+        flash4=flash4 and shape.family in PLAIN_HEADS and not run.data.document_mask,
+        lean=lean and run.model.attention in ("auto", "flash4", "sdpa"),
         compiled=run.train.compile is not False,
         recompute=run.parallel.activation_checkpointing,
         cpu_offload=run.parallel.cpu_offload,

@@ -185,8 +185,8 @@ def saved_per_layer(shape: ModelShape, layout: Layout) -> float:
 
 
 def _saved_outside(shape: ModelShape, layout: Layout) -> float:
-    """Bytes per token of the final norm, which runs op by op, its output, and the head's gradient for it."""
-    return (4.0 + 3 * layout.element) * shape.width
+    """Bytes per token of the final norm, its output, and the head's gradient for it."""
+    return ((0.0 if layout.compiled else 4.0) + 3 * layout.element) * shape.width
 
 
 def _backward_work(shape: ModelShape, layout: Layout) -> float:

@@ -14,13 +14,16 @@ from windlass.plan.layout import Layout
 from windlass.plan.shape import ModelShape
 
 MATMUL_SHARE = (
-    0.68  # of the dense peak over a whole step: large products alone reach 0.77, power limits and gaps cost the rest
+    0.66  # of the dense peak over a whole step: large products alone reach 0.77, power limits and gaps cost the rest
 )
 FP8_FACTOR = 1.65  # of the bf16 rate in the blocks, of the 2 in the data sheet
 FP32_SHARE = 0.80
 BANDWIDTH_SHARE = 0.90  # 4.3 of the H200's 4.8 TB/s
 H200_BF16 = 989.0
-ATTENTION_TFLOPS = {64: (456.0, 411.0), 128: (647.0, 468.0)}  # H200, cuDNN, causal: forward, backward
+HOPPER = {"H100", "H200", "GH200"}  # where the trainer takes flash-attn-4
+# H200, causal, by head size: forward, backward.
+CUDNN_TFLOPS = {64: (457.0, 420.0), 128: (648.0, 537.0)}
+FLASH4_TFLOPS = {64: (555.0, 539.0), 128: (687.0, 609.0)}
 EAGER_FACTOR = 4.8  # traffic of unfused elementwise work over fused; HF eager against compiled blocks on the H200
 FSDP_COPY_BYTES = 34.0  # per parameter and micro-batch: casts, copies into and out of the collectives' buffers
 AUTOCAST_BYTES = 12.0  # per parameter and micro-batch: weights down to bf16, gradients up to fp32
@@ -97,20 +100,26 @@ def _attention_s(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
     """Of one micro-batch. The backward pass of a flash kernel does 2.5 times the forward's products."""
     forward_flops = 2.0 * layout.tokens * layout.length * shape.query_width * shape.layers
     if layout.precision == "bf16" and gpu.bf16_tflops:
-        forward, backward = (rate * 1e12 * gpu.bf16_tflops / H200_BF16 for rate in _attention_rates(shape.head_dim))
+        measured = FLASH4_TFLOPS if uses_flash4(shape, layout, gpu) else CUDNN_TFLOPS
+        rates = _attention_rates(measured, shape.head_dim)
+        forward, backward = (rate * 1e12 * gpu.bf16_tflops / H200_BF16 for rate in rates)
     else:
         forward = backward = gpu.fp32_tflops * 1e12 * FP32_SHARE / 2
     passes = 2 if layout.recompute == "full" else 1
     return passes * forward_flops / forward + 2.5 * forward_flops / backward
 
 
-def _attention_rates(head_dim: int) -> tuple[float, float]:
+def uses_flash4(shape: ModelShape, layout: Layout, gpu: Gpu) -> bool:
+    return layout.flash4 and gpu.name in HOPPER and shape.head_dim in FLASH4_TFLOPS
+
+
+def _attention_rates(measured: dict[int, tuple[float, float]], head_dim: int) -> tuple[float, float]:
     """Measured where it was, else the nearest smaller one's in proportion."""
-    if head_dim in ATTENTION_TFLOPS:
-        return ATTENTION_TFLOPS[head_dim]
+    if head_dim in measured:
+        return measured[head_dim]
     if head_dim > 128:
-        return ATTENTION_TFLOPS[128]
-    forward, backward = ATTENTION_TFLOPS[64]
+        return measured[128]
+    forward, backward = measured[64]
     share = min(1.0, head_dim / 64)
     return forward * share, backward * share
 
@@ -121,6 +130,8 @@ def _elementwise_bytes(shape: ModelShape, layout: Layout) -> float:
     per_token = float(layout.element * (26 * d + 8 * f + 4 * (q + kv)))
     if layout.recompute != "none":
         per_token += layout.element * (8 * d + 3 * f + 2 * (q + kv))
+    if layout.lean:  # two sums of the residual stream, three gradients of shared inputs
+        per_token -= layout.element * 10 * d
     if not layout.compiled:
         per_token *= EAGER_FACTOR
     if layout.fp8:  # inputs and gradients of the products: read for their scale, read again, written in both layouts
