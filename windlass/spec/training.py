@@ -77,7 +77,8 @@ class TrainSection(Section):
     global_batch: PositiveInt = 32
     """Sequences per optimizer step over all ranks; the same on any number of ranks."""
     micro_batch: PositiveInt | None = None
-    """Sequences a rank takes through the model at once; the rest is accumulated. Default: its share, at most 8."""
+    """Sequences a rank takes through the model at once; the rest is accumulated. Default: on GPUs the most that
+    `windlass plan` expects to fit, else its share, at most 8."""
     learning_rate: PositiveFloat = 3e-4
     """Peak learning rate."""
     min_learning_rate: NonNegativeFloat | None = None
