@@ -102,7 +102,7 @@ def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) ->
 
 
 def use_lean_blocks(model: Any, run: Run, ranks: Ranks, *, bf16_copies: bool) -> bool:
-    """Change the blocks' class; `join_weights` must follow once the weights are where they stay."""
+    """Change the blocks' class where that is possible; `join_weights` must follow."""
     asked = run.train.lean_blocks
     if asked is False or (asked is None and ranks.device.type != "cuda"):
         return False
@@ -139,9 +139,9 @@ def lean_class(block: Any) -> Any:
 
 @torch.no_grad()
 def join_weights(model: nn.Module) -> None:
-    """Lay the weights of one product side by side; the parameters become views of it."""
+    """Lay the weights of lean blocks side by side, once they are where they stay; the parameters become views."""
     block: Any
-    for block in blocks(model).values():
+    for block in (one for one in blocks(model).values() if isinstance(one, LeanForward)):
         attention, mlp = block.self_attn, block.mlp
         block.joined_qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
         block.joined_gate_up = _joined(mlp.gate_proj, mlp.up_proj)

@@ -56,15 +56,14 @@ def train(
     if ranks.is_first:
         folder.create(run)  # not before it is known that this run may go on from what is there
         checkpointer.clear_unfinished()
-    model, lean = build_model(run, prepared, ranks, draw=found is None)
+    model = build_model(run, prepared, ranks, draw=found is None)
     updates = AdamW(
         model,
         run.train,
         bf16_copies=use_bf16_copies(run, ranks),
         num_micro=batch_shape(run, ranks.world_size, ranks.gpu)[1],
     )
-    if lean:
-        join_weights(model)
+    join_weights(model)
     state = updates.state() | persistent_buffers(model)
     position = Progress(step=0, tokens=0, data_state=None)
     if found is not None:
@@ -158,12 +157,12 @@ def train(
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
 
 
-def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> tuple[nn.Module, bool]:
-    """The model, spread over the ranks, with its first weights unless a checkpoint will bring them; lean blocks?"""
+def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn.Module:
+    """The model, spread over the ranks; with its first weights unless a checkpoint will bring them."""
     model = build(prepared.config, run, prepared.adapter, prepared.added, quantize=True)
     use_attention(model, run, ranks)
     return_loss(model, fused=use_fused_head(prepared.config, run, ranks))
-    lean = parallelize(model, run, ranks)
+    parallelize(model, run, ranks)
     materialize(model, torch.device("cpu") if run.parallel.cpu_offload else ranks.device)
     restore_buffers(model, prepared.reference, ranks.device)
     if prepared.weights and (draw or run.model.lora):  # a checkpoint of adapters does not hold the frozen weights
@@ -174,7 +173,7 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> tu
             draw_adapters(model, seed=run.train.seed)
     elif draw:
         draw_weights(model, prepared.reference, seed=run.train.seed, device=ranks.device)
-    return model, lean
+    return model
 
 
 def find_checkpoint(run: Run, folder: RunFolder, ranks: Ranks, checkpointer: Checkpointer) -> Offer | None:

@@ -27,14 +27,11 @@ from windlass.trainer.model import blocks
 from windlass.trainer.ranks import Ranks
 
 
-def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> bool:
-    """Apply recomputation, compilation and sharding in place; parameter names do not change.
-
-    True where the blocks became lean ones: their weights must be joined once the optimizer has made its bf16 copies.
-    """
+def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
+    """Apply recomputation, compilation and sharding in place; parameter names do not change."""
     if run.train.fp8:
         use_fp8(model, run, ranks)
-    lean = use_lean_blocks(model, run, ranks, bf16_copies=use_bf16_copies(run, ranks))
+    use_lean_blocks(model, run, ranks, bf16_copies=use_bf16_copies(run, ranks))
     for block in blocks(model).values():
         if run.parallel.activation_checkpointing != "none":
             recompute(block, selective=run.parallel.activation_checkpointing == "selective")
@@ -45,7 +42,6 @@ def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> bool:
             module.forward = torch.compile(module.forward, fullgraph=True)
     if effective_sharding(run, ranks.world_size) in ("full", "hybrid"):
         shard(model, run, ranks)
-    return lean
 
 
 def after_blocks(model: nn.Module) -> list[nn.Module]:
