@@ -69,18 +69,22 @@ def test_the_operator_keeps_torchs_rules_for_operators() -> None:
     torch.library.opcheck(flash4, (q, k, v, 0.25))
 
 
-@pytest.mark.parametrize("mask", [True, False])
-def test_a_mask_is_left_to_torchs_own_attention(mask: bool) -> None:
-    torch.manual_seed(0)
-    module = torch.nn.Module()
-    module.num_key_value_groups, module.is_causal = 2, True  # type: ignore[assignment]
+def test_no_mask_and_no_dropout_is_passed_over() -> None:
     q, k, v = (torch.randn(1, count, 8, 16).bfloat16() for count in (4, 2, 2))
-    apart = torch.ones(8, 8, dtype=torch.bool).tril()
-    apart[4:, :4] = False  # two documents
-    out, _ = attend(module, q, k, v, apart[None, None] if mask else None)
-    expected = F.scaled_dot_product_attention(
-        *(one.float() for one in (q, k, v)), attn_mask=apart if mask else None, is_causal=not mask, enable_gqa=True
-    )
+    with pytest.raises(RuntimeError, match="no mask"):
+        attend(torch.nn.Module(), q, k, v, torch.ones(1, 1, 8, 8, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match="no dropout"):
+        attend(torch.nn.Module(), q, k, v, None, dropout=0.1)
+
+
+def test_under_autocast_it_casts_as_torchs_own_does() -> None:
+    """Rotated queries and keys are fp32 there: DDP and LoRA runs would otherwise never have it."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, count, 8, 16) for count in (4, 2, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = attend(torch.nn.Module(), q, k, v.bfloat16(), None)
+    assert out.dtype == torch.bfloat16
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(out.float(), expected.transpose(1, 2), rtol=0.02, atol=0.02)
 
 
@@ -90,7 +94,6 @@ def test_a_mask_is_left_to_torchs_own_attention(mask: bool) -> None:
         ("auto", {}, None, "windlass_sdpa_causal"),
         ("sdpa", {}, False, "windlass_sdpa_causal"),
         ("flash4", {}, None, "windlass_fa4_causal"),
-        ("flash4", {}, True, "windlass_fa4_masked"),
         ("auto", {"sliding_window": 512}, None, "windlass_sdpa_masked"),
         ("auto", {"model_type": "gpt2"}, None, "sdpa"),  # left as transformers has it
         ("eager", {}, None, "sdpa"),
@@ -139,6 +142,9 @@ def test_plain_causal_batches_are_not_looked_into() -> None:
     [
         (Model(), asked("flash4", "fp32"), "train.precision is fp32"),
         (Model(model_type="gpt2"), asked("flash4"), "gpt2 models"),
+        (Model(), asked("flash4", document_mask=True), "data.document_mask"),
+        (Model(sliding_window=512), asked("flash4"), "512 tokens back"),
+        (Model(attention_dropout=0.1), asked("flash4"), "attention_dropout is 0.1"),
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name(model: Any, run: Any, reason: str) -> None:
@@ -164,10 +170,12 @@ def test_kernels_are_told_by_their_names_on_the_device() -> None:
 
 
 @pytest.mark.train
-def test_training_with_it_follows_training_with_torchs_own(tmp_path: Path, corpus: Path) -> None:
+@pytest.mark.parametrize("bf16_weights", [True, False])  # or fp32 weights under autocast
+def test_training_with_it_follows_training_with_torchs_own(tmp_path: Path, corpus: Path, bf16_weights: bool) -> None:
     losses = {}
     for attention in ("sdpa", "flash4"):
-        run = tiny_run(corpus, train__steps=12, train__precision="bf16", model__attention=attention)
+        changes = {"train__precision": "bf16", "train__bf16_weights": bf16_weights, "model__attention": attention}
+        run = tiny_run(corpus, train__steps=12, **changes)
         result = train(tmp_path / attention, run)
         assert result.codes == [0], result.output
         losses[attention] = list(result.losses.values())

@@ -15,7 +15,7 @@ from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.errors import UserError
 from windlass.trainer.attention import use_attention
-from windlass.trainer.kernels.cublas import CublasError, Product, _library, _Offer, product_plus
+from windlass.trainer.kernels.cublas import CublasError, Product, _library, _Offer, check_equal, product_plus
 from windlass.trainer.lean import AddedProduct, JoinedProduct, join_weights, use_lean_blocks
 from windlass.trainer.model import blocks
 
@@ -162,6 +162,14 @@ def test_the_library_takes_our_descriptions() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(CublasError, match="status"):
             product.advised(torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2.0])
+def test_a_product_that_computes_something_else_is_found(value: float) -> None:
+    right = torch.ones(4, 4)
+    check_equal(right * 1.001, right)
+    with pytest.raises(CublasError, match="differs"):
+        check_equal(torch.full((4, 4), value), right)
 
 
 @pytest.mark.train

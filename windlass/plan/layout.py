@@ -9,8 +9,9 @@ from windlass.plan.resolution import effective_sharding
 from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 
-PLAIN_HEADS = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}  # as in windlass.trainer.fused_head and .attention
-LEAN = {"llama", "mistral"}  # as in windlass.trainer.lean
+# Families whose logits are exactly head(backbone(tokens)): no soft caps, scales or biases after it.
+PLAIN_HEADS = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}
+LEAN = {"llama", "mistral"}  # families whose blocks can be lean ones
 
 
 @dataclass(frozen=True)

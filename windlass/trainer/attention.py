@@ -1,7 +1,6 @@
 """Which attention a model computes with, and which kernel that really was.
 
-transformers looks attention up by name in a table; ours is one more name in it. Where documents are kept apart by a
-mask it hands over to torch's own.
+transformers looks attention up by name in a table; ours is one more name in it.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from windlass.errors import UserError
+from windlass.plan.layout import PLAIN_HEADS
+from windlass.plan.speed import FLASH4_TFLOPS
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.trainer.ranks import Ranks
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 
 PACKAGE = "flash-attn-4"
 INSTALL = "pip install 'windlass[flash]'"
-FAMILIES = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}  # attention is causal and has no sinks, caps or biases
-HEAD_SIZES = (64, 128)  # those at which it was measured against cuDNN, and was faster
+FAMILIES = PLAIN_HEADS  # their attention is causal too, and has no sinks, caps or biases
+HEAD_SIZES = tuple(FLASH4_TFLOPS)  # those at which it was measured against cuDNN, and was faster
 TOLERANCE = 0.02  # of the norm, against torch's own attention on the same bf16 numbers: both round a few times
 
 
@@ -81,6 +82,12 @@ def unsuitable(config: Any, run: Run) -> str | None:
         return f"{config.model_type} models may need more than plain causal attention"
     if run.train.precision != "bf16":
         return f"it computes in bf16, train.precision is {run.train.precision}"
+    if run.data.document_mask:
+        return "data.document_mask keeps documents apart by a mask, which it does not take"
+    if has_window(config, run.data.sequence_length or 0):
+        return f"attention goes {config.sliding_window} tokens back, which it is not told"
+    if getattr(config, "attention_dropout", 0.0):
+        return f"attention_dropout is {config.attention_dropout}, which it does not do"
     return None
 
 
@@ -146,22 +153,20 @@ def head_size(config: Any) -> int:
 
 
 def attend(
-    module: nn.Module,
+    _module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **others: Any,
+    **_others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' calling convention: [B, H, T, D] in, [B, T, H, D] out."""
-    plain = attention_mask is None and dropout == 0.0 and query.shape[2] == key.shape[2]
-    if not plain or query.dtype != torch.bfloat16:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
-        return out, None
+    if attention_mask is not None or dropout:
+        raise RuntimeError("this attention takes no mask and no dropout; use_attention should not have chosen it")
+    if torch.is_autocast_enabled(query.device.type):  # rotated in fp32 there; torch's own attention casts by itself
+        query, key, value = (one.to(torch.get_autocast_dtype(one.device.type)) for one in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return flash4_bhtd(query, key, value, scale).transpose(1, 2).contiguous(), None
 

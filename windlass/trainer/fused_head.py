@@ -10,13 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from windlass.errors import UserError
+from windlass.plan.layout import PLAIN_HEADS
 from windlass.spec import Run
 from windlass.trainer.head import IGNORED, linear_cross_entropy, measure_blocks, num_right
 from windlass.trainer.new_tokens import RowsHead
 from windlass.trainer.ranks import Ranks
-
-# Families whose logits are exactly head(backbone(tokens)): no soft caps, scales or biases after it.
-PLAIN_HEADS = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}
 
 
 def use_fused_head(config: Any, run: Run, ranks: Ranks) -> bool:

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from windlass.errors import UserError
+from windlass.plan.layout import LEAN
 from windlass.spec import Run
 from windlass.trainer.kernels.cublas import product_plus
 from windlass.trainer.model import blocks
 from windlass.trainer.ranks import Ranks
-
-FAMILIES = {"llama", "mistral"}
 
 
 class JoinedProduct(torch.autograd.Function):
@@ -118,8 +117,8 @@ def use_lean_blocks(model: Any, run: Run, ranks: Ranks, *, bf16_copies: bool) ->
 
 def obstacle_to_lean_blocks(model: Any, run: Run, *, bf16_copies: bool) -> str:
     config = model.config.get_text_config()
-    if config.model_type not in FAMILIES:
-        return f"{config.model_type} blocks are not {' or '.join(sorted(FAMILIES))} blocks"
+    if config.model_type not in LEAN:
+        return f"{config.model_type} blocks are not {' or '.join(sorted(LEAN))} blocks"
     if not bf16_copies:
         return "train.bf16_weights is off: it needs one rank, bf16 and no model.lora"
     if run.train.fp8:
