@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from windlass.trainer import lean_parts
 from windlass.trainer.head import IGNORED
 from windlass.trainer.head import cross_entropy_in_place as plain_cross_entropy
+from windlass.trainer.kernels import norm, rotary, swiglu
 from windlass.trainer.kernels.adamw import adamw_step
 from windlass.trainer.kernels.cross_entropy import cross_entropy_in_place
 
@@ -40,6 +42,27 @@ def compare_adamw(size: int, healthy: float) -> None:
         assert not first.any()
 
 
+def compare_norms(rows: int, width: int) -> None:
+    x, grad, added = (torch.randn(rows, width) for _ in range(3))
+    weight = torch.randn(width)
+    torch.testing.assert_close(norm.norm(x, weight, 1e-5), lean_parts.norm(x, weight, 1e-5))
+    ours = norm.norm_backward(grad, added, x, weight, 1e-5)
+    theirs = lean_parts.norm_backward(grad, added, x, weight, 1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def compare_rotations(heads: int, groups: int, size: int, *, restarting: bool) -> None:
+    """Angles for each token of each sequence, where places restart, or for the places of any sequence."""
+    grads = [torch.randn(2, 5, count, size) for count in (heads, groups, groups)]
+    cos, sin = torch.randn(2, 2 if restarting else 1, 5, size)
+    torch.testing.assert_close(rotary.rotate_backward(*grads, cos, sin), lean_parts.rotate_backward(*grads, cos, sin))
+
+
+def compare_swiglu(rows: int, width: int) -> None:
+    grad, gate_up = torch.randn(rows, width), torch.randn(rows, 2 * width)
+    torch.testing.assert_close(swiglu.swiglu_backward(grad, gate_up), lean_parts.swiglu_backward(grad, gate_up))
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     for rows, classes in ((5, 1000), (3, 2048), (4, 5001)):
@@ -47,4 +70,9 @@ if __name__ == "__main__":
     for size in (7, 1024, 3000):
         compare_adamw(size, 1.0)
     compare_adamw(1500, 0.0)
+    for rows, width in ((1, 64), (9, 48), (700, 33)):
+        compare_norms(rows, width)
+        compare_swiglu(min(rows, 9), width * 23)
+    compare_rotations(4, 2, 8, restarting=True)
+    compare_rotations(3, 3, 12, restarting=False)
     print("kernels agree")

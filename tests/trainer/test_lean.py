@@ -16,7 +16,18 @@ from tests.trainer.harness import train
 from windlass.errors import UserError
 from windlass.trainer.attention import use_attention
 from windlass.trainer.kernels.cublas import CublasError, Product, _library, _Offer, check_equal, product_plus
-from windlass.trainer.lean import AddedProduct, JoinedProduct, join_weights, use_lean_blocks
+from windlass.trainer.lean import join_weights, use_lean_blocks
+from windlass.trainer.lean_parts import (
+    AddedProduct,
+    JoinedProduct,
+    Normed,
+    Rotated,
+    Swiglu,
+    norm,
+    norm_backward,
+    rotate_backward,
+    swiglu_backward,
+)
 from windlass.trainer.model import blocks
 
 pytestmark = pytest.mark.torch_floor
@@ -119,6 +130,7 @@ def test_joined_weights_are_the_parameters_themselves() -> None:
         (("llama", {}), asked(fp8=True), True, "train.fp8"),
         (("llama", {}), asked(attention="eager"), True, "model.attention is eager"),
         (("llama", {"mlp_bias": True}), asked(), True, "biases"),
+        (("llama", {"hidden_act": "gelu"}), asked(), True, "the activation is gelu"),
     ],
 )
 def test_what_cannot_be_lean_is_refused_by_name_and_left_alone_by_default(
@@ -148,7 +160,22 @@ def test_the_functions_gradients_in_fp64() -> None:
     for ours, theirs in zip(grads, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
     assert torch.autograd.gradcheck(AddedProduct.apply, (x, square, residual))
-    torch.library.opcheck(product_plus, (x.detach(), square.detach(), residual.detach()))
+    assert torch.autograd.gradcheck(lambda *both: sum(Normed.apply(*both, 1e-5)), (x, square[0]))
+    assert torch.autograd.gradcheck(Swiglu.apply, (x,))
+    heads = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True)  # two of queries, one each of keys, values
+    angles = torch.randn(2, 1, 3, 6, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda joined: Rotated.apply(joined, 1, *angles), (heads,))
+
+
+def test_the_operators_are_what_they_say_to_the_compiler() -> None:
+    x, added, square = (torch.randn(4, 4) for _ in range(3))
+    q, k, v = (torch.randn(1, 2, heads, 6) for heads in (2, 1, 1))
+    angles = torch.randn(2, 1, 2, 6)
+    torch.library.opcheck(product_plus, (x, square, added))
+    torch.library.opcheck(norm, (x, square[0], 1e-5))
+    torch.library.opcheck(norm_backward, (x, added, x, square[0], 1e-5))
+    torch.library.opcheck(swiglu_backward, (x, torch.randn(4, 8)))
+    torch.library.opcheck(rotate_backward, (q, k, v, *angles))
 
 
 def test_the_library_takes_our_descriptions() -> None:
