@@ -38,10 +38,10 @@ def main() -> int:
             lambda found: found["ratio"] <= 1.05,
         ),
         (
-            "the tiny preset trains at no less than 0.95 × a plain transformers loop",
+            "every tiny preset trains at no less than 0.97 × a plain transformers loop",
             training.measure,
-            "ratio",
-            lambda found: found["ratio"] >= 0.95,
+            "lowest",
+            lambda found: found["lowest"] >= 0.97,
         ),
     ]
     failed = 0

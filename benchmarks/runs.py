@@ -15,6 +15,17 @@ from windlass.runfolder import RunFolder, read_json_lines, steps_of
 
 def train(folder: Path, run: dict[str, Any], *, threads: int) -> RunFolder:
     """Train `run` in one process of its own; its run folder."""
+    found, process = trainer_process(folder, run, threads=threads)
+    said, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{run['name']} ended with {process.returncode}:\n{said.decode()}")
+    return found
+
+
+def trainer_process(
+    folder: Path, run: dict[str, Any], *, threads: int, output: int = subprocess.PIPE
+) -> tuple[RunFolder, subprocess.Popen[bytes]]:
+    """The run folder of `run`, and the process that has begun to train it: a group of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     name = run["name"]
     file = folder / f"{name}.yaml"
@@ -25,12 +36,14 @@ def train(folder: Path, run: dict[str, Any], *, threads: int) -> RunFolder:
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "windlass.trainer", str(file)], env=environment, capture_output=True, text=True
+    process = subprocess.Popen(
+        [sys.executable, "-m", "windlass.trainer", str(file)],
+        env=environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
-    if done.returncode:
-        raise RuntimeError(f"{name} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return RunFolder(folder / "runs" / name)
+    return RunFolder(folder / "runs" / name), process
 
 
 def step_records(folder: RunFolder) -> list[dict[str, Any]]:

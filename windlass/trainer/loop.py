@@ -231,7 +231,8 @@ def parameters(facts: ModelFacts) -> str:
 def seed_dropout(seed: int, step: int, ranks: Ranks) -> None:
     """Random draws inside a step depend on the step and the rank alone, so there is no generator state to save."""
     key = hashlib.blake2b(f"{seed}:{step}:{ranks.rank}".encode(), digest_size=8).digest()
-    torch.manual_seed(int.from_bytes(key, "little") >> 1)
+    seed_here = torch.default_generator.manual_seed if ranks.device.type == "cpu" else torch.manual_seed
+    seed_here(int.from_bytes(key, "little") >> 1)  # torch's own walks the stack for GPUs that are not there
 
 
 def collect_garbage(step: int, *, now: bool) -> None:

@@ -23,6 +23,7 @@ from windlass.plan import check, resolve
 from windlass.runfolder import RunFolder, write_atomically
 from windlass.spec import Run, load_run
 from windlass.trainer.faults import Faults
+from windlass.trainer.host_memory import keep_freed_memory
 from windlass.trainer.loop import train
 from windlass.trainer.preemption import Preemption
 from windlass.trainer.preparation import prepare
@@ -64,7 +65,11 @@ def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
 def train_in(folder: RunFolder, run: Run, preemption: Preemption) -> ExitCode:
     """Everything that can be wrong with the input comes to light before the run folder is touched."""
     ranks = join_ranks(run)
-    torch.use_deterministic_algorithms(ranks.device.type == "cpu")
+    if ranks.device.type == "cpu":
+        torch.use_deterministic_algorithms(True)
+        # That alone would fill every new tensor with a number, in case somebody reads it before it is written.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        keep_freed_memory()
     faults = Faults(ranks.rank, folder.logs)
     prepared = prepare(run, ranks)
     open_folder(folder, ranks.rank)
