@@ -16,7 +16,15 @@ import torch.nn.functional as F
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.errors import UserError
-from windlass.trainer.attention import attend, attention_kernels, flash4_bhtd, has_window, use_attention
+from windlass.runfolder import RunFolder
+from windlass.trainer.attention import (
+    attend,
+    attention_kernels,
+    flash4_bhtd,
+    has_window,
+    naming_attention,
+    use_attention,
+)
 from windlass.trainer.kernels.flash4 import flash4
 
 pytestmark = pytest.mark.torch_floor
@@ -216,3 +224,25 @@ def test_the_packages_kernels_compile_for_hopper_as_we_call_them(tmp_path: Path)
     ]
     compiled = list((tmp_path / "flash-attn-4").rglob("*.o"))
     assert len(compiled) >= 4  # kept for the next start
+
+
+class LockedProfiler:
+    """What a GPU's profiler does where the administrator has locked its counters."""
+
+    def __init__(self, **_options: Any) -> None:
+        pass
+
+    def start(self) -> None:
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+
+def test_training_goes_on_where_the_gpu_cannot_be_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.profiler, "profile", LockedProfiler)
+    gpu: Any = SimpleNamespace(device=torch.device("cuda"), is_first=True)
+    steps = 0
+    with naming_attention(RunFolder(tmp_path), gpu, wanted=True):
+        steps += 1
+    assert steps == 1
+    assert "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" in caplog.text

@@ -186,10 +186,20 @@ def naming_attention(folder: RunFolder, ranks: Ranks, *, wanted: bool) -> Iterat
     if not wanted or not ranks.is_first or ranks.device.type != "cuda":
         yield
         return
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as trace:
+    trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
+    try:
+        trace.start()
+    except RuntimeError as error:  # counters locked by the administrator, or another profiler at work
+        log.warning("which attention kernels run is not known, the GPU cannot be traced: %s", error)
+        yield
+        return
+    try:
         yield
         torch.cuda.synchronize(ranks.device)
-    found = attention_kernels({event.name for event in trace.events() or ()})
+    finally:
+        trace.stop()
+    events = trace.events() or ()  # type: ignore[no-untyped-call]
+    found = attention_kernels({event.name for event in events})
     for maker, names in found.items():
         log.info("attention by %s: %s", maker, ", ".join(name[:100] for name in names))
     if not found:
