@@ -15,17 +15,15 @@ from windlass.runfolder import RunFolder, read_json_lines, steps_of
 
 def train(folder: Path, run: dict[str, Any], *, threads: int) -> RunFolder:
     """Train `run` in one process of its own; its run folder."""
-    found, process = trainer_process(folder, run, threads=threads)
-    said, _ = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"{run['name']} ended with {process.returncode}:\n{said.decode()}")
+    found, command, environment = trainer_command(folder, run, threads=threads)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{run['name']} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return found
 
 
-def trainer_process(
-    folder: Path, run: dict[str, Any], *, threads: int, output: int = subprocess.PIPE
-) -> tuple[RunFolder, subprocess.Popen[bytes]]:
-    """The run folder of `run`, and the process that has begun to train it: a group of its own."""
+def trainer_command(folder: Path, run: dict[str, Any], *, threads: int) -> tuple[RunFolder, list[str], dict[str, str]]:
+    """The run folder that `run` will have, and the command and environment that train it."""
     folder.mkdir(parents=True, exist_ok=True)
     name = run["name"]
     file = folder / f"{name}.yaml"
@@ -36,14 +34,7 @@ def trainer_process(
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "windlass.trainer", str(file)],
-        env=environment,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    return RunFolder(folder / "runs" / name), process
+    return RunFolder(folder / "runs" / name), [sys.executable, "-m", "windlass.trainer", str(file)], environment
 
 
 def step_records(folder: RunFolder) -> list[dict[str, Any]]:

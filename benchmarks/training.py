@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import trainer_process
+from benchmarks.runs import trainer_command
 from windlass.runfolder import read_json_lines
 
 PRESETS = ("llama-tiny", "llama3.2-tiny", "mistral-tiny", "mixtral-tiny")
@@ -36,14 +36,21 @@ class Step:
     seconds: float
 
 
-@dataclass
 class Contestant:
-    process: subprocess.Popen[bytes]
-    metrics: Path
+    """A loop in a process group of its own, which can be stopped and ended; what it says goes to a file."""
+
+    def __init__(self, command: list[str], metrics: Path, said: Path, environment: dict[str, str]) -> None:
+        self.metrics, self.said = metrics, said
+        with said.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def steps(self) -> list[Step]:
         if self.process.poll() is not None:
-            raise RuntimeError(f"{self.process.args} ended with {self.process.returncode}")
+            raise RuntimeError(
+                f"{self.process.args} ended with {self.process.returncode}:\n{self.said.read_text()[-2000:]}"
+            )
         return [Step(one["time"], one["step_s"]) for one in read_json_lines(self.metrics) if one.get("kind") == "step"]
 
     def warm_up(self) -> None:
@@ -62,7 +69,14 @@ class Contestant:
         time.sleep(seconds)
         os.killpg(self.process.pid, signal.SIGSTOP)
         whole = [one.seconds for one in self.steps() if one.end - one.seconds > begin]
+        if not whole:
+            raise RuntimeError(f"{self.process.args} took no whole step in {seconds:.1f} s: is the machine busy?")
         return statistics.median(whole)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def plain_loop(preset: str, threads: int, metrics: Path) -> None:
@@ -110,19 +124,17 @@ def contestants(folder: Path, preset: str, threads: int) -> Iterator[tuple[Conte
     }
     started: list[Contestant] = []
     try:
-        found, process = trainer_process(folder, run, threads=threads, output=subprocess.DEVNULL)
-        started.append(Contestant(process, found.metrics))
+        found, command, environment = trainer_command(folder, run, threads=threads)
+        started.append(Contestant(command, found.metrics, folder / "windlass.log", environment))
         started[-1].warm_up()  # alone: two at once take turns on the same cores by themselves, very slowly
         plain = folder / "plain.jsonl"
         command = [sys.executable, "-m", "benchmarks.training", preset, str(threads), str(plain)]
-        started.append(Contestant(subprocess.Popen(command, start_new_session=True), plain))
+        started.append(Contestant(command, plain, folder / "plain.log", dict(os.environ)))
         started[-1].warm_up()
         yield started[0], started[1]
     finally:
         for one in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.process.pid, signal.SIGKILL)
-            one.process.wait()
+            one.end()
 
 
 def compare(preset: str, threads: int) -> dict[str, Any]:

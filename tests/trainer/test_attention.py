@@ -227,7 +227,7 @@ def test_the_packages_kernels_compile_for_hopper_as_we_call_them(tmp_path: Path)
 
 
 class LockedProfiler:
-    """What a GPU's profiler does where the administrator has locked its counters."""
+    """A profiler that cannot start."""
 
     def __init__(self, **_options: Any) -> None:
         pass

@@ -108,8 +108,9 @@ class TrainSection(Section):
     fp8: bool = False
     """Compute the blocks' large matrix products in fp8, one scale per tensor: faster from Hopper on, less exact."""
     lean_blocks: bool | None = None
-    """Compute q, k and v in one product, gate and up in another, and residual sums inside products. Default: on one GPU
-    with `bf16_weights`, for llama and mistral models without biases; not with `fp8`."""
+    """Compute q, k and v in one product, gate and up in another, residual sums inside products, and what lies between
+    products in one pass each way. Default: on one GPU with `bf16_weights`, for llama and mistral models with silu and
+    without biases; not with `fp8`."""
     fused_head: bool | None = None
     """Compute head and loss together, a block of logits at a time. Default: on GPUs, for families with a plain head."""
     bf16_weights: bool | None = None

@@ -189,7 +189,7 @@ def naming_attention(folder: RunFolder, ranks: Ranks, *, wanted: bool) -> Iterat
     trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
     try:
         trace.start()
-    except RuntimeError as error:  # counters locked by the administrator, or another profiler at work
+    except RuntimeError as error:  # a trace is worth a line in the log, not a run
         log.warning("which attention kernels run is not known, the GPU cannot be traced: %s", error)
         yield
         return

@@ -13,9 +13,10 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """False where the C library is not GNU's, which alone has this switch."""
+    """False where the C library has no such switch (only GNU's has it), or refuses; nothing is changed then."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
+    # In this order: the second without the first would hand back even more.
     return all(mallopt(ctypes.c_int(name), ctypes.c_int(KEPT)) == 1 for name in (MMAP_THRESHOLD, TRIM_THRESHOLD))

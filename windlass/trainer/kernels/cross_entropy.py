@@ -22,7 +22,7 @@ def _row_kernel(  # type: ignore[no-untyped-def]
     LANES: tl.constexpr,  # noqa: N803
     WIDE: tl.constexpr,  # noqa: N803
 ):
-    """One program per row. Pass one finds maximum and sum; pass two, still in cache, writes softmax minus one-hot."""
+    """One program per row. Pass one finds maximum and sum; pass two writes softmax minus one-hot."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     base = logits + row * row_stride
