@@ -120,3 +120,17 @@ def test_builds_are_attempted_no_more_often_than_allowed_and_never_twice_the_sam
     workshop = Broken()
     with pytest.raises(UserError, match=r"attempt 1 of 3"):
         build_image(source, workshop, Records(tmp_path / "images"), Settings(attempts=3, auto_fix=False), Silent())
+
+
+def test_a_planned_image_holds_what_image_requirements_asks_for(tmp_path, tmp_path_factory):
+    (tmp_path / "requirements.txt").write_text("-r more.txt\neinops==0.8.1\n")
+    (tmp_path / "more.txt").write_text("rich==14.1.0\n")
+    path = tmp_path / "my.yaml"
+    path.write_text(
+        "model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\nimage: {requirements: requirements.txt}\n"
+    )
+    source, _ = source_of(load_run(path), path, Wishes())
+    assert "own-requirements.txt" in source.recipe
+    own = (source.stage(tmp_path_factory.mktemp("staged")) / ".windlass" / "own-requirements.txt").read_text()
+    assert "einops==0.8.1" in own
+    assert "rich==14.1.0" in own

@@ -153,10 +153,11 @@ def _node(run: Run, driver: str | None, gpu_name: str | None, from_cluster: bool
 def texts_of(run: Run, beside: Path) -> Texts:
     """The Dockerfile of a run, where it has one, and the requirement files that it or the run file names."""
     from windlass.image.patch import Texts
+    from windlass.image.requirements import read_requirement_files
 
     image = run.image
     if not image.dockerfile:
-        return Texts(None, _requirement_files(beside, [image.requirements] if image.requirements else []))
+        return Texts(None, read_requirement_files(beside, [image.requirements] if image.requirements else []))
     path = beside / image.dockerfile
     try:
         text = path.read_text(encoding="utf-8")
@@ -164,28 +165,7 @@ def texts_of(run: Run, beside: Path) -> Texts:
         raise UserError(f"the Dockerfile {path} cannot be read", evidence=str(error)) from None
     context = beside / image.context
     named = [str(one.relative_to(context)) for pattern in ("*.txt", "*/*.txt") for one in sorted(context.glob(pattern))]
-    return Texts(text, _requirement_files(context, named, only_requirements=True), image.dockerfile)
-
-
-def _requirement_files(folder: Path, names: list[str], *, only_requirements: bool = False) -> dict[str, str]:
-    """Requirement files with those that they name; `only_requirements` passes over other text files."""
-    import posixpath
-    import re
-
-    found: dict[str, str] = {}
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        path = folder / name
-        if name in found or not path.is_file() or path.stat().st_size > 1_000_000:
-            continue
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if only_requirements and not re.search(r"require|constraint|\breqs?\b", Path(name).name):
-            continue
-        found[name] = text
-        others = re.findall(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]+(\S+)", text)
-        waiting += [posixpath.normpath(posixpath.join(posixpath.dirname(name), other)) for other in others]
-    return found
+    return Texts(text, read_requirement_files(context, named, only_requirements=True), image.dockerfile)
 
 
 def _check(texts: Texts, node: Node, *, resolve: bool, only_diff: bool, out: Path | None, as_json: bool) -> int:

@@ -18,6 +18,7 @@ from windlass.image.inside.proof import SMALL_MODEL
 from windlass.image.node import Node, node_of
 from windlass.image.patch import Texts
 from windlass.image.reference import ImageReference
+from windlass.image.requirements import read_requirement_files
 from windlass.image.testing import Proof
 from windlass.spec import Run
 
@@ -55,7 +56,8 @@ def source_of(run: Run | None, run_file: Path | None, wishes: Wishes) -> tuple[S
         assert run is not None
         from windlass.image.plan import plan_image
 
-        plan = plan_image(run, node)
+        own = [run.image.requirements] if run.image.requirements else []
+        plan = plan_image(run, node, read_requirement_files(home, own))
         recipe, planned = plan.dockerfile, plan.files
         trees = {PACKAGE: Context(Path(windlass.__file__).parent, Ignore(("**/__pycache__", "**/*.pyc")))}
     source = Source(

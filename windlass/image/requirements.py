@@ -1,15 +1,18 @@
-"""Read requirement and constraint files, and the requirements of a command, with their places. Pure."""
+"""Read requirement and constraint files, and the requirements of a command, with their places."""
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
+
+LARGEST_FILE = 1_000_000  # bytes; a requirement file is never that long
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,23 @@ class RequirementFile:
     wanted: tuple[Wanted, ...]
     options: tuple[tuple[str, str, Place], ...]  # --extra-index-url and the like
     missing: tuple[tuple[str, Place], ...]  # files that are named but not there
+
+
+def read_requirement_files(folder: Path, names: Sequence[str], *, only_requirements: bool = False) -> dict[str, str]:
+    """Requirement files with those that they name; `only_requirements` passes over other text files."""
+    texts: dict[str, str] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        path = folder / name
+        if name in texts or not path.is_file() or path.stat().st_size > LARGEST_FILE:
+            continue
+        if only_requirements and not re.search(r"require|constraint|\breqs?\b", path.name):
+            continue
+        texts[name] = path.read_text(encoding="utf-8", errors="replace")
+        others = re.findall(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]+(\S+)", texts[name])
+        waiting += [posixpath.normpath(posixpath.join(posixpath.dirname(name), other)) for other in others]
+    return texts
 
 
 def parse_requirements(name: str, files: Mapping[str, str], *, constraint: bool = False) -> RequirementFile:
