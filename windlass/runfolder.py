@@ -94,7 +94,7 @@ class RunFolder:
         write_atomically(self.run_file, dump_run(run))
 
     def load_run(self) -> Run:
-        return load_run(self.run_file)
+        return load_run(self.run_file, saved=True)
 
     def errors(self, attempt: int) -> list[dict[str, Any]]:
         """The error files that ranks wrote in one attempt, the first one first."""

@@ -101,8 +101,8 @@ def test_overrides(tmp_path: Path) -> None:
         ("train.steps.more=5", "goes below 'steps'"),
         ("train.steps=[", "not valid YAML"),
         ("train.steps=0", "train.steps: input should be greater than 0, not 0"),
-        ("train.steps=many", "train.steps: "),
-        ("train=5", "train: "),
+        ("train.steps=many", "train.steps must be a whole number"),
+        ("train=5", "train is a section"),
     ],
 )
 def test_overrides_that_cannot_be(override: str, said: str, tmp_path: Path) -> None:
@@ -222,3 +222,82 @@ def test_any_override_is_taken_or_a_user_error(override: str, tmp_path_factory: 
     path.write_text(yaml.safe_dump(MINIMAL))
     with contextlib.suppress(UserError):
         load_run(path, [override])
+
+
+def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: {preset: llama-tiny}\ndata: {}\ntrain:\n  steps: 5\ntrain:\n  seed: 1\n")
+    with pytest.raises(UserError) as caught:
+        load_run(path)
+    assert "line 5, column 1: the key 'train' stands here again; it is in line 3 already" in str(caught.value)
+    write(tmp_path, "model: {preset: llama-tiny}\ndata: {source: a, source: b}\n")
+    with pytest.raises(UserError, match="not valid YAML"):
+        load_run(path)
+
+
+def test_anchors_and_merges_are_no_duplicates(tmp_path: Path) -> None:
+    text = "model: &m {preset: llama-tiny}\ndata: {}\ntrain: &t {steps: 5}\n"
+    assert load_run(write(tmp_path, text)).train.steps == 5
+
+
+def test_a_yaml_mistake_names_the_file_and_the_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: {preset: llama-tiny\ndata: {}\n", name="broken.yaml")
+    with pytest.raises(UserError) as caught:
+        load_run(path)
+    assert f"{path}, line 2" in str(caught.value)
+    assert "<unicode string>" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("lr=3", "did you mean train.learning_rate?"),
+        ("train.lr=3", "did you mean train.learning_rate?"),
+        ("batch_size=8", "did you mean train.global_batch?"),
+        ("model=5", "model is a section with keys of its own, not 5"),
+        ("train.steps=x", "train.steps must be a whole number, not 'x'"),
+        ("train.learning_rate=fast", "train.learning_rate must be a number, not 'fast'"),
+        ("train.precision=fp64", "train.precision must be 'bf16' or 'fp32', not 'fp64'"),
+        ("data.shuffle=perhaps", "data.shuffle must be true or false, not 'perhaps'"),
+    ],
+)
+def test_mistakes_are_told_in_the_words_of_run_files(override: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_run(write(tmp_path, yaml.safe_dump(MINIMAL)), [override])
+    assert words in str(caught.value)
+
+
+def test_paths_of_a_run_file_lie_beside_it_and_those_of_overrides_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    for name in ("texts", "tok", "models/own", "src"):
+        (project / name).mkdir(parents=True)
+    (project / "texts" / "a.jsonl").touch()
+    (project / "token.txt").touch()
+    (tmp_path / "texts").mkdir()
+    text = (
+        "model: {path: models/own, init: pretrained, lora: {adapter: not-here}}\n"
+        "data: {sources: [{source: 'texts/*.jsonl'}, {source: 'hf:texts'}], validation_source: texts, tokenizer: tok}\n"
+        "target: {kubernetes: {code: src, secrets: [HF_TOKEN=file:token.txt, WANDB_API_KEY]}}\n"
+        "image: {context: src}\n"
+    )
+    path = write(project, text)
+    monkeypatch.chdir(tmp_path)
+    for spelling in (path, Path("project") / path.name):
+        run = load_run(spelling)
+        assert run.model.path == "project/models/own"
+        assert run.model.lora is not None
+        assert run.model.lora.adapter == "not-here"  # a hub id, for all that can be seen
+        assert [one.source for one in run.data.sources] == ["project/texts/*.jsonl", "hf:texts"]
+        assert run.data.validation_source == "project/texts"
+        assert run.data.tokenizer == "project/tok"
+        assert run.target.kubernetes.code == "project/src"
+        assert run.target.kubernetes.secrets == ("HF_TOKEN=file:project/token.txt", "WANDB_API_KEY")
+        assert run.image.context == "src"  # its readers join it to the run file's folder
+    assert load_run(path, ["data.validation_source=texts"]).data.validation_source == "texts"
+    assert load_run(path, ["image.context=texts"]).image.context == "../texts"
+    assert load_run(path, saved=True).data.tokenizer == "tok"
+    monkeypatch.chdir(project)
+    assert load_run(path.name).data.tokenizer == "tok"
+    monkeypatch.chdir("/")
+    assert load_run(path).model.path == str(project / "models" / "own")

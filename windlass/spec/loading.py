@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import glob
+import os
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,18 @@ from windlass.spec.run import Run
 Values = dict[str, Any]
 
 
-def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
-    """The run that a file and `section.key=value` overrides describe."""
+def load_run(path: str | Path, overrides: Sequence[str] = (), *, saved: bool = False) -> Run:
+    """The run that a file and `section.key=value` overrides describe.
+
+    Paths in a file that a user wrote are looked for beside it, those of overrides from the current folder. `saved`: the
+    file is the resolved one of a run folder, whose paths are meant as they stand.
+    """
     path = Path(path)
     values = read_yaml(path)
+    if not saved:
+        find_paths_beside(values, path.parent)
     for override in overrides:
-        apply_override(values, override)
+        apply_override(values, override, run_file=path)
     values.setdefault("name", "")
     if not values["name"]:
         values["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run"
@@ -45,14 +53,42 @@ def read_yaml(path: Path) -> Values:
     try:
         values = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML", evidence=str(error)) from None
+        raise UserError(f"{path} is not valid YAML", evidence=_yaml_problem(error, path)) from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no run: a mapping with the sections model and data is expected")
     return values
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats: plain SafeLoader reads `3e-4` as a string."""
+    """YAML 1.2 floats (plain SafeLoader reads `3e-4` as a string), and no key twice (SafeLoader drops the first)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if isinstance(key, str) and key in lines:
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"the key {key!r} stands here again; it is in line {lines[key]} already",
+                    key_node.start_mark,
+                )
+            if isinstance(key, str):
+                lines[key] = key_node.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+def _yaml_problem(error: yaml.YAMLError, path: Path) -> str:
+    """PyYAML calls every text "<unicode string>"; a user wants the file, the line and what is wrong there."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    mark = error.problem_mark
+    context = f"{error.context}: " if error.context else ""
+    snippet = mark.get_snippet(indent=0) or ""
+    where = f"{path}, line {mark.line + 1}, column {mark.column + 1}: {context}{error.problem}"
+    return f"{where}\n{snippet}".rstrip()
 
 
 _Loader.add_implicit_resolver(
@@ -62,7 +98,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def apply_override(values: Values, override: str) -> None:
+def apply_override(values: Values, override: str, *, run_file: Path = Path()) -> None:
     """Set one `a.b=value` in `values`; `b=value` too where only one section has a `b`."""
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -80,7 +116,68 @@ def apply_override(values: Values, override: str) -> None:
         if not isinstance(below, dict):
             raise UserError(f"the override {override!r} goes below {part!r}, which is the value {below!r}")
         here = below
+    if ".".join(parts) in BESIDE_RUN_FILE and isinstance(value, str):
+        value = os.path.relpath(value, run_file.parent)  # its readers join it to the run file's folder
     here[parts[-1]] = value
+
+
+# Keys that hold a path, or may: what is found beside the run file is meant. `{}` stands for each of several.
+PATHS = (
+    "data.source",
+    "data.sources.{}.source",
+    "data.files",
+    "data.sources.{}.files",
+    "data.validation_source",
+    "data.tokenizer",
+    "model.path",
+    "model.lora.adapter",
+    "target.kubernetes.code",
+)
+BESIDE_RUN_FILE = ("image.dockerfile", "image.context", "image.requirements")
+
+
+def find_paths_beside(values: Values, folder: Path) -> None:
+    """Turn the relative paths of a run file into paths from the current folder where they lie beside the file."""
+    if folder.resolve() == Path.cwd():
+        return
+    for key in PATHS:
+        _map_strings(values, key.split("."), lambda text: _beside(text, folder))
+    _map_strings(values, ["target", "kubernetes", "secrets"], lambda text: _file_secret_beside(text, folder))
+
+
+def _map_strings(values: Any, parts: Sequence[str], change: Callable[[str], str]) -> None:
+    """Change the text, or every text of the list, that stands at a dotted key; what is not there stays so."""
+    *outer, last = parts
+    for position, part in enumerate(outer):
+        if part == "{}":
+            for one in values if isinstance(values, list) else ():
+                _map_strings(one, parts[position + 1 :], change)
+            return
+        values = values.get(part) if isinstance(values, dict) else None
+    if not isinstance(values, dict) or last not in values:
+        return
+    value = values[last]
+    if isinstance(value, str):
+        values[last] = change(value)
+    elif isinstance(value, list):
+        values[last] = [change(one) if isinstance(one, str) else one for one in value]
+
+
+def _beside(text: str, folder: Path) -> str:
+    """`hf:`, `s3://` and hub ids name nothing beside the file, and stay as they are."""
+    if not text or os.path.isabs(text) or text.startswith("~"):
+        return text
+    joined = os.path.join(folder, text)
+    if not (os.path.exists(joined) or ("*" in text and glob.glob(joined, recursive=True))):
+        return text
+    absolute, here = os.path.abspath(joined), os.getcwd()
+    # a path below the current folder stays relative, so that the resolved run is the same however the file was named
+    return os.path.relpath(absolute, here) if absolute.startswith(here + os.sep) else absolute
+
+
+def _file_secret_beside(text: str, folder: Path) -> str:
+    name, mark, path = text.partition("=file:")
+    return f"{name}{mark}{_beside(path, folder)}" if mark else text
 
 
 def _full_path(key: str) -> list[str]:
@@ -119,13 +216,50 @@ def _problem(error: Any) -> str:
             return f"{place} is missing"
         case "value_error":
             return str(error["ctx"]["error"])
+        case "model_type" | "dict_type":
+            return f"{place} is a section with keys of its own, not {error['input']!r}"
+        case "int_parsing" | "int_type" | "int_from_float":
+            return f"{place} must be a whole number, not {error['input']!r}"
+        case "float_parsing" | "float_type":
+            return f"{place} must be a number, not {error['input']!r}"
+        case "string_type":
+            return f"{place} must be a text, not {error['input']!r}"
+        case "bool_parsing" | "bool_type":
+            return f"{place} must be true or false, not {error['input']!r}"
+        case "literal_error":
+            return f"{place} must be {error['ctx']['expected']}, not {error['input']!r}"
         case _:
             message = error["msg"][0].lower() + error["msg"][1:]
             return f"{place}: {message}, not {error['input']!r}"
 
 
+# What other tools call a key.
+OTHER_NAMES = {
+    "lr": "train.learning_rate",
+    "min_lr": "train.min_learning_rate",
+    "batch_size": "train.global_batch",
+    "bs": "train.global_batch",
+    "max_steps": "train.steps",
+    "num_steps": "train.steps",
+    "warmup": "train.warmup_steps",
+    "max_grad_norm": "train.grad_clip",
+    "clip": "train.grad_clip",
+    "seq_len": "data.sequence_length",
+    "max_seq_length": "data.sequence_length",
+    "gradient_checkpointing": "parallel.activation_checkpointing",
+    "dataset": "data.source",
+    "save_every": "checkpoint.every",
+    "save_steps": "checkpoint.every",
+    "gpus": "resources.gpus_per_node",
+    "num_nodes": "resources.nodes",
+    "adapter": "model.lora.adapter",
+}
+
+
 def _unknown(key: str, known: Sequence[str]) -> str:
     leaf = key.rsplit(".", 1)[-1]
+    if leaf in OTHER_NAMES:
+        return f"unknown key {key}; did you mean {OTHER_NAMES[leaf]}?"
     near = difflib.get_close_matches(key, known, 1, cutoff=0.7)
     if not near:  # the right leaf in the wrong section, or a leaf misspelt
         by_leaf = {one.rsplit(".", 1)[-1]: one for one in reversed(known)}

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     folder: RunFolder | None = None
     try:
-        run = resolve(load_run(options.run_file, options.overrides))
+        saved = Path(options.run_file).name == "run.yaml"  # as launchers pass it: its paths are resolved already
+        run = resolve(load_run(options.run_file, options.overrides, saved=saved))
         check(run, world_size)
         check_data(run)
         folder = RunFolder.of(run)

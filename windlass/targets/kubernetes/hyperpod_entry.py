@@ -35,7 +35,7 @@ def run_agent() -> int:
             fix="image.hyperpod_agent=true and `windlass image build`, or target.kubernetes.job=job",
         )
     run_file, scratch, carried = paths_of(os.environ)
-    run = load_run(run_file)
+    run = load_run(run_file, saved=True)
     logs = scratch / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault(RUNS_VARIABLE, names.RUNS)

@@ -53,7 +53,7 @@ class Place:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
         run_file, scratch, carried = paths_of(environment)
-        run = load_run(run_file)
+        run = load_run(run_file, saved=True)
         nodes = int(environment.get(names.NODES_VARIABLE) or run.resources.nodes)
         return cls(
             node=node_index(environment),
