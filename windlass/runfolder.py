@@ -11,6 +11,7 @@ runs/<name>/run.yaml                    the resolved run
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -21,8 +22,10 @@ from typing import Any
 
 from windlass.errors import UserError
 from windlass.spec import Run, dump_run, load_run
+from windlass.spec.compatibility import Changes, differences, steering
 
 RUNS_VARIABLE = "WINDLASS_RUNS"
+SAVED = ("checkpoint", "resumed")  # events that say that there is, or was, a checkpoint
 
 
 def runs_root() -> Path:
@@ -90,8 +93,25 @@ class RunFolder:
         return self.logs / f"rank-{rank:04d}.error.json"
 
     def create(self, run: Run) -> None:
+        """Make the folder of a run, or give an existing one its new settings; what changed is in the history."""
         self.logs.mkdir(parents=True, exist_ok=True)
+        changed: Changes = {}
+        if self.run_file.is_file():
+            with contextlib.suppress(UserError):  # of another version, or damaged: there is nothing to compare with
+                before = self.load_run()
+                if differences(before, run):  # possible only while nothing is saved: those steps belong to another run
+                    self._set_aside_metrics()
+                changed = differences(before, run) | steering(before, run)
         write_atomically(self.run_file, dump_run(run))
+        if changed:
+            self.record("settings-changed", changes={key: list(values) for key, values in changed.items()})
+
+    def _set_aside_metrics(self) -> None:
+        number = 1
+        while (aside := self.path / f"metrics.old-{number}.jsonl").exists():
+            number += 1
+        if self.metrics.exists():
+            self.metrics.rename(aside)
 
     def load_run(self) -> Run:
         return load_run(self.run_file, saved=True)
@@ -107,6 +127,11 @@ class RunFolder:
             if error.get("attempt") == attempt:
                 found.append(error)
         return sorted(found, key=lambda error: float(error.get("time") or 0))
+
+    def has_checkpoints(self) -> bool:
+        """Whether this run has ever saved anything: what is here now, or was published in any tier."""
+        published = any(self.checkpoints.glob("step-*/manifest.json"))
+        return published or any(one.get("event") in SAVED for one in read_json_lines(self.history))
 
     def record(self, event: str, **facts: Any) -> None:
         """Append one line to history.jsonl."""

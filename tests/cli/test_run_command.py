@@ -59,10 +59,10 @@ def test_a_finished_run_says_so(windlass, run_file, ended):
 
 
 def test_other_settings_are_refused_with_both_values(windlass, run_file, ended):
-    answer = windlass("run", run_file, "train.learning_rate=1.0", "seed=3")
+    answer = windlass("run", run_file, "data.sequence_length=16", "seed=3")
     assert answer.code == 2
-    assert "train.learning_rate" in answer.err
-    assert "0.0003 there, 1.0 asked" in answer.err
+    assert "data.sequence_length" in answer.err
+    assert "0 there, 3 asked" in answer.err
     assert "train.seed" in answer.err
     assert "name=OTHER" in answer.err
     assert "--fresh" in answer.err
@@ -138,3 +138,49 @@ def test_a_pause_between_two_starts_by_hand_is_not_lost_time():
     steps = [{"step": 1, "attempt": 1, "time": 0.0}, {"step": 2, "attempt": 2, "time": 3600.0, "step_s": 1.0}]
     assert seconds_lost(steps, restarts=set()) == 0.0
     assert seconds_lost(steps, restarts={2}) == 3599.0
+
+
+def test_fewer_steps_than_a_run_has_are_not_called_its_length(windlass, run_file, ended):
+    text = windlass("run", run_file, "train.steps=3").out
+    assert "it has trained 6 steps, more than the 3 that are asked for" in text
+
+
+def test_a_run_that_goes_on_with_other_settings_says_what_they_do(windlass, run_file, ended):
+    answer = windlass("run", run_file, "train.steps=60", "train.learning_rate=3e-5", "--dry-run", "--json")
+    assert answer.code == 0
+    warnings = answer.json["warnings"]
+    assert "train.learning_rate is 3e-05 from here on; it was 0.0003" in warnings
+    assert "train.steps is 60 from here on; it was 6" in warnings
+    (jump,) = [one for one in warnings if "of step 7" in one]
+    assert "as it was set before" in jump
+
+
+def test_a_run_that_never_saved_may_change_everything(windlass, run_file, tmp_path):
+    run = resolve(load_run(run_file))
+    folder = RunFolder.of(run)
+    folder.create(run)
+    folder.record("launched", attempt=1, argv=[])
+    folder.record("exit", state="failed", code=2, reason="rank 0 exited with code 2")
+    append_json_line(folder.metrics, {"kind": "step", "step": 1, "steps": 6, "loss": 7.0})
+    gone = {"pid": os.getpid(), "start_time": 1, "host": socket.gethostname()}
+    (folder.path / "supervisor.json").write_text(json.dumps(gone))
+    assert windlass("run", run_file, "data.sequence_length=16", "--dry-run").code == 0
+    other = run.model_copy(update={"data": run.data.model_copy(update={"sequence_length": 16})})
+    folder.create(other)
+    events = [json.loads(line) for line in folder.history.read_text().splitlines()]
+    assert events[-1]["changes"] == {"data.sequence_length": [32, 16]}
+    assert not folder.metrics.exists()  # those steps were another run's
+    assert (folder.path / "metrics.old-1.jsonl").exists()
+    folder.record("checkpoint", step=1, tier="shared")
+    answer = windlass("run", run_file, "data.sequence_length=32", "--dry-run")
+    assert answer.code == 2
+    assert "its checkpoints belong to those settings" in answer.err
+
+
+def test_a_run_under_way_keeps_its_settings(windlass, run_file, ended):
+    alive = {"pid": os.getpid(), "start_time": processes.start_time(os.getpid()), "host": socket.gethostname()}
+    (ended.path / "supervisor.json").write_text(json.dumps(alive))
+    answer = windlass("run", run_file, "train.learning_rate=1e-5", "--detach")
+    assert answer.code == 2
+    assert "is under way with other settings" in answer.err
+    assert "windlass stop small" in answer.err

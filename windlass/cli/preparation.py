@@ -10,9 +10,11 @@ from windlass.errors import UserError
 from windlass.plan.hardware import Hardware
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
+from windlass.spec.compatibility import adopt, must_match, steering, told
 from windlass.targets import target
-from windlass.targets.compatibility import adopt, must_match
 from windlass.targets.protocol import JobRef, JobStatus, KnowsGpu, Target
+
+SMALL_JUMP = 0.02  # of the learning rate, relative: what a schedule does from one step to the next anyway
 
 
 @dataclass(frozen=True)
@@ -54,17 +56,19 @@ def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults:
     where = target(asked.target)
     folder = RunFolder.of(asked)
     before = folder.load_run() if folder.run_file.is_file() and not fresh else None
+    earlier = _status_where_it_was(before, asked, where, folder) if before else None
+    if before and earlier and not is_under_way(earlier) and not folder.has_checkpoints():
+        before = earlier = None  # it never saved anything: there is nothing that its settings belong to
     run = where.settle(asked)
     run = resolve(adopt(run, before) if before else run)
     world_size = where.world_size(run)
-    earlier = None
-    if before is not None:
+    warnings: list[str] = []
+    if before and earlier:
         must_match(before, run, folder=str(folder.path))
-        earlier = _status_where_it_was(before, run, where, folder)
-    warnings = []
+        warnings += _what_changes(before, run, earlier)
     hardware = hardware_of(run, where)
     if earlier is None or not is_under_way(earlier):
-        warnings = where.check(run, bytes_needed=bytes_needed(run))
+        warnings += where.check(run, bytes_needed=bytes_needed(run))
         check(run, world_size)
         check_data(run)
         warnings += check_hub(run)
@@ -79,6 +83,32 @@ def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults:
         warnings=warnings,
         earlier=earlier,
     )
+
+
+def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
+    """What other settings do to a run that goes on, one warning each; a run under way keeps those it has."""
+    from windlass.trainer.schedule import learning_rate
+
+    changes = steering(before, run)
+    if not changes:
+        return []
+    if is_under_way(earlier):
+        raise UserError(
+            f"the run {run.name} is under way with other settings",
+            evidence="\n".join(told(changes)),
+            fix=f"windlass stop {run.name}    and then this again: it goes on with the new ones",
+        )
+    step = earlier.step or 0
+    warnings = [f"{key} is {now!r} from here on; it was {was!r}" for key, (was, now) in changes.items()]
+    rate, rate_before = learning_rate(step, run.train), learning_rate(min(step, before.train.steps - 1), before.train)
+    if step and step < run.train.steps and abs(rate / rate_before - 1) > SMALL_JUMP:
+        warnings.append(f"the learning rate of step {step + 1} is {rate:.3g}; as it was set before, {rate_before:.3g}")
+    if "train.global_batch" in changes:
+        warnings.append(
+            "another train.global_batch: the order of the data goes on where it is, nothing is read twice or left out; "
+            "every step now counts for another number of tokens, and the learning rate is not scaled"
+        )
+    return warnings
 
 
 def hardware_of(run: Run, where: Target[Any]) -> Hardware | None:

@@ -81,8 +81,12 @@ def _print_request(prepared: Prepared, *, as_json: bool) -> int:
     from windlass.spec import dump_run
 
     if as_json:
-        print_json({"run": prepared.run.model_dump(mode="json"), "request": prepared.request.as_dict()})
+        request = prepared.request.as_dict()
+        run = prepared.run.model_dump(mode="json")
+        print_json({"run": run, "request": request, "warnings": prepared.warnings})
     else:
+        for warning in prepared.warnings:
+            click.echo(f"warning: {warning}", err=True)
         click.echo(f"# {prepared.folder.run_file}")
         click.echo(dump_run(prepared.run))
         click.echo("# command")
@@ -102,8 +106,10 @@ def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
     if as_json:
         _print_result(prepared, prepared.earlier)
     else:
+        done, asked = prepared.earlier.step if prepared.earlier else 0, prepared.run.train.steps
+        fewer = f", more than the {asked} that are asked for; nothing was changed" if (done or 0) > asked else ""
         click.echo(
-            f"{prepared.run.name} is finished: {prepared.run.train.steps} steps.\n"
+            f"{prepared.run.name} is finished: it has trained {done} steps{fewer}.\n"
             f"  windlass show {prepared.run.name}    its numbers\n"
             f"  train.steps=N goes on, --fresh starts anew"
         )

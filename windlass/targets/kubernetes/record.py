@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import Run
-from windlass.targets.compatibility import must_match
+from windlass.spec.compatibility import must_match
 from windlass.targets.kubernetes.verdict import Again, NodeEnd, deaths_of, verdict
 from windlass.targets.local.decision import Done
 from windlass.targets.slurm.attempt import budget_of
@@ -24,7 +24,7 @@ class Chronicle:
 
     def open(self) -> None:
         """The run folder; raises UserError where it holds another run."""
-        if self.folder.run_file.is_file():
+        if self.folder.run_file.is_file() and self.folder.has_checkpoints():
             must_match(self.folder.load_run(), self.run, folder=str(self.folder.path))
         else:
             self.folder.create(self.run)

@@ -4,7 +4,18 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.plan import resolve
-from windlass.targets.compatibility import adopt, differences, must_match
+from windlass.spec import parse_run
+from windlass.spec.compatibility import adopt, differences, must_match, steering
+
+
+@pytest.fixture
+def make_run():
+    def make(**sections):
+        values = {"name": "r", "model": {"preset": "llama-tiny"}, "data": {"source": "corpus:austen"}}
+        values["train"] = {"steps": 20, **sections.pop("train", {})}
+        return parse_run({**values, **sections})
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -25,8 +36,8 @@ def test_free_to_change(make_run, change):
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"train": {"learning_rate": 1.0}}, "train.learning_rate"),
-        ({"train": {"warmup_steps": 3}}, "train.warmup_steps"),
+        ({"train": {"seed": 3}}, "train.seed"),
+        ({"train": {"precision": "fp32"}}, "train.precision"),
         ({"data": {"source": "corpus:austen", "sequence_length": 8}}, "data.sequence_length"),
         ({"model": {"preset": "llama-tiny", "config": {"hidden_size": 8}}}, "model.config.hidden_size"),
     ],
@@ -47,3 +58,15 @@ def test_defaults_of_the_first_start_hold_when_the_run_grows(make_run):
     assert earlier.train.warmup_steps == 2
     grown = resolve(adopt(make_run(train={"steps": 1000}), earlier))
     assert (grown.train.warmup_steps, grown.train.steps) == (2, 1000)
+
+
+def test_a_run_may_be_steered_and_each_change_is_known(make_run):
+    earlier = resolve(make_run(train={"learning_rate": 1e-3}))
+    lower = resolve(adopt(make_run(train={"learning_rate": 1e-5, "grad_clip": 0.5}), earlier))
+    assert differences(earlier, lower) == {}
+    assert steering(earlier, lower) == {
+        "train.grad_clip": (1.0, 0.5),
+        "train.learning_rate": (1e-3, 1e-5),
+        "train.min_learning_rate": (1e-4, pytest.approx(1e-6)),  # a tenth of the new peak, not above it
+    }
+    assert steering(earlier, resolve(adopt(make_run(train={"learning_rate": 1e-3}), earlier))) == {}

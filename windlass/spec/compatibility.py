@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from windlass.errors import UserError
-from windlass.spec import Run
+from windlass.spec.run import Run
 
-# What may change between two attempts of one run: how long it goes, what is reported and kept, and where it runs.
-FREE_KEYS = frozenset(
+# What may change between two attempts of one run without changing what it computes: how long it goes, what is
+# reported and kept, how it is computed, and where it runs.
+QUIET_KEYS = frozenset(
     f"train.{key}"
     for key in (
-        "steps",
         "log_every",
         "validate_every",
         "validation_sequences",
@@ -22,6 +22,26 @@ FREE_KEYS = frozenset(
         "compile",
         "fused_head",
         "bf16_weights",
+        "lean_blocks",
+    )
+)
+# What may change too, and is training with other numbers from there on: each change is shown and in the history.
+STEERING_KEYS = frozenset(
+    f"train.{key}"
+    for key in (
+        "steps",
+        "learning_rate",
+        "min_learning_rate",
+        "schedule",
+        "warmup_steps",
+        "decay_fraction",
+        "weight_decay",
+        "beta1",
+        "beta2",
+        "epsilon",
+        "grad_clip",
+        "global_batch",
+        "fp8",
     )
 )
 FREE_SECTIONS = frozenset(("checkpoint", "resources", "parallel", "image", "target"))
@@ -41,38 +61,58 @@ def adopt(asked: Run, earlier: Run) -> Run:
     values = asked.model_dump()
     before = earlier.model_dump()
     for key in SETTLED_ONCE:
+        if key == "train.min_learning_rate" and asked.train.learning_rate != earlier.train.learning_rate:
+            continue  # a tenth of the new peak, not of the old one
         section, name = key.split(".")
         if values[section][name] is None:
             values[section][name] = before[section][name]
     return Run.model_validate(values)
 
 
-def differences(earlier: Run, now: Run) -> dict[str, tuple[Any, Any]]:
+Changes = dict[str, tuple[Any, Any]]  # by key: the value there was, the value there is
+
+
+def differences(earlier: Run, now: Run) -> Changes:
     """The keys in which two resolved runs differ although one run cannot change them, with both values."""
-    before, after = dict(_leaves(earlier.model_dump(mode="json"))), dict(_leaves(now.model_dump(mode="json")))
-    return {
-        key: (before.get(key), after.get(key))
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and not _is_free(key)
-    }
+    return {key: values for key, values in _all_differences(earlier, now).items() if not _is_free(key)}
+
+
+def steering(earlier: Run, now: Run) -> Changes:
+    """The keys that were changed within one run and make it train with other numbers."""
+    return {key: values for key, values in _all_differences(earlier, now).items() if key in STEERING_KEYS}
 
 
 def must_match(earlier: Run, now: Run, *, folder: str) -> None:
     changed = differences(earlier, now)
     if not changed:
         return
-    width = max(map(len, changed))
     raise UserError(
         f"the run {now.name!r} exists with other settings in {folder}",
-        evidence="\n".join(f"{key:<{width}}  {was!r} there, {asked!r} asked" for key, (was, asked) in changed.items()),
+        evidence="\n".join(told(changed)),
         cause="its checkpoints belong to those settings; going on with others would be another run",
         fix=f"name=OTHER    trains it beside the old one\n--fresh       moves {folder} aside and starts anew",
     )
 
 
+def told(changes: Changes) -> list[str]:
+    """One line for a person per change."""
+    width = max(map(len, changes), default=0)
+    return [f"{key:<{width}}  {was!r} there, {asked!r} asked" for key, (was, asked) in changes.items()]
+
+
+def _all_differences(earlier: Run, now: Run) -> Changes:
+    before, after = dict(_leaves(earlier.model_dump(mode="json"))), dict(_leaves(now.model_dump(mode="json")))
+    return {
+        key: (before.get(key), after.get(key))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    }
+
+
 def _is_free(key: str) -> bool:
     parts = key.split(".")
-    return ".".join(parts[:2]) in FREE_KEYS or parts[0] in FREE_SECTIONS or key == "name"
+    free = QUIET_KEYS | STEERING_KEYS
+    return ".".join(parts[:2]) in free or parts[0] in FREE_SECTIONS or key == "name"
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
