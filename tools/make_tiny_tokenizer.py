@@ -11,6 +11,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 ASSETS = Path(__file__).parent.parent / "windlass" / "data" / "assets"
 VOCAB_SIZE = 1024
 BEGIN, END = "<|begin|>", "<|end|>"
+TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>\n{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>\n{% endif %}"
+)
 
 
 def main() -> None:
@@ -40,6 +45,7 @@ def main() -> None:
         "model_max_length": 1_000_000,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     num_tokens = sum(len(one.ids) + 1 for one in tokenizer.encode_batch(texts))
     print(f"{folder}: {tokenizer.get_vocab_size()} tokens; the corpus has {num_tokens:,}")
 

@@ -45,6 +45,28 @@ def test_every_comment_of_init_can_be_uncommented():
     assert parse_run(values) == defaults
 
 
+@pytest.mark.parametrize("task", ["pretrain", "chat", "lora"])
+@pytest.mark.parametrize("full", [[], ["--full"]])
+def test_init_writes_a_short_file_for_every_task(windlass, tmp_path, task, full):
+    beginning = [] if task == "pretrain" else ["--model", "runs/my/export"]
+    answer = windlass("init", "my.yaml", "--task", task, *beginning, *full)
+    assert answer.code == 0, answer.err
+    text = (tmp_path / "my.yaml").read_text()
+    assert full or len(text.splitlines()) <= 20
+    run = load_run(tmp_path / "my.yaml")
+    assert run.data.format == ("text" if task == "pretrain" else "chat")
+    assert (run.model.lora is not None) == (task == "lora")
+    assert run.model.init == ("random" if task == "pretrain" else "pretrained")
+    assert run.train.steps <= 200
+
+
+def test_init_needs_a_model_to_fine_tune(windlass, tmp_path):
+    answer = windlass("init", "my.yaml", "--task", "lora")
+    assert answer.code == 2
+    assert "--model HUB_ID_OR_FOLDER" in answer.err
+    assert not (tmp_path / "my.yaml").exists()
+
+
 def test_init_overwrites_only_when_told(windlass, tmp_path):
     assert windlass("init", "my.yaml").code == 0
     (tmp_path / "my.yaml").write_text("mine")

@@ -48,7 +48,8 @@ CHAT = [
 
 def tokenizer(template: str | None = PLAIN) -> Tokenizer:
     tiny = load_tokenizer("tiny")
-    return replace(tiny, config={**tiny.config, **({"chat_template": template} if template else {})})
+    config = {key: value for key, value in tiny.config.items() if key != "chat_template"}
+    return replace(tiny, config=config | ({"chat_template": template} if template else {}))
 
 
 def encoded(text: str, template: str | None = PLAIN, **data: Any) -> tuple[ExampleTokenizer, list[int], list[str]]:

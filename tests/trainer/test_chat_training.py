@@ -231,7 +231,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "role": ({}, '{"messages": [{"role": "bot", "content": "x"}]}', "has the role 'bot'"),
     "empty answer": ({}, '{"messages": [{"role": "assistant", "content": ""}]}', "is empty"),
     "text": ({}, '{"text": "x"}', "no field 'messages'"),
-    "template": ({"tokenizer": "tiny"}, "", "has no chat template"),
+    "template": ({"tokenizer": "TOKENIZER"}, "", "has no chat template"),
     "stream": ({"source": "hf:acme/chats"}, "", "cannot be read from the stream"),
     "empty completion": ({"format": "instruction"}, '{"prompt": "x", "completion": " "}', "is empty"),
     "no completion": ({"format": "instruction"}, '{"prompt": "x"}', "no field 'completion'"),
@@ -246,5 +246,6 @@ def test_refused(case: str, chats: Path, model: Path, tmp_path: Path) -> None:
     if case == "empty completion" or case == "no completion":
         file.write_text('{"prompt": "x", "completion": "y"}\n' + line + "\n")
     run = chat_run(file, model)
-    run["data"] |= changes
+    tokenizer(None).save(tmp_path / "no-template")
+    run["data"] |= {key: value.replace("TOKENIZER", str(tmp_path / "no-template")) for key, value in changes.items()}
     assert_refused(train(tmp_path, run, ranks=2), said)

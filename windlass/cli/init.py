@@ -1,4 +1,4 @@
-"""`windlass init`: a run file to start from, with every key explained."""
+"""`windlass init`: a run file to start from."""
 
 from __future__ import annotations
 
@@ -14,32 +14,55 @@ if TYPE_CHECKING:
     from windlass.cli.reference import Key
 
 WIDTH = 100
+Values = dict[str, dict[str, Any]]
 
 
-@click.command(short_help="Write a commented run file.")
+TASKS = {
+    "pretrain": "train a model from random weights on text",
+    "chat": "fine-tune a pretrained model on chats; only the assistant's turns are trained on",
+    "lora": "the same, training a small adapter beside the frozen model",
+}
+# Settings that a laptop trains in minutes; for models that no laptop trains, those that GPUs like.
+LAPTOP = {
+    "train": {"steps": 200, "global_batch": 8, "learning_rate": "1e-3", "precision": "fp32"},
+    "data": {"sequence_length": 128},
+}
+GPUS = {"train": {"steps": 1000, "global_batch": 32, "learning_rate": "3e-4"}, "data": {"sequence_length": 2048}}
+
+
+@click.command(short_help="Write a run file to start from.")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option("--preset", help="Model preset; --list names them.")
-@click.option("--data", "source", help="Data source: corpus:austen, a folder, a glob, hf:NAME.")
+@click.option("--task", type=click.Choice(list(TASKS)), default="pretrain", show_default=True)
+@click.option("--preset", help="Model preset; --list names them.  [default: llama-tiny]")
+@click.option("--model", help="A pretrained model instead: hub id or folder, runs/NAME/export say.")
+@click.option("--data", "source", help="Data source: corpus:austen, a file, a folder, a glob, hf:NAME.")
 @click.option("--list", "list_presets", is_flag=True, help="List the model presets.")
+@click.option("--full", is_flag=True, help="Every key, those with defaults as comments.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 def init(
-    path: Path | None, preset: str | None, source: str | None, list_presets: bool, force: bool, as_json: bool
+    path: Path | None,
+    task: str,
+    preset: str | None,
+    model: str | None,
+    source: str | None,
+    list_presets: bool,
+    full: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Write a commented run file.
+    """Write a run file to start from.
 
-    What is set stands plainly; every other key is a comment with its default and what it does.
+    It holds what matters for the task; `windlass schema --keys` lists every other key with its default, and --full
+    writes them all as comments. Without options it trains a tiny model on a shipped text, in about a minute.
     """
-    from windlass.catalog.models import preset as find_preset
-
     if list_presets:
         _list_presets(as_json=as_json)
         return
-    name = preset or "llama-tiny"
-    tiny = find_preset(name).hub_id is None
-    source = source or ("corpus:austen" if tiny else "hf:allenai/c4")
+    values = _settings(task, preset, model, source)
+    name = preset or ("llama-tiny" if task == "pretrain" and not model else task)
     path = path or Path(f"{name}.yaml")
-    text = run_file_text({"model": {"preset": name}, "data": {"source": source}})
+    text = run_file_text(values) if full else short_text(task, values)
     if path.exists() and not force:
         raise UserError(f"{path} exists", fix=f"windlass init {path} --force    overwrites it")
     if not path.parent.is_dir():
@@ -48,12 +71,76 @@ def init(
     if as_json:
         from windlass.cli.output import print_json
 
-        print_json({"path": str(path), "preset": name, "data": source})
+        print_json({"path": str(path), "task": task, "model": values["model"], "data": values["data"]["source"]})
     else:
-        click.echo(f"wrote {path}\n  windlass run {path} --dry-run    what it would do\n  windlass run {path}")
+        click.echo(f"wrote {path}\n  windlass plan {path}    what it would do\n  windlass run {path}")
 
 
-def run_file_text(values: dict[str, dict[str, Any]]) -> str:
+def _settings(task: str, preset: str | None, model: str | None, source: str | None) -> Values:
+    """The keys that a run file for the task sets."""
+    from windlass.catalog.models import preset as find_preset
+
+    if preset and model:
+        raise UserError("give either --preset or --model, and not both")
+    if task == "pretrain":
+        tiny = not model and find_preset(preset or "llama-tiny").hub_id is None
+        sizes = LAPTOP if tiny else GPUS
+        chosen: dict[str, Any] = {"path": model} if model else {"preset": preset or "llama-tiny"}
+        data = {"source": source or ("corpus:austen" if tiny else "hf:allenai/c4"), **sizes["data"]}
+        values = {"model": chosen, "data": data, "train": dict(sizes["train"])}
+    else:
+        from_preset = find_preset(preset).hub_id if preset else None
+        if not model and not from_preset:
+            raise UserError(
+                f"--task {task} starts from a pretrained model, and none is named",
+                fix=f"windlass init --task {task} --model HUB_ID_OR_FOLDER --data chats.jsonl",
+            )
+        chosen = {"path": model} if model else {"preset": preset}
+        chosen["init"] = "pretrained"
+        values = {
+            "model": chosen,
+            "data": {"source": source or "chats.jsonl", "format": "chat", "sequence_length": None, "holdout": 0.05},
+            "train": {"steps": 100, "global_batch": 8, "learning_rate": "2e-5", "validate_every": 25},
+        }
+        if task == "lora":
+            chosen["lora"] = {"rank": 16}
+            values["train"]["learning_rate"] = "2e-4"
+        values["data"] = {key: value for key, value in values["data"].items() if value is not None}
+    values["checkpoint"] = {"every": max(1, int(values["train"]["steps"]) // 4)}
+    return values
+
+
+NOTES = {
+    "model.preset": "a configuration with random weights; --list names them",
+    "model.path": "hub id or folder",
+    "model.init": "load its weights",
+    "model.lora": "train an adapter of this rank beside the frozen weights",
+    "data.source": "a file, a folder, a glob, s3://…, hf:NAME, corpus:austen",
+    "data.format": 'one {"messages": [{"role": …, "content": …}, …]} per line',
+    "data.sequence_length": "tokens",
+    "data.holdout": "share kept for validation",
+    "train.steps": "optimizer steps",
+    "train.global_batch": "sequences per step, over all ranks",
+    "train.learning_rate": "peak; warm-up and cosine decay by default",
+    "train.precision": "what CPUs compute fastest; bf16 on GPUs",
+    "train.validate_every": "steps",
+    "checkpoint.every": "steps; the newest three are kept",
+}
+
+
+def short_text(task: str, values: Values) -> str:
+    """A run file of what matters, each key with a remark."""
+    lines = [f"# {TASKS[task]}; every other key has a default: windlass schema --keys"]
+    for section, keys in values.items():
+        lines.append(f"{section}:")
+        for key, value in keys.items():
+            text = value if key == "learning_rate" else _yaml(value)
+            note = NOTES.get(f"{section}.{key}")
+            lines.append(f"  {key}: {text}".ljust(34) + f" # {note}" if note else f"  {key}: {text}")
+    return "\n".join(lines) + "\n"
+
+
+def run_file_text(values: Values) -> str:
     """A run file that sets `values` and shows everything else as comments."""
     from windlass.cli.reference import sections
 
@@ -74,7 +161,11 @@ def run_file_text(values: dict[str, dict[str, Any]]) -> str:
 
 def _key_lines(key: Key, given: dict[str, Any]) -> list[str]:
     if key.name in given:
-        return [*_comment(key.description, "  "), f"  {key.name}: {_yaml(given[key.name])}"]
+        value = given[key.name]
+        return [
+            *_comment(key.description, "  "),
+            f"  {key.name}: {value if isinstance(value, str) and key.name == 'learning_rate' else _yaml(value)}",
+        ]
     mark = "  # " if given else "#   "
     return [
         *_comment(key.description, "  " if given else "", extra="" if given else "  "),
