@@ -103,3 +103,56 @@ def test_ids_of_run_folders(tmp_path: Path) -> None:
     assert not known_to(folder, "s3://other")
     assert begin_anew(folder) != first
     assert not known_to(folder, "s3://bucket")
+
+
+def test_a_damaged_copy_does_not_cost_the_whole_one_that_is_here(stored: StoredCheckpoints, tmp_path: Path) -> None:
+    send(stored, tmp_path / "here", 4)
+    here = CheckpointFolder(tmp_path / "here")
+    victim = here.at(4).path / "__0_0.distcp"
+    victim.write_bytes(b"\x07" * 1000)  # something differs, so that the store's copy is wanted
+    stored.store.write("step-00000004/__0_0.distcp", b"\x02" * 1000)
+    before = {path.name: path.read_bytes() for path in here.at(4).path.iterdir()}
+    with pytest.raises(UserError, match="is damaged"):
+        fetch_whole(stored, 4, here)
+    assert {path.name: path.read_bytes() for path in here.at(4).path.iterdir()} == before
+    assert [one.name for one in here.path.iterdir()] == ["step-00000004"], "nothing else is left"
+
+
+def test_a_fetch_that_was_cut_off_goes_on_where_it_was(stored: StoredCheckpoints, tmp_path: Path) -> None:
+    """What came whole is not asked for again, what is torn is, and the manifest that is here stays until the end."""
+    send(stored, tmp_path / "here", 4)
+    back = CheckpointFolder(tmp_path / "back")
+    incoming = back.incoming(4)
+    incoming.prepare(stored.manifest(4), former=back.at(4))
+    assert stored.fetch(4, "__0_0.distcp", stored.manifest(4).files["__0_0.distcp"], incoming.path) is None
+    (incoming.path / "__1_0.distcp").write_bytes(b"torn")
+    (incoming.path / ".part-__1_0.distcp-77").write_bytes(b"of a process that was killed")
+    stored.store.delete(["step-00000004/__0_0.distcp"])  # it is here: nobody needs to ask for it
+    assert back.all() == []
+    whole = fetch_whole(stored, 4, back)
+    assert list(whole.damages()) == []
+    assert [one.name for one in back.path.iterdir()] == ["step-00000004"]
+
+
+def test_a_whole_one_is_left_alone(stored: StoredCheckpoints, tmp_path: Path) -> None:
+    send(stored, tmp_path / "here", 4)
+    here = CheckpointFolder(tmp_path / "here")
+    before = here.at(4).path.stat().st_ino
+    stored.store.delete([f"step-00000004/__{rank}_0.distcp" for rank in (0, 1)])
+    assert fetch_whole(stored, 4, here).path.stat().st_ino == before
+
+
+@pytest.mark.parametrize("moment", ["before", "between"])
+def test_a_replacement_that_was_cut_off_is_finished(moment: str, tmp_path: Path) -> None:
+    """Killed between the two renames: the new one is complete and takes its place."""
+    folder = CheckpointFolder(tmp_path / "here")
+    old = publish(tmp_path / "here", 4)
+    new = publish(tmp_path / "there", 4)
+    new.path.rename(folder.incoming(4).path)
+    if moment == "between":
+        old.path.rename(folder.path / ".former-step-00000004")
+    folder.recover()
+    assert [one.step for one in folder.complete()] == [4]
+    assert list(folder.at(4).damages()) == []
+    if moment == "between":
+        assert not folder.incoming(4).path.exists()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest, damage
+from windlass.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, damage
 from windlass.errors import UserError
-from windlass.runfolder import write_atomically
+from windlass.runfolder import sync_directory, write_atomically
 
 NAME = re.compile(r"step-(\d{8,})")
+INCOMING, FORMER, PINNED = ".incoming-", ".former-", ".pinned-"  # beside the checkpoints; never listed as one
+DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,15 @@ class Checkpoint:
         return (self.path / MANIFEST_NAME).is_file()
 
     def manifest(self) -> Manifest:
-        return Manifest.read(self.path)
+        """ValueError says what is wrong with it; one of another step than the folder's name says is."""
+        return Manifest.parse((self.path / MANIFEST_NAME).read_text(encoding="utf-8"), step=self.step)
 
     def size_on_disk(self) -> int:
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+        total = 0
+        for file in self.path.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # retention may be deleting it
+                total += file.stat().st_size if file.is_file() else 0
+        return total
 
     def damages(self, *, contents: bool = True, share: tuple[int, int] = (0, 1)) -> Iterator[Damage]:
         """Files that are not as they were written. `share` (i, n): look at every n-th file only, for n readers."""
@@ -58,6 +68,22 @@ class Checkpoint:
         """The one moment at which the checkpoint comes to exist."""
         write_atomically(self.path / MANIFEST_NAME, manifest.to_json())
 
+    def prepare(self, manifest: Manifest, former: Checkpoint) -> None:
+        """Make an incoming checkpoint's folder ready: what an attempt before brought whole is kept, what is not of this
+        manifest goes, and what `former` has whole is taken from there.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / MANIFEST_NAME).unlink(missing_ok=True)
+        for leftover in [path for path in self.path.iterdir() if path.name not in manifest.files]:
+            leftover.unlink()
+        for name, record in manifest.files.items():
+            if self.lacks(name, record) and not damage(former.path / name, record):
+                (self.path / name).unlink(missing_ok=True)
+                link_or_copy(former.path / name, self.path / name)
+
+    def lacks(self, name: str, record: FileRecord) -> bool:
+        return damage(self.path / name, record) is not None
+
     def delete(self) -> None:
         """Take the manifest away first, so that a half-deleted checkpoint is never taken for a whole one."""
         (self.path / MANIFEST_NAME).unlink(missing_ok=True)
@@ -70,6 +96,64 @@ class CheckpointFolder:
 
     def at(self, step: int) -> Checkpoint:
         return Checkpoint(self.path / f"step-{step:08d}", step)
+
+    def incoming(self, step: int) -> Checkpoint:
+        """Where a checkpoint is put together on its way here, beside the one that it may replace."""
+        return Checkpoint(self.path / f"{INCOMING}step-{step:08d}", step)
+
+    def take(self, incoming: Checkpoint) -> Checkpoint:
+        """Put a published incoming checkpoint in its place; one that is there is whole until then."""
+        target, former = self.at(incoming.step), self.path / f"{FORMER}{self.at(incoming.step).name}"
+        shutil.rmtree(former, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            target.path.rename(former)
+        incoming.path.rename(target.path)
+        sync_directory(self.path)
+        shutil.rmtree(former, ignore_errors=True)
+        return target
+
+    def recover(self) -> None:
+        """Finish a replacement that was cut off between its two renames."""
+        for former in self.path.glob(f"{FORMER}*"):
+            target, incoming = (
+                self.path / former.name[len(FORMER) :],
+                self.path / f"{INCOMING}{former.name[len(FORMER) :]}",
+            )
+            if not target.exists():
+                (incoming if (incoming / MANIFEST_NAME).exists() else former).rename(target)
+
+    def pin(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Another name for the files of a checkpoint, so that retention cannot take them away while they are read.
+
+        FileNotFoundError if it did already. Where the file system has no hard links, the checkpoint itself.
+        """
+        pinned = Checkpoint(self.path / f"{PINNED}{os.getpid()}-{checkpoint.name}", checkpoint.step)
+        shutil.rmtree(pinned.path, ignore_errors=True)
+        pinned.path.mkdir()
+        try:
+            for name in (*checkpoint.manifest().files, MANIFEST_NAME):
+                os.link(checkpoint.path / name, pinned.path / name)
+        except FileNotFoundError:
+            shutil.rmtree(pinned.path, ignore_errors=True)
+            if checkpoint.complete:
+                return checkpoint  # a file is missing for another reason: its proof will say so
+            raise
+        except OSError:
+            shutil.rmtree(pinned.path, ignore_errors=True)
+            return checkpoint
+        return pinned
+
+    def unpin(self, pinned: Checkpoint) -> None:
+        if pinned.name.startswith(PINNED):
+            shutil.rmtree(pinned.path, ignore_errors=True)
+
+    def scratch(self, *, older_than_s: float = DAY_S) -> list[Path]:
+        """What commands that were cut off left beside the checkpoints."""
+        limit, found = time.time() - older_than_s, []
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            if path.name.startswith((INCOMING, FORMER, PINNED)) and path.stat().st_mtime <= limit:
+                found.append(path)
+        return found
 
     def all(self) -> list[Checkpoint]:
         """Every checkpoint folder, oldest first, complete or not."""
@@ -109,6 +193,13 @@ class CheckpointFolder:
     def unfinished(self) -> list[Checkpoint]:
         """What a killed save left behind."""
         return [one for one in self.all() if not one.complete]
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def expired_steps(

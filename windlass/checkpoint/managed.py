@@ -76,7 +76,7 @@ class ManagedService:
 
     def manifest(self, step: int) -> Manifest | None:
         data = self.client.get_checkpoint(step=step, metadata_index=0)
-        return Manifest.parse(data.decode("utf-8")) if data else None
+        return Manifest.parse(data.decode("utf-8"), step=step) if data else None
 
     def published(self) -> list[Manifest]:
         """The newest steps that are complete, oldest first."""

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+import math
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from windlass.checkpoint.pickles import pickle_problem
+
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+METADATA_NAME = ".metadata"  # torch DCP's own description of the tensors: a pickle
+SHA256 = re.compile(r"[0-9a-f]{64}")
+LARGEST = 2**63 - 1
+LONGEST_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Manifest:
     created: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     layout: dict[str, Any] | None = None  # of checkpoints in pieces: how the state lay on the ranks
+    validation: dict[str, Any] | None = None  # which validation was the best so far, and how many came since
 
     @property
     def size(self) -> int:
@@ -37,8 +47,9 @@ class Manifest:
 
     def to_json(self) -> str:
         body = {"format": FORMAT_VERSION, **asdict(self)}
-        if self.layout is None:
-            del body["layout"]
+        for key in ("layout", "validation"):
+            if body[key] is None:
+                del body[key]
         return json.dumps({"checksum": _checksum(body), **body}, indent=1)
 
     @classmethod
@@ -47,14 +58,133 @@ class Manifest:
         return cls.parse((path / MANIFEST_NAME).read_text(encoding="utf-8"))
 
     @classmethod
-    def parse(cls, text: str) -> Manifest:
-        body = json.loads(text)
+    def parse(cls, text: str, *, step: int | None = None) -> Manifest:
+        """From text that anybody may have written: a pod, a bucket, a folder. ValueError says what is wrong with it.
+
+        The checksum finds damage, not intent: it has no key. So every value is checked, the names of files above all:
+        each is joined to a folder on this machine. With `step`, the manifest must be of that step.
+        """
+        body = _parse_json(text)
         if not isinstance(body, dict) or body.pop("checksum", None) != _checksum(body):
             raise ValueError("its own checksum does not match: it was changed or damaged")
-        if body.pop("format") != FORMAT_VERSION:
+        if body.pop("format", None) != FORMAT_VERSION:
             raise ValueError("it was written by another version of windlass")
-        files = {name: FileRecord(**record) for name, record in body.pop("files").items()}
-        return cls(files=files, **body)
+        known = {one.name for one in fields(cls)}
+        if not body.keys() <= known:
+            raise ValueError(f"it was written by another version of windlass: {min(body.keys() - known)!r} is unknown")
+        for key, (expected, is_right) in VALUES.items():
+            if key in body or key in REQUIRED:
+                if key not in body or not is_right(body[key]):
+                    raise ValueError(f"its {key!r} is {str(body.get(key))[:60]!r}: not {expected}")
+        manifest = cls(files=_parse_files(body.pop("files")), **body)
+        if manifest.layout is not None:
+            _check_pieces(manifest)
+        if step is not None and manifest.step != step:
+            raise ValueError(f"it is of step {manifest.step}: the checkpoint was renamed or copied")
+        return manifest
+
+
+def piece_name(rank: int) -> str:
+    """The file of one rank in a checkpoint in pieces."""
+    return f"rank-{rank:04d}.safetensors"
+
+
+def is_plain_file_name(name: object) -> bool:
+    """Whether a name, joined to a folder, is a file directly in that folder, on any system."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..", MANIFEST_NAME)
+        and name.isprintable()
+        and not any(mark in name for mark in "/\\")
+        and len(name.encode()) <= LONGEST_NAME
+    )
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply to be a manifest") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("it names something twice")
+    return found
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
+def _parse_files(found: dict[str, Any]) -> dict[str, FileRecord]:
+    files: dict[str, FileRecord] = {}
+    for name, record in found.items():
+        if not is_plain_file_name(name):
+            raise ValueError(f"{name[:80]!r} is not a file name that a checkpoint can have")
+        if not (
+            isinstance(record, dict)
+            and record.keys() == {"size", "sha256"}
+            and _is_count(record["size"])
+            and isinstance(record["sha256"], str)
+            and SHA256.fullmatch(record["sha256"])
+        ):
+            raise ValueError(f"what it says of {name!r} is not a size and a SHA-256")
+        files[name] = FileRecord(record["size"], record["sha256"])
+    if len({name.casefold() for name in files}) != len(files):
+        raise ValueError("it names a file twice, in capitals and in small letters")
+    return files
+
+
+def _check_pieces(manifest: Manifest) -> None:
+    """A checkpoint in pieces has one file for every rank and no other."""
+    names = manifest.files.keys()
+    if len(names) != manifest.world_size or names != {piece_name(rank) for rank in range(len(names))}:
+        raise ValueError(f"it is of {manifest.world_size} ranks, but its files are not one piece for each")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_object_or_none(value: object) -> bool:
+    return value is None or isinstance(value, dict)
+
+
+def _is_validation(value: object) -> bool:
+    if not isinstance(value, dict):
+        return value is None
+    counts = ("best_step", "last_step", "without_best")
+    return (
+        value.keys() == {*counts, "best_loss"}
+        and all(_is_count(value[key]) for key in counts)
+        and _is_time(value["best_loss"])
+    )
+
+
+REQUIRED = ("step", "tokens", "files", "model", "order")
+VALUES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "step": ("a count", _is_count),
+    "tokens": ("a count", _is_count),
+    "files": ("an object", _is_object),
+    "model": ("an object", _is_object),
+    "order": ("an object", _is_object),
+    "data_state": ("an object", _is_object_or_none),
+    "world_size": ("a count of ranks", lambda value: _is_count(value) and value != 0),
+    "created": ("a time", _is_time),
+    "versions": ("an object", _is_object),
+    "layout": ("an object", _is_object_or_none),
+    "validation": ("a validation", _is_validation),
+}
 
 
 def _checksum(body: dict[str, Any]) -> str:
@@ -75,6 +205,8 @@ def damage(path: Path, record: FileRecord, *, contents: bool = True) -> str | No
             return f"it has {size:,} bytes, {record.size:,} were written"
         if contents and hash_file(path).sha256 != record.sha256:
             return "its contents changed: the SHA-256 does not match the manifest"
+        if contents and path.name == METADATA_NAME:
+            return pickle_problem(path)
     except FileNotFoundError:
         return "it is missing"
     except OSError as error:

@@ -12,16 +12,21 @@ from pathlib import Path
 
 from windlass.checkpoint.folder import Checkpoint, CheckpointFolder
 from windlass.checkpoint.identity import node_folder, place_of, read_id
-from windlass.checkpoint.manifest import Manifest
+from windlass.checkpoint.manifest import Manifest, piece_name
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec.checkpoint import CheckpointSection
 
+__all__ = [
+    "NODE_TIERS",
+    "clear_earlier_runs",
+    "piece_name",
+    "pieces_here",
+    "ranks_held",
+    "readable_manifest",
+    "tier_path",
+]
 NODE_TIERS = ("memory", "local")
-
-
-def piece_name(rank: int) -> str:
-    return f"rank-{rank:04d}.safetensors"
 
 
 def tier_path(spec: CheckpointSection, tier: str) -> Path | None:

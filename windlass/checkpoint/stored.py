@@ -81,7 +81,7 @@ class StoredCheckpoints:
 
     def manifest(self, step: int) -> Manifest:
         """ValueError says what is wrong with it; FileNotFoundError if it is not there."""
-        return Manifest.parse(self.store.read(f"{_name(step)}/{MANIFEST_NAME}").decode("utf-8"))
+        return Manifest.parse(self.store.read(f"{_name(step)}/{MANIFEST_NAME}").decode("utf-8"), step=step)
 
     def holds(self, step: int, name: str, record: FileRecord) -> bool:
         """Whether a file is there as it was written, so that it need not be sent again."""
@@ -103,7 +103,10 @@ class StoredCheckpoints:
         except FileNotFoundError:
             return Damage(name, "it is missing")
         reason = damage(folder / name, record)
-        return Damage(name, reason) if reason else None
+        if reason is None:
+            return None
+        (folder / name).unlink(missing_ok=True)
+        return Damage(name, reason)
 
     def delete(self, checkpoint: StoredCheckpoint) -> None:
         """The manifest first, so that a half-deleted checkpoint is never taken for a whole one."""
@@ -132,22 +135,33 @@ class StoredCheckpoints:
 
 
 def fetch_whole(stored: StoredCheckpoints, step: int, target: CheckpointFolder) -> Checkpoint:
-    """Bring a checkpoint to disk, proven, and publish it there."""
-    checkpoint = target.at(step)
-    manifest = stored.manifest(step)
-    checkpoint.delete()
-    checkpoint.path.mkdir(parents=True)
+    """Bring a checkpoint to disk, proven, beside the one that may be there, and put it in its place when it is whole.
+
+    What was brought before a failure is kept for the next try.
+    """
+    here, incoming = target.at(step), target.incoming(step)
+    try:
+        manifest = stored.manifest(step)
+    except ValueError as error:
+        raise _damaged(stored, step, Damage(MANIFEST_NAME, str(error))) from None
+    if here.complete and not any(here.damages()) and here.manifest().files == manifest.files:
+        return here
+    incoming.prepare(manifest, former=here)
     for name, record in manifest.files.items():
-        found = stored.fetch(step, name, record, checkpoint.path)
+        found = stored.fetch(step, name, record, incoming.path) if incoming.lacks(name, record) else None
         if found:
-            checkpoint.delete()
-            raise UserError(
-                f"{stored.store.url}/{checkpoint.name} is damaged",
-                evidence=f"{found.file}: {found.reason}",
-                fix="take another step: windlass ckpt ls NAME --tier store",
-            )
-    checkpoint.publish(manifest)
-    return checkpoint
+            incoming.delete()
+            raise _damaged(stored, step, found)
+    incoming.publish(manifest)
+    return target.take(incoming)
+
+
+def _damaged(stored: StoredCheckpoints, step: int, found: Damage) -> UserError:
+    return UserError(
+        f"{stored.store.url}/{_name(step)} is damaged",
+        evidence=f"{found.file}: {found.reason}",
+        fix="take another step: windlass ckpt ls NAME --tier store",
+    )
 
 
 def _name(step: int) -> str:

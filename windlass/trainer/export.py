@@ -27,6 +27,7 @@ from windlass.trainer.obtaining import obtain
 from windlass.trainer.preparation import structure
 from windlass.trainer.pretrained import Weights, find_weights, read_weights
 from windlass.trainer.stored import digest_of
+from windlass.trainer.tiers_shared import TensorReader
 from windlass.trainer.weights import materialize, restore_buffers
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ def read_trained(checkpoint: Checkpoint, reference: nn.Module) -> dict[str, torc
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch points out that one process loads: it is meant to
-        dcp.load(state, storage_reader=dcp.FileSystemReader(checkpoint.path), no_dist=True)
+        dcp.load(state, storage_reader=TensorReader(checkpoint.path), no_dist=True)
     return {key.removeprefix("model."): tensor for key, tensor in state.items()}
 
 

@@ -55,26 +55,25 @@ def _bring(row: Row, view: TierView, target: CheckpointFolder, *, in_place: bool
     if isinstance(view, StoreView):
         return fetch_whole(view.stored, row.step, target)
     if isinstance(view, FolderView) and view.name == "shared":
-        checkpoint = view.folder.at(row.step)
-        return checkpoint if in_place else _copy(checkpoint, target)
+        return _copy(view.folder.at(row.step), target, in_place=in_place)
     if row.manifest is None:
         raise UserError("its manifest cannot be read")
     return _assemble(row.step, view, row.manifest, target)
 
 
-def _copy(checkpoint: Checkpoint, target: CheckpointFolder) -> Checkpoint:
+def _copy(checkpoint: Checkpoint, target: CheckpointFolder, *, in_place: bool) -> Checkpoint:
     found = next(iter(checkpoint.damages()), None)
     if found:
         raise UserError(f"{found.file} is damaged: {found.reason}")
-    copy = target.at(checkpoint.step)
-    if copy.path.resolve() == checkpoint.path.resolve():
+    if in_place or target.at(checkpoint.step).path.resolve() == checkpoint.path.resolve():
         return checkpoint
+    copy, manifest = target.incoming(checkpoint.step), checkpoint.manifest()
     copy.delete()
     copy.path.mkdir(parents=True)
-    for name in checkpoint.manifest().files:
+    for name in manifest.files:
         shutil.copyfile(checkpoint.path / name, copy.path / name)
-    copy.publish(checkpoint.manifest())
-    return copy
+    copy.publish(manifest)
+    return target.take(copy)
 
 
 def _assemble(step: int, view: TierView, manifest: Manifest, target: CheckpointFolder) -> Checkpoint:
@@ -92,4 +91,4 @@ def _assemble(step: int, view: TierView, manifest: Manifest, target: CheckpointF
             reason = damage(place / name, record)
             if reason:
                 raise UserError(f"{name} on this node: {reason}")
-        return assemble(place, manifest, target.at(step))
+        return assemble(place, manifest, target)

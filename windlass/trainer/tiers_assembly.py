@@ -12,16 +12,17 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from windlass.checkpoint import Checkpoint, Manifest, hash_file
+from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest, hash_file
 from windlass.trainer.stored import DTYPES
 from windlass.trainer.tiers_piece import PARTS
 
 
-def assemble(place: Path, manifest: Manifest, checkpoint: Checkpoint) -> Checkpoint:
+def assemble(place: Path, manifest: Manifest, target: CheckpointFolder) -> Checkpoint:
     """From proven pieces in `place`. Holds the whole state in memory once."""
     state: dict[str, Tensor] = {}
     for name in sorted(manifest.files):
         _add(place / name, state)
+    checkpoint = target.incoming(manifest.step)
     checkpoint.delete()
     checkpoint.path.mkdir(parents=True)
     with warnings.catch_warnings():
@@ -29,7 +30,7 @@ def assemble(place: Path, manifest: Manifest, checkpoint: Checkpoint) -> Checkpo
         dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint.path), no_dist=True)
     files = {path.name: hash_file(path) for path in checkpoint.path.iterdir() if path.is_file()}
     checkpoint.publish(dataclasses.replace(manifest, files=files, layout=None))
-    return checkpoint
+    return target.take(checkpoint)
 
 
 def _add(path: Path, state: dict[str, Tensor]) -> None:

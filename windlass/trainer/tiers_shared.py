@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, FileRecord, Manifest, hash_file
+from windlass.checkpoint.manifest import METADATA_NAME
+from windlass.checkpoint.pickles import UnsafePickleError, load_pickle
 from windlass.spec.checkpoint import CheckpointSection
 from windlass.trainer.agreement import Agreement, SaveFailedError
 from windlass.trainer.faults import Faults
@@ -48,6 +53,9 @@ class SharedTier:
         return sum(record.size for record in files.values())
 
     def offers(self) -> list[Offer]:
+        if self.ranks.is_first:
+            with contextlib.suppress(OSError):  # a folder that cannot be written to can be read
+                self.folder.recover()
         steps = self.ranks.broadcast([one.step for one in self.folder.complete()])
         return [SharedOffer(self.folder.at(step), self.ranks) for step in steps]
 
@@ -61,7 +69,7 @@ class SharedTier:
     def _hash_own_files(self, checkpoint: Checkpoint) -> dict[str, FileRecord]:
         mine = list(checkpoint.path.glob(f"__{self.ranks.rank}_*"))
         if self.ranks.is_first:
-            mine.append(checkpoint.path / ".metadata")
+            mine.append(checkpoint.path / METADATA_NAME)
         return {path.name: hash_file(path) for path in mine}
 
     def _publish(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
@@ -91,8 +99,20 @@ class SharedOffer:
 
 def load_state(checkpoint: Checkpoint, state: dict[str, Tensor], ranks: Ranks) -> None:
     """Read a checkpoint into existing tensors, in place: no second copy of the model is made."""
-    reader = dcp.FileSystemReader(checkpoint.path)
-    dcp.load(state, storage_reader=reader, process_group=ranks.saving)
+    dcp.load(state, storage_reader=TensorReader(checkpoint.path), process_group=ranks.saving)
+
+
+class TensorReader(dcp.FileSystemReader):
+    """DCP's reader, except that the pickle that describes the tensors can do nothing but that."""
+
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        metadata = load_pickle((Path(self.path) / METADATA_NAME).read_bytes())
+        if not isinstance(metadata, Metadata):
+            raise UnsafePickleError("it is not DCP's description of tensors")
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
 def _make_room(checkpoint: Checkpoint) -> None:

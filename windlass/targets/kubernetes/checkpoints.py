@@ -22,12 +22,31 @@ STREAM_SECONDS = 300.0  # of silence
 
 
 def list_in_cluster(errands: Errands, run_name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = errands.ask("checkpoints", _folder(run_name))
+    rows = errands.ask("checkpoints", _folder(run_name))
+    if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
+        raise UserError(
+            "the answer of a pod about its checkpoints is not understood",
+            evidence=str(rows)[:200],
+            fix="target.kubernetes.image must be one that nobody else changes",
+            exit_code=ExitCode.FAILED,
+        )
     return [{"created": None, "world_size": None, "tokens": None, **row, "tier": "cluster"} for row in rows]
 
 
+def _is_row(row: object) -> bool:
+    """Pods are not trusted: what they say becomes names of folders here."""
+    return (
+        isinstance(row, dict)
+        and type(row.get("step")) is int
+        and row["step"] >= 0
+        and isinstance(row.get("path"), str)
+        and type(row.get("bytes")) is int
+        and isinstance(row.get("complete"), bool)
+    )
+
+
 def fetch(errands: Errands, run_name: str, step: int | None, to: Path) -> Checkpoint:
-    """Bring one checkpoint here: what is here already and whole is not brought again. Its manifest comes last."""
+    """Bring one checkpoint here, beside the one that may be there: what is here already and whole is not brought again."""
     there = list_in_cluster(errands, run_name)
     complete = [row for row in there if row["complete"]]
     chosen = [row for row in complete if step is None or row["step"] == step]
@@ -41,22 +60,20 @@ def fetch(errands: Errands, run_name: str, step: int | None, to: Path) -> Checkp
     row = chosen[-1]
     text = errands.read("part", f"{row['path']}/{MANIFEST_NAME}", "0", "0").decode()
     try:
-        manifest = Manifest.parse(text)
-    except (ValueError, KeyError, TypeError) as error:
+        manifest = Manifest.parse(text, step=row["step"])
+    except ValueError as error:
         raise UserError(f"the manifest of step {row['step']} is damaged in the cluster", evidence=str(error)) from None
-    mine = CheckpointFolder(to).at(row["step"])
-    for _ in range(ATTEMPTS):
-        missing = [name for name, record in sorted(manifest.files.items()) if damage(mine.path / name, record)]
-        if not missing:
-            mine.publish(manifest)
-            return mine
-        (mine.path / MANIFEST_NAME).unlink(missing_ok=True)
-        _bring(errands, row["path"], missing, mine.path)
-    wrong = [(name, damage(mine.path / name, record)) for name, record in sorted(manifest.files.items())]
-    first = next(((name, reason) for name, reason in wrong if reason), None)
-    if first is None:
-        mine.publish(manifest)
-        return mine
+    folder = CheckpointFolder(to)
+    incoming = folder.incoming(row["step"])
+    incoming.prepare(manifest, former=folder.at(row["step"]))
+    for attempt in range(ATTEMPTS + 1):
+        wrong = {name: reason for name, one in manifest.files.items() if (reason := damage(incoming.path / name, one))}
+        if not wrong:
+            incoming.publish(manifest)
+            return folder.take(incoming)
+        if attempt < ATTEMPTS:
+            _bring(errands, row["path"], sorted(wrong), incoming.path)
+    first = min(wrong.items())
     raise UserError(
         f"the checkpoint of step {row['step']} does not come here whole",
         evidence=f"{first[0]}: {first[1]}",
