@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -121,12 +122,12 @@ class RunFolder:
         found = []
         for path in self.logs.glob("rank-*.error.json"):
             try:
-                error = json.loads(path.read_text())
-            except (OSError, ValueError):  # torn by a kill: it says nothing
+                error = parse_record(path.read_bytes())
+            except OSError:
                 continue
-            if error.get("attempt") == attempt:
+            if error is not None and error.get("attempt") == attempt:  # one torn by a kill says nothing
                 found.append(error)
-        return sorted(found, key=lambda error: float(error.get("time") or 0))
+        return sorted(found, key=lambda error: real(error.get("time")) or 0.0)
 
     def has_checkpoints(self) -> bool:
         """Whether this run has ever saved anything: what is here now, or was published in any tier."""
@@ -171,6 +172,15 @@ def _ends_with_newline(file: Any) -> bool:
     return bool(file.read(1) == b"\n")
 
 
+def parse_record(line: bytes | str) -> dict[str, Any] | None:
+    """The JSON object of a line; None for a line torn by a crash, and for anything else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a JSONL file; a line torn by a crash is passed over."""
     try:
@@ -179,14 +189,37 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     with file:
         for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
+            record = parse_record(line)
+            if record is not None:
                 yield record
+
+
+# What records hold was written by other versions, was cut off or is somebody else's: these take nothing on trust.
+
+
+def whole(value: Any) -> int | None:
+    """An integer of a record; None for what is none."""
+    number = real(value)
+    return int(value) if number is not None and abs(number) < 2**63 else None
+
+
+def real(value: Any) -> float | None:
+    """A finite number of a record; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def words(value: Any) -> str | None:
+    """A text of a record; None for what is none."""
+    return value if isinstance(value, str) and value else None
 
 
 def steps_of(folder: RunFolder) -> dict[int, dict[str, Any]]:
     """The metrics of each training step; where a step was repeated after a restart, the last one counts."""
-    return {record["step"]: record for record in read_json_lines(folder.metrics) if record.get("kind") == "step"}
+    records = (record for record in read_json_lines(folder.metrics) if record.get("kind") == "step")
+    return {step: record for record in records if (step := whole(record.get("step"))) is not None}

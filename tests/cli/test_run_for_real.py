@@ -140,7 +140,7 @@ def test_detach_attach_interrupt_and_stop(really, run_file, tmp_path):
     finally:
         stopped = really("stop", "small", "--json")
     result = json.loads(stopped.stdout)
-    assert (stopped.returncode, result["was"], result["state"], result["exit_code"]) == (0, "running", "preempted", 75)
+    assert (stopped.returncode, result["was"], result["state"], result["exit_code"]) == (0, "running", "stopped", 75)
     saved = [
         one["step"] for one in read_json_lines(tmp_path / "runs/small/history.jsonl") if one["event"] == "checkpoint"
     ]

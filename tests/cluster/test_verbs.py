@@ -146,11 +146,11 @@ def test_stop_saves_and_leaves_nothing_behind(bench, running):
     rows = bench.json("ckpt", "ls", running)
     assert any(row["complete"] for row in rows)
     stopped = bench.json("stop", running)
-    assert (stopped["state"], stopped["exit_code"]) == ("preempted", 75)
+    assert (stopped["state"], stopped["exit_code"]) == ("stopped", 75)
     bench.wait(lambda: objects(bench, running) == [], "an empty cluster")
     saved = events(bench.run_folder(running), "preempted")[-1]["step"]
     assert saved == stopped["step"]
-    assert bench.show(running)["state"] == "preempted"
+    assert bench.show(running)["state"] == "stopped"
     bench.must("ckpt", "get", running, "--step", saved)  # from the claim: there are no pods any more
     checkpoint = CheckpointFolder(bench.run_folder(running).checkpoints).at(saved)
     assert checkpoint.complete

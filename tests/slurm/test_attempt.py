@@ -31,7 +31,7 @@ OPTIONS = {"limit_near": False, "may_requeue": True, "trouble": False}
         (AttemptEnd(1, errors=[LOST_PEER]), REQUEUED, {}, None),
         (AttemptEnd(1, SAVED), CANCELLED, {}, ("stopped", 75)),
         (AttemptEnd(-9), CANCELLED, {}, ("stopped", 130)),
-        (AttemptEnd(1, SAVED, stop_requested=True), RUNNING, {}, ("preempted", 75)),
+        (AttemptEnd(1, SAVED, stop_requested=True), RUNNING, {}, ("stopped", 75)),
         (AttemptEnd(-9, stop_requested=True), RUNNING, {}, ("stopped", 130)),
         (AttemptEnd(1, errors=[NOT_FINITE]), RUNNING, {}, ("failed", 1)),
         (AttemptEnd(1, errors=[NOT_FINITE]), RUNNING, {"limit_near": True}, ("failed", 1)),

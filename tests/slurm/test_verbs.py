@@ -215,7 +215,7 @@ def test_everything_over_ssh(bench, cluster, login_node):
     assert "running" in bench.windlass("ls").stdout
     stopped = bench.windlass("stop", "far", "--json")
     result = json.loads(stopped.stdout)
-    assert (stopped.returncode, result["was"], result["state"], result["exit_code"]) == (0, "running", "preempted", 75)
+    assert (stopped.returncode, result["was"], result["state"], result["exit_code"]) == (0, "running", "stopped", 75)
     assert events(folder, "preempted")
     assert "step" in bench.windlass("logs", "far", "--rank", "0").stdout
     job = job_of(folder)

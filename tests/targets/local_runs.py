@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from windlass.runfolder import read_json_lines
+from windlass.runfolder import RunFolder, read_json_lines
 from windlass.targets.local.client import LocalTarget
 from windlass.targets.protocol import JobStatus
 
@@ -23,14 +24,23 @@ class Local:
         self.torchrun = torchrun
 
     def submit(self, run, **plan):
+        return self.target.submit(self.target.settle(run), self.request(run, **plan))
+
+    def start(self, run, lock, **plan):
+        """What `submit` does once it holds the lock."""
+        from windlass.targets.local.client import start_supervisor
+
+        start_supervisor(RunFolder.of(run), self.target.settle(run), self.request(run, **plan), lock)
+        os.close(lock)
+
+    def request(self, run, **plan):
         run = self.target.settle(run)
         request = self.target.render(run)
         argv = [*request.argv[: request.argv.index("windlass.trainer") - 1], str(STANDIN), request.argv[-1]]
         if not self.torchrun:  # one rank that is its own launcher: what does not need torchrun need not wait for it
             argv = [sys.executable, str(STANDIN), request.argv[-1]]
         extra = {"STANDIN": json.dumps(plan)} | ({} if self.torchrun else {"RANK": "0", "WORLD_SIZE": "1"})
-        request = replace(request, argv=tuple(argv), environment={**request.environment, **extra})
-        return self.target.submit(run, request)
+        return replace(request, argv=tuple(argv), environment={**request.environment, **extra})
 
     def wait(self, job, condition=None, seconds=60) -> JobStatus:
         deadline = time.monotonic() + seconds

@@ -1,5 +1,6 @@
 """Stands in for the trainer under a real torchrun: writes the same records, and dies as $STANDIN says."""
 
+import ctypes
 import json
 import os
 import signal
@@ -37,6 +38,8 @@ def step_of(peer):
 
 
 signal.signal(signal.SIGTERM, on_sigterm)
+if plan.get("orphan"):  # as a rank whose torchrun is gone: nothing reaches it when its supervisor dies
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
 saved = [one["step"] for one in read_json_lines(folder.history) if one["event"] == "checkpoint"]
 first = max(saved, default=0)
 if rank == 0:

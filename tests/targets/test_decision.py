@@ -15,9 +15,11 @@ SAVED = {"event": "checkpoint", "step": 10}
     [
         (AttemptEnd(0, [{"event": "finished"}]), "finished", 0),
         (AttemptEnd(0, [{"event": "preempted"}]), "preempted", 75),
-        (AttemptEnd(1, [{"event": "preempted"}], stop_requested=True), "preempted", 75),
+        (AttemptEnd(1, [{"event": "preempted"}], told_to_leave=True), "preempted", 75),
+        (AttemptEnd(1, [{"event": "preempted", "step": 4}], stop_requested=True), "stopped", 75),
         (AttemptEnd(1, [{"event": "preempted"}], deaths=[RankDeath(0, 75, "t")]), "preempted", 75),
         (AttemptEnd(-9, stop_requested=True), "stopped", 130),
+        (AttemptEnd(-9, told_to_leave=True), "stopped", 130),
         (AttemptEnd(1, errors=[NOT_FINITE], deaths=[RankDeath(0, 1, "t")]), "failed", 1),
         (AttemptEnd(1, errors=[LOST_PEER, {**NOT_FINITE, "exit_code": 2}], deaths=[KILLED]), "failed", 2),
         (AttemptEnd(1, deaths=[RankDeath(0, 1, "t")]), "failed", 1),
@@ -33,7 +35,8 @@ def test_an_end_that_is_final(end, state, code):
     ("end", "why"),
     [
         (AttemptEnd(1, deaths=[KILLED]), "rank 1 was killed by SIGKILL"),
-        (AttemptEnd(1, errors=[LOST_PEER], deaths=[RankDeath(0, 1, "t")]), "rank 0 exited with code 1"),
+        (AttemptEnd(1, errors=[LOST_PEER], deaths=[RankDeath(0, 1, "t")]), "rank 0 exited with code 1: rank 1 is gone"),
+        (AttemptEnd(1, deaths=[RankDeath(0, 75, "t")]), "rank 0 exited with code 75"),  # its disk was full, say
         (AttemptEnd(-9), "torchrun was killed by SIGKILL"),
         (AttemptEnd(1, errors=[LOST_PEER]), "rank 0: rank 1 is gone"),
     ],

@@ -119,7 +119,7 @@ def test_restarts_without_progress_come_to_an_end(alone, make_run):
     status = alone.wait(job)
     # step 5 is saved in the first attempt, so the restart after it is the first one; the next finds nothing new
     assert status.state == "failed"
-    assert "given up after 1 restarts without a new checkpoint" in status.reason
+    assert "given up after 1 restart without a new checkpoint" in status.reason
     assert len(events(job, "launched")) == 2
     assert events(job, "gave-up")
 

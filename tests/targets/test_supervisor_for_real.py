@@ -35,7 +35,7 @@ def test_stop_lets_the_ranks_save_then_the_run_goes_on_where_it_was(local, make_
     with pytest.raises(UserError, match="already running"):
         local.submit(make_run(train={"steps": 400}))
     stopped = local.target.stop(job, save_first=True)
-    assert (stopped.state, stopped.exit_code) == ("preempted", 75)
+    assert (stopped.state, stopped.exit_code) == ("stopped", 75)
     assert processes.processes_of(job.folder.path) == []
     step = events(job, "preempted")[0]["step"]
 

@@ -54,6 +54,7 @@ class JobStatus:
 class LogLine:
     rank: int | None  # None: the launcher's own
     text: str
+    source: str = "launcher"  # who says it where no rank does
 
 
 @dataclass(frozen=True)

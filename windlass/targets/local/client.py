@@ -4,39 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import json
 import os
+import pwd
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from windlass.catalog.gpus import Gpu, gpu_of_device
 from windlass.errors import ExitCode, UserError
-from windlass.runfolder import RunFolder, runs_root, write_atomically
+from windlass.runfolder import RunFolder, parse_record, real, runs_root, write_atomically
 from windlass.spec import Run
 from windlass.targets.local import checks, processes, render
-from windlass.targets.local.machine import Machine, this_machine
+from windlass.targets.local.decision import Done, stopped_by_owner
+from windlass.targets.local.machine import Machine, this_host, this_machine
 from windlass.targets.local.render import LocalRequest
-from windlass.targets.local.state import is_running, status_of, supervisor_of
+from windlass.targets.local.state import LOCK_FILE as LOCK_FILE
+from windlass.targets.local.state import STOP_FILE, is_running, is_starting, status_of, supervisor_of
 from windlass.targets.local.supervisor import LAUNCHER_LOG, REQUEST_FILE, STOP_NOW
-from windlass.targets.local.tail import Tail
+from windlass.targets.local.tail import READ_BYTES, Tail, records_since
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 
-LOCK_FILE = ".lock"
 SUPERVISOR_LOG = "supervisor.log"
 POLL_SECONDS = 0.2
+LOCK_SECONDS = 1.0  # somebody who asks whether a run is being started holds the lock for an instant
+SCAN_SECONDS = 1.0  # for which a look at all processes of this machine holds
 KILL_SECONDS = 30.0  # for the kernel to end killed processes
+RANK_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d rank \d+ [A-Z]+ ")
 
 
 @dataclass
 class LocalTarget:
     """This machine."""
 
-    machine: Machine = field(default_factory=this_machine)
+    given_machine: Machine | None = None
+    _scan: tuple[float, dict[str, list[int]]] = field(default=(float("-inf"), {}), repr=False)
+
+    @cached_property
+    def machine(self) -> Machine:
+        return self.given_machine or this_machine()
 
     def settle(self, run: Run) -> Run:
         return render.settle(run, self.machine)
@@ -62,74 +75,174 @@ class LocalTarget:
         folder.logs.mkdir(parents=True, exist_ok=True)
         lock = _lock(folder)
         try:
-            folder.create(run)
-            write_atomically(folder.path / REQUEST_FILE, json.dumps(request.as_dict(), indent=2) + "\n")
-            _start_supervisor(folder, lock)
+            supervisor = supervisor_of(folder)
+            if supervisor is not None and supervisor.works_elsewhere and not status_of(folder).ended:
+                raise already_running(folder)  # not every file system has locks that other machines see
+            _withdraw_stop_request(folder)
+            start_supervisor(folder, run, request, lock)
         finally:
             os.close(lock)
         return JobRef("local", run.name, folder)
 
+    def attach(self, run: Run, request: LocalRequest) -> JobRef:
+        """The run under way; ranks that nobody watches any more are let save, and the run goes on from there."""
+        folder = RunFolder(request.working_directory / request.folder)
+        supervisor = supervisor_of(folder)
+        if is_starting(folder) or (supervisor is not None and (supervisor.alive or supervisor.works_elsewhere)):
+            return JobRef("local", run.name, folder)
+        return self.submit(run, request)
+
     def status(self, job: JobRef) -> JobStatus:
-        return status_of(job.folder)
+        return status_of(job.folder, self._processes_of)
+
+    def _processes_of(self, folder: RunFolder) -> Sequence[int]:
+        """As processes.processes_of, with one look at /proc for many folders."""
+        when, found = self._scan
+        if time.monotonic() - when > SCAN_SECONDS:
+            found = processes.processes_by_folder()
+            self._scan = (time.monotonic(), found)
+        return found.get(os.path.realpath(folder.path), [])
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
-        """Lines of one rank, or of all ranks; with `follow` until the run has ended."""
-        tails: dict[int | None, Tail] = {}
+        """Lines of one rank, or of all ranks, their launcher and their supervisor; with `follow` until the end."""
+        tails: dict[int | str, Tail] = {}
         while True:
             ended = not follow or self.status(job).ended
             _find_logs(job.folder, rank, tails)
-            for number in sorted(tails, key=lambda one: -1 if one is None else one):
-                for text in tails[number].lines(rest=ended):
-                    yield LogLine(number, text)
+            for source in sorted(tails, key=_order):
+                while lines := tails[source].lines(rest=ended, limit=READ_BYTES):
+                    for text in lines:
+                        if isinstance(source, int):
+                            yield LogLine(source, text)
+                        elif not _is_of_a_rank(text):
+                            yield LogLine(None, text, source)
             if ended:
                 return
             time.sleep(POLL_SECONDS)
 
     def stop(self, job: JobRef, *, save_first: bool) -> JobStatus:
-        """Stop a run and wait until it has stopped; with `save_first` it gets its grace period for a checkpoint."""
-        supervisor = supervisor_of(job.folder)
-        if supervisor is None or not supervisor.alive:
-            self._end_abandoned(job)
+        """Stop a run and wait until it has stopped; with `save_first` it gets its grace period for a checkpoint.
+
+        The request is left in the folder, for a supervisor that is only starting or is on another machine; one that
+        lives here gets a signal as well.
+        """
+        folder = job.folder
+        if not is_starting(folder) and not is_running(folder):
             return self.status(job)
-        processes.send(supervisor.pid, signal.SIGTERM if save_first else STOP_NOW)
-        grace = job.folder.load_run().checkpoint.grace_seconds if save_first else 0
+        grace = _grace_seconds(folder) if save_first else 0
         deadline = time.monotonic() + grace + KILL_SECONDS
-        while supervisor.alive:
+        signalled = None
+        while True:
+            supervisor = supervisor_of(folder)
+            if supervisor is not None and supervisor.alive:
+                _request_stop(folder, save_first=save_first)
+                if signalled != supervisor.pid:
+                    signalled = supervisor.pid
+                    with contextlib.suppress(PermissionError):  # it reads the request
+                        processes.send(supervisor.pid, signal.SIGTERM if save_first else STOP_NOW)
+            elif is_starting(folder) or (supervisor and supervisor.works_elsewhere and not self.status(job).ended):
+                _request_stop(folder, save_first=save_first)
+            else:
+                self._end_abandoned(folder, save_first=save_first, grace=grace)
+                return self.status(job)
             if time.monotonic() > deadline:
+                who = f"process {supervisor.pid} on {supervisor.host}" if supervisor else "whoever is starting it"
                 raise UserError(
                     f"the run {job.name} has not stopped",
-                    evidence=f"its supervisor, process {supervisor.pid}, is alive {grace + KILL_SECONDS:.0f} s later",
+                    evidence=f"its supervisor, {who}, is there {grace + KILL_SECONDS:.0f} s later",
                     fix=f"windlass stop {job.name} --now",
                     exit_code=ExitCode.FAILED,
                 )
             time.sleep(POLL_SECONDS)
-        return self.status(job)
 
     def list(self) -> list[JobRef]:
         found = sorted(runs_root().glob("*/run.yaml"))
         return [JobRef("local", path.parent.name, RunFolder(path.parent)) for path in found]
 
-    def _end_abandoned(self, job: JobRef) -> None:
-        """Ranks whose supervisor was killed end by themselves; whoever says stop does not want to wait for that."""
-        if processes.processes_of(job.folder.path):
-            killed = processes.end_leftovers(job.folder.path, patience=0.0)
-            job.folder.record("leftovers-killed", pids=killed)
+    def _end_abandoned(self, folder: RunFolder, *, save_first: bool, grace: float) -> None:
+        """End ranks whose supervisor was killed, and write down how they ended, which nobody else would."""
+        if not processes.processes_of(folder.path):
+            return
+        try:
+            killed = processes.end_leftovers(folder.path, patience=grace, save_first=save_first)
+        except PermissionError:
+            raise _belongs_to_another(folder) from None
+        self._scan = (float("-inf"), {})
+        if killed:
+            folder.record("leftovers-killed", pids=killed)
+        recent = records_since(folder.history, lambda one: one.get("event") == "launched")
+        saved = [one for one in recent if one.get("event") == "preempted"]
+        done = Done("stopped", ExitCode.INTERRUPTED, "stopped without a new checkpoint")
+        if saved:
+            done = stopped_by_owner(saved[-1].get("step"))
+        if not any(one.get("event") == "finished" for one in recent):
+            folder.record("exit", state=done.state, code=int(done.code), reason=done.reason)
+
+
+def _grace_seconds(folder: RunFolder) -> float:
+    """Of the request that is being carried out; the run file may be damaged, or changed since."""
+    request = None
+    with contextlib.suppress(OSError):
+        request = parse_record((folder.path / REQUEST_FILE).read_bytes())
+    seconds = real(request.get("grace_seconds")) if request else None
+    return seconds if seconds is not None else float(folder.load_run().checkpoint.grace_seconds)
+
+
+def _request_stop(folder: RunFolder, *, save_first: bool) -> None:
+    """Leave a stop request for the supervisor; a stronger one replaces a weaker one."""
+    path = folder.path / STOP_FILE
+    with contextlib.suppress(OSError):
+        earlier = parse_record(path.read_bytes())
+        if earlier is not None and (save_first or earlier.get("save_first") is False):
+            return
+    by = getpass.getuser() if "USER" in os.environ or "LOGNAME" in os.environ else str(os.getuid())
+    request = {"save_first": save_first, "by": f"{by} on {this_host().host}", "time": time.time()}
+    try:
+        write_atomically(path, json.dumps(request) + "\n")
+    except PermissionError:
+        raise _belongs_to_another(folder) from None
+
+
+def _withdraw_stop_request(folder: RunFolder) -> None:
+    """What was asked of an earlier start is not asked of this one."""
+    (folder.path / STOP_FILE).unlink(missing_ok=True)
+
+
+def _belongs_to_another(folder: RunFolder) -> UserError:
+    owner = folder.path.stat().st_uid
+    with contextlib.suppress(KeyError):
+        owner = pwd.getpwuid(owner).pw_name  # type: ignore[assignment]
+    return UserError(
+        f"the run {folder.name} belongs to {owner}, and you may not stop it",
+        evidence=f"{folder.path} cannot be written by you",
+        fix=f"sudo -u {owner} windlass stop {folder.name}",
+        exit_code=ExitCode.FAILED,
+    )
 
 
 def _lock(folder: RunFolder) -> int:
     """The folder's lock, held by whoever may start ranks in it: first the client, then the supervisor it starts."""
     handle = os.open(folder.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise already_running(folder) from None
-    return handle
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError:
+            supervisor = supervisor_of(folder)
+            if time.monotonic() > deadline or (supervisor is not None and supervisor.alive):
+                os.close(handle)
+                raise already_running(folder) from None
+        time.sleep(POLL_SECONDS / 4)
 
 
 def already_running(folder: RunFolder) -> UserError:
     supervisor = supervisor_of(folder)
-    who = f"process {supervisor.pid} on {supervisor.host} holds {folder.path}" if supervisor else str(folder.path)
+    who = str(folder.path)
+    if supervisor and not supervisor.is_copy and (supervisor.alive or supervisor.works_elsewhere):
+        who = f"process {supervisor.pid} on {supervisor.host} holds {folder.path}"
+    elif ranks := processes.processes_of(folder.path):
+        who = f"process {', '.join(map(str, ranks))}, which nobody watches, trains in {folder.path}"
     return UserError(
         f"the run {folder.name} is already running",
         evidence=who,
@@ -137,10 +250,13 @@ def already_running(folder: RunFolder) -> UserError:
     )
 
 
-def _start_supervisor(folder: RunFolder, lock: int) -> None:
+def start_supervisor(folder: RunFolder, run: Run, request: LocalRequest, lock: int) -> None:
+    """Write down what is to be done and start the supervisor, which inherits the lock."""
+    folder.create(run)
+    write_atomically(folder.path / REQUEST_FILE, json.dumps(request.as_dict(), indent=2) + "\n")
     reader, writer = os.pipe()
     with (folder.logs / SUPERVISOR_LOG).open("ab") as output, os.fdopen(reader, "rb") as answer:
-        path = os.path.abspath(folder.path)
+        path = os.path.realpath(folder.path)
         # what every process of the run is marked with must not be inherited from a run that starts this one
         environment = {name: value for name, value in os.environ.items() if name != render.FOLDER_VARIABLE}
         subprocess.Popen(
@@ -163,7 +279,7 @@ def _start_supervisor(folder: RunFolder, lock: int) -> None:
             )
 
 
-def _find_logs(folder: RunFolder, rank: int | None, tails: dict[int | None, Tail]) -> None:
+def _find_logs(folder: RunFolder, rank: int | None, tails: dict[int | str, Tail]) -> None:
     """Add the logs that have come to exist since the last look."""
     if rank is not None:
         tails.setdefault(rank, Tail(folder.rank_log(rank)))
@@ -171,5 +287,15 @@ def _find_logs(folder: RunFolder, rank: int | None, tails: dict[int | None, Tail
     for path in folder.logs.glob("rank-*.log"):
         with contextlib.suppress(ValueError):
             tails.setdefault(int(path.stem.removeprefix("rank-")), Tail(path))
-    if not tails and (folder.logs / LAUNCHER_LOG).exists() and not is_running(folder):
-        tails.setdefault(None, Tail(folder.logs / LAUNCHER_LOG))  # no rank got as far as to say something
+    tails.setdefault("launcher", Tail(folder.logs / LAUNCHER_LOG))
+    tails.setdefault("supervisor", Tail(folder.logs / SUPERVISOR_LOG))
+
+
+def _order(source: int | str) -> tuple[int, str]:
+    """Ranks first; what launcher and supervisor say explains them."""
+    return (source, "") if isinstance(source, int) else (2**62, source)
+
+
+def _is_of_a_rank(line: str) -> bool:
+    """Whether a line of the launcher's log is a copy of what a rank's own log holds."""
+    return RANK_LINE.match(line) is not None

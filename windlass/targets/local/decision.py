@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from windlass.errors import ExitCode
+from windlass.runfolder import whole
 from windlass.targets.protocol import State
 
 
@@ -19,14 +20,21 @@ class RankDeath:
     rank: int
     code: int  # negative: a signal
     time: str
+    pid: int | None = None
+    oom: str | None = None  # why the kernel killed it for memory
 
     @property
     def signal(self) -> str | None:
-        return next((one.name for one in signal.Signals if one == -self.code), None)
+        return _signal_name(-self.code) if self.code < 0 else None
 
     def __str__(self) -> str:
-        how = f"was killed by {self.signal}" if self.signal else f"exited with code {self.code}"
-        return f"rank {self.rank} {how}"
+        return f"rank {self.rank} {how_it_died(self.signal, self.code, self.oom)}"
+
+
+def how_it_died(signal_name: str | None, code: int | None, oom: str | None) -> str:
+    if oom:
+        return f"was killed by the kernel's OOM killer: {oom}"
+    return f"was killed by {signal_name}" if signal_name else f"exited with code {code}"
 
 
 @dataclass(frozen=True)
@@ -37,14 +45,27 @@ class AttemptEnd:
     events: Sequence[Mapping[str, Any]] = ()  # history.jsonl since this attempt was launched
     errors: Sequence[Mapping[str, Any]] = ()  # the ranks' error files of this attempt
     deaths: Sequence[RankDeath] = ()  # the first one first
-    stop_requested: bool = False
+    stop_requested: bool = False  # by the run's owner: `windlass stop`
+    told_to_leave: bool = False  # by a signal: the machine is shut down, say
 
     def has(self, event: str) -> bool:
         return any(record.get("event") == event for record in self.events)
 
     @property
     def newest_checkpoint(self) -> int:
-        return max((int(one["step"]) for one in self.events if one.get("event") == "checkpoint"), default=-1)
+        return newest_checkpoint(self.events)
+
+    @property
+    def saved_at(self) -> int | None:
+        """The step at which the ranks saved and left."""
+        steps = [whole(one.get("step")) for one in self.events if one.get("event") == "preempted"]
+        return steps[-1] if steps else None
+
+
+def newest_checkpoint(events: Iterable[Mapping[str, Any]]) -> int:
+    """The step of the newest checkpoint that was recorded; -1 where there is none."""
+    steps = (whole(one.get("step")) for one in events if one.get("event") == "checkpoint")
+    return max((step for step in steps if step is not None), default=-1)
 
 
 @dataclass(frozen=True)
@@ -79,36 +100,60 @@ class RestartBudget:
 
 def decide(end: AttemptEnd, budget: RestartBudget) -> Done | Restart:
     if end.has("preempted") and not end.has("finished"):
+        if end.stop_requested:
+            return stopped_by_owner(end.saved_at)
         return Done("preempted", ExitCode.PREEMPTED, "told to stop; saved first")
     if end.launcher_code == 0:
         return Done("finished", ExitCode.OK)
-    if end.stop_requested:
+    if end.stop_requested or end.told_to_leave:
         return Done("stopped", ExitCode.INTERRUPTED, "stopped without a new checkpoint")
     hopeless = [error for error in end.errors if not error.get("retry", False)]
     if hopeless:
-        return Done("failed", int(hopeless[0].get("exit_code") or ExitCode.FAILED), str(hopeless[0].get("error")))
+        code = whole(hopeless[0].get("exit_code")) or int(ExitCode.FAILED)
+        return Done("failed", code, str(hopeless[0].get("error")))
     why = why_it_ended(end)
-    killed = any(death.code < 0 for death in end.deaths) or end.launcher_code < 0
+    # a rank that leaves with 75 has lost a peer or its GPU, and may have been unable to write so
+    killed = any(death.code < 0 or death.code == ExitCode.PREEMPTED for death in end.deaths) or end.launcher_code < 0
     if not end.errors and not killed:
         return Done("failed", ExitCode.FAILED, f"{why}; see logs/launcher.log")
+    if any(death.oom for death in end.deaths) and budget.used:
+        advice = "it needs more memory, or a smaller train.micro_batch or data.sequence_length"
+        return Done("failed", ExitCode.FAILED, f"{why}, {_times(budget.used + 1)} without a new checkpoint; {advice}")
     if budget.left <= 0:
-        return Done("failed", ExitCode.FAILED, f"{why}; given up after {budget.used} restarts without a new checkpoint")
+        again = f"given up after {budget.used} restart{'' if budget.used == 1 else 's'} without a new checkpoint"
+        return Done("failed", ExitCode.FAILED, f"{why}; {again}")
     return Restart(why)
+
+
+def _times(number: int) -> str:
+    return "twice" if number == 2 else f"{number} times"
+
+
+def stopped_by_owner(step: int | None) -> Done:
+    """The ranks saved and left because somebody said `windlass stop`."""
+    where = f"saved at step {step} first" if step is not None else "saved first"
+    return Done("stopped", ExitCode.PREEMPTED, f"stopped by `windlass stop`; {where}")
 
 
 def why_it_ended(end: AttemptEnd) -> str:
     if end.deaths:
-        return str(end.deaths[0])
+        first = end.deaths[0]
+        error = next((one.get("error") for one in end.errors if one.get("rank") == first.rank), None)
+        return f"{first}: {error}" if error and first.code >= 0 else str(first)
     if end.errors:
         return f"rank {end.errors[0].get('rank')}: {end.errors[0].get('error')}"
     if end.launcher_code < 0:
-        return f"torchrun was killed by {signal.Signals(-end.launcher_code).name}"
+        return f"torchrun was killed by {_signal_name(-end.launcher_code)}"
     return f"torchrun exited with code {end.launcher_code}"
+
+
+def _signal_name(number: int) -> str:
+    return next((one.name for one in signal.Signals if one == number), f"signal {number}")  # real-time ones have none
 
 
 _FAILURE = re.compile(
     r"^ +time +: (?P<time>\S+)\n +host +: .*\n +rank +: (?P<rank>\d+) \(local_rank: \d+\)\n"
-    r" +exitcode +: (?P<code>-?\d+) \(pid: \d+\)",
+    r" +exitcode +: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)",
     re.MULTILINE,
 )
 
@@ -135,4 +180,4 @@ def parse_deaths(launcher_log: str) -> list[RankDeath]:
 
 
 def _death(match: re.Match[str]) -> RankDeath:
-    return RankDeath(rank=int(match["rank"]), code=int(match["code"]), time=match["time"])
+    return RankDeath(rank=int(match["rank"]), code=int(match["code"]), time=match["time"], pid=int(match["pid"]))

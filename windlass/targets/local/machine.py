@@ -1,11 +1,14 @@
-"""What this machine has: GPUs, cores, memory and free disk, found without torch."""
+"""What this machine has and which one it is: GPUs, cores, memory, free disk and identity, found without torch."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 
@@ -20,6 +23,49 @@ class Machine:
     gpus: tuple[Gpu, ...]
     cores: int
     memory_bytes: int
+
+
+@dataclass(frozen=True)
+class HostIdentity:
+    """Where a process runs. A host name may change, or be shared by two machines; the rest does not."""
+
+    host: str
+    machine: str | None  # /etc/machine-id: the same after a restart, but also in clones of one disk image
+    boot: str | None  # new with every start of the kernel, and never the same on two machines
+    pids: str | None  # the namespace in which a process number means something: containers have their own
+
+    def as_dict(self) -> dict[str, str | None]:
+        return asdict(self)
+
+    def sees_processes_of(self, other: HostIdentity) -> bool:
+        """Whether a process number of `other` names the same process here."""
+        if other.boot and self.boot:
+            return other.boot == self.boot and (not other.pids or not self.pids or other.pids == self.pids)
+        return other.host == self.host  # written before boots were recorded
+
+    def was_restarted_since(self, other: HostIdentity) -> bool:
+        """Whether `other` is this machine before its last restart; clones of it have other names."""
+        known = bool(other.boot and self.boot and other.machine)
+        return known and other.boot != self.boot and other.machine == self.machine and other.host == self.host
+
+
+def this_host() -> HostIdentity:
+    pids = None
+    with contextlib.suppress(OSError):
+        pids = os.readlink("/proc/self/ns/pid")
+    return HostIdentity(
+        host=socket.gethostname(),
+        machine=_line("/etc/machine-id") or _line("/var/lib/dbus/machine-id"),
+        boot=_line("/proc/sys/kernel/random/boot_id"),
+        pids=pids,
+    )
+
+
+def _line(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip() or None
+    except (OSError, ValueError):
+        return None
 
 
 def this_machine() -> Machine:
@@ -77,9 +123,41 @@ def _cores() -> int:
 
 
 def _memory() -> int:
-    """Memory this process may use: the machine's, or its control group's limit where that is less."""
+    """Memory this process may use: the machine's, or the least limit of its control groups where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *memory_limits()])
+
+
+def memory_limits() -> list[int]:
+    """The limits of the control groups that this process is in, from the innermost outwards."""
+    limits = []
+    for folder in memory_groups():
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):  # "max": none
+                limits.append(int((folder / name).read_text()))
+    return limits
+
+
+def memory_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[Path]:
+    """Folders of the control groups that account for this process's memory: version 2, or version 1's controller."""
     try:
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return total
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            base = root
+        elif "memory" in controllers.split(","):
+            base = root / "memory"
+        else:
+            continue
+        # inside a container the path may be the host's: then what is mounted at the root is the container's own group
+        group = base / path.lstrip("/")
+        while True:
+            if group.is_dir():
+                yield group
+            if group == base:
+                break
+            group = group.parent

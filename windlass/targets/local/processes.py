@@ -32,8 +32,8 @@ def parent(pid: int) -> int | None:
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the state on; the name before it may hold anything."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+    except OSError:
         return None
 
 
@@ -58,19 +58,31 @@ def ranks_of(launcher: int) -> dict[int, int]:
     }
 
 
+def processes_by_folder() -> dict[str, list[int]]:
+    """Every living process that was started for a run folder, whoever its parent is by now; by the folder's real path."""
+    found: dict[str, list[int]] = {}
+    for pid in all_pids():
+        mark = environment(pid).get(FOLDER_VARIABLE) if pid != os.getpid() else None
+        if mark and start_time(pid) is not None:
+            found.setdefault(os.path.realpath(mark), []).append(pid)
+    return found
+
+
 def processes_of(folder: Path) -> list[int]:
-    """Every living process that was started for a run folder, whoever its parent is by now."""
-    mark = os.path.abspath(folder)
-    return [
-        pid
-        for pid in all_pids()
-        if pid != os.getpid() and environment(pid).get(FOLDER_VARIABLE) == mark and start_time(pid) is not None
-    ]
+    return processes_by_folder().get(os.path.realpath(folder), [])
 
 
-def end_leftovers(folder: Path, *, patience: float) -> list[int]:
-    """Wait for the processes of a run folder to leave, then kill what has not; the pids that had to be killed."""
+def end_leftovers(folder: Path, *, patience: float, save_first: bool = False) -> list[int]:
+    """Wait for the processes of a run folder to leave, then kill what has not; the pids that had to be killed.
+
+    With `save_first` its ranks are asked to save and leave, as a stop asks them.
+    """
     deadline = time.monotonic() + patience
+    if save_first:
+        pids = processes_of(folder)
+        ranks = [pid for pid in pids if "RANK" in environment(pid)]
+        for pid in ranks or pids:
+            send(pid, signal.SIGTERM)
     while (left := processes_of(folder)) and time.monotonic() < deadline:
         reap()
         time.sleep(POLL_SECONDS)

@@ -86,7 +86,8 @@ def render(run: Run, *, python: str, runs: Path, working_directory: Path, faults
     environment = {
         "OMP_NUM_THREADS": str(run.resources.threads_per_process or 1),
         RUNS_VARIABLE: os.path.abspath(working_directory / runs),
-        FOLDER_VARIABLE: os.path.abspath(working_directory / folder),
+        # the real path: a run is found again through any link that leads to it
+        FOLDER_VARIABLE: os.path.realpath(working_directory / folder),
         # a SIGTERM to torchrun itself; the supervisor's own stop goes to the ranks, since torch 2.11 does not read this
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(run.checkpoint.grace_seconds),
         "PYTHONUNBUFFERED": "1",  # what a rank said before it was killed is in the log

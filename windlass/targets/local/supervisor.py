@@ -1,36 +1,50 @@
 """The process that stays with a local run: starts torchrun, passes on a stop, restarts what a signal ended.
 
 `python -m windlass.targets.local.supervisor FOLDER LOCK_FD READY_FD`, started by the client with the folder's lock
-held. It says so in supervisor.json and in history.jsonl: launched, rank-died, restart, gave-up, stopped, exit.
+held. It says so in supervisor.json and in history.jsonl: launched, rank-died, restart, gave-up, stopped, exit. A stop
+comes as a signal, or as stop.json in the folder: before it has begun to listen, and from machines that share the folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder, read_json_lines, write_atomically
+from windlass.runfolder import RunFolder, append_json_line, parse_record, read_json_lines, whole, write_atomically
 from windlass.targets.local import processes
-from windlass.targets.local.decision import AttemptEnd, Done, Restart, RestartBudget, decide, parse_deaths
+from windlass.targets.local.decision import (
+    AttemptEnd,
+    Done,
+    RankDeath,
+    Restart,
+    RestartBudget,
+    decide,
+    newest_checkpoint,
+    parse_deaths,
+)
+from windlass.targets.local.oom import OomWatch
 from windlass.targets.local.render import ATTEMPT_VARIABLE, LocalRequest
+from windlass.targets.local.state import BEAT_SECONDS, STOP_FILE, SUPERVISOR_FILE, supervisor_record
 from windlass.targets.local.tail import Tail
 
-SUPERVISOR_FILE = "supervisor.json"
 REQUEST_FILE = "request.json"
 LAUNCHER_LOG = "launcher.log"
 STOP_NOW = signal.SIGUSR1
 POLL_SECONDS = 0.1
-LEFTOVER_PATIENCE = 10.0  # seconds for processes of an earlier supervisor to leave by themselves
+LOOK_SECONDS = 0.5  # between two looks at the folder: for a stop request, and whether it is still there
 LARGEST_BACKOFF = 30.0
+WRITE_SECONDS = 10.0  # for a full disk to have room for the last records
 SURVIVOR_SECONDS = 5.0  # for the ranks that outlive a failed one to write down what they saw
 OTHERS_ARE_TOLD = "closing signal SIGTERM"  # torchrun's words, and the next too
 ASKED_TO_LEAVE = "death signal, shutting down workers"
@@ -44,6 +58,11 @@ class Supervisor:
         self.launcher: subprocess.Popen[bytes] | None = None
         self.stop_at: float | None = None  # when a stop was asked for
         self.stop_now = False
+        self.stop_requested = False  # by `windlass stop`, not by a signal from somewhere
+        self.folder_gone = False
+        self._inode = folder.path.stat().st_ino
+        self._looked_at = self._beat_at = float("-inf")
+        self._unwritten: list[dict[str, Any]] = []
 
     def run(self, ready: Callable[[], None]) -> int:
         """Supervise until the run has ended; the exit code of the run."""
@@ -52,44 +71,56 @@ class Supervisor:
         signal.signal(STOP_NOW, self._on_stop_now)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         processes.adopt_orphans()
-        self._say_who_i_am()
+        write_atomically(self.folder.path / SUPERVISOR_FILE, json.dumps(supervisor_record(self.folder.path)))
         ready()
-        left = processes.end_leftovers(self.folder.path, patience=LEFTOVER_PATIENCE)
+        # ranks of an earlier supervisor that was killed: they save and leave
+        left = processes.end_leftovers(self.folder.path, patience=self.request.grace_seconds, save_first=True)
         if left:
-            self.folder.record("leftovers-killed", pids=left)
+            self._record("leftovers-killed", pids=left)
         done = self._attempts()
         if done.state in ("stopped", "preempted"):
-            self.folder.record("stopped", reason=done.reason)
-        self.folder.record("exit", state=done.state, code=done.code, reason=done.reason)
+            self._record("stopped", reason=done.reason)
+        self._record("exit", state=done.state, code=done.code, reason=done.reason)
+        self._write_rest()
         return done.code
 
     def _attempts(self) -> Done:
-        budget = RestartBudget(self.request.max_restarts, newest_checkpoint=self._newest_checkpoint())
-        attempt = self._last_attempt()
+        history = list(read_json_lines(self.folder.history))
+        saved = newest_checkpoint(history)
+        budget = RestartBudget(self.request.max_restarts, newest_checkpoint=saved)
+        attempt = max((whole(one.get("attempt")) or 0 for one in history), default=0)
         while True:
             attempt += 1
+            self._look()
+            if self.folder_gone:
+                return Done("failed", ExitCode.FAILED, "its run folder was deleted")
             if self.stop_at is not None or self.stop_now:
                 return Done("stopped", ExitCode.INTERRUPTED, "stopped before it was started")
             end = self._attempt(attempt)
+            if self.folder_gone:
+                return Done("failed", ExitCode.FAILED, "its run folder was deleted")
+            saved = max(saved, end.newest_checkpoint)
             budget.note(end.newest_checkpoint)
             for index, death in enumerate(end.deaths):
-                self.folder.record(
+                self._record(
                     "rank-died",
                     attempt=attempt,
                     rank=death.rank,
                     signal=death.signal,
                     code=death.code,
                     first=index == 0,
+                    oom=death.oom,
                     error=next((one.get("error") for one in end.errors if one.get("rank") == death.rank), None),
                 )
             match decide(end, budget):
                 case Done() as done:
                     if done.state == "failed":
-                        self.folder.record("gave-up", attempt=attempt, why=done.reason)
+                        self._record("gave-up", attempt=attempt, why=done.reason)
                     return done
                 case Restart(why):
                     budget.used += 1
-                    self.folder.record("restart", attempt=attempt + 1, why=why, left=budget.left)
+                    checkpoint = saved if saved >= 0 else None
+                    self._record("restart", attempt=attempt + 1, why=why, left=budget.left, checkpoint=checkpoint)
                     self._wait(min(self.backoff * 2 ** (budget.used - 1), LARGEST_BACKOFF))
 
     def _attempt(self, attempt: int) -> AttemptEnd:
@@ -97,7 +128,8 @@ class Supervisor:
         history_begins = _size(self.folder.history)
         log = self.folder.logs / LAUNCHER_LOG
         log_begins = _size(log)
-        self.folder.record("launched", attempt=attempt, argv=list(self.request.argv))
+        self._record("launched", attempt=attempt, argv=list(self.request.argv))
+        memory = OomWatch()
         with log.open("ab") as output:
             self.launcher = subprocess.Popen(
                 self.request.argv,
@@ -112,12 +144,15 @@ class Supervisor:
         self.launcher = None
         # torchrun ends its ranks; if it was itself killed, they are still there
         processes.end_leftovers(self.folder.path, patience=1.0 if code >= 0 else 0.0)
+        self._look()
+        deaths = parse_deaths("\n".join(Tail(log, offset=log_begins).lines(rest=True)))
         return AttemptEnd(
             launcher_code=code,
             events=Tail(self.folder.history, offset=history_begins).records(),
             errors=self.folder.errors(attempt),
-            deaths=parse_deaths("\n".join(Tail(log, offset=log_begins).lines(rest=True))),
-            stop_requested=self.stop_at is not None or self.stop_now,
+            deaths=_with_oom(deaths, memory),
+            stop_requested=self.stop_requested,
+            told_to_leave=self.stop_at is not None or self.stop_now,
         )
 
     def _watch(self, launcher: subprocess.Popen[bytes], log: Tail) -> int:
@@ -131,15 +166,16 @@ class Supervisor:
             if code is not None:
                 return code
             now = time.monotonic()
+            self._look()
             for line in log.lines():
                 asked_to_leave = asked_to_leave or ASKED_TO_LEAVE in line
                 if OTHERS_ARE_TOLD in line and broken_at is None and not asked_to_leave:
                     broken_at = now
             overdue = self.stop_at is not None and now > self.stop_at + self.request.grace_seconds
-            if self.stop_now or overdue:
+            if self.stop_now or overdue or self.folder_gone:
                 if not killing:
                     killing = True
-                    self.folder.record("killing", why="stopped at once" if self.stop_now else "grace period is over")
+                    self._record("killing", why="stopped at once" if self.stop_now else "grace period is over")
                 self._kill_all(launcher)
             elif self.stop_at is not None and not told:
                 told = self._tell(launcher)
@@ -166,30 +202,87 @@ class Supervisor:
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self.stop_at is None and not self.stop_now:
+        while time.monotonic() < deadline and self.stop_at is None and not self.stop_now and not self.folder_gone:
+            self._look()
             time.sleep(min(POLL_SECONDS, seconds))
+
+    def _look(self) -> None:
+        """Now and then: is the folder still there, does it hold a stop request; and give a sign of life."""
+        now = time.monotonic()
+        if now < self._looked_at + LOOK_SECONDS:
+            return
+        self._looked_at = now
+        try:
+            here = self.folder.path.stat().st_ino == self._inode and self.folder.run_file.exists()
+        except FileNotFoundError:
+            here = False
+        except OSError:  # a disk or a network that hangs says nothing about the folder
+            return
+        if not here:
+            if not self.folder_gone:
+                print(f"{self.folder.path} was deleted: the ranks are ended", file=sys.stderr, flush=True)
+            self.folder_gone = True
+            return
+        if now >= self._beat_at + BEAT_SECONDS:
+            self._beat_at = now
+            with contextlib.suppress(OSError):
+                os.utime(self.folder.path / SUPERVISOR_FILE)
+            self._write_unwritten()
+        if not self.stop_requested:
+            self._read_stop_request()
+
+    def _read_stop_request(self) -> None:
+        try:
+            request = parse_record((self.folder.path / STOP_FILE).read_bytes())
+        except OSError:
+            return
+        if request is None:
+            return
+        self.stop_requested = True
+        self._record("stop-requested", save_first=bool(request.get("save_first", True)), by=request.get("by"))
+        if request.get("save_first", True):
+            self.stop_at = self.stop_at or time.monotonic()
+        else:
+            self.stop_now = True
 
     def _on_stop(self, _signal: int, _frame: FrameType | None) -> None:
         self.stop_at = self.stop_at or time.monotonic()
+        self._looked_at = float("-inf")  # is it `windlass stop` that sent it?
 
     def _on_stop_now(self, _signal: int, _frame: FrameType | None) -> None:
         self.stop_now = True
+        self._looked_at = float("-inf")
 
-    def _say_who_i_am(self) -> None:
-        me = {
-            "pid": os.getpid(),
-            "start_time": processes.start_time(os.getpid()),
-            "host": socket.gethostname(),
-            "time": round(time.time(), 3),
-        }
-        write_atomically(self.folder.path / SUPERVISOR_FILE, json.dumps(me))
+    def _record(self, event: str, **facts: Any) -> None:
+        """Append to history.jsonl; on a full disk records wait, since the ranks need a supervisor more than a record."""
+        self._unwritten.append({"time": round(time.time(), 3), "event": event, **facts})
+        self._write_unwritten()
 
-    def _last_attempt(self) -> int:
-        return max((int(one.get("attempt") or 0) for one in read_json_lines(self.folder.history)), default=0)
+    def _write_unwritten(self) -> bool:
+        try:
+            while self._unwritten and not self.folder_gone:
+                append_json_line(self.folder.history, self._unwritten[0])
+                del self._unwritten[0]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                print(f"{self.folder.history} cannot be written: {error}", file=sys.stderr, flush=True)
+            return False
+        return True
 
-    def _newest_checkpoint(self) -> int:
-        events = read_json_lines(self.folder.history)
-        return max((int(one["step"]) for one in events if one.get("event") == "checkpoint"), default=-1)
+    def _write_rest(self) -> None:
+        deadline = time.monotonic() + WRITE_SECONDS
+        while not self._write_unwritten() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+
+def _with_oom(deaths: list[RankDeath], memory: OomWatch) -> list[RankDeath]:
+    """The deaths, with those that the kernel's OOM killer caused marked and put first."""
+    killed = [death for death in deaths if death.code == -signal.SIGKILL]
+    why = memory.why([death.pid for death in killed if death.pid is not None]) if killed else None
+    if why is None:
+        return deaths
+    marked = [replace(death, oom=why) if death is killed[0] else death for death in deaths]
+    return sorted(marked, key=lambda death: death.oom is None)
 
 
 def _size(path: Path) -> int:
