@@ -98,12 +98,19 @@ def decide(end: AttemptEnd, budget: RestartBudget) -> Done | Restart:
 
 def why_it_ended(end: AttemptEnd) -> str:
     if end.deaths:
-        return str(end.deaths[0])
+        first = end.deaths[0]
+        told = next((one for one in end.errors if one.get("rank") == first.rank and first.code > 0), None)
+        return _told(told) if told else str(first)
     if end.errors:
-        return f"rank {end.errors[0].get('rank')}: {end.errors[0].get('error')}"
+        return _told(end.errors[0])
     if end.launcher_code < 0:
         return f"torchrun was killed by {signal.Signals(-end.launcher_code).name}"
     return f"torchrun exited with code {end.launcher_code}"
+
+
+def _told(error: Mapping[str, Any]) -> str:
+    host = f" on {error['host']}" if error.get("host") else ""
+    return f"rank {error.get('rank')}{host}: {error.get('error')}"
 
 
 _FAILURE = re.compile(
