@@ -13,6 +13,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     BAD_INPUT = 2
     PREEMPTED = 75  # EX_TEMPFAIL: stopped on request with a complete checkpoint; run it again to go on
+    RETRY = 75  # of a rank: a peer or a GPU was lost; run it again to go on from the newest checkpoint
     INTERRUPTED = 130
 
 

@@ -89,10 +89,12 @@ class Faults:
     def __init__(self, rank: int, markers: Path, text: str | None = None) -> None:
         self.rank = rank
         self.markers = markers
+        self.reached = ("start", 0)  # the last point and step; other ranks learn it
         self.faults = parse_faults(os.environ.get(VARIABLE, "") if text is None else text)
 
     def reach(self, point: str, step: int) -> bool:
         """Say that this rank is at `point` of `step`; True if its loss shall be NaN."""
+        self.reached = (point, step)
         poisoned = False
         for fault in self.faults:
             if fault.point != point or fault.rank not in (None, self.rank) or fault.step not in (None, step):

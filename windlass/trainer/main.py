@@ -23,9 +23,11 @@ from windlass.errors import ExitCode, UserError
 from windlass.plan import check, resolve
 from windlass.runfolder import RunFolder, write_atomically
 from windlass.spec import Run, load_run
+from windlass.trainer.failures import PeerLostError, described, kind_of
 from windlass.trainer.faults import Faults
 from windlass.trainer.host_memory import keep_freed_memory
 from windlass.trainer.loop import train
+from windlass.trainer.peers import Lost, PeerWatch, abort_device_groups
 from windlass.trainer.preemption import Preemption
 from windlass.trainer.preparation import prepare
 from windlass.trainer.ranks import join_ranks
@@ -42,30 +44,40 @@ def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     folder: RunFolder | None = None
+    watch = PeerWatch()
     try:
         saved = Path(options.run_file).name == "run.yaml"  # as launchers pass it: its paths are resolved already
         run = resolve(load_run(options.run_file, options.overrides, saved=saved))
         check(run, world_size)
         check_data(run)
         folder = RunFolder.of(run)
-        return int(train_in(folder, run, preemption))
+        code = train_in(folder, run, preemption, watch)
+        watch.close()
+        return int(code)
     except UserError as error:
         if int(os.environ.get("LOCAL_RANK", rank)) == 0:  # once per node: it may be this node alone that lacks a file
             print(error, file=sys.stderr)
         report_error(folder, rank, error, retry=False)
+        watch.close(error.what)
         return int(error.exit_code)
     except KeyboardInterrupt:
+        watch.close("interrupted")
         return int(ExitCode.INTERRUPTED)
     except BaseException as error:
-        # A peer that died shows up here as a lost connection: worth another attempt from the last checkpoint.
-        retry = isinstance(error, dist.DistError) or _lost_a_peer(error)
+        kind = kind_of(error)
+        # A peer that died shows up here as a lost connection; the watch knows which one it was.
+        lost = watch.who() if kind.name == "peer" else None
         log.exception("rank %d failed", rank)
-        report_error(folder, rank, error, retry=retry)
-        return int(ExitCode.FAILED)
+        report_error(folder, rank, lost_error(lost, error) if lost else error, retry=kind.retry)
+        watch.close(str(described(error)["error"]))
+        if dist.is_initialized():
+            abort_device_groups()
+        return int(ExitCode.RETRY if kind.retry else ExitCode.FAILED)
 
 
-def train_in(folder: RunFolder, run: Run, preemption: Preemption) -> ExitCode:
+def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWatch) -> ExitCode:
     """Everything that can be wrong with the input comes to light before the run folder is touched."""
+    record_collectives(folder)
     ranks = join_ranks(run)
     if ranks.device.type == "cpu":
         torch.use_deterministic_algorithms(True)
@@ -73,6 +85,12 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption) -> ExitCode:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         keep_freed_memory()
     faults = Faults(ranks.rank, folder.logs)
+    watch.begin(
+        ranks,
+        limit_s=60 * run.parallel.timeout_minutes,
+        where=lambda: faults.reached,
+        on_lost=lambda lost: leave_for_lost(folder, ranks.rank, lost),
+    )
     prepared = prepare(run, ranks)
     open_folder(folder, ranks.rank)
     code = train(run, prepared, folder, ranks, faults, preemption)
@@ -84,6 +102,37 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption) -> ExitCode:
         best = best_step(folder) if run.checkpoint.keep_best else None
         export_checkpoint(folder, folder.export, step=best, merge=run.checkpoint.export == "merged")
     return code
+
+
+def record_collectives(folder: RunFolder) -> None:
+    """Let torch keep its last collectives, so that one which a rank missed can be named; NCCL dumps them at timeouts."""
+    for name, value in (
+        ("TORCH_FR_BUFFER_SIZE", "2000"),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+        ("TORCH_FR_DUMP_TEMP_FILE", str(folder.logs / "nccl-trace-rank-")),
+    ):
+        if OLDER_NAMES.get(name, name) not in os.environ:
+            os.environ.setdefault(name, value)
+
+
+OLDER_NAMES = {  # before torch 2.12
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+
+
+def leave_for_lost(folder: RunFolder, rank: int, lost: Lost) -> None:
+    """End this rank from the watching thread: its main thread waits in a collective that the lost rank never joins."""
+    log.error("rank %d leaves: %s", rank, lost)
+    report_error(folder, rank, lost_error(lost, None), retry=True)
+    abort_device_groups()
+    leave(int(ExitCode.RETRY))
+
+
+def lost_error(lost: Lost, seen: BaseException | None) -> PeerLostError:
+    error = PeerLostError(f"{lost}\nthis rank saw {type(seen).__name__}: {seen}" if seen else str(lost))
+    error.__cause__ = seen
+    return error
 
 
 def open_folder(folder: RunFolder, rank: int) -> None:
@@ -98,18 +147,12 @@ def report_error(folder: RunFolder | None, rank: int, error: BaseException, *, r
     """Leave the error where launchers and `windlass show` find it. Without a run folder nothing is left behind."""
     if folder is None or not folder.logs.is_dir():
         return
-    described: dict[str, Any] = (
+    content: dict[str, Any] = (
         error.as_dict()
         if isinstance(error, UserError)
-        else {
-            "error": f"{type(error).__name__}: {error}",
-            "evidence": None,
-            "cause": None,
-            "fix": None,
-            "exit_code": int(ExitCode.FAILED),
-        }
+        else {**described(error), "exit_code": int(ExitCode.RETRY if retry else ExitCode.FAILED)}
     )
-    described |= {
+    content |= {
         "rank": rank,
         "host": socket.gethostname(),
         "attempt": attempt_number(),
@@ -118,21 +161,17 @@ def report_error(folder: RunFolder | None, rank: int, error: BaseException, *, r
         "retry": retry,
     }
     try:
-        write_atomically(folder.rank_error(rank), json.dumps(described, indent=1))
+        write_atomically(folder.rank_error(rank), json.dumps(content, indent=1))
     except OSError as problem:  # the error itself may be a full disk
         log.error("%s could not be written: %s", folder.rank_error(rank), problem)
 
 
-def _lost_a_peer(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(
-        sign in text for sign in ("connection closed", "connection reset", "gloo", "nccl", "timed out", "broken pipe")
-    )
-
-
 def run_and_exit(preemption: Preemption) -> None:
     """Leave without C++ destructors: gloo's threads abort the process when they are torn down at exit."""
-    code = main(preemption)
+    leave(main(preemption))
+
+
+def leave(code: int) -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -138,10 +138,10 @@ def stopped_by_owner(step: int | None) -> Done:
 def why_it_ended(end: AttemptEnd) -> str:
     if end.deaths:
         first = end.deaths[0]
-        error = next((one.get("error") for one in end.errors if one.get("rank") == first.rank), None)
-        return f"{first}: {error}" if error and first.code >= 0 else str(first)
+        told = next((one for one in end.errors if one.get("rank") == first.rank and first.code > 0), None)
+        return _told(told) if told else str(first)
     if end.errors:
-        return f"rank {end.errors[0].get('rank')}: {end.errors[0].get('error')}"
+        return _told(end.errors[0])
     if end.launcher_code < 0:
         return f"torchrun was killed by {_signal_name(-end.launcher_code)}"
     return f"torchrun exited with code {end.launcher_code}"
@@ -149,6 +149,11 @@ def why_it_ended(end: AttemptEnd) -> str:
 
 def _signal_name(number: int) -> str:
     return next((one.name for one in signal.Signals if one == number), f"signal {number}")  # real-time ones have none
+
+
+def _told(error: Mapping[str, Any]) -> str:
+    host = f" on {error['host']}" if error.get("host") else ""
+    return f"rank {error.get('rank')}{host}: {error.get('error')}"
 
 
 _FAILURE = re.compile(
