@@ -19,13 +19,14 @@ from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.trainer.attention import (
     attend,
+    attend_within_documents,
     attention_kernels,
     flash4_bhtd,
     has_window,
     naming_attention,
     use_attention,
 )
-from windlass.trainer.kernels.flash4 import flash4
+from windlass.trainer.kernels.flash4 import flash4, flash4_documents
 
 pytestmark = pytest.mark.torch_floor
 
@@ -72,9 +73,36 @@ def test_output_and_gradients_are_those_of_torchs_own_attention(heads: tuple[int
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_the_operator_keeps_torchs_rules_for_operators() -> None:
+@pytest.mark.parametrize("starts", [[0], [0, 1, 2, 30, 35, 64], [0, 33]])
+def test_packed_documents_are_those_of_a_mask_in_fp64(starts: list[int]) -> None:
+    """Two sequences of 33 tokens; documents of one token, and one that ends where a sequence does."""
+    torch.manual_seed(0)
+    starts = sorted({*starts, 33})  # no document goes on in the next sequence
+    q, k, v = (torch.randn(2, count, 33, 16, dtype=torch.float64, requires_grad=True) for count in (4, 2, 2))
+    grad = torch.randn(2, 4, 33, 16, dtype=torch.float64)
+    number = torch.bucketize(torch.arange(66), torch.tensor(starts), right=True).view(2, 1, 33)
+    mask = (number.transpose(1, 2) == number) & torch.ones(33, 33, dtype=torch.bool).tril()
+
+    def computed(out: torch.Tensor) -> list[torch.Tensor]:
+        return [out, *torch.autograd.grad(out, (q, k, v), grad)]
+
+    ours = computed(flash4_bhtd(q, k, v, 0.2, torch.tensor([*starts, 66], dtype=torch.int32)))
+    theirs = computed(F.scaled_dot_product_attention(q, k, v, mask[:, None], scale=0.2, enable_gqa=True))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # log-sums are fp32 in between
+
+
+def test_the_operators_keep_torchs_rules_for_operators() -> None:
     q, k, v = (torch.randn(1, 8, count, 16, requires_grad=True) for count in (4, 2, 2))
     torch.library.opcheck(flash4, (q, k, v, 0.25))
+    bounds = torch.tensor([0, 3, 8], dtype=torch.int32)
+    torch.library.opcheck(flash4_documents, (q[0], k[0], v[0], bounds, 8, 0.25))
+
+
+def test_attention_that_is_not_told_of_documents_does_not_pass_for_attention_within_them() -> None:
+    q, k, v = (torch.randn(1, count, 8, 16) for count in (4, 2, 2))
+    with pytest.raises(RuntimeError, match="one document would see another"):
+        attend_within_documents(None, q, k, v, None)
 
 
 def test_no_mask_and_no_dropout_is_passed_over() -> None:
@@ -102,6 +130,8 @@ def test_under_autocast_it_casts_as_torchs_own_does() -> None:
         ("auto", {}, None, "windlass_sdpa_causal"),
         ("sdpa", {}, False, "windlass_sdpa_causal"),
         ("flash4", {}, None, "windlass_fa4_causal"),
+        ("flash4", {}, True, "windlass_fa4_documents"),
+        ("sdpa", {}, True, "windlass_sdpa_masked"),
         ("auto", {"sliding_window": 512}, None, "windlass_sdpa_masked"),
         ("auto", {"model_type": "gpt2"}, None, "sdpa"),  # left as transformers has it
         ("eager", {}, None, "sdpa"),
@@ -150,7 +180,6 @@ def test_plain_causal_batches_are_not_looked_into() -> None:
     [
         (Model(), asked("flash4", "fp32"), "train.precision is fp32"),
         (Model(model_type="gpt2"), asked("flash4"), "gpt2 models"),
-        (Model(), asked("flash4", document_mask=True), "data.document_mask"),
         (Model(sliding_window=512), asked("flash4"), "512 tokens back"),
         (Model(attention_dropout=0.1), asked("flash4"), "attention_dropout is 0.1"),
     ],

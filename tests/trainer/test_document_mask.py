@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from tests.trainer.plain import documents_apart, plain_loop, token_stream, windows
 from windlass.plan import resolve
 from windlass.spec import parse_run
-from windlass.trainer.batches import IGNORED, MicroBatch
+from windlass.trainer.attention import use_attention, wants_documents
+from windlass.trainer.batches import IGNORED, Batches, MicroBatch
 from windlass.trainer.fused_head import PLAIN_HEADS, return_loss
+from windlass.trainer.lean import join_weights, use_lean_blocks
 from windlass.trainer.ranks import Ranks
 from windlass.trainer.step import Stepper
 
@@ -78,3 +90,44 @@ def test_another_document_changes_nothing(family: str) -> None:
     assert torch.equal(*losses)
     leaking = stepper.token_loss(MicroBatch(tokens, labels, None, ("a",)))
     assert not torch.equal(leaking, losses[1]), "without the mask it would be seen"
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mixtral", "llama", "lean"])
+def test_packed_documents_without_a_mask(family: str) -> None:
+    """flash-attn-4 is told where documents begin: losses and gradients are those that a mask gives."""
+    config = LlamaConfig(**SHAPE) if family in ("llama", "lean") else FAMILIES[family]
+    starts = [[0, 5, 6, 20], [0, 31]]
+    sequences = [
+        SimpleNamespace(tokens=torch.randint(0, 1024, (33,)).numpy(), loss=None, document_starts=np.array(one), id="a")
+        for one in starts
+    ]
+    run = resolve(parse_run({"model": {"preset": "llama-tiny"}, "data": {"document_mask": True}}))
+    run = run.model_copy(update={"data": run.data.model_copy(update={"sequence_length": LENGTH})})
+    nobody: Any = None
+    ranks = Ranks(0, 1, 0, torch.device("cpu"), host=nobody, saving=nobody)
+    rows: Any = SimpleNamespace(sequences=sequences, state=None, epoch=0.0)
+    batch = Batches(nobody, run, ranks, global_batch=3, micro=3, num_micro=1)._assemble(rows).micro_batches[0]
+    assert batch.documents is not None
+    assert batch.documents.tolist() == [0, 5, 6, 20, 32, 63, 64, 96]  # the last row is padding
+    found = []
+    for attention in ("sdpa", "flash4"):
+        torch.manual_seed(1)
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+        chosen = run.model_copy(update={"model": run.model.model_copy(update={"attention": attention})})
+        use_attention(model, chosen, ranks)
+        assert wants_documents(model) == (attention == "flash4")
+        if family == "lean":
+            lean = chosen.model_copy(update={"train": run.train.model_copy(update={"lean_blocks": True})})
+            assert use_lean_blocks(model, lean, ranks, bf16_copies=True)
+            join_weights(model)
+        return_loss(model, fused=True)
+        fp32 = run.model_copy(update={"train": run.train.model_copy(update={"precision": "fp32"})})
+        stepper = Stepper(model, fp32, ranks)
+        loss = stepper.token_loss(batch)
+        loss.backward()
+        measured = stepper.measure(batch)[0]
+        assert measured == pytest.approx(loss.item(), rel=1e-6)
+        found.append((loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    for name, gradient in found[1][1].items():
+        torch.testing.assert_close(gradient, found[0][1][name], rtol=1e-4, atol=1e-5, msg=name)

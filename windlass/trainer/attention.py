@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from windlass.errors import UserError
 from windlass.plan.layout import PLAIN_HEADS
@@ -43,12 +43,21 @@ def use_attention(model: Any, run: Run, ranks: Ranks) -> None:
         raise UserError("model.attention=flash4 cannot be had here", evidence=obstacle, fix="model.attention=auto")
     if obstacle.startswith(PACKAGE) and ranks.is_first:  # a GPU on which it would pay
         log.warning("attention is torch's own: %s", obstacle)
-    if not obstacle or config.model_type in FAMILIES:
+    if not obstacle:
+        model.set_attn_implementation(registered(flash=True, documents=bool(run.data.document_mask)))
+    elif config.model_type in FAMILIES:
         masked = bool(run.data.document_mask) or has_window(config, run.data.sequence_length or 0)
-        model.set_attn_implementation(registered(flash=not obstacle, masked=masked))
+        model.set_attn_implementation(registered(flash=False, masked=masked))
 
 
-def registered(*, flash: bool, masked: bool) -> str:
+DOCUMENTS = "windlass_fa4_documents"  # the name under which attention wants to know where documents begin
+
+
+def wants_documents(model: Any) -> bool:
+    return bool(model.config.get_text_config()._attn_implementation == DOCUMENTS)
+
+
+def registered(*, flash: bool, masked: bool = False, documents: bool = False) -> str:
     """The attention's name in transformers' tables.
 
     Under a name for which no way to make a mask is known, transformers makes none. Otherwise it looks into the
@@ -59,8 +68,9 @@ def registered(*, flash: bool, masked: bool) -> str:
     from transformers.modeling_utils import AttentionInterface
 
     # No "flash" in the name: transformers would look for a package that is called so.
-    name = f"windlass_{'fa4' if flash else 'sdpa'}_{'masked' if masked else 'causal'}"
-    AttentionInterface.register(name, attend if flash else sdpa_attention_forward)
+    name = DOCUMENTS if documents else f"windlass_{'fa4' if flash else 'sdpa'}_{'masked' if masked else 'causal'}"
+    ours = attend_within_documents if documents else attend
+    AttentionInterface.register(name, ours if flash else sdpa_attention_forward)
     if masked:
         AttentionMaskInterface.register(name, sdpa_mask)
     return name
@@ -74,7 +84,8 @@ def has_window(config: Any, length: int) -> bool:
 def obstacle_to_flash4(config: Any, run: Run, ranks: Ranks) -> str:
     """Why flash-attn-4 is not taken; empty where it is."""
     by_name = run.model.attention == "flash4"
-    return unsuitable(config, run) or missing(config, ranks, asked_by_name=by_name) or broken(config, ranks) or ""
+    there = unsuitable(config, run) or missing(config, ranks, asked_by_name=by_name)
+    return there or broken(config, ranks, documents=bool(run.data.document_mask)) or ""
 
 
 def unsuitable(config: Any, run: Run) -> str | None:
@@ -82,8 +93,6 @@ def unsuitable(config: Any, run: Run) -> str | None:
         return f"{config.model_type} models may need more than plain causal attention"
     if run.train.precision != "bf16":
         return f"it computes in bf16, train.precision is {run.train.precision}"
-    if run.data.document_mask:
-        return "data.document_mask keeps documents apart by a mask, which it does not take"
     if has_window(config, run.data.sequence_length or 0):
         return f"attention goes {config.sliding_window} tokens back, which it is not told"
     if getattr(config, "attention_dropout", 0.0):
@@ -105,12 +114,12 @@ def missing(config: Any, ranks: Ranks, *, asked_by_name: bool) -> str | None:
     return None
 
 
-def broken(config: Any, ranks: Ranks) -> str | None:
+def broken(config: Any, ranks: Ranks, *, documents: bool) -> str | None:
     """Compile its kernels now, and hold output and gradients against torch's own on a few random tokens."""
     if ranks.device.type != "cuda":
         return None
     try:
-        difference = largest_difference(config, ranks.device)
+        difference = largest_difference(config, ranks.device, documents=documents)
     except Exception as error:  # a young package that compiles at run time: whatever is wrong, training goes on
         return f"{PACKAGE} does not work here: {type(error).__name__}: {str(error)[:300]}"
     if not difference < TOLERANCE:
@@ -118,33 +127,52 @@ def broken(config: Any, ranks: Ranks) -> str | None:
     return None
 
 
-def largest_difference(config: Any, device: torch.device, length: int = 384) -> float:
-    """The largest relative difference of output and gradients."""
+def largest_difference(config: Any, device: torch.device, *, documents: bool, length: int = 384) -> float:
+    """The largest relative difference of output and gradients; with `documents` over some of unequal length."""
     heads, groups = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
     drawn = torch.Generator(device).manual_seed(0)
     q, k, v, grad = (
         torch.randn((1, count, length, head_size(config)), generator=drawn, device=device).bfloat16()
         for count in (heads, groups, groups, heads)
     )
+    starts = [0, 1, length // 3, length // 2 + 1] if documents else [0]
+    bounds = torch.tensor([*starts, length], dtype=torch.int32, device=device)
 
     def computed(attention: Any) -> list[Tensor]:
         inputs = [one.clone().requires_grad_() for one in (q, k, v)]
         out = attention(*inputs)
         return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
 
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash4_bhtd(q, k, v, q.shape[-1] ** -0.5, bounds if documents else None)
+
     def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        parts = [
+            torch.nn.functional.scaled_dot_product_attention(
+                *(one[:, :, begin:end] for one in (q, k, v)), is_causal=True, enable_gqa=True
+            )
+            for begin, end in zip(starts, [*starts[1:], length], strict=True)
+        ]
+        return torch.cat(parts, dim=2)
 
     with torch.enable_grad():
-        pairs = zip(computed(lambda q, k, v: flash4_bhtd(q, k, v, q.shape[-1] ** -0.5)), computed(theirs), strict=True)
+        pairs = zip(computed(ours), computed(theirs), strict=True)
         return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
 
 
-def flash4_bhtd(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """The operator for tensors whose heads come before their tokens, as transformers and torch have them."""
-    from windlass.trainer.kernels.flash4 import flash4
+def flash4_bhtd(query: Tensor, key: Tensor, value: Tensor, scale: float, bounds: Tensor | None = None) -> Tensor:
+    """The operator for tensors whose heads come before their tokens, as transformers and torch have them.
 
-    out_bthd: Tensor = flash4(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale)[0]
+    `bounds` are those of documents in the tokens of all sequences together.
+    """
+    from windlass.trainer.kernels.flash4 import flash4, flash4_documents
+
+    q_bthd, k_btgd, v_btgd = (one.transpose(1, 2) for one in (query, key, value))
+    if bounds is None:
+        out_bthd: Tensor = flash4(q_bthd, k_btgd, v_btgd, scale)[0]
+    else:
+        flat = (one.flatten(0, 1) for one in (q_bthd, k_btgd, v_btgd))
+        out_bthd = flash4_documents(*flat, bounds, q_bthd.shape[1], scale)[0].view(q_bthd.shape)
     return out_bthd.transpose(1, 2)
 
 
@@ -153,22 +181,31 @@ def head_size(config: Any) -> int:
 
 
 def attend(
-    _module: nn.Module,
+    _module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    documents: Tensor | None = None,
     **_others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' calling convention: [B, H, T, D] in, [B, T, H, D] out."""
+    """transformers' calling convention: [B, H, T, D] in, [B, T, H, D] out. `documents` are bounds, as above."""
     if attention_mask is not None or dropout:
         raise RuntimeError("this attention takes no mask and no dropout; use_attention should not have chosen it")
     if torch.is_autocast_enabled(query.device.type):  # rotated in fp32 there; torch's own attention casts by itself
         query, key, value = (one.to(torch.get_autocast_dtype(one.device.type)) for one in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return flash4_bhtd(query, key, value, scale).transpose(1, 2).contiguous(), None
+    return flash4_bhtd(query, key, value, scale, documents).transpose(1, 2).contiguous(), None
+
+
+def attend_within_documents(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
+) -> tuple[Tensor, None]:
+    if others.get("documents") is None:
+        raise RuntimeError("the bounds of documents did not reach attention: one document would see another")
+    return attend(module, query, key, value, attention_mask, **others)
 
 
 KERNELS = (  # what attention kernels are called by whom, told by their names on the device

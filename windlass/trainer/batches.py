@@ -28,6 +28,7 @@ class MicroBatch:
     labels_mt: Tensor
     positions_mt: Tensor | None  # restarting at document starts; None: plain causal attention
     ids: tuple[str, ...]  # which sequences these are
+    documents: Tensor | None = None  # where each begins in the M·T tokens, and M·T; int32
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,18 @@ class Batches:
                 labels_mt=self._tensor(labels[start : start + self.micro]),
                 positions_mt=None if positions is None else self._tensor(positions[start : start + self.micro]),
                 ids=tuple(filter(None, ids[start : start + self.micro])),
+                documents=None if positions is None else self._bounds(positions[start : start + self.micro]),
             )
             for start in range(0, rows, self.micro)
         ]
         return StepBatch(micro_batches, int((labels != IGNORED).sum()), batch.state, batch.epoch)
+
+    def _bounds(self, positions: np.ndarray[Any, Any]) -> Tensor:
+        starts = np.flatnonzero(positions.reshape(-1) == 0)
+        bounds = self._tensor(np.append(starts, positions.size).astype(np.int32))
+        if self.device.type == "cuda":
+            torch._dynamo.maybe_mark_dynamic(bounds, 0)  # their number changes: one compiled block for any
+        return bounds
 
     def _tensor(self, values: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(values)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from windlass.errors import UserError
 from windlass.plan.layout import PLAIN_HEADS
 from windlass.spec import Run
+from windlass.trainer.attention import wants_documents
 from windlass.trainer.head import IGNORED, linear_cross_entropy, measure_blocks, num_right
 from windlass.trainer.new_tokens import RowsHead
 from windlass.trainer.ranks import Ranks
@@ -42,12 +43,19 @@ def return_loss(model: nn.Module, *, fused: bool) -> None:
 
     @functools.wraps(whole_forward)
     def forward(
-        tokens_mt: Tensor, labels_mt: Tensor, positions_mt: Tensor | None, scale: float, measuring: bool = False
+        tokens_mt: Tensor,
+        labels_mt: Tensor,
+        positions_mt: Tensor | None,
+        scale: float,
+        measuring: bool = False,
+        documents: Tensor | None = None,
     ) -> Tensor:
         # Positions that restart make transformers keep documents apart; none at all mean plain causal attention.
         inputs: dict[str, Any] = {"input_ids": tokens_mt, "use_cache": False}
         if positions_mt is not None:
             inputs["position_ids"] = positions_mt
+        if documents is not None and wants_documents(model):
+            inputs["documents"] = documents  # transformers hands what it does not know on to attention
         if fused:
             hidden_nd = backbone(**inputs).last_hidden_state.flatten(0, 1)
             weight_vd: Tensor = head.whole_weight() if isinstance(head, RowsHead) else head.weight

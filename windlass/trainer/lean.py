@@ -33,6 +33,7 @@ class LeanForward:
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         position_embeddings: Any = None,
+        documents: Tensor | None = None,
         **_others: Any,
     ) -> Tensor:
         attention, mlp = self.self_attn, self.mlp
@@ -44,7 +45,7 @@ class LeanForward:
         groups = attention.k_proj.weight.shape[0] // attention.head_dim
         heads = Rotated.apply(joined.view(batch, length, -1, attention.head_dim), groups, *position_embeddings)
         q, k, v = (one.transpose(1, 2) for one in heads)
-        attended = attend(attention, q, k, v, attention_mask)
+        attended = attend(attention, q, k, v, attention_mask, documents)
         residual = AddedProduct.apply(attended.reshape(batch * length, -1), attention.o_proj.weight, residual)
 
         x, residual = normed(self.post_attention_layernorm, residual)
@@ -58,12 +59,13 @@ def normed(layer: Any, x_nd: Tensor) -> tuple[Tensor, Tensor]:
     return out
 
 
-def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, documents: Tensor | None) -> Tensor:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     attention = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, None)
     dropout = module.attention_dropout if module.training else 0.0
-    out: Tensor = attention(module, q, k, v, mask, dropout=dropout, scaling=module.scaling)[0]
+    bounds = {} if documents is None else {"documents": documents}
+    out: Tensor = attention(module, q, k, v, mask, dropout=dropout, scaling=module.scaling, **bounds)[0]
     return out
 
 

@@ -39,13 +39,17 @@ class Stepper:
     def token_loss(self, batch: MicroBatch, scale: float = 1.0) -> Tensor:
         """`scale` times the summed cross-entropy of a micro-batch, in fp32."""
         with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.autocast):
-            loss: Tensor = self.caller(batch.tokens_mt, batch.labels_mt, batch.positions_mt, scale)
+            loss: Tensor = self.caller(
+                batch.tokens_mt, batch.labels_mt, batch.positions_mt, scale, documents=batch.documents
+            )
         return loss
 
     def measure(self, batch: MicroBatch) -> list[float]:
         """The summed cross-entropy of a micro-batch, and how many of its labels are the likeliest token."""
         with torch.no_grad(), torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.autocast):
-            both: Tensor = self.caller(batch.tokens_mt, batch.labels_mt, batch.positions_mt, 1.0, True)
+            both: Tensor = self.caller(
+                batch.tokens_mt, batch.labels_mt, batch.positions_mt, 1.0, True, documents=batch.documents
+            )
         return [float(one) for one in both]
 
     def backward(self, batch: StepBatch, total_labels: float, *, poisoned: bool = False) -> Tensor:

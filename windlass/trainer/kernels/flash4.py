@@ -1,6 +1,7 @@
 """Causal attention by the flash-attn-4 package, as operators that torch.compile passes over.
 
-Shapes: B sequences, T tokens, H query heads, G key and value heads, D head size.
+Two of them: over whole sequences, and over documents that lie packed one after another and do not see each other.
+Shapes: B sequences, T tokens, N tokens of all sequences, H query heads, G key and value heads, D head size.
 """
 
 from __future__ import annotations
@@ -94,6 +95,98 @@ def _backward(ctx: Any, grad_bthd: Tensor, _grad_log_sum: Tensor) -> tuple[Tenso
 flash4.register_autograd(_backward, setup_context=_save)
 
 
+@torch.library.custom_op("windlass::flash4_documents", mutates_args=(), device_types="cuda")
+def flash4_documents(
+    q_nhd: Tensor, k_ngd: Tensor, v_ngd: Tensor, bounds: Tensor, longest: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The same within documents: `bounds` (int32) holds where each begins, and N; none is longer than `longest`.
+
+    Where a document ends is known to the kernel alone: there is no mask, and no work on pairs of documents.
+    """
+    out_nhd = torch.empty(q_nhd.shape, dtype=q_nhd.dtype, device=q_nhd.device)
+    found = package()._flash_attn_fwd(
+        q_nhd,
+        k_ngd,
+        v_ngd,
+        cu_seqlens_q=bounds,
+        cu_seqlens_k=bounds,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        softmax_scale=scale,
+        causal=True,
+        return_lse=True,
+        out=out_nhd,
+    )
+    return out_nhd, found[1]
+
+
+@torch.library.custom_op("windlass::flash4_documents_backward", mutates_args=(), device_types="cuda")
+def flash4_documents_backward(
+    grad_nhd: Tensor,
+    q_nhd: Tensor,
+    k_ngd: Tensor,
+    v_ngd: Tensor,
+    bounds: Tensor,
+    out_nhd: Tensor,
+    log_sum_hn: Tensor,
+    longest: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads = [torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in (q_nhd, k_ngd, v_ngd)]
+    package()._flash_attn_bwd(
+        q_nhd,
+        k_ngd,
+        v_ngd,
+        out_nhd,
+        grad_nhd.contiguous(),
+        log_sum_hn,
+        softmax_scale=scale,
+        causal=True,
+        cu_seqlens_q=bounds,
+        cu_seqlens_k=bounds,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        dq=grads[0],
+        dk=grads[1],
+        dv=grads[2],
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return grads[0], grads[1], grads[2]
+
+
+@flash4_documents.register_fake
+def _(q_nhd: Tensor, k_ngd: Tensor, v_ngd: Tensor, bounds: Tensor, longest: int, scale: float) -> tuple[Tensor, Tensor]:
+    tokens, heads, _size = q_nhd.shape
+    return q_nhd.new_empty(q_nhd.shape), q_nhd.new_empty((heads, tokens), dtype=torch.float32)
+
+
+@flash4_documents_backward.register_fake
+def _(
+    grad_nhd: Tensor,
+    q_nhd: Tensor,
+    k_ngd: Tensor,
+    v_ngd: Tensor,
+    bounds: Tensor,
+    out_nhd: Tensor,
+    log_sum_hn: Tensor,
+    longest: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q_nhd.new_empty(q_nhd.shape), k_ngd.new_empty(k_ngd.shape), v_ngd.new_empty(v_ngd.shape)
+
+
+def _save_documents(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.longest, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _documents_backward(ctx: Any, grad_nhd: Tensor, _grad_log_sum: Tensor) -> tuple[Tensor | None, ...]:
+    return *flash4_documents_backward(grad_nhd, *ctx.saved_tensors, ctx.longest, ctx.scale), None, None, None
+
+
+flash4_documents.register_autograd(_documents_backward, setup_context=_save_documents)
+
+
 # The plain twins: what the operators compute, in torch, on the CPU.
 
 
@@ -142,3 +235,37 @@ def _(
     grad_k = summed(grad_scores.transpose(-1, -2) @ q_bthd.to(scores.dtype).transpose(1, 2))
     grad_v = summed(weights.transpose(-1, -2) @ grad_bhtd)
     return grad_q.to(q_bthd.dtype), grad_k.to(k_btgd.dtype), grad_v.to(v_btgd.dtype)
+
+
+def _apart(bounds: Tensor) -> list[slice]:
+    """The tokens of each document."""
+    ends = bounds.tolist()
+    return [slice(begin, end) for begin, end in zip(ends, ends[1:], strict=False)]
+
+
+@flash4_documents.register_kernel("cpu")
+def _(q_nhd: Tensor, k_ngd: Tensor, v_ngd: Tensor, bounds: Tensor, longest: int, scale: float) -> tuple[Tensor, Tensor]:
+    parts = [flash4(*(one[at][None] for one in (q_nhd, k_ngd, v_ngd)), scale) for at in _apart(bounds)]
+    return torch.cat([out[0] for out, _ in parts]), torch.cat([log_sum[0] for _, log_sum in parts], dim=1)
+
+
+@flash4_documents_backward.register_kernel("cpu")
+def _(
+    grad_nhd: Tensor,
+    q_nhd: Tensor,
+    k_ngd: Tensor,
+    v_ngd: Tensor,
+    bounds: Tensor,
+    out_nhd: Tensor,
+    log_sum_hn: Tensor,
+    longest: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    parts = [
+        flash4_backward(
+            *(one[at][None] for one in (grad_nhd, q_nhd, k_ngd, v_ngd, out_nhd)), log_sum_hn[:, at][None], scale
+        )
+        for at in _apart(bounds)
+    ]
+    grad_q, grad_k, grad_v = (torch.cat([part[which][0] for part in parts]) for which in range(3))
+    return grad_q, grad_k, grad_v
