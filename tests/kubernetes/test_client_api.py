@@ -123,7 +123,7 @@ def test_a_watched_list_heals(server, connect):
     assert lists == [["a"], ["a", "b", "c"]]
     assert changes == [("ADDED", "b")]
     assert [params.get("resourceVersion") for _, _, params in server.requests] == [None, "1", "5", None, "9"]
-    assert "does not answer" in troubles[1]
+    assert any("does not answer" in one for one in troubles if one)
     assert troubles[-1] is None
 
 

@@ -141,9 +141,14 @@ class Follower:
 
     def _until_ended(self, target: Target[Any], job: JobRef, news: Reporter) -> JobStatus:
         waiting_for: str | None = None
+        hindrance: str | None = None  # of a run that trains: a cluster that does not answer, say
         while True:
             status = target.status(job)  # before the reading, so that nothing written before the end is missed
             self._read(news)
+            if status.state == "running" and job.target != "local" and status.reason != hindrance:
+                said = status.reason or f"all is well again (it was: {hindrance})"
+                hindrance = status.reason
+                news.say(f"running: {said}", {"kind": "running", "reason": hindrance})
             if status.state == "waiting" and job.target != "local" and status.reason != waiting_for:
                 waiting_for = status.reason
                 pods = list(target.pods(job)) if isinstance(target, HasPods) else []

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import httpx2
 
-from windlass.targets.kubernetes.credentials import Credentials, tls
+from windlass.errors import UserError
+from windlass.targets.kubernetes.credentials import Credentials, impersonation, tls
 from windlass.targets.kubernetes.kubeconfig import Access
-from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError, from_status, refused, unreachable
+from windlass.targets.kubernetes.refusals import (
+    RefusedError,
+    UnreachableError,
+    from_status,
+    not_the_api,
+    refused,
+    unreachable,
+)
 
 Object = dict[str, Any]
 Params = Mapping[str, str | int | list[str]]
@@ -23,7 +32,8 @@ PAGE = 250  # objects in one answer: a thousand pods come in four
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
 WATCH_SECONDS = 240  # the server ends a watch after this long; it goes on from where it was
-SILENCE_SECONDS = WATCH_SECONDS + 60.0
+WATCH_SILENCE_SECONDS = 90.0  # bookmarks come every minute; a watch without them is opened anew
+SILENCE_SECONDS = WATCH_SECONDS + 60.0  # of a log: its pod may have nothing to say
 ATTEMPTS = 4
 FIRST_WAIT = 0.25
 LONGEST_WAIT = 10.0
@@ -43,22 +53,32 @@ class Api:
     def __init__(self, access: Access) -> None:
         self.access = access
         self.num_requests = 0
-        self._counting = threading.Lock()
-        credentials = Credentials(access)
+        self._counting, self._connecting = threading.Lock(), threading.Lock()
+        self.credentials = Credentials(access)
         name = access.cluster.get("tls-server-name")
         self._extensions: dict[str, Any] = {"sni_hostname": str(name)} if name else {}
-        self.client = httpx2.Client(
-            base_url=access.server,
-            auth=credentials,
-            verify=tls(access, credentials),
-            proxy=access.cluster.get("proxy-url") or None,
-            timeout=httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=READ_SECONDS),
-            limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
-            headers={"User-Agent": "windlass", "Accept": JSON},
-        )
+        self._pair = self.credentials.pair()
+        self._client = _client(access, self.credentials, self._pair)
+        self._former: list[httpx2.Client] = []  # of an earlier certificate; streams may still be open on them
 
     def close(self) -> None:
-        self.client.close()
+        for client in (self._client, *self._former):
+            client.close()
+
+    @property
+    def client(self) -> httpx2.Client:
+        """The connections; new ones once a credential plugin has issued another certificate."""
+        pair = self.credentials.pair()
+        with self._connecting:
+            if pair != self._pair:
+                self._former.append(self._client)
+                self._client, self._pair = _client(self.access, self.credentials, pair), pair
+            return self._client
+
+    def ask_whether_there(self, seconds: float) -> None:
+        """Raise UnreachableError where nothing answers within so long; a refusal is an answer too."""
+        timeout = httpx2.Timeout(seconds)
+        self._send(self._request("GET", "/version", {}, timeout=timeout))
 
     def get(self, path: str, **params: str | int) -> Object:
         return self._call("GET", path, params)
@@ -113,8 +133,19 @@ class Api:
                 return None
             raise
 
-    def watch(self, path: str, version: str, halt: Halt | None = None, **params: str | int) -> Iterator[Object]:
-        """Changes since `version` until the server ends the watch; raises GoneError when `version` is too old."""
+    def watch(
+        self,
+        path: str,
+        version: str,
+        halt: Halt | None = None,
+        *,
+        opened: Callable[[], None] = lambda: None,
+        **params: str | int,
+    ) -> Iterator[Object]:
+        """Changes since `version` until the server ends the watch; raises GoneError when `version` is too old.
+
+        Each has a `type` and an `object` with a resourceVersion; whatever else comes raises UnreachableError.
+        """
         asked: dict[str, str | int] = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -123,25 +154,29 @@ class Api:
             **params,
         }
         try:
-            for line in self.lines(path, asked, halt):
-                change: Object = json.loads(line)
-                if change.get("type") == "ERROR":
-                    status = change.get("object") or {}
-                    if status.get("code") == 410:
+            for line in self.lines(path, asked, halt, opened):
+                change = parse_change(line)
+                if change is None:
+                    raise not_the_api(self.access, line, f"a watch of {path} was cut or changed on its way")
+                if change["type"] == "ERROR":
+                    if change["object"].get("code") == 410:
                         raise GoneError
-                    raise from_status(self.access, status, f"to watch {path}")
+                    raise from_status(self.access, change["object"], f"to watch {path}")
                 yield change
         except RefusedError as error:
             if error.code == 410:
                 raise GoneError from None
             raise
 
-    def lines(self, path: str, params: Params, halt: Halt | None = None) -> Generator[bytes, None, None]:
+    def lines(
+        self, path: str, params: Params, halt: Halt | None = None, opened: Callable[[], None] = lambda: None
+    ) -> Generator[bytes, None, None]:
         """The lines of a long answer as they come, without their ends; `halt` breaks it off from another thread.
 
         Only the newline ends a line: progress bars write carriage returns, and those are text.
         """
         with self.stream(path, params, halt) as response:
+            opened()
             rest = b""
             try:
                 for chunk in response.iter_bytes():
@@ -157,12 +192,15 @@ class Api:
     @contextlib.contextmanager
     def stream(self, path: str, params: Params, halt: Halt | None = None) -> Iterator[httpx2.Response]:
         """A response whose body is read by the caller."""
-        request = self._request("GET", path, params, timeout=httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS))
+        silence = WATCH_SILENCE_SECONDS if "watch" in params else SILENCE_SECONDS
+        request = self._request("GET", path, params, timeout=httpx2.Timeout(silence, connect=CONNECT_SECONDS))
         response = self._send(request, stream=True)
         try:
             if response.status_code >= 400:
                 response.read()
                 raise refused(self.access, response, response.content)
+            if response.headers.get("Content-Type", "").startswith("text/html"):
+                raise not_the_api(self.access, response.read(), f"to {path} came a page for people")
             with halt.guarding(response) if halt is not None else contextlib.nullcontext():
                 yield response
         finally:
@@ -209,7 +247,9 @@ class Api:
             try:
                 response = self._send(request)
                 if response.status_code < 400:
-                    answer: Object = response.json()
+                    answer = _parse(response.content)
+                    if answer is None:
+                        raise not_the_api(self.access, response.content, f"{method} {path} was not answered with JSON")
                     return answer
                 error: RefusedError | UnreachableError
                 error = refusal = refused(self.access, response, response.content)
@@ -217,7 +257,8 @@ class Api:
                 not_done = response.status_code == 429 or NO_WEBHOOK in refusal.message
                 again = not_done or (method == "GET" and response.status_code in TRANSIENT)
             except UnreachableError as failure:
-                error, again = failure, method == "GET" or isinstance(failure.__cause__, httpx2.ConnectError)
+                question = method == "GET" and not failure.answered
+                error, again = failure, question or isinstance(failure.__cause__, httpx2.ConnectError)
             if not again or attempt == ATTEMPTS:
                 raise error
             asked_to_wait = error.retry_after if isinstance(error, RefusedError) else None
@@ -246,9 +287,14 @@ class Api:
 
     def _send(self, request: httpx2.Request, *, stream: bool = False) -> httpx2.Response:
         self._count()
+        client = self.client
         try:
-            return self.client.send(request, stream=stream)
-        except httpx2.TransportError as error:
+            response = client.send(request, stream=stream)
+            if response.status_code == 401 and self.client is not client:
+                response.close()  # that was the old certificate's connection
+                response = self.client.send(request, stream=stream)
+            return response
+        except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise unreachable(self.access, error) from error
         except ValueError as error:  # a server's address that is none
             raise unreachable(self.access, error) from error
@@ -256,6 +302,51 @@ class Api:
     def _count(self) -> None:
         with self._counting:
             self.num_requests += 1
+
+
+def parse_change(line: bytes) -> Object | None:
+    """One line of a watch; None where it is none."""
+    change = _parse(line)
+    value = change.get("object") if change else None
+    if change is None or not isinstance(change.get("type"), str) or not isinstance(value, dict):
+        return None
+    metadata = value.get("metadata")
+    has_version = isinstance(metadata, dict) and isinstance(metadata.get("resourceVersion"), str)
+    return change if has_version or change["type"] == "ERROR" else None
+
+
+def _parse(content: bytes) -> Object | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _client(access: Access, credentials: Credentials, pair: tuple[str, str] | None) -> httpx2.Client:
+    proxy = access.cluster.get("proxy-url") or None
+    try:
+        return httpx2.Client(
+            base_url=access.server,
+            auth=credentials,
+            verify=tls(access, pair),
+            proxy=str(proxy) if proxy else None,
+            timeout=httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=READ_SECONDS),
+            limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
+            headers=[(b"User-Agent", b"windlass"), (b"Accept", JSON.encode()), *impersonation(access)],
+        )
+    except ImportError:  # httpx2 speaks to SOCKS proxies with a library of its own
+        raise UserError(
+            f"the way to the cluster of the context {access.context} is a SOCKS proxy, and a library for it is missing",
+            evidence=f"proxy-url: {proxy}" if proxy else "$ALL_PROXY, $HTTPS_PROXY or $HTTP_PROXY names it",
+            fix="pip install socksio",
+        ) from None
+    except (ValueError, TypeError, httpx2.InvalidURL) as error:
+        raise UserError(
+            f"the address of the cluster or of its proxy in the context {access.context} is none",
+            evidence=f"server: {access.server}" + (f", proxy-url: {proxy}" if proxy else "") + f": {error}",
+            fix=f"kubectl config set-cluster NAME --server=https://HOST    in {access.source}",
+        ) from None
 
 
 class Halt:
@@ -281,6 +372,13 @@ class Halt:
         for response in streams:
             _shut(response)
 
+    def break_streams(self) -> None:
+        """End what is open, so that it is opened anew: after a silence nobody knows which connections are dead."""
+        with self._lock:
+            streams = list(self._open)
+        for response in streams:
+            _shut(response)
+
     @contextlib.contextmanager
     def guarding(self, response: httpx2.Response) -> Iterator[None]:
         with self._lock:
@@ -297,8 +395,6 @@ class Halt:
 
 def _shut(response: httpx2.Response) -> None:
     """End the connection below a response: only that wakes a thread which waits for its next byte."""
-    import socket
-
     network = response.extensions.get("network_stream")
     wire = network.get_extra_info("socket") if network is not None else None
     if wire is not None:

@@ -42,7 +42,7 @@ from windlass.targets.kubernetes.kubeconfig import access
 from windlass.targets.kubernetes.labels import DIGEST_ANNOTATION
 from windlass.targets.kubernetes.pods import Pod, newest_by_node, row_of
 from windlass.targets.kubernetes.reader import reader_pod
-from windlass.targets.kubernetes.refusals import RefusedError, lost
+from windlass.targets.kubernetes.refusals import RefusedError, in_words, lost
 from windlass.targets.kubernetes.request import KubernetesRequest
 from windlass.targets.kubernetes.stopping import remove
 from windlass.targets.kubernetes.storage import is_shared
@@ -142,6 +142,8 @@ class KubernetesTarget:
         status = self._status(job, cluster_job, seen)
         if status.ended:
             return self._confirm_end(job, cluster_job, status)
+        if seen.note:
+            status = replace(status, reason="; ".join(one for one in (status.reason, seen.note) if one))
         return status
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
@@ -344,7 +346,10 @@ class KubernetesTarget:
         if status.state != "waiting" or seen.job is None or seen.job["metadata"].get("deletionTimestamp"):
             return status
         explainer = self._waiting.setdefault(cluster_job.uid, Waiting(self._api_of(cluster_job), cluster_job))
-        return replace(status, reason=seen.trouble or explainer.explain(seen))
+        try:
+            return replace(status, reason=seen.trouble or explainer.explain(seen))
+        except UserError as error:  # a question that is not answered now: the next one may be
+            return replace(status, reason=f"{status.reason}; why is not known: {in_words(error)}")
 
     def _confirm_end(self, job: JobRef, cluster_job: ClusterJob, status: JobStatus) -> JobStatus:
         """The end of a job, once what its pods said last is here: the run's own words on it go before the cluster's."""

@@ -14,6 +14,7 @@ from windlass.targets.kubernetes.events import EventLog
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.logs import Collector
 from windlass.targets.kubernetes.picture import LivePicture, Picture
+from windlass.targets.kubernetes.refusals import in_words
 
 FIRST_SECONDS = 30.0
 TAKE_OVER_SECONDS = 1.0
@@ -56,17 +57,28 @@ class Following:
         collector = self._collector
         if collector is not None:
             collector.drain(DRAIN_SECONDS)
-            collector.archive.commit()
+            with contextlib.suppress(OSError):  # the committing thread tries again, and says why it cannot
+                collector.archive.commit()
 
     def _keep(self) -> None:
         while not self._leave.is_set():
-            with archive.opened(self.folder, self._fill) as kept:
-                if kept is None:
-                    self._leave.wait(TAKE_OVER_SECONDS)
-                    continue
-                self._start_event_log()
+            try:
+                self._keep_archive()
+                self.live.note(None)
+            except Exception as error:  # a disk that is full or gone, no file handle left: nothing that ends a run
+                self.live.note(f"the run folder here falls behind: {in_words(error)}")
+            self._leave.wait(TAKE_OVER_SECONDS)
+
+    def _keep_archive(self) -> None:
+        """Until this process leaves; not at all while another one keeps it."""
+        with archive.opened(self.folder, self._fill) as kept:
+            if kept is None:
+                return
+            self._start_event_log()
+            try:
                 with Collector(self.api, self.job, self.live, kept) as self._collector:
                     self._leave.wait()
+            finally:
                 self._collector = None
 
     def _start_event_log(self) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.api import Api, Halt
 from windlass.targets.kubernetes.archive import Archive, Cursor, Skipper
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.picture import LivePicture
 from windlass.targets.kubernetes.pods import Pod
-from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError
+from windlass.targets.kubernetes.refusals import RefusedError, in_words
 from windlass.targets.local.tail import Tail
 
 MAX_STREAMS = 128  # pods that are followed line by line; below api.MAX_CONNECTIONS
@@ -109,9 +110,11 @@ class Collector:
         self._streams: dict[str, threading.Thread] = {}
         self._looked: dict[str, float] = {}
         self._turns: dict[str, Future[bool]] = {}
+        self._reported = float("-inf")  # when something could not be written down
         self._pool = ThreadPoolExecutor(READERS)
         self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
         self._committer = threading.Thread(target=self._commit, name="commit", daemon=True)
+        picture.on_return.append(self.halt.break_streams)
 
     def __enter__(self) -> Collector:
         self._thread.start()
@@ -120,6 +123,7 @@ class Collector:
 
     def __exit__(self, *_: object) -> None:
         self.halt.now()
+        self.picture.on_return.remove(self.halt.break_streams)
         deadline = time.monotonic() + LEAVE_SECONDS
         for thread in (self._thread, self._committer, *self._streams.values()):
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
@@ -142,16 +146,20 @@ class Collector:
         for _ in self.picture.changed(LOOK_SECONDS):
             if self.halt.asked:
                 return
-            pods = [pod for pod in self.picture.read().now() if pod.started]
-            self._streams = {uid: thread for uid, thread in self._streams.items() if thread.is_alive()}
-            for pod in pods:
-                if pod.uid in self._streams or self.archive.cursor(pod.uid).done:
-                    continue
-                if len(self._streams) < MAX_STREAMS:
-                    self._stream(pod)
-                elif self._is_due(pod):
-                    self._looked[pod.uid] = time.monotonic()
-                    self._turns[pod.uid] = self._pool.submit(self._quietly, self.reader.catch_up, pod)
+            self._quietly(self._assign)
+
+    def _assign(self) -> None:
+        """Give every pod that has something to say a stream, or a turn."""
+        pods = [pod for pod in self.picture.read().now() if pod.started]
+        self._streams = {uid: thread for uid, thread in self._streams.items() if thread.is_alive()}
+        for pod in pods:
+            if pod.uid in self._streams or self.archive.cursor(pod.uid).done:
+                continue
+            if len(self._streams) < MAX_STREAMS:
+                self._stream(pod)
+            elif self._is_due(pod):
+                self._looked[pod.uid] = time.monotonic()
+                self._turns[pod.uid] = self._pool.submit(self._quietly, self.reader.catch_up, pod)
 
     def _is_due(self, pod: Pod) -> bool:
         """One look at a time at each pod; the last one when it has ended need not wait for its turn."""
@@ -161,8 +169,8 @@ class Collector:
 
     def _stream(self, pod: Pod) -> None:
         thread = threading.Thread(target=self._follow, args=(pod,), name=f"log {pod.name}", daemon=True)
-        self._streams[pod.uid] = thread
         thread.start()
+        self._streams[pod.uid] = thread
 
     def _follow(self, pod: Pod) -> None:
         """Follow one pod until it has ended and everything was read, or it is gone."""
@@ -178,13 +186,22 @@ class Collector:
             if not (read and pod.ended) and self.halt.wait(wait):
                 return
 
-    def _quietly(self, read: Callable[..., None], *arguments: Pod) -> bool:
+    def _quietly(self, work: Callable[..., None], *arguments: Pod) -> bool:
+        """Whether it went well; whatever did not is reported, and the next turn tries again."""
         try:
-            read(*arguments)
-        except (RefusedError, UnreachableError):
-            return False  # a node that is lost, a server that restarts: the next turn tries again
+            work(*arguments)
+        except UserError:  # a node that is lost, a server that restarts, a plugin that fails: the watches say so
+            return False
+        except Exception as error:
+            self._report(error)
+            return False
         return True
 
     def _commit(self) -> None:
         while not self.halt.wait(COMMIT_SECONDS):
-            self.archive.commit()
+            if self._quietly(self.archive.commit) and time.monotonic() - self._reported > 2 * TURN_SECONDS:
+                self.picture.note(None)
+
+    def _report(self, error: Exception) -> None:
+        self._reported = time.monotonic()
+        self.picture.note(f"the run folder here falls behind: {in_words(error)}")

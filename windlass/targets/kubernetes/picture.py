@@ -8,13 +8,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from windlass.errors import UserError
 from windlass.targets.kubernetes.api import Api, GoneError, Halt, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
 from windlass.targets.kubernetes.labels import SUBMISSION_LABEL
 from windlass.targets.kubernetes.pods import Pod, pod_of
-from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError
+from windlass.targets.kubernetes.refusals import RefusedError, in_words
 
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
+SHORT_SECONDS = 1.0  # a watch that ends sooner is ended by something other than its own timeout
+HEALTHY_SECONDS = 20.0  # after which an earlier failure does not count any more
+BLINK_SECONDS = 2.0  # a connection that is lost and made anew within this time is no news
+PROBE_SECONDS = 8.0  # silence of all watches after which the API is asked whether it is there at all
+ANSWER_SECONDS = 4.0  # and how long its answer may take
 
 
 @dataclass
@@ -23,7 +29,8 @@ class Picture:
 
     job: Object | None = None  # without its spec, which may be large; None: it is not there
     pods: dict[str, Pod] = field(default_factory=dict)  # by uid
-    trouble: str | None = None  # why the cluster cannot be asked at the moment
+    trouble: str | None = None  # why the cluster cannot be asked at the moment, and since when
+    note: str | None = None  # why what it says cannot be written down on this machine at the moment
 
     def now(self) -> list[Pod]:
         return sorted(self.pods.values(), key=lambda pod: (pod.node_rank is None, pod.node_rank or 0, pod.created))
@@ -46,7 +53,10 @@ def without_spec(value: Object | None, job: ClusterJob) -> Object | None:
 
 
 class Watched:
-    """A list that is kept up to date by a watch, in a thread of its own; every break is healed by going on."""
+    """A list that is kept up to date by a watch, in a thread of its own.
+
+    Nothing ends the thread but `halt`: whatever goes wrong is reported, waited on with back-off, and tried again.
+    """
 
     def __init__(
         self,
@@ -63,6 +73,7 @@ class Watched:
         self.api, self.path, self.halt, self.params = api, path, halt, params
         self.listed, self.changed, self.trouble, self.reduce = listed, changed, trouble, reduce
         self.ready = threading.Event()
+        self.heard = 0.0  # when the server last said something
         self.thread = threading.Thread(target=self._keep, name=f"watch {path}", daemon=True)
 
     def start(self) -> None:
@@ -71,27 +82,40 @@ class Watched:
     def _keep(self) -> None:
         version, failures = "", 0
         while not self.halt.asked:
+            begin, ended_well = time.monotonic(), False
             try:
                 if not version:
                     version = self._list()
                     self.ready.set()
-                for change in self.api.watch(self.path, version, self.halt, **self.params):
-                    version = change["object"]["metadata"]["resourceVersion"]
+                for change in self.api.watch(self.path, version, self.halt, opened=self._answered, **self.params):
+                    self.heard = time.monotonic()
                     if change["type"] != "BOOKMARK":
                         self.changed(change["type"], change["object"])
-                self.trouble(None)
-                failures = 0
+                    version = change["object"]["metadata"]["resourceVersion"]
+                ended_well = time.monotonic() - begin > SHORT_SECONDS
             except GoneError:
                 version = ""
-            except (RefusedError, UnreachableError) as error:
+            except UserError as error:  # refused, unreachable, or without credentials
+                self._report(error)
                 if isinstance(error, RefusedError) and error.code in (401, 403):
-                    self.trouble(error.what)  # it stays in sight: nothing here will change it
-                    self.ready.set()
-                    self.halt.wait(RETRY_SECONDS[-1])
-                    continue
-                self.trouble(error.what)
+                    self.ready.set()  # nobody need wait for the first list: the trouble says why there is none
+                    failures = len(RETRY_SECONDS)
+            except Exception as error:
+                self._report(error)
+                version = ""  # a change that could not be taken in is made up for by a new list
+            if ended_well or time.monotonic() - begin > HEALTHY_SECONDS:
+                failures = 0
+            if not ended_well:
                 self.halt.wait(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
                 failures += 1
+
+    def _report(self, error: Exception) -> None:
+        if not self.halt.asked:  # what breaks because everything ends is no trouble
+            self.trouble(in_words(error))
+
+    def _answered(self) -> None:
+        self.heard = time.monotonic()
+        self.trouble(None)
 
     def _list(self) -> str:
         found: list[Any] = []
@@ -100,7 +124,7 @@ class Watched:
             found += [self.reduce(one) for one in page.get("items") or ()]
             version = page["metadata"]["resourceVersion"]
         self.listed(found)
-        self.trouble(None)
+        self._answered()
         return version
 
 
@@ -110,7 +134,10 @@ class LivePicture:
     def __init__(self, api: Api, job: ClusterJob, *, on_event: Callable[[Object], None] | None = None) -> None:
         self.api, self.job, self.halt = api, job, Halt()
         self._picture, self._lock = Picture(), threading.Lock()
+        self._troubles: dict[str, tuple[str, float]] = {}  # by who has it: what it is, and since when
         self._on_event = on_event
+        self.on_return: list[Callable[[], None]] = [self.halt.break_streams]  # for when a silent API is back
+        self._prober = threading.Thread(target=self._probe, name="probe", daemon=True)
         self.changes = threading.Condition()
         namespace, name = job.namespace, job.object_name
         self._pods = Watched(
@@ -119,7 +146,7 @@ class LivePicture:
             self.halt,
             listed=self._pods_listed,
             changed=self._pod_changed,
-            trouble=self._trouble,
+            trouble=lambda text: self._trouble("pods", text),
             reduce=self._pod,
             labelSelector=job.layout.selector,
         )
@@ -129,7 +156,7 @@ class LivePicture:
             self.halt,
             listed=self._jobs_listed,
             changed=self._job_changed,
-            trouble=self._trouble,
+            trouble=lambda text: self._trouble("job", text),
             fieldSelector=f"metadata.name={name}",
         )
         self._events = Watched(
@@ -147,6 +174,7 @@ class LivePicture:
             watched.start()
         if self._on_event is not None:
             self._events.start()
+        self._prober.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,7 +187,17 @@ class LivePicture:
 
     def read(self) -> Picture:
         with self._lock:
-            return Picture(self._picture.job, dict(self._picture.pods), self._picture.trouble)
+            trouble = None if self._job.ready.is_set() else "the cluster has not said yet what is there"
+            for text, since in self._troubles.values():
+                if trouble or time.time() - since > BLINK_SECONDS:
+                    trouble = f"{text} since {time.strftime('%H:%M:%S', time.localtime(since))}"
+                    break
+            return Picture(self._picture.job, dict(self._picture.pods), trouble, self._picture.note)
+
+    def note(self, text: str | None) -> None:
+        """Say why this machine cannot write down what the cluster says; None when it can again."""
+        with self._lock:
+            self._picture.note = text
 
     def changed(self, seconds: float) -> Iterator[None]:
         """One turn for every change, and at least one in `seconds`, until it is closed."""
@@ -197,9 +235,31 @@ class LivePicture:
                 self._picture.job = None if kind == "DELETED" else mine
         self._tell()
 
-    def _trouble(self, text: str | None) -> None:
+    def _trouble(self, whose: str, text: str | None) -> None:
         with self._lock:
-            self._picture.trouble = text
+            if text is None:
+                self._troubles.pop(whose, None)
+            else:
+                since = self._troubles.get(whose, ("", time.time()))[1]
+                self._troubles[whose] = (text, since)
+
+    def _probe(self) -> None:
+        """Notice an API that is silent: its connections may look open for minutes, and no news look like good news."""
+        was_silent = False
+        while not self.halt.wait(PROBE_SECONDS):
+            if not was_silent and time.monotonic() - max(self._job.heard, self._pods.heard) < PROBE_SECONDS:
+                continue
+            try:
+                self.api.ask_whether_there(ANSWER_SECONDS)
+            except Exception as error:
+                was_silent = True
+                self._trouble("probe", in_words(error))
+                continue
+            self._trouble("probe", None)
+            if was_silent:
+                was_silent = False
+                for call in list(self.on_return):
+                    call()
 
     def _events_listed(self, events: list[Any]) -> None:
         for value in events:

@@ -33,7 +33,21 @@ class RefusedError(UserError):
 
 
 class UnreachableError(UserError):
-    """No answer at all."""
+    """No answer at all, or none of the API's."""
+
+    answered = False  # something answered, and would answer the same again
+
+
+def in_words(error: Exception) -> str:
+    """One line for somebody who watches, of whatever went wrong."""
+    if isinstance(error, RefusedError | UnreachableError):
+        return error.what
+    if isinstance(error, UserError):
+        lines = (error.evidence or "").splitlines()
+        return f"{error.what}: {lines[-1]}" if lines else error.what
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}"
 
 
 def refused(access: Access, response: httpx2.Response, content: bytes) -> RefusedError:
@@ -43,7 +57,8 @@ def refused(access: Access, response: httpx2.Response, content: bytes) -> Refuse
     reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
     message = message or content.decode(errors="replace").strip()[:500]
     error = _explained(access, code, reason, message, f"{response.request.method} {response.request.url.path}")
-    error.further = (status.get("metadata") or {}).get("continue")
+    metadata = status.get("metadata")
+    error.further = metadata.get("continue") if isinstance(metadata, dict) else None
     seconds = response.headers.get("Retry-After", "")
     error.retry_after = float(seconds) if seconds.isdecimal() else None
     return error
@@ -51,7 +66,8 @@ def refused(access: Access, response: httpx2.Response, content: bytes) -> Refuse
 
 def from_status(access: Access, status: dict[str, Any], what: str) -> RefusedError:
     """The error of a Status object that came inside a stream."""
-    code = int(status.get("code") or 500)
+    code = status.get("code")
+    code = code if isinstance(code, int) else 500
     return _explained(access, code, str(status.get("reason") or ""), str(status.get("message") or ""), what)
 
 
@@ -113,6 +129,19 @@ def unreachable(access: Access, error: Exception) -> UnreachableError:
     )
 
 
+def not_the_api(access: Access, content: bytes, what: str) -> UnreachableError:
+    """For an answer that no API server gives."""
+    shown = " ".join(content[:500].decode(errors="replace").split())[:160]
+    error = UnreachableError(
+        f"what answers for the context {access.context} is not the Kubernetes API, or its answer was cut: {what}",
+        evidence=f"{access.server}: {shown or 'nothing'}",
+        cause="a proxy, a login page or a firewall on the way answers in its place",
+        fix=f"curl -k {access.server}/version    shows who answers; log in there, or change proxy-url and $HTTPS_PROXY",
+    )
+    error.answered = True
+    return error
+
+
 def lost(name: str, what: str) -> UserError:
     """For what is not there any more although the run says it is."""
     return UserError(what, fix=f"windlass show {name}", exit_code=ExitCode.FAILED)
@@ -121,6 +150,6 @@ def lost(name: str, what: str) -> UserError:
 def _status(content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

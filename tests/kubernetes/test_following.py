@@ -1,0 +1,409 @@
+"""Following a job on a bad day: plugins that fail, streams that are cut, an API that is silent, disks that are full."""
+
+import contextlib
+import json
+import threading
+import time
+
+import pytest
+
+from tests.kubernetes.api_server import Server, write_kubeconfig
+from windlass.cli.follow import Follower
+from windlass.runfolder import RunFolder
+from windlass.spec import parse_run
+from windlass.targets.kubernetes import api as api_module
+from windlass.targets.kubernetes import picture as picture_module
+from windlass.targets.kubernetes.api import Api, Halt
+from windlass.targets.kubernetes.client import KubernetesTarget
+from windlass.targets.kubernetes.facts import JobKind
+from windlass.targets.kubernetes.jobfile import ClusterJob
+from windlass.targets.kubernetes.kubeconfig import access
+from windlass.targets.kubernetes.picture import LivePicture, Watched
+from windlass.targets.kubernetes.request import PodLayout
+from windlass.targets.protocol import JobRef
+
+JOBS, PODS = "/apis/batch/v1/namespaces/team/jobs", "/api/v1/namespaces/team/pods"
+EVENTS = "/api/v1/namespaces/team/events"
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def server():
+    one = Server()
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def connect(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(api_module, "FIRST_WAIT", 0.01)
+    made = []
+
+    def make(user=None, **cluster):
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", server.url, user, **cluster)))
+        made.append(Api(access()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class Plugin:
+    """A credential plugin that writes down its calls, and fails while it is told to."""
+
+    def __init__(self, folder, seconds=0.0, expires="2000-01-01T00:00:00Z"):
+        self.calls, self.offline = folder / "calls", folder / "offline"
+        self.path = folder / "aws"
+        answer = {"kind": "ExecCredential", "status": {"token": "t", "expirationTimestamp": expires}}
+        self.path.write_text(
+            f"#!/bin/sh\necho x >> {self.calls}\nsleep {seconds}\n"
+            f"if [ -e {self.offline} ]; then echo 'Could not connect to the endpoint URL' >&2; exit 255; fi\n"
+            f"echo '{json.dumps(answer)}'\n"
+        )
+        self.path.chmod(0o755)
+        self.user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": str(self.path)}}
+
+    @property
+    def num_calls(self):
+        return self.calls.read_text().count("x") if self.calls.exists() else 0
+
+
+class Cluster:
+    """A job that trains, and its watches."""
+
+    def __init__(self, server, watch_seconds=0.05):
+        self.finished, self.server, self.watch_seconds = False, server, watch_seconds
+        self.running_pods = []
+        server.on(JOBS, self.jobs)
+        server.on(PODS, self.pods)
+        server.on(EVENTS, self.nothing)
+        server.on("/version", lambda one: one.json({"major": "1"}))
+
+    def jobs(self, one):
+        if self.watches(one):
+            return
+        done = {"conditions": [{"type": "Complete", "status": "True"}]} if self.finished else {}
+        value = {"metadata": {"name": "run", "uid": "u1", "resourceVersion": "5"}, "status": done}
+        one.json({"metadata": {"resourceVersion": "5"}, "items": [value]})
+
+    def pods(self, one):
+        if not self.watches(one):
+            items = [running_pod(node, ended=self.finished) for node in self.running_pods]
+            one.json({"metadata": {"resourceVersion": "5"}, "items": items})
+
+    def nothing(self, one):
+        if not self.watches(one):
+            one.json({"metadata": {"resourceVersion": "5"}, "items": []})
+
+    def watches(self, one):
+        if "watch" not in one.params:
+            return False
+        if self.finished:
+            one.status(410, "Expired", "list it again")
+            return True
+        one.send_response(200)
+        one.send_header("Transfer-Encoding", "chunked")
+        one.end_headers()
+        one.wfile.flush()
+        time.sleep(self.watch_seconds)
+        with contextlib.suppress(OSError):
+            one.wfile.write(b"0\r\n\r\n")
+        return True
+
+
+def running_pod(node, ended=False):
+    state = {"terminated": {"exitCode": 0}} if ended else {"running": {}}
+    return {
+        "metadata": {
+            "name": f"run-{node}",
+            "uid": f"pod-{node}",
+            "resourceVersion": "5",
+            "labels": {"batch.kubernetes.io/job-completion-index": str(node)},
+        },
+        "status": {
+            "phase": "Succeeded" if ended else "Running",
+            "containerStatuses": [{"name": "trainer", "state": state}],
+        },
+    }
+
+
+def cluster_job():
+    index = ("batch.kubernetes.io/job-completion-index",)
+    layout = PodLayout("windlass.dev/run=run", index, None, 1, 1, "trainer")
+    return ClusterJob("here", "team", JobKind.INDEXED, "batch/v1", "jobs", "run", "u1", "d", "s", layout)
+
+
+def wait_until(condition, what, seconds=PATIENCE):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.02)
+
+
+def is_finished(picture):
+    conditions = ((picture.job or {}).get("status") or {}).get("conditions") or ()
+    return any(one["type"] == "Complete" for one in conditions)
+
+
+def test_a_plugin_that_fails_for_a_while_is_reported_and_the_watches_go_on(server, connect, tmp_path):
+    plugin, cluster = Plugin(tmp_path), Cluster(server)
+    with LivePicture(connect(plugin.user), cluster_job()) as live:
+        assert live.wait_until_known(PATIENCE)
+        plugin.offline.touch()
+        wait_until(lambda: live.read().trouble, "the trouble")
+        assert "gave no credentials" in live.read().trouble
+        assert "Could not connect to the endpoint URL" in live.read().trouble
+        assert " since " in live.read().trouble
+        cluster.finished = True
+        plugin.offline.unlink()
+        wait_until(lambda: is_finished(live.read()), "the end of the job")
+        wait_until(lambda: live.read().trouble is None, "the end of the trouble")
+        assert live._job.thread.is_alive()
+        assert live._pods.thread.is_alive()
+
+
+BROKEN_LINES = [
+    b'{"type":"MODIFIED","object":{"metadata":{"resourceVe',  # cut by a proxy, and ended cleanly
+    b"<html>please log in</html>\n",
+    b"[1, 2]\n",
+    b'{"type":"MODIFIED"}\n',
+    b'{"type":"MODIFIED","object":{"metadata":{"resourceVersion":7}}}\n',
+    b'{"type":"ERROR","object":{"code":"no number"}}\n',
+    b'{"type":"ERROR","object":[]}\n',
+    b"[" * 100_000 + b"\n",
+    b"\xff\xfe\n",
+]
+
+
+@pytest.mark.parametrize("line", BROKEN_LINES)
+def test_a_broken_line_does_not_end_a_watch(server, connect, line):
+    listed = lambda one: one.json({"metadata": {"resourceVersion": "1"}, "items": []})  # noqa: E731
+    good = b'{"type":"ADDED","object":{"metadata":{"name":"b","resourceVersion":"2"}}}\n'
+    blocked = threading.Event()
+
+    def answer(one):
+        if "watch" not in one.params:
+            listed(one)
+        elif sum("watch" in params for _, _, params in server.requests) == 1:
+            one.stream(line)
+        else:
+            one.stream(good)
+            blocked.wait(PATIENCE)
+
+    server.on("/pods", answer)
+    changes, troubles, halt = [], [], Halt()
+    watched = Watched(
+        connect(),
+        "/pods",
+        halt,
+        listed=lambda _: None,
+        changed=lambda kind, value: changes.append((kind, value["metadata"]["name"])),
+        trouble=troubles.append,
+    )
+    watched.start()
+    try:
+        wait_until(lambda: ("ADDED", "b") in changes, "the change after the broken line", 15)
+        assert any(troubles), troubles
+    finally:
+        blocked.set()
+        halt.now()
+
+
+def test_what_a_change_leads_to_may_fail_once(server, connect):
+    """Whatever the taking in of a change raises is reported, and made up for by a new list."""
+    blocked, lists, troubles, halt = threading.Event(), [], [], Halt()
+
+    def answer(one):
+        if "watch" not in one.params:
+            one.json({"metadata": {"resourceVersion": "1"}, "items": []})
+            return
+        one.stream(b'{"type":"ADDED","object":{"metadata":{"name":"b","resourceVersion":"2"}}}\n')
+        blocked.wait(PATIENCE)
+
+    def fail(kind, value):
+        raise OSError(28, "No space left on device")
+
+    server.on("/pods", answer)
+    watched = Watched(connect(), "/pods", halt, listed=lists.append, changed=fail, trouble=troubles.append)
+    watched.start()
+    try:
+        wait_until(lambda: len(lists) >= 2, "the second list")
+        assert any("No space left on device" in one for one in troubles if one)
+    finally:
+        blocked.set()
+        halt.now()
+
+
+def test_a_watch_that_is_ended_at_once_backs_off(server, connect):
+    server.on(
+        "/pods",
+        lambda one: (
+            one.stream() if "watch" in one.params else one.json({"metadata": {"resourceVersion": "1"}, "items": []})
+        ),
+    )
+    halt = Halt()
+    watched = Watched(connect(), "/pods", halt, listed=lambda _: None, changed=lambda *_: None, trouble=lambda _: None)
+    watched.start()
+    time.sleep(2.0)
+    halt.now()
+    assert len(server.requests) <= 6
+
+
+def test_a_place_that_is_always_too_old_backs_off(server, connect):
+    server.on(
+        "/pods",
+        lambda one: (
+            one.status(410, "Expired", "too old")
+            if "watch" in one.params
+            else one.json({"metadata": {"resourceVersion": "1"}, "items": []})
+        ),
+    )
+    halt = Halt()
+    watched = Watched(connect(), "/pods", halt, listed=lambda _: None, changed=lambda *_: None, trouble=lambda _: None)
+    watched.start()
+    time.sleep(2.0)
+    halt.now()
+    assert len(server.requests) <= 10
+
+
+def in_parallel(number, task):
+    threads = [threading.Thread(target=task, daemon=True) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_forty_requests_need_one_plugin(server, connect, tmp_path):
+    server.on("/x", lambda one: one.json({}))
+    plugin = Plugin(tmp_path, seconds=0.3, expires="2999-01-01T00:00:00Z")
+    api = connect(plugin.user)
+    plugin.calls.unlink()  # the first call was for a certificate that it might have had
+    api.credentials.issued = None
+    in_parallel(40, lambda: api.get("/x"))
+    assert plugin.num_calls == 1
+
+
+def test_forty_requests_need_one_plugin_that_fails(server, connect, tmp_path):
+    server.on("/x", lambda one: one.json({}))
+    plugin = Plugin(tmp_path, seconds=0.3)
+    api = connect(plugin.user)
+    plugin.offline.touch()
+    plugin.calls.unlink()
+    errors = []
+
+    def ask():
+        try:
+            api.get("/x")
+        except Exception as error:
+            errors.append(error)
+
+    in_parallel(40, ask)
+    assert {type(one).__name__ for one in errors} == {"UserError"}
+    assert len(errors) == 40
+    assert plugin.num_calls <= 2
+
+
+def test_forty_refused_tokens_need_one_new_one(server, connect, tmp_path):
+    calls, plugin = tmp_path / "calls", tmp_path / "plugin"
+    plugin.write_text(
+        f"#!/bin/sh\necho x >> {calls}\nsleep 0.2\n"
+        f'echo "{{\\"status\\": {{\\"token\\": \\"token-$(wc -l < {calls} | tr -d " ")\\"}}}}"\n'
+    )
+    plugin.chmod(0o755)
+    first, everyone = threading.Event(), threading.Barrier(20)
+
+    def guarded(one):
+        if one.headers["Authorization"] == "Bearer token-1":
+            if not first.is_set():
+                everyone.wait(PATIENCE)
+                first.set()
+            one.status(401, "Unauthorized", "Unauthorized")
+        else:
+            one.json({})
+
+    server.on("/x", guarded)
+    api = connect({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}})
+    in_parallel(20, lambda: api.get("/x"))
+    assert calls.read_text().count("x") == 2
+
+
+class News:
+    """What `windlass run` would print."""
+
+    def __init__(self):
+        self.said = []
+
+    def step(self, record):
+        pass
+
+    def say(self, text, record):
+        self.said.append((time.monotonic(), text))
+
+    def close(self):
+        pass
+
+    def has(self, words):
+        return any(words in text for _, text in self.said)
+
+
+@pytest.fixture
+def follow(tmp_path, monkeypatch):
+    """`windlass run` of a job that trains, without a terminal: what it says, until it ends."""
+    run = parse_run({"name": "run", "model": {"preset": "llama-tiny"}, "data": {"source": "corpus:austen"}})
+    folder = RunFolder(tmp_path / "runs" / "run")
+    folder.create(run)
+    cluster_job().write(folder)
+    folder.record("launched", attempt=1)
+    folder.record("started", step=0)
+
+    def start():
+        news, ended = News(), []
+        job, target = JobRef("kubernetes", "run", folder), KubernetesTarget()
+        thread = threading.Thread(target=lambda: ended.append(Follower(folder).follow(target, job, news)), daemon=True)
+        thread.start()
+        return news, thread, ended
+
+    start.folder = folder
+    return start
+
+
+def test_an_api_that_is_silent_is_named_while_the_run_trains_and_when_it_is_back(server, connect, follow, monkeypatch):
+    """The connections stay open, and nothing comes: as when a network is cut, or the server hangs."""
+    monkeypatch.setattr(picture_module, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(picture_module, "ANSWER_SECONDS", 0.3)
+    cluster = Cluster(server, watch_seconds=60.0)
+    cluster.running_pods = [0]
+    server.on(f"{PODS}/run-0/log", lambda one: (time.sleep(5), one.stream()))
+    connect()
+    silent, back = threading.Event(), threading.Event()
+    server.on("/version", lambda one: back.wait(PATIENCE) if silent.is_set() else one.json({}))
+    news, thread, ended = follow()
+    wait_until(lambda: any("watch" in params for _, path, params in server.requests if path == JOBS), "the watch")
+    time.sleep(1.0)
+    assert not news.said
+    silent.set()
+    wait_until(lambda: news.has("does not answer since"), "word of the silence", 10)
+    cluster.watch_seconds = 0.05  # of watches that are opened from now on: those that are open stay silent
+    silent.clear()
+    back.set()
+    wait_until(lambda: news.has("all is well again"), "word of its end", 10)
+    assert not ended
+    cluster.finished = True
+    thread.join(PATIENCE)
+    assert [one.state for one in ended] == ["finished"]
+
+
+def test_a_run_is_followed_to_its_end_although_the_plugin_failed(server, connect, follow, tmp_path):
+    plugin, cluster = Plugin(tmp_path), Cluster(server)
+    connect(plugin.user)
+    news, thread, ended = follow()
+    wait_until(lambda: any("watch" in params for _, path, params in server.requests if path == JOBS), "the watch")
+    plugin.offline.touch()
+    wait_until(lambda: news.has("gave no credentials"), "word of the plugin")
+    cluster.finished = True
+    plugin.offline.unlink()
+    thread.join(PATIENCE)
+    assert [one.state for one in ended] == ["finished"]
