@@ -140,9 +140,7 @@ class KubernetesTarget:
             return told
         seen = self._picture(job, cluster_job)
         status = self._status(job, cluster_job, seen)
-        if status.ended:
-            return self._confirm_end(job, cluster_job, status)
-        return status
+        return self._confirm_end(job, cluster_job, seen) if status.ended else status
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines of one rank, or of all ranks; the launchers' where no rank has said anything."""
@@ -339,21 +337,23 @@ class KubernetesTarget:
         return seen
 
     def _status(self, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> JobStatus:
-        num_pods = cluster_job.layout.num_pods
-        status = state.status_of(job.folder, seen, num_pods=num_pods)
-        if status.state != "waiting" or seen.job is None or seen.job["metadata"].get("deletionTimestamp"):
-            return status
         explainer = self._waiting.setdefault(cluster_job.uid, Waiting(self._api_of(cluster_job), cluster_job))
-        return replace(status, reason=seen.trouble or explainer.explain(seen))
+        num_pods = cluster_job.layout.num_pods
+        return state.status_of(job.folder, seen, num_pods=num_pods, explain=lambda: explainer.explain(seen))
 
-    def _confirm_end(self, job: JobRef, cluster_job: ClusterJob, status: JobStatus) -> JobStatus:
-        """The end of a job, once what its pods said last is here: the run's own words on it go before the cluster's."""
+    def _confirm_end(self, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> JobStatus:
+        """The end of a job, once what its pods said last is here: the run's own words on it go before the cluster's.
+
+        But not those of a run that was told to leave, where the job object says that it failed since; nor where a pod
+        ran out of memory, of which its ranks know only that they were killed.
+        """
         live = self._following.get(str(job.folder.path))
         if live is not None:
             live.drain()
+        status = state.status_of(job.folder, seen, num_pods=cluster_job.layout.num_pods)
         told = told_end(job.folder)
-        if told is None:
-            status = state.status_of(job.folder, self._picture(job, cluster_job), num_pods=cluster_job.layout.num_pods)
+        out_of_memory = status.state == "failed" and state.OUT_OF_MEMORY in (status.reason or "")
+        if told is None or (told.state not in state.FOR_GOOD and status.state in state.FOR_GOOD) or out_of_memory:
             job.folder.record("exit", state=status.state, code=status.exit_code, reason=status.reason)
         replace(cluster_job, ended=True).write(job.folder)
         return told_end(job.folder) or status
