@@ -1,10 +1,12 @@
 """What objects of a cluster mean: pods, jobs, nodes, amounts."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.runfolder import RunFolder
+from windlass.runfolder import RunFolder, append_json_line
 from windlass.targets.kubernetes.capacity import charge, node_room, why_not
 from windlass.targets.kubernetes.picture import Picture
 from windlass.targets.kubernetes.pods import newest_by_node, pod_of
@@ -110,6 +112,71 @@ def test_where_a_job_stands(tmp_path, value, history, pods, state, words):
     found = status_of(folder, seen, num_pods=2)
     assert found.state == state
     assert words is None or words in found.reason
+
+
+DRAINED = ("submitted", "launched", "started", "preempted", "exit")
+
+
+def told_to_leave(folder, state="preempted", code=75):
+    """The records of a run whose pods were all told to leave."""
+    for event in DRAINED:
+        folder.record(event, step=80, state=state, code=code, reason="told to leave; saved first", job="s")
+    return folder
+
+
+LEFT_POD = {"state": {"terminated": {"exitCode": 143}}, "phase": "Failed"}
+
+
+@pytest.mark.parametrize("state", ["preempted", "stopped"])
+def test_a_drained_run_has_not_ended_while_its_job_makes_a_new_pod(tmp_path, state):
+    folder = told_to_leave(RunFolder(tmp_path), state)
+    for pods in ({"0": pod(**LEFT_POD)}, {}, {"1": pod("a-1", created="2026-11-15T06:09:00Z", phase="Pending")}):
+        found = status_of(folder, Picture(job(), pods), num_pods=1)
+        assert (found.state, found.ended, found.exit_code) == ("waiting", False, None)
+        assert "told to leave" in found.reason
+        assert "its job makes a new pod" in found.reason
+
+
+def test_a_drained_run_has_ended_when_its_job_is_gone_or_failed(tmp_path):
+    folder = told_to_leave(RunFolder(tmp_path))
+    assert status_of(folder, Picture(None, {}), num_pods=1).state == "preempted"
+    found = status_of(folder, Picture(job("Failed"), {"0": pod(**LEFT_POD)}), num_pods=1)
+    assert (found.state, found.exit_code) == ("failed", 1)
+
+
+def test_a_run_that_failed_has_ended_though_a_replacement_waits_for_room(tmp_path):
+    folder = RunFolder(tmp_path)
+    for event in ("launched", "started", "exit"):
+        folder.record(event, state="failed", code=1, reason="the loss is not finite")
+    ended = pod("a-0", state={"terminated": {"exitCode": 1}}, phase="Failed")
+    pending = pod("a-1", index=1, phase="Pending")
+    found = status_of(folder, Picture(job(), {"0": ended, "1": pending}), num_pods=2)
+    assert (found.state, found.exit_code, found.reason) == ("failed", 1, "the loss is not finite")
+
+
+OUT_OF_MEMORY = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "phase": "Failed"}
+
+
+def test_a_pod_that_ran_out_of_memory_is_named_though_the_run_said_why_it_gave_up(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.record("gave-up", why="torchrun was killed by SIGKILL; given up after 3 restarts")
+    found = status_of(folder, Picture(job("Failed"), {"0": pod(**OUT_OF_MEMORY)}), num_pods=1)
+    assert "given up after 3 restarts" in found.reason
+    assert "a-0 ended with code 137 (OOMKilled): its memory limit was reached" in found.reason
+    assert "target.kubernetes.memory" in found.reason
+
+
+def test_steps_of_the_attempt_before_are_not_where_a_rolled_back_run_stands(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.record("started", attempt=1)
+    append_json_line(folder.metrics, {"kind": "step", "step": 846, "steps": 1000, "time": time.time(), "step_s": 0.1})
+    folder.record("restart", attempt=2)
+    folder.record("resumed", attempt=2, step=800)
+    folder.record("stop-requested", save_first=False)
+    assert status_of(folder, Picture(None, {}), num_pods=1).step == 800
+    later = time.time() + 5
+    append_json_line(folder.metrics, {"kind": "step", "step": 801, "steps": 1000, "time": later, "step_s": 0.1})
+    assert status_of(folder, Picture(None, {}), num_pods=1).step == 801
 
 
 def test_a_cluster_that_does_not_answer_ends_no_job(tmp_path):

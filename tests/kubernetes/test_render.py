@@ -368,3 +368,43 @@ def test_the_run_file_says_where(tmp_path):
         }
     )
     assert (run.target.kubernetes.context, run.target.kubernetes.namespace) == ("prod", "team")
+
+
+
+def job_of(request):
+    """The batch Job's spec, alone or inside a TrainingRuntime."""
+    runtime = next((one for one in request.objects if one["kind"] == "TrainingRuntime"), None)
+    if runtime is None:
+        return request.job["spec"]
+    return runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+
+
+@pytest.mark.parametrize("kind", [JobKind.INDEXED, JobKind.TRAINJOB])
+def test_pods_that_had_to_leave_do_not_count_as_failures(kind):
+    spec = job_of(request_of("llama-tiny", kind, max_pod_failures=0))
+    assert spec["backoffLimit"] == 0
+    container = spec["template"]["spec"]["containers"][0]["name"]
+    codes = {"containerName": container, "operator": "In"}
+    assert spec["podFailurePolicy"]["rules"] == [
+        {"action": "FailIndex", "onExitCodes": {**codes, "values": [1, 2]}},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": {**codes, "values": [143]}},
+    ]
+    assert spec["backoffLimitPerIndex"] > spec["backoffLimit"]
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    before = job_of(request_of("llama-tiny", kind, Served(KINDS, kubernetes=(1, 28))))
+    assert "backoffLimitPerIndex" not in before
+    assert before["podFailurePolicy"]["rules"][0]["action"] == "FailJob"
+
+
+def test_a_lost_node_costs_seconds():
+    def given(**options):
+        tolerations = container_of(request_of("llama-tiny", JobKind.PYTORCHJOB, **options))[1]["tolerations"]
+        return {one["key"]: one.get("tolerationSeconds") for one in tolerations}
+
+    unreachable, not_ready = "node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
+    assert given() == {unreachable: 30, not_ready: 30}
+    assert given(node_lost_seconds=5) == {unreachable: 5, not_ready: 5}
+    own = {"key": unreachable, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 600}
+    assert given(tolerations=[own]) == {unreachable: 600, not_ready: 30}
+    assert given(pod={"tolerations": [own]}) == {unreachable: 600, not_ready: 30}

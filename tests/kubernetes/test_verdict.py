@@ -3,8 +3,9 @@
 import pytest
 
 from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder
+from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import parse_run
+from windlass.targets.kubernetes.launching import describe_limit, oom_kills
 from windlass.targets.kubernetes.record import Chronicle
 from windlass.targets.kubernetes.verdict import Again, NodeEnd, verdict
 from windlass.targets.local.decision import Done, RankDeath, RestartBudget
@@ -27,6 +28,12 @@ CASES = {
         (),
         FRESH,
         Again("rank 2 was killed by SIGKILL"),
+    ),
+    "a rank that the kernel killed for its memory": (
+        [NodeEnd(0, 1, errors=(PEER_LOST,)), NodeEnd(1, 1, deaths=(KILLED,), out_of_memory="the limit of 8 GiB")],
+        (),
+        FRESH,
+        Again("node 1 ran out of memory: the limit of 8 GiB"),
     ),
     "a lost pod": (
         [NodeEnd(0, 1, errors=(PEER_LOST,)), NodeEnd(1, -1, lost="the connection was closed")],
@@ -167,6 +174,40 @@ def test_attempts_are_counted_over_the_lives_of_node_0(chronicle):
     again = Chronicle(chronicle.folder, chronicle.run)
     again.open()
     assert again.launched("a", [0, 1], ["p0", "p1"]) == 2
+
+
+def test_a_drained_pod_that_was_alone_is_a_restart_of_the_run(chronicle):
+    """Node 0 writes down that it was told to leave; the pod that comes in its place that it goes on."""
+    attempt = chronicle.launched("a", [0], ["p0"])
+    chronicle.folder.record("preempted", step=80)
+    assert chronicle.conclude(attempt, [NodeEnd(0, 143, told=True)], saving=None).state == "preempted"
+    successor = Chronicle(chronicle.folder, chronicle.run)
+    successor.open()
+    assert successor.ended_before("a") is None
+    assert successor.launched("a", [0], ["p0-new"]) == 2
+    events = [one for one in read_json_lines(chronicle.folder.history) if one["event"] == "restart"]
+    assert [(one["attempt"], one["why"]) for one in events] == [(2, "the pod of node 0 was replaced")]
+    assert successor.launched("b", [0], ["p0-anew"]) == 3  # somebody submitted it again: no restart
+    assert len([one for one in read_json_lines(chronicle.folder.history) if one["event"] == "restart"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "kills", "limit"),
+    [
+        ({"memory.events": "low 0\noom 2\noom_kill 3\n", "memory.max": "8589934592\n"}, 3, "of 8 GiB"),
+        ({"memory/memory.oom_control": "under_oom 0\noom_kill 1\n", "memory/memory.limit_in_bytes": "1073741824"}, 1,
+         "of 1 GiB"),
+        ({"memory.events": "oom_kill 0\n", "memory.max": "max\n"}, 0, "limit was reached"),
+        ({}, 0, "limit was reached"),
+    ],
+)  # fmt: skip
+def test_what_the_kernel_killed_for_memory_is_counted(tmp_path, files, kills, limit):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert oom_kills(tmp_path) == kills
+    assert limit in describe_limit(tmp_path)
+    assert "target.kubernetes.memory" in describe_limit(tmp_path)
 
 
 def test_a_folder_of_another_run_is_refused(chronicle):

@@ -199,6 +199,8 @@ def describe_event(record: dict[str, Any]) -> str | None:
             return f"rank {record['rank']} {how}{error}"
         case "restart":
             return f"restarting from the last checkpoint (attempt {record['attempt']})"
+        case "pod-removed":
+            return f"{record['pod']} was taken off {record['node']}, which does not answer: a new pod takes its place"
         case "submitted" if record.get("kind"):
             return f"submitted as {record['kind']} {record['job']} to {record.get('host')}"
         case "submitted":

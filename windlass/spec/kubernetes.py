@@ -72,7 +72,10 @@ class KubernetesOptions(Section):
     priority_class: str | None = None
     """PriorityClass of the pods."""
     gang: Literal["auto", "none", "coscheduling", "volcano"] = "auto"
-    """Start all pods together or none. `auto`: with what the cluster has, unless Kueue admits the job as a whole."""
+    """Start all pods together or none, as a `trainjob` or `pytorchjob`. `auto`: with what the cluster has, unless Kueue
+    admits the job as a whole. A `job` or `hyperpod` has no gang: Kueue (`queue`) does it for them."""
+    scheduler: str | None = None
+    """Scheduler of the pods, by name. Default: the cluster's; Volcano's, or coscheduling's, where `gang` names it."""
     service_account: str | None = None
     """ServiceAccount of the pods, for access to S3 say."""
     deadline: str | None = None
@@ -80,7 +83,11 @@ class KubernetesOptions(Section):
     keep_for: str | None = None
     """The job and its pods are deleted so long after the end: `1h`, `7d`. Default: they stay until `windlass stop`."""
     max_pod_failures: NonNegativeInt | None = None
-    """Lost or failed pods that are replaced before the job fails. Default: target.max_restarts for every node."""
+    """Failed pods that are replaced before a `job` or `trainjob` fails. Default: target.max_restarts for every node.
+    Pods that had to leave (a drain, a preemption, a lost node) do not count."""
+    node_lost_seconds: NonNegativeInt = 30
+    """Seconds after which pods are taken from a node that Kubernetes finds unreachable or not ready (it needs 40 to 50
+    to find it). Kubernetes' own default is 300."""
     pod: dict[str, Any] = Field(default_factory=dict)
     """Pod spec to merge into the pods': mappings key by key; containers, volumes and other lists of named things by
     name, where `trainer` is the container of the ranks; other lists and values replace what is there."""

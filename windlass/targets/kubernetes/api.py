@@ -121,17 +121,26 @@ class Api:
     def patch(self, path: str, change: Object) -> Object:
         return self._call("PATCH", path, {"fieldValidation": "Strict"}, change, content_type=MERGE_PATCH)
 
-    def delete(self, path: str, *, propagation: str = "Background", grace: int | None = None) -> Object | None:
-        """Delete one object; None if it was not there."""
+    def delete(
+        self, path: str, *, propagation: str = "Background", grace: int | None = None, uid: str | None = None
+    ) -> Object | None:
+        """Delete one object, with `uid` that very one; None if it was not there."""
         options: Object = {"propagationPolicy": propagation}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
         try:
             return self._call("DELETE", path, {}, options)
         except RefusedError as error:
             if error.code == 404:
                 return None
             raise
+
+    def delete_all(self, path: str, selector: str, *, grace: int) -> None:
+        """Delete every object of a list that has the labels, with one request."""
+        options: Object = {"propagationPolicy": "Background", "gracePeriodSeconds": grace}
+        self._call("DELETE", path, {"labelSelector": selector}, options)
 
     def watch(
         self,

@@ -42,6 +42,7 @@ from windlass.targets.kubernetes.kubeconfig import access
 from windlass.targets.kubernetes.labels import DIGEST_ANNOTATION
 from windlass.targets.kubernetes.pods import Pod, newest_by_node, row_of
 from windlass.targets.kubernetes.reader import reader_pod
+from windlass.targets.kubernetes.recovery import Recovery
 from windlass.targets.kubernetes.refusals import RefusedError, in_words, lost
 from windlass.targets.kubernetes.request import KubernetesRequest
 from windlass.targets.kubernetes.stopping import remove
@@ -65,6 +66,7 @@ class KubernetesTarget:
     _facts: dict[tuple[str | None, str | None, str | None], ClusterFacts] = field(default_factory=dict)
     _following: dict[str, following.Following] = field(default_factory=dict)  # by run folder
     _waiting: dict[str, Waiting] = field(default_factory=dict)  # by job uid
+    _recovery: dict[str, Recovery] = field(default_factory=dict)  # by job uid
     _asked: dict[str, tuple[float, picture.Picture]] = field(default_factory=dict)
 
     def settle(self, run: Run) -> Run:
@@ -105,12 +107,16 @@ class KubernetesTarget:
     def submit(self, run: Run, request: KubernetesRequest) -> JobRef:
         """Create the objects; the job of the very same request that is under way is taken as it is."""
         api, served, folder = self._api(run), self._served(run, request.kind), RunFolder.of(run)
-        made = submission.submit(api, request, served, lambda: self._keep_last_words(api, folder))
-        earlier = ClusterJob.of(folder)
-        folder.create(run)
-        made.write(folder)
-        if earlier is None or earlier.uid != made.uid:
-            folder.record("submitted", job=made.object_name, host=made.context, kind=str(made.kind))
+        made, take_back = submission.submit(api, request, served, lambda: self._keep_last_words(api, folder))
+        try:
+            earlier = ClusterJob.of(folder)
+            folder.create(run)
+            made.write(folder)
+            if earlier is None or earlier.uid != made.uid:
+                folder.record("submitted", job=made.object_name, host=made.context, kind=str(made.kind))
+        except BaseException:  # a full disk, Ctrl-C: no job trains that this machine does not know of
+            take_back()
+            raise
         return JobRef("kubernetes", run.name, folder)
 
     def attach(self, run: Run, request: KubernetesRequest) -> JobRef:
@@ -139,9 +145,10 @@ class KubernetesTarget:
         if cluster_job.ended and told is not None:
             return told
         seen = self._picture(job, cluster_job)
+        self._recover(job, cluster_job, seen)
         status = self._status(job, cluster_job, seen)
         if status.ended:
-            return self._confirm_end(job, cluster_job, status)
+            return self._confirm_end(job, cluster_job, seen)
         if seen.note:
             status = replace(status, reason="; ".join(one for one in (status.reason, seen.note) if one))
         return status
@@ -181,7 +188,10 @@ class KubernetesTarget:
         with contextlib.nullcontext() if before.ended else self.following(job):
             grace = run.checkpoint.grace_seconds + 60.0
             remove(api, cluster_job, name=job.name, grace=grace, save_first=save_first and not before.ended)
-            return before if before.ended else self.status(job)
+            if before.ended:
+                return before
+            # nothing of it is left, whether or not this user may watch the cluster say so
+            return self._confirm_end(job, cluster_job, picture.Picture())
 
     def list(self) -> list[JobRef]:
         found = sorted(runs_root().glob(f"*/{JOB_FILE}"))
@@ -340,25 +350,38 @@ class KubernetesTarget:
             self._asked[cluster_job.uid] = (time.monotonic(), seen)
         return seen
 
-    def _status(self, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> JobStatus:
-        num_pods = cluster_job.layout.num_pods
-        status = state.status_of(job.folder, seen, num_pods=num_pods)
-        if status.state != "waiting" or seen.job is None or seen.job["metadata"].get("deletionTimestamp"):
-            return status
-        explainer = self._waiting.setdefault(cluster_job.uid, Waiting(self._api_of(cluster_job), cluster_job))
-        try:
-            return replace(status, reason=seen.trouble or explainer.explain(seen))
-        except UserError as error:  # a question that is not answered now: the next one may be
-            return replace(status, reason=f"{status.reason}; why is not known: {in_words(error)}")
+    def _recover(self, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> None:
+        recovery = self._recovery.setdefault(cluster_job.uid, Recovery(self._api_of(cluster_job), cluster_job))
+        for removed in recovery.tend(seen):
+            why = "its node does not answer"
+            job.folder.record("pod-removed", pod=removed.pod, node=removed.node, why=why)
 
-    def _confirm_end(self, job: JobRef, cluster_job: ClusterJob, status: JobStatus) -> JobStatus:
-        """The end of a job, once what its pods said last is here: the run's own words on it go before the cluster's."""
+    def _status(self, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> JobStatus:
+        explainer = self._waiting.setdefault(cluster_job.uid, Waiting(self._api_of(cluster_job), cluster_job))
+        num_pods = cluster_job.layout.num_pods
+        stuck = self._recovery[cluster_job.uid].trouble if cluster_job.uid in self._recovery else None
+
+        def explain() -> str:
+            try:
+                return stuck or explainer.explain(seen)
+            except UserError as error:  # a question that is not answered now: the next one may be
+                return f"why is not known: {in_words(error)}"
+
+        return state.status_of(job.folder, seen, num_pods=num_pods, explain=explain)
+
+    def _confirm_end(self, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> JobStatus:
+        """The end of a job, once what its pods said last is here: the run's own words on it go before the cluster's.
+
+        But not those of a run that was told to leave, where the job object says that it failed since; nor where a pod
+        ran out of memory, of which its ranks know only that they were killed.
+        """
         live = self._following.get(str(job.folder.path))
         if live is not None:
             live.drain()
+        status = state.status_of(job.folder, seen, num_pods=cluster_job.layout.num_pods)
         told = told_end(job.folder)
-        if told is None:
-            status = state.status_of(job.folder, self._picture(job, cluster_job), num_pods=cluster_job.layout.num_pods)
+        out_of_memory = status.state == "failed" and state.OUT_OF_MEMORY in (status.reason or "")
+        if told is None or (told.state not in state.FOR_GOOD and status.state in state.FOR_GOOD) or out_of_memory:
             job.folder.record("exit", state=status.state, code=status.exit_code, reason=status.reason)
         replace(cluster_job, ended=True).write(job.folder)
         return told_end(job.folder) or status

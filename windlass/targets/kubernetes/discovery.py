@@ -11,6 +11,7 @@ from windlass.targets.kubernetes.facts import GROUPS, PLURALS, ClusterFacts, Job
 from windlass.targets.kubernetes.jobfile import object_path
 from windlass.targets.kubernetes.refusals import RefusedError
 
+KUEUE = "kueue.x-k8s.io"
 ALWAYS = ServedKind("batch/v1", "Job", PLURALS[JobKind.INDEXED])
 
 
@@ -35,11 +36,18 @@ def served(api: Api, wanted: JobKind | None = None, *, schemas: bool = True) -> 
     return Served(
         kinds=kinds,
         jobset="jobset.x-k8s.io" in groups,
-        kueue="kueue.x-k8s.io" in groups,
+        kueue=(groups.get(KUEUE) or {}).get("preferredVersion", {}).get("groupVersion"),
         volcano="scheduling.volcano.sh" in groups,
         coscheduling="scheduling.x-k8s.io" in groups,
         kubernetes=(_number(version.get("major")), _number(version.get("minor"))),
     )
+
+
+def kueue_version(api: Api) -> str | None:
+    """The version of Kueue's objects that the cluster prefers: `kueue.x-k8s.io/v1beta2`; None without Kueue."""
+    found = api.find(f"/apis/{KUEUE}")
+    version: str | None = ((found or {}).get("preferredVersion") or {}).get("groupVersion")
+    return version
 
 
 def _served_kind(api: Api, kind: JobKind, group: Mapping[str, Any]) -> ServedKind | None:

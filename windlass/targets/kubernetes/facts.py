@@ -59,7 +59,7 @@ class Served:
 
     kinds: Mapping[JobKind, ServedKind]
     jobset: bool = False  # jobset.x-k8s.io
-    kueue: bool = False  # kueue.x-k8s.io
+    kueue: str | None = None  # the version of kueue.x-k8s.io that the cluster prefers
     volcano: bool = False  # scheduling.volcano.sh PodGroup
     coscheduling: bool = False  # scheduling.x-k8s.io PodGroup
     kubernetes: tuple[int, int] = (1, 33)  # major, minor of the API server

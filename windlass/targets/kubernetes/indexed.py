@@ -7,29 +7,57 @@ from typing import Any
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.spec.kubernetes import seconds
-from windlass.targets.kubernetes.facts import Served
+from windlass.targets.kubernetes.facts import JobKind, Served
+from windlass.targets.kubernetes.pod import CONTAINERS
 from windlass.targets.kubernetes.request import Manifest
+from windlass.targets.kubernetes.verdict import LEFT
 
 SUCCESS_POLICY_SINCE = (1, 31)
+LIMIT_PER_INDEX_SINCE = (1, 29)
+LARGEST_LIMIT = 2**31 - 1
 
 
-def job_spec(run: Run, template: Manifest, served: Served) -> dict[str, Any]:
+def job_spec(run: Run, template: Manifest, served: Served, *, container: str) -> dict[str, Any]:
     """The spec of a batch/v1 Job, alone or inside a JobSet.
 
-    There is no podFailurePolicy: with one, Kubernetes replaces a pod only once it has ended, and a pod on a lost node
-    never ends. Without one it is replaced as soon as it is given up. A run that failed for good remembers it, so its
-    replacements leave at once until the limit is reached.
+    Pods that had to leave (a drain, a preemption, a lost node) count for nothing; other losses count up to the limit;
+    a run that failed for good ends its job. A pod is replaced once it has ended: one on a dead node is taken out by
+    whoever looks at the run (`recovery`), or when the node's object goes.
     """
     asked, num_nodes = run.target.kubernetes, run.resources.nodes
     limit = asked.max_pod_failures
+    limit = min(run.target.max_restarts * num_nodes if limit is None else limit, LARGEST_LIMIT - 1)
+    by_index = served.kubernetes >= LIMIT_PER_INDEX_SINCE
     return {
         "completions": num_nodes,
         "parallelism": num_nodes,
         "completionMode": "Indexed",
-        "backoffLimit": run.target.max_restarts * num_nodes if limit is None else limit,
-        "podReplacementPolicy": "TerminatingOrFailed",
+        "backoffLimit": limit,
+        **(_by_index(run, limit) if by_index else {}),
+        "podReplacementPolicy": "Failed",  # the only one that goes with a failure policy
+        "podFailurePolicy": _failure_policy(container, "FailIndex" if by_index else "FailJob"),
         **_success(run, served),
         "template": template,
+    }
+
+
+def _by_index(run: Run, limit: int) -> dict[str, int]:
+    """Failures are counted for each pod, so that the wait before a new one (10 s, doubled each time) grows with that
+    pod's losses and not with everybody's. What ends the job is the limit for all."""
+    found = {"backoffLimitPerIndex": limit + 1}
+    if is_elastic(run):  # the others may never have been there
+        found["maxFailedIndexes"] = (run.target.kubernetes.min_nodes or 1) - 1
+    return found
+
+
+def _failure_policy(container: str, for_good: str) -> dict[str, Any]:
+    """`for_good` leaves every pod to end by itself where it can: a job that fails at once deletes the others' logs."""
+    return {
+        "rules": [
+            {"action": for_good, "onExitCodes": {"containerName": container, "operator": "In", "values": [1, 2]}},
+            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            {"action": "Ignore", "onExitCodes": {"containerName": container, "operator": "In", "values": [LEFT]}},
+        ]
     }
 
 
@@ -63,5 +91,5 @@ def limits(run: Run) -> dict[str, int]:
 
 
 def indexed_job(run: Run, metadata: Manifest, template: Manifest, served: Served) -> list[Manifest]:
-    spec = {**job_spec(run, template, served), **limits(run)}
+    spec = {**job_spec(run, template, served, container=CONTAINERS[JobKind.INDEXED]), **limits(run)}
     return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}]

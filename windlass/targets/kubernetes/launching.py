@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from windlass.targets.local.render import ATTEMPT_VARIABLE, FOLDER_VARIABLE
 from windlass.targets.local.supervisor import ASKED_TO_LEAVE, OTHERS_ARE_TOLD, SURVIVOR_SECONDS
 from windlass.targets.local.tail import Tail
 
+CGROUP = Path("/sys/fs/cgroup")
 SAY_ALL_VARIABLE = "WINDLASS_SAY_ALL"  # ranks other than the first speak on their console too
 
 
@@ -37,6 +39,7 @@ class Launch:
     code: str | None = None  # digest of the code they run
     told: bool = False
     ended: int | None = None
+    oom_kills: int = 0  # of this pod's memory, before the ranks were started
     _end_at: float | None = None
     _asked_to_leave: bool = False
     _words: Tail = field(init=False)
@@ -114,7 +117,7 @@ def launch(place: Place, start: Message, outlet: Outlet) -> Launch:
         )
     about = {"node": place.node, "attempt": attempt, "ranks": list(ranks), "host": os.uname().nodename}
     outlet.record("node", {**about, "pod": place.pod})
-    return Launch(attempt, ranks, process, log, logs, code=start.get("code"))
+    return Launch(attempt, ranks, process, log, logs, code=start.get("code"), oom_kills=oom_kills())
 
 
 def end_of(place: Place, ended: Launch, *, told: bool) -> NodeEnd:
@@ -127,6 +130,29 @@ def end_of(place: Place, ended: Launch, *, told: bool) -> NodeEnd:
         errors=tuple(errors_of(place.folder, ended.attempt, ended.ranks)),
         trouble=bool(TROUBLE.search(words)),
         told=told,
+        out_of_memory=describe_limit() if oom_kills() > ended.oom_kills else None,
+    )
+
+
+def oom_kills(root: Path = CGROUP) -> int:
+    """How often the kernel has killed a process of this container for its memory limit."""
+    for file in (root / "memory.events", root / "memory" / "memory.oom_control"):  # cgroup v2, v1
+        with contextlib.suppress(OSError, ValueError):
+            counts = dict(line.split() for line in file.read_text().splitlines())
+            return int(counts.get("oom_kill") or 0)
+    return 0
+
+
+def describe_limit(root: Path = CGROUP) -> str:
+    """The limit that was reached, and what helps."""
+    limit = ""
+    for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = f" of {int(file.read_text()) / 2**30:.3g} GiB"
+            break
+    return (
+        f"the pod's memory limit{limit} was reached, and the kernel killed what used most; loaders, whole state dicts "
+        "and /dev/shm count as memory; target.kubernetes.memory=AMOUNT gives it more"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from windlass.errors import UserError
@@ -31,6 +32,7 @@ CONTAINERS = {  # Kubeflow's operators look for theirs by name
 GRACE_MARGIN = 60  # seconds beside the save itself: ranks finish their step first, and files are synced after
 HYPERPOD_AGENT_PORT = 8080
 HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
+LOST_NODE_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 ZONE, HOSTNAME = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 
 
@@ -143,10 +145,10 @@ def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts)
         selector.setdefault(INSTANCE_LABEL, label)
     if kind is JobKind.HYPERPOD:
         selector.setdefault(HYPERPOD_HEALTH, "Schedulable")
-    tolerations = [dict(one) for one in asked.tolerations]
+    tolerations = [*_of_lost_nodes(run), *(dict(one) for one in asked.tolerations)]
     if shape.gpus:
         tolerations.insert(0, {"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"schedulerName": asked.scheduler} if asked.scheduler else {}
     if selector:
         found["nodeSelector"] = selector
     if tolerations:
@@ -154,6 +156,15 @@ def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts)
     if run.resources.nodes > 1:
         found |= _together_and_apart(run, shape)
     return found
+
+
+def _of_lost_nodes(run: Run) -> Iterator[dict[str, Any]]:
+    """A dead node costs so long, and not the five minutes that Kubernetes gives every pod by default."""
+    asked = run.target.kubernetes
+    named = {one.get("key") for one in (*asked.tolerations, *asked.pod.get("tolerations", ()))}
+    for key in LOST_NODE_TAINTS:
+        if key not in named:
+            yield {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": asked.node_lost_seconds}
 
 
 def _together_and_apart(run: Run, shape: NodeShape) -> dict[str, Any]:

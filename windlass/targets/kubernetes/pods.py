@@ -22,6 +22,7 @@ HELD_BACK = {
     "RunContainerError": "its container cannot be started",
     "CrashLoopBackOff": "it ended too often and waits before it starts again",
 }
+IGNORED_FAILURES = "batch.kubernetes.io/job-index-ignored-failure-count"
 STARTING = ("ContainerCreating", "PodInitializing", "")
 
 
@@ -45,6 +46,8 @@ class Pod:
     deleting: bool
     submission: str = ""
     address: str = ""
+    delete_by: float | None = None  # the end of its grace period, where it is being deleted
+    ignored_failures: int = 0  # pods of its index that had to leave, as its Job counts them for the wait before a new one
 
     @property
     def ended(self) -> bool:
@@ -78,7 +81,13 @@ def pod_of(value: Mapping[str, Any], layout: PodLayout, *, submission_label: str
         deleting=bool(metadata.get("deletionTimestamp")),
         submission=str(labels.get(submission_label) or ""),
         address=str(status.get("podIP") or ""),
+        delete_by=moment(metadata.get("deletionTimestamp")),
+        ignored_failures=_count((metadata.get("annotations") or {}).get(IGNORED_FAILURES)),
     )
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
 
 
 def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from windlass.errors import ExitCode
@@ -11,6 +11,7 @@ from windlass.runfolder import RunFolder, read_json_lines
 from windlass.targets.kubernetes.picture import Picture
 from windlass.targets.kubernetes.pods import HELD_BACK, Pod, newest_by_node, phases
 from windlass.targets.local.state import with_progress
+from windlass.targets.local.tail import newest_records
 from windlass.targets.protocol import JobStatus, State
 
 # What operators call the same thing: Job and TrainJob, PyTorchJob, HyperPod's.
@@ -19,10 +20,13 @@ FAILED = ("Failed",)
 SUSPENDED = "Suspended"
 TRAINING = ("started", "resumed")
 BEGINNINGS = ("submitted", "launched", "restart")
+FOR_GOOD = ("finished", "failed")  # ends of a run that no new pod changes; told to leave, it goes on in the next one
 
+OUT_OF_MEMORY = "OOMKilled"
 # How a container ended, where the run itself could not write it down.
 ENDS = {
-    "OOMKilled": "its memory limit was reached: loaders, whole state dicts and /dev/shm count as memory",
+    "OOMKilled": "its memory limit was reached: loaders, whole state dicts and /dev/shm count as memory; "
+    "target.kubernetes.memory=AMOUNT gives it more",
     "Evicted": "its node was short of something and put it out",
     "DeadlineExceeded": "it came to its deadline",
     "NodeLost": "its node was lost",
@@ -54,12 +58,27 @@ def suspended_by(job: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-def status_of(folder: RunFolder, picture: Picture, *, num_pods: int, waiting_for: str | None = None) -> JobStatus:
-    """The status of a run that has not written down its own end."""
+def status_of(
+    folder: RunFolder, picture: Picture, *, num_pods: int, explain: Callable[[], str] | None = None
+) -> JobStatus:
+    """The status of a run by its records and its cluster; `explain` says why a job that waits does."""
     history = list(read_json_lines(folder.history))
     attempt = max((int(one.get("attempt") or 0) for one in history), default=0)
-    facts = _facts(folder, picture, history, num_pods, waiting_for)
-    return with_progress(JobStatus(**facts, attempt=attempt), folder)
+    facts = _facts(picture, history, num_pods, explain or (lambda: "pods are starting"))
+    return with_steps_of_this_attempt(with_progress(JobStatus(**facts, attempt=attempt), folder), folder, history)
+
+
+def with_steps_of_this_attempt(
+    status: JobStatus, folder: RunFolder, history: Sequence[Mapping[str, Any]]
+) -> JobStatus:
+    """A run that went back to a checkpoint stands there until it logs a step: those of the attempt before are lost."""
+    begun = next((one for one in reversed(history) if one.get("event") in TRAINING), None)
+    if begun is None or status.step is None or begun.get("event") != "resumed" or begun.get("step") is None:
+        return status
+    last = next((one for one in reversed(newest_records(folder.metrics)) if one.get("kind") == "step"), None)
+    if last is None or float(last.get("time") or 0.0) >= float(begun.get("time") or 0.0):
+        return status
+    return replace(status, step=min(status.step, int(begun["step"])), loss=None, tokens_per_s=None, eta=None)
 
 
 def bare_status(job: Mapping[str, Any]) -> JobStatus:
@@ -78,7 +97,7 @@ def bare_status(job: Mapping[str, Any]) -> JobStatus:
 
 
 def _facts(
-    folder: RunFolder, picture: Picture, history: Sequence[Mapping[str, Any]], num_pods: int, waiting_for: str | None
+    picture: Picture, history: Sequence[Mapping[str, Any]], num_pods: int, explain: Callable[[], str]
 ) -> dict[str, Any]:
     end = end_of(picture.job)
     if end is not None and end.finished:
@@ -96,16 +115,21 @@ def _facts(
         return {"state": "running" if _is_training(history) else "waiting", "reason": picture.trouble}
     newest = newest_by_node(picture.now())
     last = _last_word(history)
-    if last is not None:
-        if newest and all(pod.ended for pod in newest.values()):
-            # a job that waits for a pod on a lost node may wait for ever: the run has ended in all that count
-            return {"state": last["state"], "exit_code": last["code"], "reason": last.get("reason")}
+    if last is not None and last["state"] in FOR_GOOD:
+        if newest and not any(pod.running and not pod.deleting for pod in newest.values()):
+            # a job that waits for a pod on a lost node, or for room, may wait for ever: nothing is left to do in it
+            reason = last.get("reason")
+            if last["state"] == "failed":
+                reason = _with_memory(str(reason or "failed"), picture)
+            return {"state": last["state"], "exit_code": last["code"], "reason": reason}
         return {"state": "running", "reason": "its pods are leaving"}
+    if last is not None:  # told to leave: the job object lives on, and replaces the pods that left
+        return {"state": "waiting", "reason": f"{last.get('reason')}; its job makes a new pod: {explain()}"}
     running = [pod for pod in newest.values() if pod.running and not pod.deleting]
     if running and _is_training(history):
         missing = num_pods - len(running)
         return {"state": "running", "reason": f"{missing} of {num_pods} pods are missing" if missing > 0 else None}
-    return {"state": "waiting", "reason": waiting_for or "pods are starting"}
+    return {"state": "waiting", "reason": explain()}
 
 
 def _is_training(history: Sequence[Mapping[str, Any]]) -> bool:
@@ -146,9 +170,16 @@ def _why_failed(end: Condition, picture: Picture, history: Sequence[Mapping[str,
     told = [str(one["why"]) for one in history if one.get("event") == "gave-up" and one.get("why")]
     why = told[-1] if told else f"{end.reason}: {end.message}" if end.message else end.reason
     ended = sorted((pod for pod in picture.now() if pod.phase == "Failed"), key=lambda pod: pod.ended_at or 0.0)
-    if ended and not told:
+    if ended and not told and ended[0].reason != OUT_OF_MEMORY:
         why += f"; {how_it_ended(ended[0])}"
-    return why
+    return _with_memory(why, picture)
+
+
+def _with_memory(why: str, picture: Picture) -> str:
+    """Why a run failed, and that a pod of it ran out of memory: the run itself sees only that something was killed."""
+    ended = [pod for pod in picture.now() if pod.reason == OUT_OF_MEMORY]
+    newest = max(ended, key=lambda pod: pod.ended_at or 0.0, default=None)
+    return f"{why}; {how_it_ended(newest)}" if newest is not None else why
 
 
 def how_it_ended(pod: Pod) -> str:

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 
 from windlass.errors import ExitCode, UserError
 from windlass.targets.kubernetes.api import Api, Object
-from windlass.targets.kubernetes.capacity import node_room
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
+from windlass.targets.kubernetes.labels import SUBMISSION_LABEL
+from windlass.targets.kubernetes.pods import pod_of
+from windlass.targets.kubernetes.recovery import stuck_of
 from windlass.targets.kubernetes.refusals import RefusedError
 
 END_SECONDS = 90.0  # beside the grace period, for kubelets and controllers to do their part
 KILL_SECONDS = 1  # of grace where nothing shall be saved
 FORCE_SECONDS = 5.0  # between two looks at which nodes are lost
-POLL_SECONDS = 0.5
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.5, 3.0
 OWN_KINDS = ("configmaps", "secrets", "services")
 
 
@@ -29,6 +31,7 @@ def remove(api: Api, job: ClusterJob, *, name: str, grace: float, save_first: bo
         _end_pods(api, job, grace=KILL_SECONDS)
     patience = grace if save_first else KILL_SECONDS
     overdue, deadline = time.monotonic() + patience, time.monotonic() + patience + END_SECONDS
+    wait = POLL_SECONDS
     while left := list(remains(api, job)):
         if time.monotonic() > overdue:
             overdue = time.monotonic() + FORCE_SECONDS
@@ -40,7 +43,8 @@ def remove(api: Api, job: ClusterJob, *, name: str, grace: float, save_first: bo
                 fix=f"windlass stop {name} --now",
                 exit_code=ExitCode.FAILED,
             )
-        time.sleep(POLL_SECONDS)
+        time.sleep(wait)
+        wait = min(1.5 * wait, LONGEST_POLL_SECONDS)
 
 
 def remains(api: Api, job: ClusterJob) -> Iterator[str]:
@@ -48,8 +52,8 @@ def remains(api: Api, job: ClusterJob) -> Iterator[str]:
     value = api.find(job.path)
     if value is not None and value["metadata"]["uid"] == job.uid:
         yield f"{job.plural}/{job.object_name}"
-    pods = [pod["metadata"]["name"] for pod in _pods(api, job)]
-    yield from (f"pods/{name}" for name in pods)
+    pods = _some_pod(api, job)
+    yield from pods
     if value is not None or pods:
         return  # they may still need what belongs to the job
     for plural in OWN_KINDS:
@@ -71,26 +75,28 @@ def _pods(api: Api, job: ClusterJob) -> Iterator[Object]:
     return api.items(job.pods_path, labelSelector=job.layout.selector)
 
 
+def _some_pod(api: Api, job: ClusterJob) -> list[str]:
+    """One of the job's pods and how many more there are: a thousand need not be listed to know that some are left."""
+    page = api.get(job.pods_path, labelSelector=job.layout.selector, limit=1)
+    names = [f"pods/{pod['metadata']['name']}" for pod in page.get("items") or ()]
+    more = (page.get("metadata") or {}).get("remainingItemCount")
+    return [*names[:1], *([f"{more} more pods"] if more else [])]
+
+
 def _end_pods(api: Api, job: ClusterJob, *, grace: int) -> None:
+    try:
+        api.delete_all(job.pods_path, job.layout.selector, grace=grace)
+        return
+    except RefusedError as error:
+        if error.code != 403:  # not everybody who may delete pods may delete many at once
+            raise
     for pod in _pods(api, job):
         api.delete(f"{job.pods_path}/{pod['metadata']['name']}", grace=grace)
 
 
 def _force_out(api: Api, job: ClusterJob) -> None:
     """Pods on a node that does not answer stay for ever unless somebody says that they are gone."""
-    leaving = [pod for pod in _pods(api, job) if pod["metadata"].get("deletionTimestamp")]
-    on = {pod["metadata"]["name"]: (pod.get("spec") or {}).get("nodeName") for pod in leaving}
-    answering = _answering(api) if on else set()
-    for name, node in on.items():
-        if answering is not None and node not in answering:
-            api.delete(f"{job.pods_path}/{name}", grace=0)
-
-
-def _answering(api: Api) -> set[str] | None:
-    """The nodes whose kubelets are heard of; None where this user may not look."""
-    try:
-        return {one.name for one in map(node_room, api.items("/api/v1/nodes")) if one.ready}
-    except RefusedError as error:
-        if error.code == 403:
-            return None
-        raise
+    values = [value for value in _pods(api, job) if value["metadata"].get("deletionTimestamp")]
+    leaving = [pod_of(value, job.layout, submission_label=SUBMISSION_LABEL) for value in values]
+    for pod in stuck_of(api, [pod for pod in leaving if pod.node]):
+        api.delete(f"{job.pods_path}/{pod.name}", grace=0, uid=pod.uid)

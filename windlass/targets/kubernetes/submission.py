@@ -15,7 +15,7 @@ from windlass.targets.kubernetes.checks import explain, path_of
 from windlass.targets.kubernetes.facts import ServedKind
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
 from windlass.targets.kubernetes.labels import DIGEST_ANNOTATION, MANAGED_BY, NAME_ANNOTATION, SUBMISSION_LABEL
-from windlass.targets.kubernetes.refusals import RefusedError
+from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError
 from windlass.targets.kubernetes.request import KubernetesRequest, Manifest
 from windlass.targets.kubernetes.state import end_of
 
@@ -112,29 +112,57 @@ def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
 
 def submit(
     api: Api, request: KubernetesRequest, served: ServedKind, before_replacing: Callable[[], None]
-) -> ClusterJob:
-    """The job of the request: the one that is under way, or a new one."""
+) -> tuple[ClusterJob, Callable[[], None]]:
+    """The job of the request: the one that is under way, or a new one; and what takes back what was created here."""
     there = under_way(api, request, served)
     if there is not None:
-        return there
+        adopt_dependents(api, request, served, there)
+        return there, lambda: None
     path = path_of(request.job, request, served)
     old = api.find(f"{path}/{request.object_name}")
     if old is not None:
         before_replacing()
         clear(api, request, served)
-    made: list[tuple[str, Manifest]] = []
-    try:
-        for manifest in request.dependents:
-            created = _create(api, request, served, manifest)
-            made.append((f"{path_of(manifest, request, served)}/{created['metadata']['name']}", created))
-        job = _create(api, request, served, request.job)
-    except BaseException:
-        for place, _ in made:
+    made: list[str] = []  # the places of what was created, in that order
+
+    def take_back() -> None:
+        for place in reversed(made):
             with contextlib.suppress(UserError):  # the first error is the one to show
                 api.delete(place)
+
+    try:
+        for manifest in request.objects:
+            made.append(f"{path_of(manifest, request, served)}/{manifest['metadata']['name']}")
+            try:
+                created = _create(api, request, served, manifest)
+            except UnreachableError:
+                raise  # it may have been created all the same
+            except UserError:
+                made.pop()
+                raise
+        own(api, created, made[:-1])
+    except BaseException:
+        take_back()
         raise
-    own(api, job, [place for place, _ in made])
-    return job_of(request, served, api, job)
+    return job_of(request, served, api, created), take_back
+
+
+def adopt_dependents(api: Api, request: KubernetesRequest, served: ServedKind, job: ClusterJob) -> None:
+    """What goes with a job that is under way belongs to it: whoever submitted it may have been killed before that."""
+    places = []
+    for manifest in request.dependents:
+        place = f"{path_of(manifest, request, served)}/{manifest['metadata']['name']}"
+        try:
+            value = api.find(place)
+        except RefusedError as error:
+            if error.code != 403:  # secrets are not for everybody to read
+                raise
+            continue
+        if value is not None and not value["metadata"].get("ownerReferences"):
+            places.append(place)
+    if places:
+        metadata = {"name": job.object_name, "uid": job.uid}
+        own(api, {"apiVersion": job.api_version, "kind": request.job["kind"], "metadata": metadata}, places)
 
 
 def own(api: Api, job: Object, places: Sequence[str]) -> None:

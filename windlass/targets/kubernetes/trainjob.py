@@ -62,7 +62,7 @@ def _train_job(kind: ServedKind, metadata: Manifest, spec: Manifest) -> Manifest
 
 def _job_set(run: Run, template: Manifest, served: Served) -> dict[str, Any]:
     asked = run.target.kubernetes
-    spec = job_spec(run, template, served)
+    spec = job_spec(run, template, served, container=CONTAINERS[JobKind.TRAINJOB])
     if asked.deadline:
         spec["activeDeadlineSeconds"] = seconds(asked.deadline)  # holds in every version of Trainer
     job_set: dict[str, Any] = {

@@ -31,6 +31,7 @@ class NodeEnd:
     trouble: bool = False
     told: bool = False  # the pod got a SIGTERM: it leaves
     lost: str | None = None  # why nothing was heard of it any more
+    out_of_memory: str | None = None  # the pod's memory limit, where the kernel killed ranks that reached it
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,6 +98,9 @@ def deaths_of(ends: Sequence[NodeEnd]) -> list[tuple[RankDeath, NodeEnd]]:
 
 def _why_again(ends: Sequence[NodeEnd], told: Sequence[int]) -> str | None:
     """Reasons that no error file tells."""
+    short = [end for end in ends if end.out_of_memory]
+    if short:
+        return f"node {short[0].node} ran out of memory: {short[0].out_of_memory}"
     lost = [end for end in ends if end.lost]
     if lost:
         return f"node {lost[0].node} was lost: {lost[0].lost}"

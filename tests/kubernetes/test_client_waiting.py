@@ -1,0 +1,386 @@
+"""Why a job waits, who is asked for it and how often, and what is done about pods that are stuck."""
+
+import json
+import time
+from collections import Counter
+
+import pytest
+
+from tests.kubernetes.api_server import Server, write_kubeconfig
+from tests.kubernetes.golden import request_of
+from tests.kubernetes.test_client_state import INDEX, pod_value
+from windlass.errors import UserError
+from windlass.targets.kubernetes import recovery as recovery_module
+from windlass.targets.kubernetes import stopping, submission
+from windlass.targets.kubernetes.api import Api
+from windlass.targets.kubernetes.discovery import ALWAYS
+from windlass.targets.kubernetes.facts import JobKind
+from windlass.targets.kubernetes.jobfile import ClusterJob
+from windlass.targets.kubernetes.kubeconfig import access
+from windlass.targets.kubernetes.picture import Picture
+from windlass.targets.kubernetes.pods import Pod, pod_of
+from windlass.targets.kubernetes.recovery import Recovery
+from windlass.targets.kubernetes.request import PodLayout
+from windlass.targets.kubernetes.stopping import remove
+from windlass.targets.kubernetes.waiting import Waiting
+
+EVENTS, PODS = "/api/v1/namespaces/team/events", "/api/v1/namespaces/team/pods"
+LAYOUT = PodLayout("windlass.dev/run=llama", (INDEX,), None, num_pods=4, ranks_per_pod=8, container="trainer")
+KINDS = {
+    JobKind.TRAINJOB: ("trainer.kubeflow.org/v1alpha1", "trainjobs"),
+    JobKind.PYTORCHJOB: ("kubeflow.org/v1", "pytorchjobs"),
+    JobKind.INDEXED: ("batch/v1", "jobs"),
+}
+ALIVE = {"metadata": {"uid": "u1"}, "status": {}}
+
+
+@pytest.fixture
+def server():
+    one = Server()
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def api(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", server.url, {"token": "t"})))
+    one = Api(access())
+    yield one
+    one.close()
+
+
+def cluster_job(kind=JobKind.INDEXED, **more):
+    version, plural = KINDS[kind]
+    return ClusterJob("here", "team", kind, version, plural, "llama", "u1", "d", "s", LAYOUT, **more)
+
+
+def serve_events(server, *events):
+    def answer(handler):
+        asked = dict(one.split("=") for one in handler.params["fieldSelector"].split(","))
+        found = [
+            {"metadata": {}, "type": "Warning", "lastTimestamp": "2026-11-15T06:00:00Z", **event}
+            for event in events
+            if event["involvedObject"]["name"] == asked["involvedObject.name"]
+        ]
+        handler.json({"metadata": {}, "items": found})
+
+    server.on(EVENTS, answer)
+
+
+CHILD = {"involvedObject": {"kind": "Job", "name": "llama-node-0"}, "reason": "FailedCreate"}
+OWN = {"involvedObject": {"kind": "PyTorchJob", "name": "llama"}, "reason": "FailedCreatePod"}
+QUOTA = 'pods "llama-node-0-0-" is forbidden: exceeded quota: gpu'
+
+
+@pytest.mark.parametrize(
+    ("kind", "event"), [(JobKind.TRAINJOB, CHILD), (JobKind.PYTORCHJOB, OWN)], ids=["trainjob", "pytorchjob"]
+)
+def test_pods_that_are_refused_are_explained_by_the_events_of_whoever_makes_them(server, api, kind, event):
+    serve_events(server, {**event, "message": QUOTA})
+    told = Waiting(api, cluster_job(kind)).explain(Picture(job=ALIVE))
+    assert told == f"no pods yet: {event['reason']}: {QUOTA}"
+    there = pod_of(pod_value("llama-0", state={"running": {}}), LAYOUT, submission_label="x")
+    told = Waiting(api, cluster_job(kind)).explain(Picture(job=ALIVE, pods={"a": there}))
+    assert told.startswith("1 of 4 pods: 1 Running; the others are not made: ")
+    assert QUOTA in told
+
+
+def serve_pages(server, path, make, total):
+    def answer(handler):
+        begin = int(handler.params.get("continue") or 0)
+        end = min(total, begin + 250)
+        handler.json(
+            {"metadata": {"continue": str(end) if end < total else ""}, "items": [make(i) for i in range(begin, end)]}
+        )
+
+    server.on(path, answer)
+
+
+def a_pod(number, phase="Pending", reason="ContainerCreating"):
+    running = phase == "Running"
+    return Pod(
+        f"llama-{number}", str(number), number, phase, "" if running else reason, "", "", 0.0, 0, running, running,
+        None, None, False,
+    )  # fmt: skip
+
+
+def test_a_cluster_is_counted_now_and_then_and_not_at_every_change_of_a_pod(server, api):
+    """A thousand nodes, five thousand pods, and pods of the run that start one after the other."""
+    ready = {"allocatable": {"cpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]}
+    serve_pages(server, "/api/v1/nodes", lambda i: {"metadata": {"name": f"n{i}"}, "status": ready}, 1000)
+    serve_pages(
+        server,
+        "/api/v1/pods",
+        lambda i: {
+            "metadata": {"name": f"p{i}", "namespace": "x"},
+            "spec": {"nodeName": f"n{i % 1000}", "containers": []},
+            "status": {"phase": "Running"},
+        },
+        5000,
+    )
+    asking = {"containers": [{"resources": {"requests": {"cpu": "64"}}}]}
+    server.on(f"{PODS}/llama-999", lambda one: one.json({"metadata": {"name": "llama-999"}, "spec": asking}))
+    waiting, told = Waiting(api, cluster_job()), ""
+    for number in range(20):
+        pods = {str(i): a_pod(i, "Running" if i < number else "Pending") for i in range(999)}
+        told = waiting.explain(Picture(job=ALIVE, pods={**pods, "999": a_pod(999, reason="Unschedulable")}))
+        assert f"{number} Running" in told or number == 0
+    assert "cpu: 64 asked, 8 is the most one node has" in told
+    asked = Counter(path for _, path, _ in server.requests)
+    assert asked == {"/api/v1/nodes": 4, "/api/v1/pods": 20, f"{PODS}/llama-999": 1}
+
+
+# -- pods on dead nodes
+
+
+def leaving(name="llama-0", node="n1", uid="dead", deadline="2026-11-15T06:05:00Z"):
+    value = pod_value(name, state={"running": {}}, deleting=True)
+    value["metadata"] |= {"uid": uid, "deletionTimestamp": deadline}
+    value["spec"]["nodeName"] = node
+    return pod_of(value, LAYOUT, submission_label="x")
+
+
+def serve_node(server, name, ready):
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    server.on(f"/api/v1/nodes/{name}", lambda one: one.json({"metadata": {"name": name}, "status": status}))
+
+
+def serve_stuck_pod(server, finalizers=("batch.kubernetes.io/job-tracking",)):
+    """A pod that stays until nobody holds it any more; what is done to it is written down."""
+    bodies, held = [], list(finalizers)
+
+    def answer(handler):
+        body = json.loads(handler.body) if handler.body else None
+        bodies.append((handler.command, body))
+        if handler.command == "PATCH":
+            held.clear()
+        if (handler.command == "GET" and not held) or handler.params.get("gone"):
+            handler.status(404, "NotFound", "gone")
+        else:
+            handler.json({"metadata": {"name": "llama-0", "uid": "dead", "finalizers": list(held)}})
+
+    server.on(f"{PODS}/llama-0", answer)
+    return bodies
+
+
+def tend(api, *pods, job=ALIVE, kind=JobKind.INDEXED):
+    recovery = Recovery(api, cluster_job(kind))
+    return recovery, recovery.tend(Picture(job=job, pods={pod.uid: pod for pod in pods}))
+
+
+def test_a_pod_on_a_dead_node_is_taken_out(server, api):
+    serve_node(server, "n1", "Unknown")
+    bodies = serve_stuck_pod(server)
+    recovery, removed = tend(api, leaving())
+    assert [(one.pod, one.node) for one in removed] == [("llama-0", "n1")]
+    (deletion,) = [body for command, body in bodies if command == "DELETE"]
+    assert deletion["gracePeriodSeconds"] == 0
+    assert deletion["preconditions"] == {"uid": "dead"}  # its successor may have its name
+    assert ("PATCH", {"metadata": {"uid": "dead", "finalizers": None}}) in bodies
+    assert recovery.tend(Picture(job=ALIVE, pods={"dead": leaving()})) == []  # once
+
+
+def test_a_pod_of_an_operator_is_only_deleted(server, api):
+    serve_node(server, "n1", "Unknown")
+    bodies = serve_stuck_pod(server, finalizers=())
+    _, removed = tend(api, leaving(), kind=JobKind.PYTORCHJOB)
+    assert len(removed) == 1
+    assert [command for command, _ in bodies] == ["DELETE", "GET"]
+
+
+@pytest.mark.parametrize("ready", ["True", "False"])
+def test_a_node_that_answers_ends_its_pods_itself(server, api, ready):
+    serve_node(server, "n1", ready)
+    bodies = serve_stuck_pod(server)
+    assert tend(api, leaving())[1] == []
+    assert bodies == []
+
+
+def test_a_node_that_is_gone_is_dead(server, api):
+    serve_stuck_pod(server)
+    assert len(tend(api, leaving())[1]) == 1
+
+
+@pytest.mark.parametrize("job", [None, {"metadata": {"uid": "u1", "deletionTimestamp": "2026-11-15T06:00:00Z"}}])
+def test_pods_of_a_job_that_goes_are_let_alone(server, api, job):
+    assert tend(api, leaving(), job=job)[1] == []
+    assert server.requests == []
+
+
+def test_without_a_look_at_nodes_a_pod_is_stuck_when_its_grace_is_over(server, api):
+    server.on("/api/v1/nodes/n1", lambda one: one.status(403, "Forbidden", "nodes is forbidden"))
+    serve_stuck_pod(server)
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
+    assert tend(api, leaving(deadline=soon))[1] == []
+    assert len(tend(api, leaving(deadline="2020-01-01T00:00:00Z"))[1]) == 1
+
+
+def test_who_may_not_take_a_pod_out_is_told_how_it_is_done(server, api):
+    serve_node(server, "n1", "Unknown")
+    message = 'pods "llama-0" is forbidden: User "ann" cannot delete resource "pods" in API group "" in the namespace "team"'
+    server.on(f"{PODS}/llama-0", lambda one: one.status(403, "Forbidden", message))
+    recovery, removed = tend(api, leaving())
+    assert removed == []
+    assert "llama-0 is stuck on n1, which does not answer, and you may not delete pods" in recovery.trouble
+    assert "kubectl -n team delete pod llama-0 --force --grace-period=0" in recovery.trouble
+
+
+def test_nodes_of_pods_that_leave_are_asked_for_now_and_then(server, api, monkeypatch):
+    serve_node(server, "n1", "True")
+    recovery, _ = tend(api, leaving())
+    for _ in range(20):
+        recovery.tend(Picture(job=ALIVE, pods={"dead": leaving()}))
+    assert len(server.requests) == 1
+    monkeypatch.setattr(recovery_module, "LOOK_SECONDS", 0.0)
+    recovery.tend(Picture(job=ALIVE, pods={"dead": leaving()}))
+    assert len(server.requests) == 2
+
+
+def test_a_replaced_pod_that_runs_makes_the_next_wait_short_again(server, api):
+    value = pod_value("llama-0", state={"running": {}})
+    value["metadata"]["annotations"] = {"batch.kubernetes.io/job-index-ignored-failure-count": "3"}
+    bodies = []
+    server.on(f"{PODS}/llama-0", lambda one: (bodies.append(json.loads(one.body)), one.json({}))[1])
+    pod = pod_of(value, LAYOUT, submission_label="x")
+    recovery, _ = tend(api, pod)
+    recovery.tend(Picture(job=ALIVE, pods={pod.uid: pod}))
+    change = {"batch.kubernetes.io/job-index-ignored-failure-count": "0"}
+    assert bodies == [{"metadata": {"uid": "llama-0", "annotations": change}}]
+
+
+# -- stop
+
+
+def test_stopping_a_thousand_pods_asks_little(server, api, monkeypatch):
+    """It asks whether any pod is left, not for all of them, and `--now` ends them with one request."""
+    monkeypatch.setattr(stopping, "POLL_SECONDS", 0.01)
+    left = [1000, 1000, 600, 0]
+
+    def pods(handler):
+        if handler.command == "DELETE":
+            handler.json({})
+            return
+        number = left.pop(0) if len(left) > 1 else left[0]
+        shown = [{"metadata": {"name": f"llama-{i}"}} for i in range(min(number, int(handler.params["limit"])))]
+        handler.json({"metadata": {"remainingItemCount": number - len(shown)}, "items": shown})
+
+    server.on(PODS, pods)
+    for plural in ("configmaps", "secrets", "services"):
+        server.on(f"/api/v1/namespaces/team/{plural}", lambda one: one.json({"metadata": {}, "items": []}))
+    remove(api, cluster_job(), name="llama", grace=60.0, save_first=False)
+    deleted = [(path, params) for command, path, params in server.requests if command == "DELETE"]
+    assert deleted == [
+        ("/apis/batch/v1/namespaces/team/jobs/llama", {}),
+        (PODS, {"labelSelector": "windlass.dev/run=llama"}),
+    ]
+    assert all(params["limit"] == "1" for command, path, params in server.requests if path == PODS and command == "GET")
+
+
+def test_who_may_not_delete_collections_deletes_one_by_one(server, api, monkeypatch):
+    monkeypatch.setattr(stopping, "POLL_SECONDS", 0.01)
+    message = 'pods is forbidden: User "ann" cannot deletecollection resource "pods" in API group ""'
+    there = {"llama-0", "llama-1"}
+
+    def pods(handler):
+        if handler.command == "DELETE":
+            handler.status(403, "Forbidden", message)
+        else:
+            handler.json({"metadata": {}, "items": [{"metadata": {"name": name}} for name in sorted(there)]})
+
+    def one_pod(handler):
+        there.discard(handler.path.split("?")[0].rpartition("/")[2])
+        handler.json({})
+
+    server.on(PODS, pods)
+    for name in sorted(there):
+        server.on(f"{PODS}/{name}", one_pod)
+    for plural in ("configmaps", "secrets", "services"):
+        server.on(f"/api/v1/namespaces/team/{plural}", lambda one: one.json({"metadata": {}, "items": []}))
+    remove(api, cluster_job(), name="llama", grace=60.0, save_first=False)
+    assert there == set()
+
+
+# -- submit
+
+
+@pytest.fixture
+def cluster_of_objects(server):
+    """A namespace that keeps what is created; `refuse` names what it does not do, by verb and plural."""
+    there, refuse = {}, {}
+
+    def collection(plural, version):
+        base = f"/api{'s' if '/' in version else ''}/{version}/namespaces/team/{plural}"
+
+        def one(handler):
+            name = handler.path.split("?")[0].rpartition("/")[2]
+            why = refuse.get((handler.command, plural))
+            if why:
+                handler.status(403, "Forbidden", why)
+            elif (plural, name) not in there:
+                handler.status(404, "NotFound", f"{plural} {name} not found")
+            elif handler.command == "DELETE":
+                handler.json(there.pop((plural, name)))
+            else:
+                if handler.command == "PATCH":
+                    there[plural, name]["metadata"] |= json.loads(handler.body)["metadata"]
+                handler.json(there[plural, name])
+
+        def create(handler):
+            value = json.loads(handler.body)
+            name = value["metadata"]["name"]
+            if refuse.get(("POST", plural)):
+                handler.status(403, "Forbidden", refuse["POST", plural])
+                return
+            value["metadata"]["uid"] = f"uid-{name}"
+            there[plural, name] = value
+            server.on(f"{base}/{name}", one)
+            handler.json(value, 201)
+
+        server.on(base, create)
+
+    collection("configmaps", "v1")
+    collection("services", "v1")
+    collection("jobs", "batch/v1")
+    return there, refuse
+
+
+NOT_ALLOWED = 'configmaps "x" is forbidden: User "ann" cannot {} resource "{}" in API group "" in the namespace "team"'
+
+
+def submitted(api):
+    request = request_of("llama-tiny", JobKind.INDEXED)
+    return submission.submit(api, request, ALWAYS, lambda: None)
+
+
+def test_everything_that_goes_with_a_job_belongs_to_it(api, cluster_of_objects):
+    there, _ = cluster_of_objects
+    made, _ = submitted(api)
+    assert sorted(there) == [
+        ("configmaps", "llama-tiny-run"),
+        ("jobs", "llama-tiny"),
+        ("services", "llama-tiny-host"),
+    ]
+    for plural in ("configmaps", "services"):
+        (value,) = [value for (kind, _), value in there.items() if kind == plural]
+        assert [one["uid"] for one in value["metadata"]["ownerReferences"]] == [made.uid]
+
+
+@pytest.mark.parametrize(("verb", "plural"), [("PATCH", "configmaps"), ("PATCH", "services"), ("POST", "jobs")])
+def test_a_submission_that_fails_half_way_leaves_nothing(api, cluster_of_objects, verb, plural):
+    there, refuse = cluster_of_objects
+    word = "patch" if verb == "PATCH" else "create"
+    refuse[verb, plural] = NOT_ALLOWED.format(word, plural)
+    with pytest.raises(UserError, match=f"you may not {word} {plural}"):
+        submitted(api)
+    assert there == {}
+
+
+def test_a_second_submission_completes_what_a_killed_one_began(api, cluster_of_objects):
+    there, _ = cluster_of_objects
+    made, _ = submitted(api)
+    del there["configmaps", "llama-tiny-run"]["metadata"]["ownerReferences"]
+    again, take_back = submitted(api)
+    assert again.uid == made.uid
+    assert there["configmaps", "llama-tiny-run"]["metadata"]["ownerReferences"][0]["uid"] == made.uid
+    take_back()
+    assert ("jobs", "llama-tiny") in there  # it was not made by this submission
