@@ -11,7 +11,7 @@ from windlass.runfolder import RunFolder, read_json_lines
 from windlass.targets.kubernetes.picture import Picture
 from windlass.targets.kubernetes.pods import HELD_BACK, Pod, newest_by_node, phases
 from windlass.targets.local.state import with_progress
-from windlass.targets.local.tail import newest_records
+from windlass.targets.local.tail import newest_steps
 from windlass.targets.protocol import JobStatus, State
 
 # What operators call the same thing: Job and TrainJob, PyTorchJob, HyperPod's.
@@ -75,7 +75,7 @@ def with_steps_of_this_attempt(
     begun = next((one for one in reversed(history) if one.get("event") in TRAINING), None)
     if begun is None or status.step is None or begun.get("event") != "resumed" or begun.get("step") is None:
         return status
-    last = next((one for one in reversed(newest_records(folder.metrics)) if one.get("kind") == "step"), None)
+    last = next(iter(newest_steps(folder.metrics, 1)), None)
     if last is None or float(last.get("time") or 0.0) >= float(begun.get("time") or 0.0):
         return status
     return replace(status, step=min(status.step, int(begun["step"])), loss=None, tokens_per_s=None, eta=None)
