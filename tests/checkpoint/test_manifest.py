@@ -132,7 +132,7 @@ json_values = st.recursive(
 
 @given(key=st.sampled_from([*body_with(), "layout", "validation", "files"]), value=json_values, name=st.text())
 def test_whatever_is_in_it_only_plain_names_come_through(key: str, value: Any, name: str) -> None:
-    """Fuzz: any value in any place, any text as a name, signed properly. It is refused with ValueError or is harmless."""
+    """Fuzz: any value anywhere, any text as a name, properly signed. It is refused with ValueError or harmless."""
     for body in (body_with(**{key: value}), body_with(files=files_named(name))):
         try:
             manifest = Manifest.parse(signed(body))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pickle
@@ -123,7 +124,7 @@ def test_loading_refuses_it_too(kind: str, saved: Path, copy: Path, tmp_path: Pa
     (tmp_path / "secret").write_bytes(b"")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        with pytest.raises(BaseException, match="description of tensors|files outside|do not load"):
+        with pytest.raises(BaseException, match=r"description of tensors|files outside|do not load"):
             dcp.load({"model.a": torch.zeros(3, 2)}, storage_reader=TensorReader(copy), no_dist=True)
     assert not mark.exists()
 
@@ -153,15 +154,11 @@ def test_damaged_bytes_are_refused_and_nothing_else_happens(data: st.DataObject,
                 del content[place : place + data.draw(st.integers(1, 20))]
             case 2:
                 content[place:place] = data.draw(st.binary(max_size=8))
-    try:
+    with contextlib.suppress(UnsafePickleError):
         check_pickle(bytes(content))
-    except UnsafePickleError:
-        return
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
-    try:
+    with contextlib.suppress(UnsafePickleError):
         check_pickle(data)
-    except UnsafePickleError as error:
-        assert str(error)

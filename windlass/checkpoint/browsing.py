@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ class TierView(Protocol):
         """Every file that is not as it was written. Reads all of them."""
         ...
 
+    def has(self, step: int) -> bool:
+        """Whether a complete checkpoint of this step is there now."""
+        ...
+
     def delete(self, step: int) -> None: ...
 
     def clear_leftovers(self) -> int:
@@ -86,14 +91,19 @@ class FolderView:
             if self.name == "shared" or found.file == MANIFEST_NAME or (checkpoint.path / found.file).exists():
                 yield found
 
+    def has(self, step: int) -> bool:
+        return self.folder.at(step).complete
+
     def delete(self, step: int) -> None:
         self.folder.at(step).delete()
 
     def clear_leftovers(self) -> int:
-        leftovers = self.folder.unfinished()
+        leftovers, scratch = self.folder.unfinished(), self.folder.scratch()
         for one in leftovers:
             one.delete()
-        return len(leftovers)
+        for path in scratch:
+            shutil.rmtree(path, ignore_errors=True)
+        return len(leftovers) + len(scratch)
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,9 @@ class StoreView:
                 if found:
                     yield found
                 (Path(folder) / name).unlink(missing_ok=True)
+
+    def has(self, step: int) -> bool:
+        return any(one.step == step for one in self.stored.complete())
 
     def delete(self, step: int) -> None:
         for one in self.stored.all():
@@ -162,6 +175,9 @@ class ManagedView:
                 reason = damage(path, record) if record else None
                 if reason:
                     yield Damage(path.name, reason)
+
+    def has(self, step: int) -> bool:
+        return any(one.step == step for one in self.service.published())
 
     def delete(self, step: int) -> None:
         manifest = self.service.manifest(step)

@@ -51,6 +51,14 @@ class Checkpoint:
                 total += file.stat().st_size if file.is_file() else 0
         return total
 
+    def touched(self) -> float:
+        """When anything in it was last written."""
+        last = 0.0
+        for path in (self.path, *self.path.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):
+                last = max(last, path.stat().st_mtime)
+        return last
+
     def damages(self, *, contents: bool = True, share: tuple[int, int] = (0, 1)) -> Iterator[Damage]:
         """Files that are not as they were written. `share` (i, n): look at every n-th file only, for n readers."""
         try:
@@ -129,8 +137,8 @@ class CheckpointFolder:
         """
         pinned = Checkpoint(self.path / f"{PINNED}{os.getpid()}-{checkpoint.name}", checkpoint.step)
         shutil.rmtree(pinned.path, ignore_errors=True)
-        pinned.path.mkdir()
         try:
+            pinned.path.mkdir()
             for name in (*checkpoint.manifest().files, MANIFEST_NAME):
                 os.link(checkpoint.path / name, pinned.path / name)
         except FileNotFoundError:
@@ -138,7 +146,7 @@ class CheckpointFolder:
             if checkpoint.complete:
                 return checkpoint  # a file is missing for another reason: its proof will say so
             raise
-        except OSError:
+        except (OSError, ValueError):
             shutil.rmtree(pinned.path, ignore_errors=True)
             return checkpoint
         return pinned
@@ -149,11 +157,9 @@ class CheckpointFolder:
 
     def scratch(self, *, older_than_s: float = DAY_S) -> list[Path]:
         """What commands that were cut off left beside the checkpoints."""
-        limit, found = time.time() - older_than_s, []
-        for path in self.path.iterdir() if self.path.is_dir() else ():
-            if path.name.startswith((INCOMING, FORMER, PINNED)) and path.stat().st_mtime <= limit:
-                found.append(path)
-        return found
+        limit, paths = time.time() - older_than_s, self.path.iterdir() if self.path.is_dir() else ()
+        ours = [path for path in paths if path.name.startswith((INCOMING, FORMER, PINNED))]
+        return [path for path in ours if path.stat().st_mtime <= limit]
 
     def all(self) -> list[Checkpoint]:
         """Every checkpoint folder, oldest first, complete or not."""

@@ -73,9 +73,8 @@ class Manifest:
         if not body.keys() <= known:
             raise ValueError(f"it was written by another version of windlass: {min(body.keys() - known)!r} is unknown")
         for key, (expected, is_right) in VALUES.items():
-            if key in body or key in REQUIRED:
-                if key not in body or not is_right(body[key]):
-                    raise ValueError(f"its {key!r} is {str(body.get(key))[:60]!r}: not {expected}")
+            if (key in body or key in REQUIRED) and not is_right(body.get(key)):
+                raise ValueError(f"its {key!r} is {str(body.get(key))[:60]!r}: not {expected}")
         manifest = cls(files=_parse_files(body.pop("files")), **body)
         if manifest.layout is not None:
             _check_pieces(manifest)

@@ -1,7 +1,7 @@
 """Read torch DCP's `.metadata` without running what somebody planted in it. No torch is needed to prove one.
 
-DCP describes the tensors of a checkpoint in a pickle, and a pickle can call anything. Only the classes that DCP needs for
-tensors are let through. `BytesStorageMetadata` is not among them: DCP unpickles what it points to without restriction.
+DCP describes the tensors of a checkpoint in a pickle, and a pickle can call anything. Only the classes that DCP needs
+for tensors are let through. `BytesStorageMetadata` is not among them: DCP unpickles what it points to freely.
 """
 
 from __future__ import annotations

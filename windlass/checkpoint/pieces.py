@@ -7,7 +7,9 @@ also those of other nodes: whoever holds one manifest can prove every piece.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import stat
 from pathlib import Path
 
 from windlass.checkpoint.folder import Checkpoint, CheckpointFolder
@@ -20,6 +22,7 @@ from windlass.spec.checkpoint import CheckpointSection
 __all__ = [
     "NODE_TIERS",
     "clear_earlier_runs",
+    "make_private",
     "piece_name",
     "pieces_here",
     "ranks_held",
@@ -37,6 +40,8 @@ def tier_path(spec: CheckpointSection, tier: str) -> Path | None:
     }[tier]
     if every is None or text is None:
         return None
+    # Shells know $UID, but do not hand it on.
+    text = re.sub(r"\$(UID\b|\{UID\})", str(os.getuid()), text)
     path = os.path.expandvars(os.path.expanduser(text))
     if "$" in path:
         raise UserError(
@@ -51,6 +56,35 @@ def pieces_here(folder: RunFolder, spec: CheckpointSection, tier: str) -> Checkp
     """This node's part of a run's checkpoints in a tier; None if the run has no such tier, or has not begun."""
     root, run_id = tier_path(spec, tier), read_id(folder)
     return CheckpointFolder(node_folder(root, folder, run_id)) if root and run_id else None
+
+
+def make_private(root: Path, place: Path, *, tier: str) -> None:
+    """Make a run's folder below a tier's path, for this user alone. Refused where another user could put something else
+    in its place: what a run resumes from would be that user's.
+    """
+    try:
+        root.mkdir(mode=0o700 if tier == "memory" else 0o777, parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
+        above, own = root.stat(), place.lstat()
+    except OSError as error:
+        raise _not_ours(root, tier, str(error)) from None
+    if tier == "memory" and above.st_uid not in (0, os.getuid()):
+        raise _not_ours(root, tier, f"it belongs to user {above.st_uid}, this is user {os.getuid()}")
+    if tier == "memory" and above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX:
+        raise _not_ours(root, tier, f"others may write to it: its mode is {stat.filemode(above.st_mode)}")
+    if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.getuid():
+        raise _not_ours(place, tier, f"it belongs to user {own.st_uid} or is a link, this is user {os.getuid()}")
+    if own.st_mode & 0o077:
+        place.chmod(0o700)  # as an older windlass made it
+
+
+def _not_ours(path: Path, tier: str, evidence: str) -> UserError:
+    return UserError(
+        f"{path} cannot hold the {tier} tier of this user's runs",
+        evidence=evidence,
+        cause="whoever owns the folder decides what a run resumes from",
+        fix=f"checkpoint.{tier}_path=/a/folder/of/your/own",
+    )
 
 
 def clear_earlier_runs(root: Path, folder: RunFolder, run_id: str) -> list[str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from windlass.checkpoint.browsing import Row, TierView, views
-from windlass.checkpoint.folder import expired_steps
+from windlass.checkpoint.folder import CheckpointFolder, expired_steps
+from windlass.checkpoint.locking import alone
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, read_json_lines
 
+LASTING = ("shared", "store")  # tiers that outlive the nodes
 NODE_KEEP = 1  # a node tier needs its newest alone
 RECENT_S = 600.0
+ENDED = (["finished"], ["preempted"])
 
 
 def expired_rows(
@@ -19,39 +22,70 @@ def expired_rows(
 ) -> list[tuple[TierView, Row]]:
     """Complete checkpoints beyond the newest `keep` and the multiples of `keep_every`, tier by tier."""
     spec = folder.load_run().checkpoint
+    if keep == 0:
+        _refuse_to_empty(folder, tier)
     found = []
     for view in views(folder, tier):
         rows = {row.step: row for row in view.rows() if row.complete}
         default = {"shared": spec.keep, "store": spec.store_keep or spec.keep}.get(view.name, NODE_KEEP)
         chosen = default if keep is None else keep
-        if chosen == 0 and view.name in ("shared", "store") and len(views(folder)) == 1:
-            raise UserError("that would delete every checkpoint of the run", fix="--keep 1, or delete the run folder")
-        every = (spec.keep_every if keep_every is None else keep_every) if view.name in ("shared", "store") else None
+        every = (spec.keep_every if keep_every is None else keep_every) if view.name in LASTING else None
         newest = max(rows, default=0)
-        best = _best(folder, rows) if spec.keep_best and chosen else []
-        gone = expired_steps(rows, newest, keep=chosen, keep_every=every, protected=best) if chosen else sorted(rows)
+        best = best_of(folder, rows) if spec.keep_best else None
+        kept = [best] if best is not None and chosen else []
+        gone = expired_steps(rows, newest, keep=chosen, keep_every=every, protected=kept) if chosen else sorted(rows)
         found += [(view, rows[step]) for step in gone]
     return found
 
 
+def _refuse_to_empty(folder: RunFolder, tier: str | None) -> None:
+    """One tier may be emptied by its name, while the run folder or the store has what is newest in it."""
+    if tier is None:
+        raise UserError(
+            "that would delete every checkpoint of the run",
+            evidence="--keep 0 without --tier means all tiers",
+            fix="--keep 1, or --keep 0 --tier NAME for one tier, or delete the run folder",
+        )
+    newest = {view.name: max((row.step for row in view.rows() if row.complete), default=-1) for view in views(folder)}
+    others = [step for name, step in newest.items() if name in LASTING and name != tier]
+    if newest.get(tier, -1) > max(others, default=-1):
+        raise UserError(
+            f"that would delete step {newest[tier]}, the newest of the run",
+            evidence="the run folder and the store have "
+            + (f"step {max(others)} at most" if max(others, default=-1) >= 0 else "none beside it"),
+            fix="--keep 1, or delete the run folder",
+        )
+
+
 def clear_leftovers(folder: RunFolder, tier: str | None) -> int:
     """Not of a run that may be saving this very moment, except in a store, where only what is a day old goes."""
-    at_work = _spoke_recently(folder)
-    return sum(view.clear_leftovers() for view in views(folder, tier) if view.name == "store" or not at_work)
+    with alone(folder) as nobody_trains:
+        at_rest = nobody_trains and not _spoke_recently(folder)
+        return sum(view.clear_leftovers() for view in views(folder, tier) if view.name == "store" or at_rest)
 
 
 def _spoke_recently(folder: RunFolder) -> bool:
-    last = 0.0
-    for path in (folder.metrics, folder.history):
-        for record in read_json_lines(path):
-            last = max(last, float(record.get("time") or 0))
-    ended = [one["event"] for one in read_json_lines(folder.history)][-1:]
-    return time.time() - last < RECENT_S and ended not in (["finished"], ["preempted"], ["exported"])
+    """Where locks do not reach, a run that wrote a line or a file lately may still be at work."""
+    history = list(read_json_lines(folder.history))
+    if [one.get("event") for one in history if one.get("event") not in ("exported", "exit")][-1:] in ENDED:
+        return False
+    said = [float(one.get("time") or 0) for one in (*history, *read_json_lines(folder.metrics))]
+    touched = [one.touched() for one in CheckpointFolder(folder.checkpoints).unfinished()]
+    return time.time() - max([*said, *touched], default=0.0) < RECENT_S
 
 
-def _best(folder: RunFolder, steps: Iterable[int]) -> list[int]:
-    """Of these steps the one with the best validation loss, if any was validated."""
+def best_of(folder: RunFolder, rows: Mapping[int, Row]) -> int | None:
+    """Of these steps the one with the best validation loss: by the metrics here, and by what manifests say."""
+    losses = validations(folder)
+    for row in rows.values():
+        known = row.manifest.validation if row.manifest else None
+        if known:
+            losses.setdefault(int(known["best_step"]), float(known["best_loss"]))
+    validated = [step for step in rows if step in losses]
+    return min(validated, key=lambda step: losses[step], default=None)
+
+
+def validations(folder: RunFolder) -> dict[int, float]:
+    """Validation losses by step, in order; of one that was repeated after a resume the later."""
     records = [record for record in read_json_lines(folder.metrics) if record.get("kind") == "validation"]
-    losses = {int(record["step"]): float(record["loss"]) for record in records}
-    validated = [step for step in steps if step in losses]
-    return [min(validated, key=lambda step: losses[step])] if validated else []
+    return dict(sorted({int(record["step"]): float(record["loss"]) for record in records}.items()))

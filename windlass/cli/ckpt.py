@@ -71,7 +71,9 @@ def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None
         for one in view.rows():
             if step is None or (one.step == step and one.complete):
                 damages = [{"file": d.file, "reason": d.reason} for d in view.damages(one.step)] if one.complete else []
-                rows.append({"tier": one.tier, "step": one.step, "complete": one.complete, "damages": damages})
+                removed = bool(damages) and not view.has(one.step)  # by a run that saves and lets older ones go
+                row = {"tier": one.tier, "step": one.step, "complete": one.complete, "removed": removed}
+                rows.append({**row, "damages": [] if removed else damages})
     if step is not None and not rows:
         raise UserError(f"no complete checkpoint of step {step} in {name}", fix=f"windlass ckpt ls {name}")
     if as_json:
@@ -80,6 +82,7 @@ def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None
         for row in rows:
             where = f"{row['tier']:<8}" if len(shown) > 1 else ""
             state = "whole" if row["complete"] else "incomplete: a save was cut off; it is never resumed from"
+            state = "removed meanwhile" if row["removed"] else state
             click.echo(f"{where}step {row['step']:>8}  {state if not row['damages'] else 'DAMAGED'}")
             for item in row["damages"]:
                 click.echo(f"{'':>15}{item['file']}: {item['reason']}")
@@ -109,7 +112,11 @@ def get(name: str, step: int | None, tier: str | None, to: Path | None, as_json:
 @ckpt.command()
 @click.argument("name")
 @tier_option
-@click.option("--keep", type=click.IntRange(min=0), help="Newest complete ones to keep. Default: as the run says.")
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    help="Newest complete ones to keep. Default: as the run says. 0 empties one --tier whose newest is elsewhere too.",
+)
 @click.option("--keep-every", type=click.IntRange(min=1), help="Also keep multiples of this. Default: as the run says.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -17,8 +17,9 @@ class CheckpointSection(Section):
     memory_every: PositiveInt | None = None
     """Steps between copies of the state in the nodes' own memory, each also in a peer node's: they survive the death of
     any process and of one node. Only for the same number of ranks and the same sharding."""
-    memory_path: str = "/dev/shm/windlass"
-    """Where on a node that memory is; $VARIABLES are filled in there."""
+    memory_path: str = "/dev/shm/windlass-$UID"
+    """Where on a node that memory is; $VARIABLES are filled in there, $UID is the user's number. Nobody else may write
+    there."""
     local_every: PositiveInt | None = None
     """Steps between copies on the nodes' own disks; they survive a restart of the nodes. Needs `local_path`."""
     local_path: str | None = None

@@ -53,10 +53,22 @@ def on_first_rank(ranks: Ranks, action: Callable[[], Any]) -> Any:
             value = action()
         except UserError as error:
             problem = error.as_dict()
-    value, problem = ranks.broadcast((value, problem))
+    value, problem = ranks.broadcast((value, problem), patient=True)
     if problem:
         raise UserError.from_dict(problem)
     return value
+
+
+def on_every_rank(ranks: Ranks, action: Callable[[], Any]) -> None:
+    """Let every rank do something; a UserError of any of them is raised on all."""
+    problem = None
+    try:
+        action()
+    except UserError as error:
+        problem = error.as_dict()
+    for one in ranks.gather(problem, patient=True):
+        if one:
+            raise UserError.from_dict(one)
 
 
 def root_cause(error: BaseException) -> str:

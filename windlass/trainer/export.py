@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from windlass.checkpoint import Checkpoint
+from windlass.checkpoint import Checkpoint, CheckpointFolder
 from windlass.data.tokenizer import tokenizer_of
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -26,11 +28,13 @@ from windlass.trainer.new_tokens import ROWS, rows_modules
 from windlass.trainer.obtaining import obtain
 from windlass.trainer.preparation import structure
 from windlass.trainer.pretrained import Weights, find_weights, read_weights
+from windlass.trainer.resuming import check_same_model, model_settings
 from windlass.trainer.stored import digest_of
 from windlass.trainer.tiers_shared import TensorReader
 from windlass.trainer.weights import materialize, restore_buffers
 
 log = logging.getLogger(__name__)
+TRIES = 20  # to take hold of a checkpoint of a run that goes on
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -53,18 +57,51 @@ def export_checkpoint(
     run = folder.load_run()
     if merge and run.model.lora is None:
         raise UserError(f"the run {folder.name} has no adapter to merge: it trains the whole model", fix="drop --merge")
-    checkpoint = obtain(folder, step, prefer_run_folder=True)
+    with reading(folder, step) as checkpoint:
+        return _export(folder, run, checkpoint, destination, dtype=dtype, merge=merge)
+
+
+@contextlib.contextmanager
+def reading(folder: RunFolder, step: int | None) -> Iterator[Checkpoint]:
+    """A checkpoint that stays while it is read, whatever a run that goes on lets go meanwhile."""
+    checkpoints = CheckpointFolder(folder.checkpoints)
+    for _ in range(TRIES):
+        checkpoint = obtain(folder, step, prefer_run_folder=True)
+        try:
+            pinned = checkpoints.pin(checkpoint)
+        except FileNotFoundError:  # it was the newest a moment ago
+            continue
+        try:
+            yield pinned
+        finally:
+            checkpoints.unpin(pinned)
+        return
+    raise UserError(
+        f"the run {folder.name} lets its checkpoints go faster than they can be read",
+        fix="checkpoint.keep=3 or more, or export when it is finished",
+    )
+
+
+def _export(
+    folder: RunFolder, run: Run, checkpoint: Checkpoint, destination: Path, *, dtype: str, merge: bool
+) -> Exported:
     damage = next(iter(checkpoint.damages()), None)
+    if damage and not checkpoint.complete:  # on file systems without hard links it could not be kept
+        raise UserError(f"step {checkpoint.step} was let go while it was read", fix="the same command again")
     if damage:
         raise UserError(
-            f"the checkpoint {checkpoint.name} is damaged",
+            f"the checkpoint of step {checkpoint.step} is damaged",
             evidence=f"{damage.file}: {damage.reason}",
             fix=f"windlass ckpt verify {folder.name}    names a whole one; then --step N",
         )
     located = locate_alone(run)
     config, _, reference = structure(run, located, open_adapter(run))
-    if facts(reference).fingerprint != checkpoint.manifest().model["fingerprint"]:
-        raise UserError(f"the checkpoint {checkpoint.path} is of another model than {folder.run_file} describes")
+    check_same_model(
+        checkpoint.manifest().model,
+        facts(reference).as_dict(config) | model_settings(config, reference),
+        where=f"the checkpoint of step {checkpoint.step}",
+        fix=f"put the model's former config.json back, or model.config of {folder.run_file}",
+    )
     trained = read_trained(checkpoint, reference)
     temporary = destination.with_name(f".{destination.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -41,6 +41,7 @@ POINTS = (
     "upload.manifest",
     "upload.published",
     "upload.retention",
+    "restore.file",
 )
 
 

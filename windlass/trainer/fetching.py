@@ -75,7 +75,7 @@ def once_per_node(hub_id: str, files: tuple[str, ...], ranks: Ranks, revision: s
             complete(hub_id, files, revision)
         except UserError as error:
             problem = error
-    problems = [one for one in ranks.gather(problem.as_dict() if problem else None) if one]
+    problems = [one for one in ranks.gather(problem.as_dict() if problem else None, patient=True) if one]
     if problems:
         raise UserError.from_dict(problems[0])
     folder = fetched(hub_id, files, revision=revision)
@@ -88,15 +88,15 @@ def cache_is_shared(ranks: Ranks) -> bool:
     """Whether all nodes see the same cache of the hub's files: rank 0 leaves a mark there, and the others look."""
     hub = import_hub("the model")
     root = Path(hub.constants.HF_HUB_CACHE)
-    name = ranks.broadcast(f".windlass-{secrets.token_hex(8)}")
+    name = ranks.broadcast(f".windlass-{secrets.token_hex(8)}", patient=True)
     if ranks.is_first:
         try:
             root.mkdir(parents=True, exist_ok=True)
             (root / name).touch()
         except OSError as error:
             log.warning("%s cannot be written to: %s", root, error)
-    ranks.gather(None)  # the mark is there
-    seen = all(ranks.gather((root / name).exists()))
+    ranks.gather(None, patient=True)  # the mark is there
+    seen = all(ranks.gather((root / name).exists(), patient=True))
     if ranks.is_first:
         (root / name).unlink(missing_ok=True)
     return seen

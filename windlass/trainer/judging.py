@@ -5,30 +5,51 @@ from __future__ import annotations
 from typing import Any
 
 from windlass.checkpoint import CheckpointFolder
+from windlass.checkpoint.browsing import Row, views
+from windlass.checkpoint.pruning import best_of, validations
 from windlass.errors import UserError
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.trainer.ranks import Ranks
 from windlass.trainer.saving import Checkpointer
 
 
 class Judge:
-    """Hears every validation, on all ranks alike. Nothing of it is saved: a resume hears the earlier ones again."""
+    """Hears every validation, on all ranks alike. What it knows goes into every manifest: a resume goes on from there,
+    also on a machine that has no metrics of the run, and hears those that came between the save and the kill.
+    """
 
-    def __init__(self, run: Run, folder: RunFolder, ranks: Ranks, *, step: int) -> None:
+    def __init__(
+        self, run: Run, folder: RunFolder, ranks: Ranks, *, step: int, earlier: dict[str, Any] | None = None
+    ) -> None:
         self.stopping, self.keeps = run.train.early_stopping, run.checkpoint.keep_best
         self.best_step: int | None = None
         self.best_loss = float("inf")
         self.without_best = 0  # validations since the best one
-        earlier = ranks.broadcast(validations(folder) if ranks.is_first else None)
-        for validated, loss in earlier.items():
+        self.last_step = 0  # of the newest validation that counts
+        if earlier:
+            self.best_step, self.best_loss = int(earlier["best_step"]), float(earlier["best_loss"])
+            self.without_best, self.last_step = int(earlier["without_best"]), int(earlier["last_step"])
+        for validated, loss in ranks.broadcast(validations(folder) if ranks.is_first else None).items():
             if validated <= step:
                 self.hear(validated, loss)
 
+    def as_dict(self) -> dict[str, Any] | None:
+        """For a manifest; None before the first validation."""
+        if self.best_step is None:
+            return None
+        return {
+            "best_step": self.best_step,
+            "best_loss": self.best_loss,
+            "without_best": self.without_best,
+            "last_step": self.last_step,
+        }
+
     def hear(self, step: int, loss: float) -> bool:
-        """Take a validation in; whether it is the best so far. The same one twice counts once."""
-        if step == self.best_step:
+        """Take a validation in; whether it is the best so far. One that is repeated after a resume counts once."""
+        if step <= self.last_step:
             return False
+        self.last_step = step
         margin = self.stopping.min_delta if self.stopping else 0.0
         if loss < self.best_loss - margin:
             self.best_step, self.best_loss, self.without_best = step, loss, 0
@@ -56,22 +77,20 @@ class Judge:
             protected.discard(former)
 
 
-def validations(folder: RunFolder) -> dict[int, float]:
-    """Validation losses by step, in order; of one that was repeated after a resume the later."""
-    records: list[dict[str, Any]] = [
-        record for record in read_json_lines(folder.metrics) if record.get("kind") == "validation"
-    ]
-    return dict(sorted({int(record["step"]): float(record["loss"]) for record in records}.items()))
-
-
 def best_step(folder: RunFolder) -> int:
-    """The step with the best validation loss among the complete checkpoints of a run."""
-    complete = {one.step for one in CheckpointFolder(folder.checkpoints).complete()}
-    losses = {step: loss for step, loss in validations(folder).items() if step in complete}
-    if not losses:
+    """The step with the best validation loss among the complete checkpoints of a run, in its folder or its store."""
+    rows: dict[int, Row] = {}
+    for tier in ("store", "shared") if folder.load_run().checkpoint.store else ("shared",):
+        try:
+            rows |= {row.step: row for view in views(folder, tier) for row in view.rows() if row.complete}
+        except (UserError, OSError):  # a store that cannot be asked: what is here must do
+            if tier == "shared":
+                raise
+    best = best_of(folder, rows)
+    if best is None:
         raise UserError(
             f"no checkpoint of {folder.name} was validated",
-            evidence=f"checkpoints of steps {', '.join(map(str, sorted(complete))) or 'none'}",
+            evidence=f"checkpoints of steps {', '.join(map(str, sorted(rows))) or 'none'}",
             fix="--step N; checkpoint.keep_best=true saves after the best validation",
         )
-    return min(losses, key=lambda step: losses[step])
+    return best

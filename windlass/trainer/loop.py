@@ -16,6 +16,7 @@ from windlass.plan.resolution import batch_shape, effective_sharding
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.trainer.adapters import load_adapter
+from windlass.trainer.agreement import on_first_rank
 from windlass.trainer.attention import naming_attention, use_attention
 from windlass.trainer.batches import Batches
 from windlass.trainer.faults import Faults
@@ -32,7 +33,7 @@ from windlass.trainer.preparation import Prepared, build
 from windlass.trainer.pretrained import check_same_frozen, load_pretrained
 from windlass.trainer.ranks import Ranks
 from windlass.trainer.reporting import Reporter
-from windlass.trainer.resuming import check_same_run, newest_whole
+from windlass.trainer.resuming import check_same_run, model_settings, newest_whole, refuse_to_start_over
 from windlass.trainer.saving import Checkpointer, Progress
 from windlass.trainer.schedule import learning_rate
 from windlass.trainer.step import Stepper
@@ -49,7 +50,7 @@ def train(
 ) -> ExitCode:
     """Train a resolved run to its last step, or until all ranks agree to stop."""
     sequences = prepared.sequences
-    identity = prepared.model_identity()
+    identity = prepared.model_identity() | model_settings(prepared.config, prepared.reference)
     checkpointer = Checkpointer(run, folder, ranks, faults, model=identity, order=prepared.order)
     reporter = Reporter(run, folder, ranks)
     found = find_checkpoint(run, folder, ranks, checkpointer)
@@ -65,13 +66,16 @@ def train(
     )
     join_weights(model)
     state = updates.state() | persistent_buffers(model)
-    position = Progress(step=0, tokens=0, data_state=None)
+    position, validated = Progress(step=0, tokens=0, data_state=None), None
     if found is not None:
         found.load(state)
         manifest = found.manifest
-        position = Progress(manifest.step, manifest.tokens, manifest.data_state)
+        position, validated = Progress(manifest.step, manifest.tokens, manifest.data_state), manifest.validation
         sequences.restore(position.step, position.data_state)
         updates.resumed(position.step)
+    judge = Judge(run, folder, ranks, step=position.step, earlier=validated)
+    checkpointer.describe_validations = judge.as_dict
+    judge.protect(checkpointer)  # before the first upload: its retention must know the best
     checkpointer.begin(found, state)
     announce(run, prepared, folder, ranks, reporter, position, tier=found.tier if found else None)
 
@@ -84,13 +88,13 @@ def train(
         flops_per_token=flops_per_token(prepared.reference, prepared.config, run.data.sequence_length or 0),
         peak=peak_flops(ranks.gpu),
     )
-    judge = Judge(run, folder, ranks, step=position.step)
-    judge.protect(checkpointer)
     stopping = False
-    if validator and 0 < position.step < run.train.steps and validator.due(position.step) and not judge.enough:
+    unheard = judge.last_step < position.step < run.train.steps and not judge.enough
+    if validator and unheard and validator.due(position.step):
         stopping = not validator.validate(stepper, reporter, position.step)  # the attempt before may have died in it
         if not stopping:
             judge.hear(position.step, validator.loss)
+            judge.protect(checkpointer)
     first_step = position.step + 1
     end = position.step if stopping or judge.enough else run.train.steps
     ledger.restart_clock()
@@ -179,6 +183,7 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn
 def find_checkpoint(run: Run, folder: RunFolder, ranks: Ranks, checkpointer: Checkpointer) -> Offer | None:
     found = newest_whole(checkpointer)
     if found is None:
+        on_first_rank(ranks, lambda: refuse_to_start_over(folder))
         return None
     if not run.checkpoint.resume:
         raise UserError(

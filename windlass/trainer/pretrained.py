@@ -45,7 +45,7 @@ class Weights:
 
     def digest(self, ranks: Ranks) -> str:
         """One SHA-256 of all files; every rank reads its share of them."""
-        parts = ranks.gather(self.hashes(ranks.rank, ranks.world_size))
+        parts = ranks.gather(self.hashes(ranks.rank, ranks.world_size), patient=True)
         return digest_of({name: value for part in parts for name, value in part.items()})
 
     def hashes(self, index: int = 0, count: int = 1) -> dict[str, str]:
@@ -177,7 +177,7 @@ def load_pretrained(model: nn.Module, weights: Weights, ranks: Ranks, *, new_row
         _read(model, weights.sources, new_rows=new_rows)
     except OSError as error:
         problem = f"rank {ranks.rank}: {error}"
-    problems = [one for one in ranks.gather(problem) if one]
+    problems = [one for one in ranks.gather(problem, patient=True) if one]
     if problems:
         raise UserError(f"the weights of {weights.folder} cannot be loaded", evidence=problems[0])
 
@@ -236,7 +236,7 @@ def _load_through_first_rank(model: nn.Module, weights: Weights, ranks: Ranks) -
                 raise ValueError(f"the model has {lacking[0]}, the files do not")
         except Exception as error:  # of whatever kind: the other ranks wait to hear of it
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
-    problem = ranks.broadcast(problem)
+    problem = ranks.broadcast(problem, patient=True)
     if problem:
         raise UserError(f"the weights of {weights.folder} cannot be loaded", evidence=problem)
     for name, target in model.named_parameters():

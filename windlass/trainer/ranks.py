@@ -24,6 +24,7 @@ class Ranks:
     device: torch.device
     host: dist.ProcessGroup  # gloo, for what the CPU has to know; never waits for the GPU
     saving: dist.ProcessGroup  # gloo, used by the thread that writes checkpoints alone
+    patient: dist.ProcessGroup | None = None  # gloo, without a limit: for ranks that wait for another's long work
 
     @property
     def gpu(self) -> Gpu | None:
@@ -41,17 +42,22 @@ class Ranks:
             dist.all_reduce(tensor, group=self.host)
         return [float(one) for one in tensor]
 
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+    def gather(self, value: Any, *, patient: bool = False) -> list[Any]:
+        """Every rank's value, on every rank. `patient`: after work that may take some ranks hours, such as a download,
+        so that `parallel.timeout_minutes`, which is there to find hangs in training, does not end the run.
+        """
         everyone: list[Any] = [None] * self.world_size
-        dist.all_gather_object(everyone, value, group=self.host)
+        dist.all_gather_object(everyone, value, group=self._group(patient))
         return everyone
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: Any, *, patient: bool = False) -> Any:
         """Rank 0's value."""
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.host)
+        dist.broadcast_object_list(box, src=0, group=self._group(patient))
         return box[0]
+
+    def _group(self, patient: bool) -> dist.ProcessGroup:
+        return self.patient if patient and self.patient is not None else self.host
 
 
 def join_ranks(run: Run) -> Ranks:
@@ -79,6 +85,7 @@ def join_ranks(run: Run) -> Ranks:
         device=device,
         host=_gloo(timeout),
         saving=_gloo(timedelta(hours=2)),  # a slow file system is not a hang
+        patient=_gloo(timedelta(days=30)),  # a rank that dies is noticed all the same: its connections close
     )
 
 

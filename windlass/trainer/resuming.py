@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+from collections.abc import Iterator
 from typing import Any
+
+from torch import nn
 
 from windlass.checkpoint import Manifest
 from windlass.errors import UserError
+from windlass.runfolder import RunFolder, read_json_lines
+from windlass.trainer.lora import lora_layers
 from windlass.trainer.saving import Checkpointer
 from windlass.trainer.tiers import ORDER, Offer
 from windlass.trainer.tiers_store import store_offers
 
 log = logging.getLogger(__name__)
+# Of a configuration: where it came from, how it is computed, how text is generated. The trained model is the same.
+NOT_THE_MODEL = frozenset(
+    (
+        *("transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "use_cache", "return_dict"),
+        *("output_attentions", "output_hidden_states", "attn_implementation", "experts_implementation"),
+        *("bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id", "id2label", "label2id"),
+        *("problem_type", "finetuning_task", "task_specific_params", "name_or_path"),
+    )
+)
+ABSENT = object()
+NAMED = 12
 
 
 def newest_whole(checkpointer: Checkpointer) -> Offer | None:
@@ -19,7 +37,7 @@ def newest_whole(checkpointer: Checkpointer) -> Offer | None:
     folder, ranks = checkpointer.folder, checkpointer.ranks
     offers = [offer for tier in (*checkpointer.quick, checkpointer.shared) for offer in tier.offers()]
     if checkpointer.stored:
-        further, problem = store_offers(checkpointer.stored, checkpointer.checkpoints, ranks)
+        further, problem = store_offers(checkpointer.stored, checkpointer.checkpoints, ranks, checkpointer.faults)
         if problem and not offers:
             raise UserError(
                 "the store cannot be asked for checkpoints, and there are none here",
@@ -82,18 +100,9 @@ def _none_is_whole(offers: list[Offer], checkpointer: Checkpointer) -> UserError
 
 def check_same_run(manifest: Manifest, *, model: dict[str, Any], order: dict[str, Any], where: str) -> None:
     """A checkpoint of another model, or of other data in another order, must not be continued by accident."""
-    if manifest.model["fingerprint"] != model["fingerprint"]:
-        theirs, ours = manifest.model["config"], model["config"]
-        different = [
-            f"{key}: {theirs.get(key)!r} there, {ours.get(key)!r} here"
-            for key in sorted({*theirs, *ours})
-            if theirs.get(key) != ours.get(key)
-        ]
-        raise UserError(
-            f"{where} is of another model",
-            evidence="\n".join(different[:6]) or "parameter names or shapes differ",
-            fix="give this run another name (name=…), or begin again with --fresh",
-        )
+    check_same_model(
+        manifest.model, model, where=where, fix="give this run another name (name=…), or begin again with --fresh"
+    )
     different = [
         f"{key}: {manifest.order.get(key)!r} there, {order.get(key)!r} here"
         for key in sorted({*manifest.order, *order})
@@ -106,3 +115,85 @@ def check_same_run(manifest: Manifest, *, model: dict[str, Any], order: dict[str
             cause="going on would read some sequences twice and others never",
             fix="give this run another name (name=…), or begin again with --fresh",
         )
+
+
+def check_same_model(theirs: dict[str, Any], ours: dict[str, Any], *, where: str, fix: str) -> None:
+    """Weights fit models that compute something else with them: other heads, another rotation, another activation.
+
+    Both are what a manifest says about a model, `theirs` perhaps of an older windlass or another transformers.
+    """
+    different = list(_differing_settings(theirs, ours))
+    if not different and theirs.get("fingerprint") == ours["fingerprint"]:
+        return
+    raise UserError(
+        f"{where} is of another model",
+        evidence="\n".join(different[:NAMED]) or "parameter names or shapes differ",
+        cause="its weights were trained with those settings" if different else None,
+        fix=fix,
+    )
+
+
+def model_settings(config: Any, reference: nn.Module) -> dict[str, Any]:
+    """Everything of a model that parameter names and shapes do not say, for a manifest and to compare with one."""
+    import transformers
+
+    settings = _plain(config.to_dict())
+    scales = sorted({layer.lora_scale for layer in lora_layers(reference).values()})
+    if scales:
+        settings["lora_scale"] = scales
+    text = json.dumps(settings, sort_keys=True)
+    return {
+        "settings": settings,
+        "settings_fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "transformers": transformers.__version__,
+    }
+
+
+def _differing_settings(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[str]:
+    mine = ours["settings"]
+    if "settings" not in theirs:  # of an older windlass, which noted only what differs from the class's defaults
+        return _differences(_plain(theirs.get("config") or {}), mine, theirs_alone=False, ours_alone=False)
+    same = theirs.get("transformers") == ours["transformers"]  # another version knows other settings
+    return _differences(_plain(theirs["settings"]), mine, theirs_alone=same, ours_alone=same)
+
+
+def _differences(theirs: Any, ours: Any, *, theirs_alone: bool, ours_alone: bool, name: str = "") -> Iterator[str]:
+    """Every setting that differs, by its dotted name; those that only one side knows where it is asked for."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in sorted({*theirs, *ours}):
+            there, here = theirs.get(key, ABSENT), ours.get(key, ABSENT)
+            if (there is ABSENT and not ours_alone) or (here is ABSENT and not theirs_alone):
+                continue
+            yield from _differences(
+                there, here, theirs_alone=theirs_alone, ours_alone=ours_alone, name=f"{name}.{key}" if name else key
+            )
+    elif theirs != ours:
+        there, here = ("not set" if one is ABSENT else repr(one) for one in (theirs, ours))
+        yield f"{name}: {there} there, {here} here"
+
+
+def _plain(value: Any) -> Any:
+    """A configuration as JSON has it, without what does not change the model."""
+    if isinstance(value, dict):
+        kept = {str(key): _plain(one) for key, one in value.items()}
+        return {key: one for key, one in kept.items() if key not in NOT_THE_MODEL and not key.startswith("_")}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def refuse_to_start_over(folder: RunFolder) -> None:
+    """A run that has saved steps, of which none is left anywhere, must not begin at step 0 without a word."""
+    saves = [one for one in read_json_lines(folder.history) if one.get("event") in ("checkpoint", "uploaded")]
+    lasting = sorted({int(one["step"]) for one in saves if one.get("tier", "shared") == "shared"})
+    if lasting:
+        raise UserError(
+            f"the checkpoints of {folder.name} are gone",
+            evidence=f"{folder.history} tells of saves up to step {lasting[-1]}, and {folder.checkpoints} holds none",
+            cause="going on would mean to train again from step 0",
+            fix="put the checkpoints back, or begin again with --fresh",
+        )
+    if saves:  # in memories or on disks of nodes alone: nodes may be lost
+        newest = max(int(one["step"]) for one in saves)
+        log.warning("step %d was saved on the nodes alone, and none of them has it any more: from step 0", newest)
+        folder.record("started-over", step=newest)

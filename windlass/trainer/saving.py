@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import platform
+import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +17,7 @@ from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_st
 
 import windlass
 from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest
+from windlass.checkpoint.locking import hold
 from windlass.errors import ExitCode, UserError
 from windlass.plan.resolution import effective_sharding
 from windlass.runfolder import RunFolder
@@ -24,6 +28,7 @@ from windlass.trainer.ranks import Ranks
 from windlass.trainer.tiers import Offer, Progress, Tier
 from windlass.trainer.tiers_node import NodeTier
 from windlass.trainer.tiers_opening import open_tiers
+from windlass.trainer.tiers_piece import local_parts
 from windlass.trainer.tiers_shared import SharedTier
 
 __all__ = ["Checkpointer", "Progress"]
@@ -56,6 +61,7 @@ class Checkpointer:
         }
         self.checkpoints = CheckpointFolder(folder.checkpoints)
         self.protected: set[int] = set()  # steps that retention never lets go
+        self.describe_validations: Callable[[], dict[str, Any] | None] = lambda: None  # for manifests
         self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults)
         opened = open_tiers(run, folder, ranks, faults, self.protected)
         self.quick: list[Tier] = opened.quick
@@ -66,12 +72,18 @@ class Checkpointer:
         self._pending: Future[None] | None = None
         self._pending_step: int = 0
         self._pending_shared = False
+        self._lock: int | None = None  # of the checkpoints' folder, on rank 0
 
     def clear_unfinished(self) -> None:
         """Give back the room that killed saves and deletions took. Rank 0 calls it, before any save begins."""
+        if self._lock is None:
+            self._lock = hold(self.checkpoints.path)
         for leftover in self.checkpoints.unfinished():
             log.info("removing %s: its save was cut off", leftover.name)
             leftover.delete()
+        for path in self.checkpoints.scratch():
+            log.info("removing %s: the command that made it was cut off", path.name)
+            shutil.rmtree(path, ignore_errors=True)
 
     def begin(self, found: Offer | None, state: dict[str, Tensor]) -> None:
         """Before the first step: what was found is what is saved so far, and every tier must have room for more."""
@@ -95,16 +107,19 @@ class Checkpointer:
         tiers = [tier for tier in self.quick if not wait and tier.due(progress.step)]
         tiers += [self.shared] if to_shared else []
         # Copies in memory are many: one that would have to wait for a slower tier is worth less than the time.
+        if not wait and self._pending is not None and self._pending_step == progress.step and self._pending_shared:
+            return time.perf_counter() - started  # it is being written this moment
         if all(tier.name == "memory" for tier in tiers) and self._still_writing():
             log.info("step %d is not copied to memory: the save before is still being written", progress.step)
             return time.perf_counter() - started
         self.finish(must_succeed=False)
         if self.saved_step == progress.step:
             return time.perf_counter() - started
-        progress = self._with_all_lanes(progress)
-        # Without a thread the writer reads the live tensors: nothing changes them before it is done.
+        progress = dataclasses.replace(self._with_all_lanes(progress), validation=self.describe_validations())
+        # Always from a copy, also where training waits: DCP copies tensors of a GPU without blocking, and a file that
+        # was written before the copy arrived would be hashed as whole.
         in_background = self.spec.background and not wait
-        staged = self._stage(state) if in_background else state
+        staged = self._stage(state)
         stall_s = time.perf_counter() - started
         self._pending_step, self._pending_shared = progress.step, to_shared
         self._pending = self._writer.submit(self._write, progress, staged, tiers, started, stall_s)
@@ -188,6 +203,7 @@ class Checkpointer:
     ) -> None:
         """Runs in the writer thread of every rank. Uses the saving group alone, so it never meets the loop's calls."""
         failure: SaveFailedError | None = None
+        self._take_device(state)
         for tier in tiers:
             try:
                 size = tier.save(progress.step, state, self._describe(progress, tier))
@@ -203,6 +219,14 @@ class Checkpointer:
                 self._let_go(progress.step)
             if self.uploads:
                 self.uploads.request()
+
+    def _take_device(self, staged: dict[str, Tensor]) -> None:
+        """A new thread sits on cuda:0 whatever its rank: what it synchronises there says nothing of the rank's GPU."""
+        if self.ranks.device.type == "cuda":
+            torch.cuda.set_device(self.ranks.device)
+            assert torch.cuda.current_device() == self.ranks.device.index
+        elsewhere = [name for name, tensor in local_parts(staged).items() if tensor.device.type != "cpu"]
+        assert not elsewhere, f"not in host memory: {elsewhere[:4]}"
 
     def _describe(self, progress: Progress, tier: Tier) -> Any:
         def describe(files: dict[str, FileRecord]) -> Manifest:
@@ -221,6 +245,7 @@ class Checkpointer:
                     "python": platform.python_version(),
                 },
                 layout=None if tier is self.shared else self.layout,
+                validation=progress.validation,
             )
 
         created = round(time.time(), 3)

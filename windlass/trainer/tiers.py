@@ -21,6 +21,7 @@ class Progress:
     step: int
     tokens: int
     data_state: dict[str, Any] | None
+    validation: dict[str, Any] | None = None  # which validation was the best so far; of saves alone
 
 
 class Tier(Protocol):

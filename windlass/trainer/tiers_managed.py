@@ -75,7 +75,7 @@ class ManagedOffer:
             problem = "it is missing"
         if problem is None and hashlib.sha256(self._content or b"").hexdigest() != record.sha256:
             problem = "its contents changed: the SHA-256 does not match the manifest"
-        return [found for found in self.owner.ranks.gather((name, problem) if problem else None) if found]
+        return [found for found in self.owner.ranks.gather((name, problem) if problem else None, patient=True) if found]
 
     def load(self, state: dict[str, Tensor]) -> None:
         fill(bytearray(self._content or b""), state)

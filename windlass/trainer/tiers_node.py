@@ -79,7 +79,7 @@ class NodeTier:
             [manifest for one in self.folder.complete() if (manifest := readable_manifest(one))] if self.leads else []
         )
         known: dict[tuple[int, str], Manifest] = {}
-        for part in self.ranks.gather(mine):
+        for part in self.ranks.gather(mine, patient=True):
             for manifest in part:
                 known[manifest.step, hashlib.sha256(manifest.to_json().encode()).hexdigest()] = manifest
         return [self._offer(manifest) for _, manifest in sorted(known.items())]
@@ -87,7 +87,7 @@ class NodeTier:
     def _offer(self, manifest: Manifest) -> Offer:
         held = ranks_held(self.folder.at(manifest.step), manifest) if self.leads else []
         holders: dict[int, list[int]] = {}
-        for rank, pieces in enumerate(self.ranks.gather(held)):
+        for rank, pieces in enumerate(self.ranks.gather(held, patient=True)):
             for piece in pieces:
                 holders.setdefault(piece, []).append(self.nodes.of_rank[rank])
         return PiecesOffer(self, manifest, holders)
@@ -132,13 +132,17 @@ class PiecesOffer:
     def prove(self) -> list[tuple[str, str]]:
         """Each rank hashes its own piece; where one is missing or damaged, a node that has a copy hashes that."""
         tier, rank, nodes = self.owner, self.owner.ranks.rank, self.owner.nodes
-        own = {one: problem for one, problem in enumerate(tier.ranks.gather(self._problem(rank))) if problem}
+        own = {
+            one: problem for one, problem in enumerate(tier.ranks.gather(self._problem(rank), patient=True)) if problem
+        }
         asked = {one: [node for node in self.holders.get(one, ()) if node != nodes.of_rank[one]] for one in own}
         proven = []
         if tier.leads:
             mine = [one for one, holding in asked.items() if nodes.of_rank[rank] in holding]
             proven = [one for one in mine if not self._problem(one)]
-        sources = {one: sender for sender, pieces in enumerate(tier.ranks.gather(proven)) for one in pieces}
+        sources = {
+            one: sender for sender, pieces in enumerate(tier.ranks.gather(proven, patient=True)) for one in pieces
+        }
         self._needed = [Transfer(one, sources[one], one) for one in sorted(own) if one in sources]
         return [
             (piece_name(one), f"{problem}, and no other node has it whole")
@@ -151,7 +155,7 @@ class PiecesOffer:
         self._bring(self._needed)
         read_piece(self._path(rank), state)
         # What a lost node doubled must be doubled again before the next node may be lost.
-        whole = tier.ranks.gather(self._held())
+        whole = tier.ranks.gather(self._held(), patient=True)
         self._bring(one for one in tier.replication if one.piece not in whole[one.receiver])
         if tier.leads and readable_manifest(tier.folder.at(self.step)) != self.manifest:
             tier.folder.at(self.step).publish(self.manifest)
@@ -167,7 +171,7 @@ class PiecesOffer:
         files = {one.piece: self._path(one.piece) for one in transfers}
         carry_out(transfers, sizes, files, rank=rank, group=tier.ranks.host)
         problems = [problem for one in incoming if (problem := self._problem(one))]
-        for problem in (one for part in tier.ranks.gather(problems) for one in part):
+        for problem in (one for part in tier.ranks.gather(problems, patient=True) for one in part):
             raise OSError(f"a piece of step {self.step} was damaged on its way from a peer node: {problem}")
 
     def _held(self) -> list[int]:

@@ -34,7 +34,7 @@ class Nodes:
 
     @classmethod
     def meet(cls, ranks: Ranks, place: str) -> Nodes:
-        identities = ranks.gather((socket.gethostname(), place))
+        identities = ranks.gather((socket.gethostname(), place), patient=True)
         order = {identity: index for index, identity in enumerate(dict.fromkeys(identities))}
         return cls(tuple(order[identity] for identity in identities))
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from windlass.checkpoint import CheckpointFolder
 from windlass.checkpoint.identity import begin_anew, known_to, node_folder, read_id, write_id
 from windlass.checkpoint.managed import ManagedService
-from windlass.checkpoint.pieces import NODE_TIERS, clear_earlier_runs, tier_path
+from windlass.checkpoint.pieces import NODE_TIERS, clear_earlier_runs, make_private, tier_path
 from windlass.checkpoint.stored import StoredCheckpoints, current_id, write_current_id
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.store import Store, StoreOptions, open_store
-from windlass.trainer.agreement import on_first_rank
+from windlass.trainer.agreement import on_every_rank, on_first_rank
 from windlass.trainer.faults import Faults
 from windlass.trainer.ranks import Ranks
 from windlass.trainer.tiers import Tier
@@ -41,7 +42,9 @@ def open_tiers(run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protec
     for name in NODE_TIERS:
         root, every = tier_path(spec, name), getattr(spec, f"{name}_every")
         if root and every:
-            tier = NodeTier(name, every, CheckpointFolder(node_folder(root, folder, run_id)), ranks, faults)
+            place = node_folder(root, folder, run_id)
+            on_every_rank(ranks, partial(make_private, root, place, tier=name))
+            tier = NodeTier(name, every, CheckpointFolder(place), ranks, faults)
             for gone in clear_earlier_runs(root, folder, run_id) if tier.leads else ():
                 log.info("removing %s of the %s tier: it is of an earlier run of this folder", gone, name)
             if name == "memory" and tier.nodes.count == 1 and ranks.is_first:

@@ -57,6 +57,7 @@ class Uploads:
         self._asked = 0
         self._missing: list[int] = []  # rank 0: steps of the run folder that the store does not have
         self._cleared = False
+        self._ever_protected: set[int] = set()
 
     def request(self) -> None:
         """Ask for a round. All ranks do, as often as each other."""
@@ -162,7 +163,7 @@ class Uploads:
         newest = max((one.step for one in self.local.complete()), default=0)
         try:
             expired_ones = self.stored.expired(
-                newest, keep=self._keep, keep_every=self.spec.keep_every, protected=self.protected
+                newest, keep=self._keep, keep_every=self.spec.keep_every, protected=self._best_there()
             )
             for expired in expired_ones:
                 self.faults.reach("upload.retention", newest)
@@ -173,19 +174,30 @@ class Uploads:
         except (UserError, OSError) as error:
             log.warning("%s could not be tidied: %s", self.stored.store.url, _in_short(error))
 
+    def _best_there(self) -> set[int]:
+        """The best step, and until the store has it the best one that it has: of two bests the later is better."""
+        self._ever_protected |= set(self.protected)
+        there = {one.step for one in self.stored.complete()} & self._ever_protected
+        return set(self.protected) | ({max(there)} if there else set())
+
     @property
     def _keep(self) -> int:
         return self.spec.store_keep or self.spec.keep
 
 
 class StoreOffer:
-    """A step in the store. Its proof brings it into the run folder, where it is a checkpoint like any other."""
+    """A step in the store. Its proof brings it into the run folder, where it is a checkpoint like any other.
+
+    What an attempt before this one brought whole is kept: a restore that is cut off goes on where it was.
+    """
 
     tier = "store"
 
-    def __init__(self, stored: StoredCheckpoints, step: int, folder: CheckpointFolder, ranks: Ranks) -> None:
-        self.stored, self.step, self.ranks = stored, step, ranks
-        self.checkpoint = folder.at(step)
+    def __init__(
+        self, stored: StoredCheckpoints, step: int, folder: CheckpointFolder, ranks: Ranks, faults: Faults
+    ) -> None:
+        self.stored, self.step, self.folder, self.ranks, self.faults = stored, step, folder, ranks, faults
+        self.checkpoint, self.incoming = folder.at(step), folder.incoming(step)
         self.where = f"{stored.store.url}/{self.checkpoint.name}"
         self._manifest: Manifest | None = None
 
@@ -196,24 +208,28 @@ class StoreOffer:
         return self._manifest
 
     def prove(self) -> list[tuple[str, str]]:
-        problems = self._stage(self._make_room, first_rank_only=True)
+        problems = self._stage(self._prepare, first_rank_only=True)
         problems = problems or self._stage(self._fetch_own_share)
-        problems = problems or self._stage(lambda: self.checkpoint.publish(self.manifest), first_rank_only=True)
-        if problems and self.ranks.is_first:
-            self.checkpoint.delete()
-        return problems
+        return problems or self._stage(self._take, first_rank_only=True)
 
     def load(self, state: dict[str, Tensor]) -> None:
         load_state(self.checkpoint, state, self.ranks)
 
-    def _make_room(self) -> None:
-        self.checkpoint.delete()  # damaged, or it would have been taken
-        self.checkpoint.path.mkdir(parents=True)
+    def _prepare(self) -> None:
+        self.incoming.prepare(self.manifest, former=self.checkpoint)
 
     def _fetch_own_share(self) -> list[Damage]:
-        files = sorted(self.manifest.files.items())[self.ranks.rank :: self.ranks.world_size]
-        fetched = (self.stored.fetch(self.step, name, record, self.checkpoint.path) for name, record in files)
-        return [damage for damage in fetched if damage]
+        problems = []
+        for name, record in sorted(self.manifest.files.items())[self.ranks.rank :: self.ranks.world_size]:
+            if self.incoming.lacks(name, record):
+                found = self.stored.fetch(self.step, name, record, self.incoming.path)
+                problems += [found] if found else []
+                self.faults.reach("restore.file", self.step)
+        return problems
+
+    def _take(self) -> None:
+        self.incoming.publish(self.manifest)
+        self.folder.take(self.incoming)
 
     def _stage(self, action: Callable[[], Any], *, first_rank_only: bool = False) -> list[tuple[str, str]]:
         found: list[tuple[str, str]] = []
@@ -222,10 +238,12 @@ class StoreOffer:
                 found = [(one.file, one.reason) for one in action() or ()]
             except (UserError, OSError, ValueError, TypeError, KeyError) as error:
                 found = [("manifest.json" if first_rank_only else "a file", _in_short(error))]
-        return sorted({one for part in self.ranks.gather(found) for one in part})
+        return sorted({one for part in self.ranks.gather(found, patient=True) for one in part})
 
 
-def store_offers(stored: StoredCheckpoints, folder: CheckpointFolder, ranks: Ranks) -> tuple[list[Offer], str | None]:
+def store_offers(
+    stored: StoredCheckpoints, folder: CheckpointFolder, ranks: Ranks, faults: Faults
+) -> tuple[list[Offer], str | None]:
     """The steps of the store, or why it cannot be asked."""
     steps: list[int] = []
     problem: str | None = None
@@ -234,8 +252,8 @@ def store_offers(stored: StoredCheckpoints, folder: CheckpointFolder, ranks: Ran
             steps = [one.step for one in stored.complete()]
         except (UserError, OSError) as error:
             problem = str(error)
-    steps, problem = ranks.broadcast((steps, problem))
-    return [StoreOffer(stored, step, folder, ranks) for step in steps], problem
+    steps, problem = ranks.broadcast((steps, problem), patient=True)
+    return [StoreOffer(stored, step, folder, ranks, faults) for step in steps], problem
 
 
 def _in_short(error: BaseException) -> str:

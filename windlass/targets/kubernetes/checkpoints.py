@@ -46,7 +46,7 @@ def _is_row(row: object) -> bool:
 
 
 def fetch(errands: Errands, run_name: str, step: int | None, to: Path) -> Checkpoint:
-    """Bring one checkpoint here, beside the one that may be there: what is here already and whole is not brought again."""
+    """Bring one checkpoint here, beside one that may be there: what is here and whole is not brought again."""
     there = list_in_cluster(errands, run_name)
     complete = [row for row in there if row["complete"]]
     chosen = [row for row in complete if step is None or row["step"] == step]
