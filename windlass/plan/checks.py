@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
+import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from windlass.catalog.models import known_config, looks_local
 from windlass.errors import UserError
-from windlass.plan.resolution import effective_sharding
+from windlass.plan.lora import projections
+from windlass.plan.resolution import effective_sharding, shard_group
+from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 
+# Fields of a configuration that change what is computed and no weight's shape or meaning.
+KEEPS_WEIGHTS = re.compile(r"^rope_|^max_position_embeddings$|dropout|_pdrop$|^router_aux_loss_coef$")
+FP8_SMALLEST = 1024  # of fp8.py in the trainer: narrower products gain less than their quantisation costs
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-def check(run: Run, world_size: int) -> None:
-    """Raise UserError for a resolved run that cannot train on `world_size` ranks."""
+def check(run: Run, world_size: int, local_world_size: int | None = None) -> None:
+    """Raise UserError for a resolved run that cannot train on `world_size` ranks, so many of them on this node."""
     config = known_config(run.model)
     if config is not None:
+        check_config_keys(run, known_keys(run, config))
         check_model(config, run)
+    check_fp8(run, config)
     check_weights(run)
-    check_ranks(run, world_size)
+    check_ranks(run, world_size, local_world_size)
     check_lora(run, world_size)
     check_validation(run)
 
@@ -47,15 +58,62 @@ def check_model(config: dict[str, Any], run: Run) -> None:
             evidence=f"max_position_embeddings is {longest}",
             fix=f"data.sequence_length={longest}",
         )
-    if run.model.init == "pretrained" and run.model.config:
+    changed = [name for name in run.model.config if not KEEPS_WEIGHTS.search(name)]
+    if run.model.init == "pretrained" and changed:
         raise UserError(
             "model.config changes a model whose weights are to be loaded",
-            evidence=f"model.init is pretrained and model.config sets {', '.join(run.model.config)}",
-            fix="model.init=random, or drop model.config",
+            evidence=f"model.init is pretrained and model.config sets {', '.join(changed)}",
+            cause="what leaves the weights as they are may be set: RoPE, max_position_embeddings, dropout",
+            fix="model.init=random, or drop " + ", ".join(f"model.config.{name}" for name in changed),
         )
     if run.model.init == "pretrained" and run.model.preset and run.model.preset.endswith("-tiny"):
         raise UserError(
             f"the preset {run.model.preset} has no published weights", fix="model.init=random, or model.path=FOLDER"
+        )
+
+
+def known_keys(run: Run, config: dict[str, Any]) -> set[str] | None:
+    """Every field of the model's configuration; None where only transformers knows, and it is not installed here."""
+    here = set(known_config(run.model.model_copy(update={"config": {}})) or ())
+    if set(run.model.config) <= here or run.model.trust_remote_code:
+        return None  # nothing to ask
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers import CONFIG_MAPPING
+
+    try:
+        plain = CONFIG_MAPPING[config["model_type"]]()
+    except (KeyError, ValueError, TypeError):
+        return None  # the trainer says what is wrong with such a model
+    return here | {*plain.to_dict(), *vars(plain), *plain.attribute_map}
+
+
+def check_config_keys(run: Run, keys: set[str] | None) -> None:
+    """transformers takes any field without a word, and trains the model as if a misspelt one were not there."""
+    for name in run.model.config if keys is not None else ():
+        if keys is None or name in keys:
+            continue
+        near = difflib.get_close_matches(name, keys, 3, cutoff=0.6)
+        raise UserError(
+            f"the model's configuration has no field {name!r} (model.config.{name})",
+            evidence=f"nearest: {', '.join(near)}" if near else "no field has a name like it",
+            fix=f"model.config.{near[0]}=…" if near else f"drop model.config.{name}",
+        )
+
+
+def check_fp8(run: Run, config: dict[str, Any] | None) -> None:
+    if not run.train.fp8:
+        return
+    if run.train.precision != "bf16":
+        raise UserError("train.fp8 needs train.precision=bf16", fix="train.precision=bf16")
+    if run.resources.gpus_per_node == 0:
+        raise UserError("train.fp8 needs GPUs with fp8 units, and resources.gpus_per_node is 0", fix="train.fp8=false")
+    sizes = [config.get(name) for name in ("hidden_size", "intermediate_size")] if config else []
+    if all(isinstance(size, int) for size in sizes) and min([FP8_SMALLEST, *sizes]) < FP8_SMALLEST:
+        raise UserError(
+            "train.fp8 has nothing to do: no linear layer of the blocks is large enough",
+            evidence=f"both sides must be at least {FP8_SMALLEST}; the model has {sizes[0]} and {sizes[1]}",
+            fix="train.fp8=false",
         )
 
 
@@ -103,10 +161,32 @@ def check_lora(run: Run, world_size: int) -> None:
             fix="train.bf16_weights=null",
         )
     sharding = effective_sharding(run, world_size)
+    check_targets(run)
     if lora.quantize and sharding not in ("none", "ddp"):
         raise UserError(
             f"model.lora.quantize holds the whole model on every rank, but parallel.sharding is {sharding}",
             fix="parallel.sharding=ddp, or model.lora.quantize=null",
+        )
+
+
+def check_targets(run: Run) -> None:
+    """Patterns of layers against a decoder whose layers are known; of other families the trainer knows them."""
+    shape = ModelShape.of(known_config(run.model))
+    if shape is None or run.model.lora is None:
+        return
+    within = {
+        name: "mlp" if name.split("_")[0] in ("gate", "up", "down") else "self_attn" for name in projections(shape)
+    }
+    layers = [f"model.layers.{n}.{part}.{name}" for n in range(shape.layers) for name, part in within.items()]
+    for pattern in run.model.lora.targets or ():
+        known = [*layers, "lm_head", *(f"model.layers.{n}.mlp.gate" for n in range(shape.layers))]
+        if any(fnmatch.fnmatchcase(name, one) for name in known for one in (pattern, f"*.{pattern}")):
+            continue
+        near = difflib.get_close_matches(pattern, [*within, *layers], 1, cutoff=0.5)
+        raise UserError(
+            f"model.lora.targets: no linear layer matches {pattern!r}",
+            evidence=f"linear layers of the blocks: {', '.join(within)}",
+            fix=f"model.lora.targets=[{near[0]}]" if near else "drop model.lora.targets: all projections",
         )
 
 
@@ -120,7 +200,7 @@ def check_validation(run: Run) -> None:
         )
 
 
-def check_ranks(run: Run, world_size: int) -> None:
+def check_ranks(run: Run, world_size: int, local_world_size: int | None = None) -> None:
     parallel = run.parallel
     sharding = effective_sharding(run, world_size)
     if sharding == "none" and world_size > 1:
@@ -134,7 +214,7 @@ def check_ranks(run: Run, world_size: int) -> None:
             f"parallel.cpu_offload needs FSDP2, but parallel.sharding is {sharding}", fix="parallel.sharding=full"
         )
     if sharding == "hybrid":
-        group = parallel.shard_group or world_size // run.resources.nodes
+        group = shard_group(run, world_size, local_world_size)
         if world_size % group:
             raise UserError(
                 f"{world_size} ranks cannot be divided into groups of {group}",

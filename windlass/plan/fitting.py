@@ -32,10 +32,10 @@ class Change:
         return " ".join(self.overrides)
 
 
-def choose_micro_batch(run: Run, world_size: int, gpu: Gpu) -> int:
+def choose_micro_batch(run: Run, world_size: int, gpu: Gpu, shape: ModelShape | None = None) -> int:
     """The largest divisor of a rank's sequences that fits into the GPU with a reserve; 1 where none does."""
     rows = -(-run.train.global_batch // world_size)
-    shape = ModelShape.of(known_config(run.model))
+    shape = shape or ModelShape.of(known_config(run.model))
     if shape is None:
         return min(rows, MOST_UNSEEN)
     return _largest_fitting(run, world_size, gpu, shape, _divisors(rows)) or 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windlass.plan.lora import four_bit_parameters, trained_parameters
-from windlass.plan.resolution import effective_sharding
+from windlass.plan.resolution import effective_sharding, shard_group
 from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 
@@ -60,10 +60,7 @@ def layout(run: Run, world_size: int, micro: int, shape: ModelShape) -> Layout:
     """The layout of a resolved run on GPUs with a given micro-batch."""
     sharding = effective_sharding(run, world_size)
     rows = -(-run.train.global_batch // world_size)
-    if sharding == "hybrid":
-        shards = run.parallel.shard_group or max(1, world_size // run.resources.nodes)
-    else:
-        shards = world_size if sharding == "full" else 1
+    shards = {"hybrid": shard_group(run, world_size), "full": world_size}.get(sharding, 1)
     copies_possible = run.train.precision == "bf16" and sharding == "none" and run.model.lora is None
     asked = run.train.bf16_weights
     fused = run.train.fused_head

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from windlass.data.sequences import Batch, Sequences
 from windlass.plan.resolution import batch_shape
+from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 from windlass.trainer.head import IGNORED
 from windlass.trainer.ranks import Ranks
@@ -40,6 +41,15 @@ class StepBatch:
     wait_s: float = 0.0
 
 
+def agreed_batch_shape(run: Run, ranks: Ranks, model: ModelShape | None) -> tuple[int, int]:
+    """(micro-batch, micro-batches per step), the same on all ranks: the smallest GPU decides.
+
+    Ranks with other numbers of micro-batches would begin other numbers of collectives, and wait for each other.
+    """
+    smallest: tuple[int, int] = min(ranks.gather(batch_shape(run, ranks.world_size, ranks.gpu, model)))
+    return smallest
+
+
 class Batches:
     """This rank's share of every global batch. Which rows those are follows from the step alone."""
 
@@ -55,8 +65,8 @@ class Batches:
         self.positions = list(range(ranks.rank, global_batch, ranks.world_size))
 
     @classmethod
-    def for_training(cls, sequences: Sequences, run: Run, ranks: Ranks) -> Batches:
-        micro, num_micro = batch_shape(run, ranks.world_size, ranks.gpu)
+    def for_training(cls, sequences: Sequences, run: Run, ranks: Ranks, shape: tuple[int, int]) -> Batches:
+        micro, num_micro = shape
         return cls(sequences, run, ranks, global_batch=run.train.global_batch, micro=micro, num_micro=num_micro)
 
     def read(self, step: int) -> StepBatch:

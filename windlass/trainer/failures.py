@@ -84,7 +84,7 @@ GPU = Kind(
         "system driver mismatch",
     ),
     cause="a fault of this GPU or its driver, or a kernel that wrote where it must not",
-    fix="if it comes again on the same GPU, take the node out of the pool and look at `nvidia-smi -q` and dmesg for Xid",
+    fix="if it comes again on the same GPU, take the node out of the pool; `nvidia-smi -q` and dmesg (Xid) say more",
 )
 PEER = Kind(
     "peer",

@@ -24,9 +24,13 @@ MULTIPLE = 16  # what the hardware asks of every dimension
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The tensor in fp8, and the factor that brings it back."""
+    scale = (x.abs().amax().float() / torch.finfo(dtype).max).clamp(min=1e-12)
+    return scaled(x, scale, dtype), scale
+
+
+def scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     largest = torch.finfo(dtype).max
-    scale = (x.abs().amax().float() / largest).clamp(min=1e-12)
-    return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
+    return (x.float() / scale).clamp(-largest, largest).to(dtype)
 
 
 def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
@@ -41,14 +45,16 @@ class Float8Product(torch.autograd.Function):
     def forward(ctx: Any, x_ni: Tensor, weight_oi: Tensor) -> Tensor:
         x8, x_scale = quantize(x_ni, FORWARD)
         w8, w_scale = quantize(weight_oi, FORWARD)
-        ctx.save_for_backward(x8, x_scale, w8, w_scale)
+        # The weight itself, which is held anyway: its fp8 copy of every layer would be a second model until backward.
+        ctx.save_for_backward(x8, x_scale, weight_oi, w_scale)
         ctx.dtype = x_ni.dtype
         return scaled_product(x8, w8.t(), x_scale, w_scale, x_ni.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
         (grad_no,) = grad_outputs
-        x8, x_scale, w8, w_scale = ctx.saved_tensors
+        x8, x_scale, weight_oi, w_scale = ctx.saved_tensors
+        w8 = scaled(weight_oi, w_scale, FORWARD)
         g8, g_scale = quantize(grad_no, BACKWARD)
         by_columns_w8, by_columns_x8 = w8.t().contiguous().t(), x8.t().contiguous().t()
         grad_x_ni = scaled_product(g8, by_columns_w8, g_scale, w_scale, ctx.dtype, fast=False)

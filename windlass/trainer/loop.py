@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from windlass.errors import ExitCode, UserError
-from windlass.plan.resolution import batch_shape, effective_sharding
+from windlass.plan.resolution import effective_sharding
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.trainer.adapters import load_adapter
@@ -62,7 +62,7 @@ def train(
         model,
         run.train,
         bf16_copies=use_bf16_copies(run, ranks),
-        num_micro=batch_shape(run, ranks.world_size, ranks.gpu)[1],
+        num_micro=prepared.batch_shape[1],
     )
     join_weights(model)
     state = updates.state() | persistent_buffers(model)
@@ -80,7 +80,10 @@ def train(
     announce(run, prepared, folder, ranks, reporter, position, tier=found.tier if found else None)
 
     stepper = Stepper(model, run, ranks)
-    validator = Validator(prepared.validation, run, ranks, faults, preemption) if prepared.validation else None
+    validator = None
+    if prepared.validation:
+        micro = prepared.batch_shape[0]
+        validator = Validator(prepared.validation, run, ranks, faults, preemption, micro=micro)
     ledger = Ledger(
         reporter,
         ranks,
@@ -99,7 +102,7 @@ def train(
     end = position.step if stopping or judge.enough else run.train.steps
     ledger.restart_clock()
     try:
-        for batch in Batches.for_training(sequences, run, ranks).from_step(position.step, end):
+        for batch in Batches.for_training(sequences, run, ranks, prepared.batch_shape).from_step(position.step, end):
             before, step = position, position.step + 1
             faults.reach("step.begin", step)
             total_labels, told = ranks.sum([batch.num_labels, preemption.told])

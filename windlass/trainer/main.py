@@ -30,7 +30,7 @@ from windlass.trainer.loop import train
 from windlass.trainer.peers import Lost, PeerWatch, abort_device_groups
 from windlass.trainer.preemption import Preemption
 from windlass.trainer.preparation import prepare
-from windlass.trainer.ranks import join_ranks
+from windlass.trainer.ranks import join_ranks, local_world_size
 from windlass.trainer.reporting import attempt_number, set_up_logging
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
     try:
         saved = Path(options.run_file).name == "run.yaml"  # as launchers pass it: its paths are resolved already
         run = resolve(load_run(options.run_file, options.overrides, saved=saved))
-        check(run, world_size)
+        check(run, world_size, local_world_size())
         check_data(run)
         folder = RunFolder.of(run)
         code = train_in(folder, run, preemption, watch)
@@ -93,6 +93,7 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
     )
     prepared = prepare(run, ranks)
     open_folder(folder, ranks.rank)
+    log.info("every rank takes %d × %d sequences a step", prepared.batch_shape[1], prepared.batch_shape[0])
     code = train(run, prepared, folder, ranks, faults, preemption)
     dist.barrier(group=ranks.host)
     if code == ExitCode.OK and run.checkpoint.export and ranks.is_first:
@@ -105,7 +106,7 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
 
 
 def record_collectives(folder: RunFolder) -> None:
-    """Let torch keep its last collectives, so that one which a rank missed can be named; NCCL dumps them at timeouts."""
+    """Let torch keep its last collectives, so that one which a rank missed can be named."""
     for name, value in (
         ("TORCH_FR_BUFFER_SIZE", "2000"),
         ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from windlass.catalog.models import known_config
 from windlass.catalog.models import preset as find_preset
 from windlass.errors import UserError
-from windlass.plan.checks import check_model
+from windlass.plan.checks import check_config_keys, check_model
+from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 from windlass.spec.training import ModelSection
 
@@ -63,11 +64,19 @@ def model_config(run: Run, *, folder: Path | None = None, vocab_size: int = 0) -
                 evidence=str(error).splitlines()[0],
                 fix="model.path must be a folder with config.json or a hub id; HF_TOKEN opens gated ones",
             ) from None
+    if not run.model.preset and not run.model.trust_remote_code:
+        check_config_keys(run, config_keys(config))
     check_model(config.to_dict(), run)
     text = config.get_text_config()
     if vocab_size > (getattr(text, "vocab_size", None) or vocab_size):
         text.vocab_size = vocab_size
     return config
+
+
+def config_keys(config: Any) -> set[str]:
+    """Every name that a model's configuration understands."""
+    plain = type(config)()
+    return {*plain.to_dict(), *vars(plain), *getattr(config, "attribute_map", {}), *vars(config)}
 
 
 def meta_model(config: Any, run: Run) -> nn.Module:
@@ -111,6 +120,46 @@ def facts(model: nn.Module) -> ModelFacts:
         vocab_size=int(embedding.weight.shape[0]),
         tied=head is not None and head.weight is embedding.weight,
     )
+
+
+def shape_of(model: nn.Module, config: Any) -> ModelShape | None:
+    """The sizes that memory follows from, of any family: counted where the family's layout is not in the catalogue."""
+    text = config.get_text_config()
+    known = ModelShape.of(text.to_dict())
+    if known is not None:
+        return known
+    width, heads = getattr(text, "hidden_size", None), getattr(text, "num_attention_heads", None)
+    if not isinstance(width, int) or not isinstance(heads, int) or not heads:
+        return None
+    parts = blocks(model)
+    inside = sum(parameter.numel() for block in parts.values() for parameter in block.parameters())
+    told = facts(model)
+    met = getattr(text, "num_experts_per_tok", None) or 1
+    ffn_width = _first_int(text, "moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner") or 4 * width
+    experts = _first_int(text, "num_local_experts", "num_experts", "n_routed_experts") or 0
+    head_dim = _first_int(text, "head_dim") or width // heads
+    block = inside // len(parts)
+    idle = 3 * width * ffn_width * (experts - met) if experts else 0
+    return ModelShape(
+        family=str(text.model_type),
+        layers=len(parts),
+        width=width,
+        ffn_width=ffn_width * (met if experts else 1),
+        query_width=heads * head_dim,
+        kv_width=(_first_int(text, "num_key_value_heads") or heads) * head_dim,
+        heads=heads,
+        head_dim=head_dim,
+        vocabulary=told.vocab_size,
+        tied=told.tied,
+        parameters=told.num_parameters,
+        block_parameters=block,
+        active_block_parameters=max(block - idle, block // max(experts, 1)),
+    )
+
+
+def _first_int(config: Any, *names: str) -> int | None:
+    found = (getattr(config, name, None) for name in names)
+    return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

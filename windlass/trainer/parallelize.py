@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
+import math
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -18,13 +22,16 @@ from torch.utils.checkpoint import (
 )
 
 from windlass.errors import UserError
-from windlass.plan.resolution import effective_sharding
+from windlass.plan.resolution import effective_sharding, shard_group
 from windlass.spec import Run
 from windlass.trainer.fp8 import use_fp8
 from windlass.trainer.kernels import cublas, flash4  # noqa: F401  they register operators
 from windlass.trainer.lean import use_lean_blocks
 from windlass.trainer.model import blocks
-from windlass.trainer.ranks import Ranks
+from windlass.trainer.ranks import Ranks, local_world_size
+
+
+log = logging.getLogger(__name__)
 
 
 def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
@@ -36,12 +43,30 @@ def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
         if run.parallel.activation_checkpointing != "none":
             recompute(block, selective=run.parallel.activation_checkpointing == "selective")
         if should_compile(run, ranks):
-            block.forward = torch.compile(block.forward, fullgraph=True)
+            experts = not_compiled(block, bf16=computes_in_bf16(run, ranks))
+            for module in experts:
+                module.forward = torch._dynamo.disable(module.forward)
+            block.forward = torch.compile(block.forward, fullgraph=not experts)
     if should_compile(run, ranks):
         for module in after_blocks(model):
             module.forward = torch.compile(module.forward, fullgraph=True)
     if effective_sharding(run, ranks.world_size) in ("full", "hybrid"):
         shard(model, run, ranks)
+
+
+def computes_in_bf16(run: Run, ranks: Ranks) -> bool:
+    """Whether weights are bf16 when they are multiplied; under autocast (DDP) they are fp32 until then."""
+    sharded = effective_sharding(run, ranks.world_size) in ("full", "hybrid")
+    return run.train.precision == "bf16" and (sharded or run.model.lora is not None or use_bf16_copies(run, ranks))
+
+
+def not_compiled(block: nn.Module, *, bf16: bool) -> list[nn.Module]:
+    """Experts that torch.compile cannot take: it multiplies groups of rows in bf16 only, and loops over none."""
+    parts = dict(block.named_modules())
+    named = [name for name in parts if name.rpartition(".")[2] == "experts"]
+    lists = [parts[name.rpartition(".")[0]] for name in named if isinstance(parts[name], nn.ModuleList)]
+    grouped = [parts[name] for name in named if not isinstance(parts[name], nn.ModuleList)]
+    return lists + ([] if bf16 else grouped)
 
 
 def after_blocks(model: nn.Module) -> list[nn.Module]:
@@ -114,9 +139,29 @@ def shard(model: nn.Module, run: Run, ranks: Ranks) -> None:
 
 
 def mesh(run: Run, ranks: Ranks) -> DeviceMesh:
+    """The ranks as FSDP2 sees them; a collective of any of its groups ends after parallel.timeout_minutes."""
+    kind = ranks.device.type
     if effective_sharding(run, ranks.world_size) == "full":
-        return init_device_mesh(ranks.device.type, (ranks.world_size,), mesh_dim_names=("shard",))
-    group = run.parallel.shard_group or ranks.world_size // run.resources.nodes
-    return init_device_mesh(
-        ranks.device.type, (ranks.world_size // group, group), mesh_dim_names=("replicate", "shard")
-    )
+        made = init_device_mesh(kind, (ranks.world_size,), mesh_dim_names=("shard",))
+    else:
+        group = agreed_shard_group(run, ranks)
+        copies = ranks.world_size // group
+        made = init_device_mesh(kind, (copies, group), mesh_dim_names=("replicate", "shard"))
+        log.info("hybrid sharding: %d copies, each over %d ranks", copies, group)
+    # its public name since torch 2.14
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    for dimension in made.mesh_dim_names or ():
+        set_timeout(timedelta(minutes=run.parallel.timeout_minutes), made.get_group(dimension))
+    return made
+
+
+def agreed_shard_group(run: Run, ranks: Ranks) -> int:
+    """Ranks per group of `hybrid`: those of one node, of the nodes that are there and not of those asked for."""
+    local = [size for size in ranks.gather(local_world_size()) if size]
+    if not run.parallel.shard_group and len(set(local)) > 1:
+        raise UserError(
+            "parallel.sharding=hybrid makes groups of a node's ranks, and nodes have different numbers of them",
+            evidence=f"{min(local)} to {max(local)} ranks on a node",
+            fix=f"parallel.shard_group={math.gcd(*local)}, or parallel.sharding=full",
+        )
+    return shard_group(run, ranks.world_size, local[0] if local else None)

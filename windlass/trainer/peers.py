@@ -300,7 +300,7 @@ def pending_collectives() -> list[Collective]:
         for entry in trace.get("entries") or []:
             if entry.get("retired") or entry.get("state") == "completed" or entry.get("is_p2p"):
                 continue
-            name, purpose = (list(entry.get("process_group") or ()) + ["", ""])[:2]
+            name, purpose = [*(entry.get("process_group") or ()), "", ""][:2]
             pending.append(
                 (
                     entry.get("time_created_ns") or 0,

@@ -12,9 +12,10 @@ from windlass.data.tokenizer import Tokenizer, tokenizer_of
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.trainer.adapters import Adapter, check_adapter, open_adapter
+from windlass.trainer.batches import agreed_batch_shape
 from windlass.trainer.fetching import Located, locate
 from windlass.trainer.lora import adapt
-from windlass.trainer.model import ModelFacts, facts, meta_model, model_config, weights_path
+from windlass.trainer.model import ModelFacts, facts, meta_model, model_config, shape_of, weights_path
 from windlass.trainer.new_tokens import add_rows
 from windlass.trainer.pretrained import Weights, find_weights
 from windlass.trainer.ranks import Ranks
@@ -31,6 +32,7 @@ class Prepared:
     weights: Weights | None  # of the model itself, where the run begins with them
     adapter: Adapter | None  # that the run begins with
     added: tuple[int, int] | None  # ids [first, end) of tokens that were added to the model's
+    batch_shape: tuple[int, int]  # micro-batch and micro-batches per step, of every rank
     frozen: dict[str, Any] | None  # which weights those are that a checkpoint of adapters does not hold
 
     def model_identity(self) -> dict[str, Any]:
@@ -79,6 +81,7 @@ def prepare(run: Run, ranks: Ranks) -> Prepared:
         weights=weights,
         adapter=adapter,
         added=added,
+        batch_shape=agreed_batch_shape(run, ranks, shape_of(reference, config)),
         frozen=frozen,
     )
 

@@ -89,6 +89,11 @@ def join_ranks(run: Run) -> Ranks:
     )
 
 
+def local_world_size() -> int | None:
+    """Ranks on this node, as torchrun counts them; None where no launcher says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or None
+
+
 def _gloo(timeout: timedelta) -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)  # every rank is a member

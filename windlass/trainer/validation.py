@@ -8,7 +8,6 @@ import torch
 
 from windlass.data.sequences import Sequences
 from windlass.errors import ExitCode, UserError
-from windlass.plan.resolution import batch_shape
 from windlass.spec import Run
 from windlass.trainer.batches import Batches
 from windlass.trainer.faults import Faults
@@ -19,10 +18,11 @@ from windlass.trainer.step import Stepper
 
 
 class Validator:
-    def __init__(self, sequences: Sequences, run: Run, ranks: Ranks, faults: Faults, preemption: Preemption) -> None:
+    def __init__(
+        self, sequences: Sequences, run: Run, ranks: Ranks, faults: Faults, preemption: Preemption, *, micro: int
+    ) -> None:
         self.sequences, self.run, self.ranks = sequences, run, ranks
         self.faults, self.preemption = faults, preemption
-        micro, _ = batch_shape(run, ranks.world_size, ranks.gpu)
         there = sequences.num_sequences
         self.num_sequences = min(run.train.validation_sequences, there or run.train.validation_sequences)
         self.batch_size = min(micro * ranks.world_size, self.num_sequences)

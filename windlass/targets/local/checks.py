@@ -34,6 +34,8 @@ def one_node(run: Run) -> None:
 
 def gpus_are_there(run: Run, machine: Machine) -> None:
     asked, there = run.resources.gpus_per_node or 0, len(machine.gpus)
+    if run.train.fp8 and not there:
+        raise UserError("train.fp8 needs a GPU with fp8 units, and this machine has no GPU", fix="train.fp8=false")
     if asked > there:
         raise UserError(
             f"resources.gpus_per_node is {asked} but this machine has {there or 'no'} GPU{'s' if there != 1 else ''}",
