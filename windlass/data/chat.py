@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ from windlass.errors import UserError
 from windlass.spec.data import DataSection
 
 TRAINED = 1 << 31  # the bit of a token that is trained on
+MARKS_VERSION = 2  # of the rule in `mark`: examples that were marked by another rule are tokenized again
 Span = tuple[int, int]  # characters [begin, end) of a text
 
 
@@ -33,8 +34,17 @@ class ExampleTokenizer(Tokenizer):
 
     @cached_property
     def fingerprint(self) -> str:
-        facts = [super().fingerprint, self.form, self.train_on, self.chat_template if self.form == "chat" else None]
+        template = self.chat_template if self.form == "chat" else None
+        facts = [super().fingerprint, self.form, self.train_on, template, MARKS_VERSION]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @cached_property
+    def _exact(self) -> Any:
+        """The tokenizer without its post-processor: that one adds no token here, but may trim spaces off offsets."""
+        from tokenizers import Tokenizer as FastTokenizer
+
+        definition = {**json.loads(self.definition), "post_processor": None, "truncation": None, "padding": None}
+        return FastTokenizer.from_str(json.dumps(definition))
 
     @cached_property
     def _template(self) -> Template:
@@ -65,7 +75,7 @@ class ExampleTokenizer(Tokenizer):
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
         rendered = [self._rendered(json.loads(text)) for text in texts]
-        encoded = self._fast.encode_batch([text for text, _ in rendered], add_special_tokens=False)
+        encoded = self._exact.encode_batch([text for text, _ in rendered], add_special_tokens=False)
         documents = []
         for one, (_, spans) in zip(encoded, rendered, strict=True):
             ids = mark(one.ids, one.offsets, spans)
@@ -101,13 +111,17 @@ def encoder(tokenizer: Tokenizer, data: DataSection) -> Tokenizer:
 
 
 def mark(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
-    """The ids, marked where a token begins inside a span."""
-    begins = [begin for begin, _ in spans]
+    """The ids, marked where a token holds a character of a span, or a part of one.
+
+    So a token that begins in the prompt and ends in the completion (` yes` after a prompt with a space at its end) is
+    trained on. A token of no width is one of several that share a character: the bytes of one out of the vocabulary.
+    """
+    filled = [span for span in spans if span[0] < span[1]]
+    begins = [begin for begin, _ in filled]
     marked = []
     for number, (begin, end) in zip(ids, offsets, strict=True):
-        span = bisect_right(begins, begin) - 1
-        inside = span >= 0 and begin < spans[span][1] and end > begin
-        marked.append(number | TRAINED if inside else number)
+        span = bisect_left(begins, max(end, begin + 1)) - 1  # the last one that begins before the token ends
+        marked.append(number | TRAINED if span >= 0 and begin < filled[span][1] else number)
     return marked
 
 
