@@ -214,5 +214,7 @@ def test_a_folder_of_another_run_is_refused(chronicle):
     from windlass.errors import UserError
 
     other = chronicle.run.model_copy(update={"train": chronicle.run.train.model_copy(update={"seed": 5})})
+    Chronicle(chronicle.folder, other).open()  # nothing was saved that belongs to the first
+    chronicle.folder.record("checkpoint", step=5, tier="shared")
     with pytest.raises(UserError, match="exists with other settings"):
-        Chronicle(chronicle.folder, other).open()
+        Chronicle(chronicle.folder, chronicle.run).open()

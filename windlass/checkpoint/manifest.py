@@ -40,6 +40,7 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     layout: dict[str, Any] | None = None  # of checkpoints in pieces: how the state lay on the ranks
     validation: dict[str, Any] | None = None  # which validation was the best so far, and how many came since
+    sequences: int | None = None  # read so far; None, from before this was recorded: step × order["global_batch"]
 
     @property
     def size(self) -> int:
@@ -47,10 +48,15 @@ class Manifest:
 
     def to_json(self) -> str:
         body = {"format": FORMAT_VERSION, **asdict(self)}
-        for key in ("layout", "validation"):
+        for key in ("layout", "validation", "sequences"):
             if body[key] is None:
                 del body[key]
         return json.dumps({"checksum": _checksum(body), **body}, indent=1)
+
+    @property
+    def sequences_read(self) -> int:
+        """Where the order of the data stands, in sequences: a run's global batch may have changed on the way."""
+        return self.step * int(self.order.get("global_batch") or 0) if self.sequences is None else self.sequences
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -183,6 +189,7 @@ VALUES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "versions": ("an object", _is_object),
     "layout": ("an object", _is_object_or_none),
     "validation": ("a validation", _is_validation),
+    "sequences": ("a count", lambda value: value is None or _is_count(value)),
 }
 
 

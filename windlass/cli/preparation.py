@@ -66,6 +66,8 @@ def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults:
     if before and earlier:
         must_match(before, run, folder=str(folder.path))
         warnings += _what_changes(before, run, earlier)
+    if run.checkpoint.branch_from and before is None:
+        _check_branch(run)
     hardware = hardware_of(run, where)
     if earlier is None or not is_under_way(earlier):
         warnings += where.check(run, bytes_needed=bytes_needed(run))
@@ -109,6 +111,21 @@ def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
             "every step now counts for another number of tokens, and the learning rate is not scaled"
         )
     return warnings
+
+
+def _check_branch(run: Run) -> None:
+    """What can be known of a branch before it starts; whether the models are the same, the trainer says."""
+    name, _, step = (run.checkpoint.branch_from or "").rpartition("@")
+    if name == run.name:
+        raise UserError(
+            f"the run {run.name} cannot branch from itself", fix="name=OTHER    or, to go on, the same without --from"
+        )
+    if run.train.steps <= int(step):
+        raise UserError(
+            f"train.steps is {run.train.steps}, and the branch begins after step {step}",
+            cause="steps count from the beginning of the run that is branched from",
+            fix=f"train.steps={int(step) + run.train.steps}",
+        )
 
 
 def hardware_of(run: Run, where: Target[Any]) -> Hardware | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.option("--on", "place", metavar="TARGET", help="Where to train: local, slurm, kubernetes[:CONTEXT].")
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
 @click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as one Slurm array.")
+@click.option("--from", "source", metavar="RUN[@STEP]", help="Begin with a checkpoint of another run: a branch of it.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
 @click.option("--detach", is_flag=True, help="Start, and do not follow.")
 @click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
@@ -31,6 +32,7 @@ def run(
     place: str | None,
     nodes: int | None,
     sweeps: tuple[str, ...],
+    source: str | None,
     dry_run: bool,
     detach: bool,
     fresh: bool,
@@ -41,7 +43,8 @@ def run(
     """Train what a run file describes.
 
     Overrides change single keys: train.steps=200, or just steps=200 where one section alone has the key. A run that
-    exists goes on from its newest checkpoint. Ctrl-C detaches; the run goes on. The exit code is the run's:
+    exists goes on from its newest checkpoint, with another learning rate or batch too if you say so; --from begins a
+    new run with the weights and the optimizer of another. Ctrl-C detaches; the run goes on. The exit code is the run's:
     0 finished, 1 failed, 2 bad input, 75 stopped with a checkpoint, 130 stopped without one or detached.
     """
     from windlass.cli.preparation import prepare
@@ -54,6 +57,8 @@ def run(
             changes.append(f"target.{kind}.context={context}")
     if nodes:
         changes.append(f"resources.nodes={nodes}")
+    if source:
+        changes.append(f"checkpoint.branch_from={_branch(source)}")
     if sweeps:
         from windlass.cli.sweep import run_sweep
 
@@ -74,6 +79,21 @@ def run(
     if fresh:
         _move_aside_there(prepared, as_json=as_json)
     return _train(prepared, detach=detach, as_json=as_json)
+
+
+def _branch(source: str) -> str:
+    """RUN@STEP of RUN[@STEP]: the newest complete checkpoint, where no step is given."""
+    from windlass.checkpoint import CheckpointFolder
+    from windlass.runfolder import RunFolder
+
+    name, mark, step = source.rpartition("@") if "@" in source else (source, "", "")
+    if mark and not step.isdecimal():
+        raise UserError(f"--from {source} names no step", fix=f"--from {name}@200")
+    folder = RunFolder.find(name)
+    if mark and folder.load_run().target.kind == "kubernetes":
+        return f"{folder.name}@{int(step)}"  # its checkpoints are in the cluster; the trainer looks there
+    chosen = CheckpointFolder(folder.checkpoints).choose(int(step) if mark else None)
+    return f"{folder.name}@{chosen.step}"
 
 
 def _print_request(prepared: Prepared, *, as_json: bool) -> int:

@@ -48,6 +48,9 @@ class CheckpointSection(Section):
     """Write while training goes on; only the copy to host memory stalls it."""
     resume: bool = True
     """Start from the newest complete checkpoint of the run folder."""
+    branch_from: str | None = None
+    """`RUN@STEP`: a new run begins with that checkpoint of another run beside it: weights, optimizer and step.
+    `windlass run --from RUN[@STEP]` sets it. With the same data it goes on there, with other data at its beginning."""
     grace_seconds: PositiveInt = 120
     """Time between SIGTERM and SIGKILL; a save must fit in."""
     export: bool | Literal["merged"] = False
@@ -64,6 +67,14 @@ class CheckpointSection(Section):
     def local_disk_has_a_path(self) -> Self:
         if (self.local_every is None) != (self.local_path is None):
             raise ValueError("checkpoint.local_every and checkpoint.local_path need each other")
+        return self
+
+    @model_validator(mode="after")
+    def branch_is_a_step(self) -> Self:
+        name, mark, step = (self.branch_from or "").rpartition("@")
+        named = bool(mark) and step.isdecimal() and name not in ("", ".", "..") and "/" not in name
+        if self.branch_from and not named:
+            raise ValueError(f"checkpoint.branch_from is RUN@STEP, such as base@200, not {self.branch_from!r}")
         return self
 
     @model_validator(mode="after")

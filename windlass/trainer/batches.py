@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 from windlass.trainer.head import IGNORED
 from windlass.trainer.ranks import Ranks
+from windlass.trainer.tiers import Progress
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,15 @@ class Batches:
     """This rank's share of every global batch. Which rows those are follows from the step alone."""
 
     def __init__(
-        self, sequences: Sequences, run: Run, ranks: Ranks, *, global_batch: int, micro: int, num_micro: int
+        self,
+        sequences: Sequences,
+        run: Run,
+        ranks: Ranks,
+        *,
+        global_batch: int,
+        micro: int,
+        num_micro: int,
+        offset: int = 0,
     ) -> None:
         self.sequences = sequences
         self.global_batch = global_batch
@@ -62,15 +71,24 @@ class Batches:
         self.length = run.data.sequence_length or 0
         self.document_mask = run.data.document_mask
         self.device = ranks.device
-        self.positions = list(range(ranks.rank, global_batch, ranks.world_size))
+        self.offset = offset  # sequences by which steps of another global batch moved the order
+        self.positions = [offset + place for place in range(ranks.rank, global_batch, ranks.world_size)]
 
     @classmethod
-    def for_training(cls, sequences: Sequences, run: Run, ranks: Ranks, shape: tuple[int, int]) -> Batches:
+    def for_training(
+        cls, sequences: Sequences, run: Run, ranks: Ranks, shape: tuple[int, int], position: Progress
+    ) -> Batches:
+        """Batches that go on in the order of the data where `position` stands."""
         micro, num_micro = shape
-        return cls(sequences, run, ranks, global_batch=run.train.global_batch, micro=micro, num_micro=num_micro)
+        batch = run.train.global_batch
+        offset = position.sequences - position.step * batch
+        return cls(sequences, run, ranks, global_batch=batch, micro=micro, num_micro=num_micro, offset=offset)
 
     def read(self, step: int) -> StepBatch:
-        return self._assemble(self.sequences.batch(step, self.global_batch, self.positions))
+        batch = self.sequences.batch(step, self.global_batch, self.positions)
+        if self.offset and self.sequences.num_sequences:
+            batch = replace(batch, epoch=batch.epoch + self.offset / self.sequences.num_sequences)
+        return self._assemble(batch)
 
     def from_step(self, first: int, end: int) -> Iterator[StepBatch]:
         """The batches of steps first..end-1, each read while the one before it is trained on."""

@@ -19,6 +19,7 @@ from windlass.trainer.adapters import load_adapter
 from windlass.trainer.agreement import on_first_rank
 from windlass.trainer.attention import naming_attention, use_attention
 from windlass.trainer.batches import Batches
+from windlass.trainer.branching import take_over
 from windlass.trainer.faults import Faults
 from windlass.trainer.flops import flops_per_token, peak_flops
 from windlass.trainer.fused_head import return_loss, use_fused_head
@@ -70,7 +71,8 @@ def train(
     if found is not None:
         found.load(state)
         manifest = found.manifest
-        position, validated = Progress(manifest.step, manifest.tokens, manifest.data_state), manifest.validation
+        position = Progress(manifest.step, manifest.tokens, manifest.data_state, sequences=manifest.sequences_read)
+        validated = manifest.validation
         sequences.restore(position.step, position.data_state)
         updates.resumed(position.step)
     judge = Judge(run, folder, ranks, step=position.step, earlier=validated)
@@ -102,7 +104,8 @@ def train(
     end = position.step if stopping or judge.enough else run.train.steps
     ledger.restart_clock()
     try:
-        for batch in Batches.for_training(sequences, run, ranks, prepared.batch_shape).from_step(position.step, end):
+        batches = Batches.for_training(sequences, run, ranks, prepared.batch_shape, position)
+        for batch in batches.from_step(position.step, end):
             before, step = position, position.step + 1
             faults.reach("step.begin", step)
             total_labels, told = ranks.sum([batch.num_labels, preemption.told])
@@ -116,7 +119,12 @@ def train(
                 losses = stepper.backward(batch, total_labels, poisoned=faults.reach("step.loss", step))
             loss = sum_over_ranks(losses, ranks)
             grad_norm = updates.apply(rate, loss)
-            position = Progress(step, before.tokens + int(total_labels), batch.state)
+            position = Progress(
+                step,
+                before.tokens + int(total_labels),
+                batch.state,
+                sequences=before.sequences + run.train.global_batch,
+            )
             ledger.add(OpenStep(before, position, batch, losses, loss, grad_norm, total_labels, rate))
 
             saving = checkpointer.due(step) and step < run.train.steps
@@ -187,7 +195,11 @@ def find_checkpoint(run: Run, folder: RunFolder, ranks: Ranks, checkpointer: Che
     found = newest_whole(checkpointer)
     if found is None:
         on_first_rank(ranks, lambda: refuse_to_start_over(folder))
-        return None
+        if run.checkpoint.branch_from is None:
+            return None
+        on_first_rank(ranks, lambda: take_over(run.checkpoint.branch_from or "", folder, order=checkpointer.order))
+        found = newest_whole(checkpointer)
+        assert found is not None
     if not run.checkpoint.resume:
         raise UserError(
             f"checkpoint.resume is false, but {folder.path} holds checkpoints",

@@ -103,11 +103,7 @@ def check_same_run(manifest: Manifest, *, model: dict[str, Any], order: dict[str
     check_same_model(
         manifest.model, model, where=where, fix="give this run another name (name=…), or begin again with --fresh"
     )
-    different = [
-        f"{key}: {manifest.order.get(key)!r} there, {order.get(key)!r} here"
-        for key in sorted({*manifest.order, *order})
-        if manifest.order.get(key) != order.get(key)
-    ]
+    different = different_order(manifest, order)
     if different:
         raise UserError(
             f"{where} was made with other data or another order",
@@ -115,6 +111,20 @@ def check_same_run(manifest: Manifest, *, model: dict[str, Any], order: dict[str
             cause="going on would read some sequences twice and others never",
             fix="give this run another name (name=…), or begin again with --fresh",
         )
+
+
+def different_order(manifest: Manifest, order: dict[str, Any]) -> list[str]:
+    """What of the data, or of the order in which it is read, is not as it was when a checkpoint was made.
+
+    Another global batch is not among it: the number of sequences read says where to go on. Only the lanes of a stream
+    belong to places of one batch.
+    """
+    free = {"global_batch"} if manifest.data_state is None else set()
+    return [
+        f"{key}: {manifest.order.get(key)!r} there, {order.get(key)!r} here"
+        for key in sorted({*manifest.order, *order} - free)
+        if manifest.order.get(key) != order.get(key)
+    ]
 
 
 def check_same_model(theirs: dict[str, Any], ours: dict[str, Any], *, where: str, fix: str) -> None:

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -196,7 +197,7 @@ class Checkpointer:
         for state in self.ranks.gather(progress.data_state):
             for key, lanes in state.items():
                 merged.setdefault(key, {}).update(lanes)
-        return Progress(progress.step, progress.tokens, merged)
+        return replace(progress, data_state=merged)
 
     def _write(
         self, progress: Progress, state: dict[str, Tensor], tiers: list[Tier], started: float, stall_s: float
@@ -237,6 +238,7 @@ class Checkpointer:
                 model=self.model,
                 order=self.order,
                 data_state=progress.data_state,
+                sequences=progress.sequences,
                 world_size=self.ranks.world_size,
                 created=created,
                 versions={

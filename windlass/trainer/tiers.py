@@ -22,6 +22,7 @@ class Progress:
     tokens: int
     data_state: dict[str, Any] | None
     validation: dict[str, Any] | None = None  # which validation was the best so far; of saves alone
+    sequences: int = 0  # read so far
 
 
 class Tier(Protocol):
