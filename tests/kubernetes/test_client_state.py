@@ -169,7 +169,8 @@ def test_a_pod_that_ran_out_of_memory_is_named_though_the_run_said_why_it_gave_u
 def test_steps_of_the_attempt_before_are_not_where_a_rolled_back_run_stands(tmp_path):
     folder = RunFolder(tmp_path)
     folder.record("started", attempt=1)
-    append_json_line(folder.metrics, {"kind": "step", "step": 846, "steps": 1000, "time": time.time(), "step_s": 0.1})
+    before = time.time() - 5
+    append_json_line(folder.metrics, {"kind": "step", "step": 846, "steps": 1000, "time": before, "step_s": 0.1})
     folder.record("restart", attempt=2)
     folder.record("resumed", attempt=2, step=800)
     folder.record("stop-requested", save_first=False)

@@ -51,7 +51,9 @@ class Chronicle:
             self._finish(attempt - 1, Done("failed", ExitCode.FAILED, reason), submission)
             return None
         self.submission = submission
-        before = next((one for one in reversed(history) if one.get("event") in ("restart", "launched", "submitted")), {})
+        before = next(
+            (one for one in reversed(history) if one.get("event") in ("restart", "launched", "submitted")), {}
+        )
         if before.get("event") == "launched" and before.get("job") == submission:  # by a pod that is gone
             self.folder.record("restart", attempt=attempt, why="the pod of node 0 was replaced", left=allowed - used)
         self.folder.record("launched", attempt=attempt, job=submission, nodes=list(nodes), pods=list(pods))

@@ -68,9 +68,7 @@ def status_of(
     return with_steps_of_this_attempt(with_progress(JobStatus(**facts, attempt=attempt), folder), folder, history)
 
 
-def with_steps_of_this_attempt(
-    status: JobStatus, folder: RunFolder, history: Sequence[Mapping[str, Any]]
-) -> JobStatus:
+def with_steps_of_this_attempt(status: JobStatus, folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> JobStatus:
     """A run that went back to a checkpoint stands there until it logs a step: those of the attempt before are lost."""
     begun = next((one for one in reversed(history) if one.get("event") in TRAINING), None)
     if begun is None or status.step is None or begun.get("event") != "resumed" or begun.get("step") is None:
