@@ -507,8 +507,15 @@ def test_coscheduling_is_not_taken_unasked_where_its_scheduler_has_no_name():
     served = Served(KINDS, jobset=True, coscheduling=True, kubernetes=(1, 36))
     _, request = on([big(0), big(1)], JobKind.TRAINJOB, served)
     assert "podGroupPolicy" not in next(one for one in request.objects if one["kind"] == "TrainingRuntime")["spec"]
-    with pytest.raises(UserError, match="cannot be changed in the pods of a named runtime"):
-        on([big(0), big(1)], JobKind.TRAINJOB, GANGS, runtime="torch", scheduler="gang")
+
+
+@pytest.mark.parametrize(
+    "options", [{"scheduler": "gang"}, {"keep_for": "1h"}, {"max_pod_failures": 3}, {"gang": "volcano"}], ids=str
+)
+def test_what_a_named_runtime_decides_itself_is_refused(options):
+    (key,) = options
+    with pytest.raises(UserError, match=f"target.kubernetes.{key} cannot be changed in a named runtime"):
+        on([big(0), big(1)], JobKind.TRAINJOB, GANGS, runtime="torch", **options)
 
 
 def test_nodes_that_come_and_go_do_not_make_another_run():

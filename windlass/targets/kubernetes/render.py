@@ -143,11 +143,6 @@ def check(run: Run, kind: JobKind = JobKind.INDEXED) -> list[str]:
             fix="target.kubernetes.job=trainjob    or pytorchjob; target.kubernetes.queue=NAME has Kueue admit the job "
             "as a whole; target.kubernetes.gang=none starts pods one by one",
         )
-    if asked.scheduler and asked.runtime:
-        raise UserError(
-            "target.kubernetes.scheduler cannot be changed in the pods of a named runtime",
-            fix="leave target.kubernetes.scheduler or target.kubernetes.runtime out",
-        )
     if asked.min_nodes and asked.min_nodes > num_nodes:
         raise UserError(
             f"target.kubernetes.min_nodes is {asked.min_nodes} but the run has {num_nodes} nodes",

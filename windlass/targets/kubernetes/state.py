@@ -74,7 +74,7 @@ def with_steps_of_this_attempt(status: JobStatus, folder: RunFolder, history: Se
     if begun is None or status.step is None or begun.get("event") != "resumed" or begun.get("step") is None:
         return status
     last = next((one for one in reversed(newest_records(folder.metrics)) if one.get("kind") == "step"), None)
-    if last is None or float(last.get("time") or 0.0) >= float(begun.get("time") or 0.0):
+    if last is None or int(last.get("attempt") or 0) >= int(begun.get("attempt") or 0):
         return status
     return replace(status, step=min(status.step, int(begun["step"])), loss=None, tokens_per_s=None, eta=None)
 

@@ -105,6 +105,20 @@ def gang_of(run: Run, served: Served) -> str | None:
 
 def _on_named_runtime(run: Run, metadata: Manifest, template: Manifest, kind: ServedKind) -> Manifest:
     """Somebody else's runtime: only what a TrainJob may change in it."""
+    asked = run.target.kubernetes
+    given = {
+        "keep_for": asked.keep_for is not None,
+        "max_pod_failures": asked.max_pod_failures is not None,
+        "gang": asked.gang in ("coscheduling", "volcano"),
+        "scheduler": asked.scheduler is not None,
+    }
+    unheard = [f"target.kubernetes.{key}" for key, is_given in given.items() if is_given]
+    if unheard:
+        raise UserError(
+            f"{', '.join(unheard)} cannot be changed in a named runtime",
+            cause="it is for the runtime to say, and a TrainJob has no word in it",
+            fix="leave it out, or leave target.kubernetes.runtime out: the run then brings a runtime of its own",
+        )
     pod = template["spec"]
     name = CONTAINERS[JobKind.TRAINJOB]
     container = next(one for one in pod["containers"] if one["name"] == name)
