@@ -1,4 +1,4 @@
-"""A killed pod, a killed kubelet, a drained node in mid-training: the job goes on by itself, with the same losses."""
+"""A killed pod or kubelet, a node without power, a drained node: the job goes on by itself, with the same losses."""
 
 import contextlib
 
@@ -49,6 +49,19 @@ def killed_kubelet(bench, name):
 
 
 @contextlib.contextmanager
+def lost_power(bench, name):
+    """With the time that Kubernetes takes everywhere to notice. The node's object stays, as nobody deletes it."""
+    bench.cluster.need_box("cuts a node's power")
+    with bench.cluster.usual_timeouts():
+        _, node = pod_on_expendable_node(bench, name)
+        bench.cluster.cut_power(node)
+        try:
+            yield
+        finally:
+            bench.cluster.restart_node(node)
+
+
+@contextlib.contextmanager
 def drained_node(bench, name):
     _, node = pod_on_expendable_node(bench, name)
     bench.cluster.drain(node)
@@ -63,6 +76,7 @@ def drained_node(bench, name):
 DISTURBANCES = {
     "killed pod": (killed_pod, "pytorchjob", 60, True),
     "killed kubelet": (killed_kubelet, "trainjob", 90, True),
+    "lost power": (lost_power, "pytorchjob", 150, True),
     "drained node": (drained_node, "job", 25, False),
 }
 
@@ -71,7 +85,10 @@ DISTURBANCES = {
 def test_it_goes_on_by_itself(bench, undisturbed, what, capsys):
     disturb, kind, seconds, repeats = DISTURBANCES[what]
     name = what.replace(" ", "-")
-    arguments = ("run", bench.file, f"name={name}", f"target.kubernetes.job={kind}", *hold(seconds))
+    options = (f"target.kubernetes.job={kind}", "target.kubernetes.node_lost_seconds=4")
+    if kind != "pytorchjob" and disturb is not killed_pod:
+        options += ("target.kubernetes.max_pod_failures=0",)  # who had to leave does not count
+    arguments = ("run", bench.file, f"name={name}", *options, *hold(seconds))
     with bench.following(*arguments) as follower:
         bench.wait_for_step(name, HELD_STEP - 1)
         with disturb(bench, name):
@@ -90,3 +107,52 @@ def test_it_goes_on_by_itself(bench, undisturbed, what, capsys):
     assert "time lost" in said
     with capsys.disabled():
         print(f"\n{what} ({kind}): {summary['seconds_lost']:.0f} s lost, {summary['steps_repeated']} steps repeated")
+
+
+@pytest.mark.parametrize("kind", ["job"])
+def test_a_run_of_one_pod_outlives_every_loss(bench, kind):
+    """Drained and deleted: the run is never called ended, no loss counts, and the wait before a new pod stays short."""
+    name = "single"
+    options = (
+        "resources.nodes=1",
+        "train.global_batch=2",
+        "train.steps=100000",
+        "target.kubernetes.max_pod_failures=0",
+    )
+    folder = bench.run_folder(name)
+    with bench.following("run", bench.file, f"name={name}", f"target.kubernetes.job={kind}", *options) as follower:
+        bench.wait_for_step(name, EVERY)
+        waits = []
+        for number, lose in enumerate((evict, delete), start=1):
+            (pod,) = pods_of(bench, name)
+            lose(bench, pod)
+            shown = bench.show(name)
+            assert shown["state"] in ("waiting", "running"), shown
+            if shown["state"] == "waiting":
+                assert "told to leave; saved first; its job makes a new pod" in shown["reason"]
+            assert shown["exit_code"] is None
+            bench.wait(lambda: len(events(folder, "resumed")) >= number, "a new pod", name)  # noqa: B023
+            assert follower.poll() is None, bench.said()
+            left, begun = events(folder, "preempted")[-1]["time"], events(folder, "launched")[-1]["time"]
+            waits.append(begun - left)
+            bench.wait_for_step(name, events(folder, "resumed")[-1]["step"] + EVERY)
+        job = bench.cluster.get("job", name, bench.namespace)
+        assert job["spec"]["backoffLimit"] == 0
+        assert job["status"].get("failed", 0) == 0
+        assert bench.show(name)["summary"]["restarts"] == 2
+        stopped = bench.json("stop", name)
+        assert (stopped["was"], stopped["state"], stopped["exit_code"]) == ("running", "preempted", 75)
+        assert follower.wait(timeout=120) == 75, bench.said()
+    assert waits[1] < waits[0] + 8, waits  # 10 s both times; Kubernetes alone would make it 20
+
+
+def evict(bench, pod):
+    """As a drain does it, of this pod alone."""
+    node, name = pod["spec"]["nodeName"], pod["metadata"]["labels"]["windlass.dev/run"]
+    flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--pod-selector=windlass.dev/run={name}")
+    bench.cluster.kubectl("drain", node, *flags, timeout=300)
+    bench.cluster.uncordon(node)
+
+
+def delete(bench, pod):
+    bench.cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", bench.namespace, timeout=300)

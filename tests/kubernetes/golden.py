@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from windlass.catalog.instances import instance as instance_of
 from windlass.catalog.models import presets
 from windlass.plan import resolve
 from windlass.spec import parse_run
@@ -46,7 +47,16 @@ CLUSTERS = {
     "llama-tiny": (3, None, {}),
     "llama3.2-tiny": (1, None, {"storage": "none"}),
     "mistral-tiny": (3, None, {"min_nodes": 2}),
-    "mixtral-tiny": (3, None, {"pod": {"containers": [{"name": "trainer", "workingDir": "/tmp"}]}}),
+    "mixtral-tiny": (
+        3,
+        None,
+        {
+            "labels": {"team": "a"},
+            "annotations": {"b": "c"},
+            "node_lost_seconds": 5,
+            "pod": {"containers": [{"name": "trainer", "workingDir": "/tmp"}]},
+        },
+    ),
 }
 
 
@@ -72,7 +82,8 @@ def cluster_of(preset, served=SERVED):
     nodes, instance, _ = CLUSTERS.get(preset, (3, None, {}))
     if instance is None:
         return ClusterFacts(served, "team", CPU_NODES)
-    named = [NodeFacts(f"node{i}", labels={INSTANCE_LABEL: f"ml.{instance}"}) for i in range(nodes)]
+    gpus = {"nvidia.com/gpu": str(instance_of(instance).gpus), "hugepages-2Mi": "5128Mi"}
+    named = [NodeFacts(f"node{i}", {INSTANCE_LABEL: f"ml.{instance}"}, gpus) for i in range(nodes)]
     return ClusterFacts(served, "team", named)
 
 

@@ -7,12 +7,14 @@ from collections import Counter
 import pytest
 
 from tests.kubernetes.api_server import Server, write_kubeconfig
-from tests.kubernetes.golden import request_of
+from tests.kubernetes.golden import request_of, run_of
 from tests.kubernetes.test_client_state import INDEX, pod_value
 from windlass.errors import UserError
+from windlass.plan import resolve
+from windlass.targets.kubernetes import checks, refusals, stopping, submission
 from windlass.targets.kubernetes import recovery as recovery_module
-from windlass.targets.kubernetes import stopping, submission
 from windlass.targets.kubernetes.api import Api
+from windlass.targets.kubernetes.client import KubernetesTarget
 from windlass.targets.kubernetes.discovery import ALWAYS
 from windlass.targets.kubernetes.facts import JobKind
 from windlass.targets.kubernetes.jobfile import ClusterJob
@@ -217,7 +219,9 @@ def test_without_a_look_at_nodes_a_pod_is_stuck_when_its_grace_is_over(server, a
 
 def test_who_may_not_take_a_pod_out_is_told_how_it_is_done(server, api):
     serve_node(server, "n1", "Unknown")
-    message = 'pods "llama-0" is forbidden: User "ann" cannot delete resource "pods" in API group "" in the namespace "team"'
+    message = (
+        'pods "llama-0" is forbidden: User "ann" cannot delete resource "pods" in API group "" in the namespace "team"'
+    )
     server.on(f"{PODS}/llama-0", lambda one: one.status(403, "Forbidden", message))
     recovery, removed = tend(api, leaving())
     assert removed == []
@@ -384,3 +388,159 @@ def test_a_second_submission_completes_what_a_killed_one_began(api, cluster_of_o
     assert there["configmaps", "llama-tiny-run"]["metadata"]["ownerReferences"][0]["uid"] == made.uid
     take_back()
     assert ("jobs", "llama-tiny") in there  # it was not made by this submission
+
+
+def test_the_same_run_attaches_though_another_node_has_joined(server, api, cluster_of_objects):
+    """Threads come from the smallest node: a smaller one that joins must not make it `other settings`."""
+    there, _ = cluster_of_objects
+    nodes = [16]
+
+    def listed(handler):
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        items = [
+            {"metadata": {"name": f"n{i}"}, "status": {**ready, "allocatable": {"cpu": str(cpus)}}}
+            for i, cpus in enumerate(nodes)
+        ]
+        handler.json({"metadata": {}, "items": items})
+
+    server.on("/apis", lambda one: one.json({"groups": []}))
+    server.on("/version", lambda one: one.json({"major": "1", "minor": "36"}))
+    server.on("/api/v1/namespaces/team", lambda one: one.json({"metadata": {"name": "team"}, "status": {}}))
+    server.on("/api/v1/nodes", listed)
+    asked = run_of("llama-tiny", JobKind.INDEXED)
+    asked = asked.model_copy(update={"resources": asked.resources.model_copy(update={"threads_per_process": None})})
+
+    def prepared(run=asked):
+        target = KubernetesTarget()
+        settled = resolve(target.settle(run))
+        return settled.resources.threads_per_process, target.render(settled)
+
+    threads, request = prepared()
+    submission.submit(api, request, ALWAYS, lambda: None)
+    nodes.append(4)
+    again, same = prepared()
+    assert (again, same.digest) == (threads, request.digest)
+    assert submission.under_way(api, same, ALWAYS) is not None
+    other = asked.model_copy(update={"resources": asked.resources.model_copy(update={"threads_per_process": 2})})
+    with pytest.raises(UserError, match="with other settings"):
+        submission.under_way(api, prepared(other)[1], ALWAYS)
+    del there["jobs", "llama-tiny"]
+    assert prepared()[0] < threads  # what is there now, where no job is
+
+
+# -- checks before anything is created
+
+FORBIDDEN_POD = 'pods "llama-tiny-0" is forbidden: '
+REFUSALS = {
+    "quota": (FORBIDDEN_POD + "exceeded quota: gpus, requested: pods=1, used: pods=2, limited: pods=2", "the quota of"),
+    "unsaid": (FORBIDDEN_POD + "failed quota: gpus: must specify memory for: trainer", "say how much it needs"),
+    "security": (
+        FORBIDDEN_POD + 'violates PodSecurity "restricted:latest": unrestricted capabilities',
+        "does not allow",
+    ),
+    "range": (FORBIDDEN_POD + "maximum cpu usage per Container is 1, but limit is 8", "a limit range of"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_pods_that_would_be_refused_are_refused_before_anything_is_created(server, api, what):
+    message, words = REFUSALS[what]
+    server.on(PODS, lambda one: one.status(403, "Forbidden", message))
+    with pytest.raises(UserError, match=words) as error:
+        checks.pods_would_be_accepted(api, request_of("llama-tiny", JobKind.INDEXED))
+    assert message in error.value.evidence
+    assert error.value.fix
+    ((command, _, params),) = server.requests
+    assert (command, params["dryRun"]) == ("POST", "All")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (403, 'pods is forbidden: User "ann" cannot create resource "pods" in API group "" in the namespace "team"'),
+        (400, 'admission webhook "x.example" does not support dry run'),
+    ],
+)
+def test_pods_that_cannot_be_checked_are_no_obstacle(server, api, code, message):
+    server.on(PODS, lambda one: one.status(code, "Forbidden", message))
+    checks.pods_would_be_accepted(api, request_of("llama-tiny", JobKind.INDEXED))
+
+
+def test_a_quota_that_takes_some_of_the_pods_is_told(server, api):
+    quota = {"metadata": {"name": "two"}, "status": {"hard": {"pods": "3"}, "used": {"pods": "1"}}}
+    server.on("/api/v1/namespaces/team/resourcequotas", lambda one: one.json({"metadata": {}, "items": [quota]}))
+    (warning,) = checks.quotas_have_room(api, request_of("llama-tiny", JobKind.INDEXED))
+    assert warning == "the quota two: pods: 3 pods ask for 1 each, 2 of 3 is left; the others will wait"
+
+
+def explained(api, kind, code, message):
+    request = request_of("llama-tiny", JobKind.TRAINJOB)
+    manifest = next(one for one in request.objects if one["kind"] == kind)
+    error = refusals.from_status(api.access, {"code": code, "reason": "Forbidden", "message": message}, "x")
+    return checks.explain(api, error, manifest, request)
+
+
+def test_who_may_not_make_runtimes_is_told_what_needs_none(api):
+    message = (
+        'trainingruntimes.trainer.kubeflow.org is forbidden: User "ann" cannot create resource "trainingruntimes" '
+        'in API group "trainer.kubeflow.org" in the namespace "team"'
+    )
+    error = explained(api, "TrainingRuntime", 403, message)
+    assert "target.kubernetes.runtime=NAME" in error.fix
+    assert "target.kubernetes.job=job" in error.fix
+    assert "--verb=create" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (422, 'ConfigMap "x" is invalid: []: Too long: may not be more than 1048576 bytes'),
+        (413, "Request entity too large: limit is 3145728"),
+        (500, "etcdserver: request is too large"),
+    ],
+)
+def test_what_is_too_large_for_a_cluster_is_called_so(api, code, message):
+    error = explained(api, "ConfigMap", code, message)
+    assert "is too large for the cluster" in error.what
+    assert "target.kubernetes.pod" in error.cause
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_queues_are_looked_for_in_the_version_that_kueue_has(server, api, version):
+    group = f"kueue.x-k8s.io/{version}"
+    server.on("/apis/kueue.x-k8s.io", lambda one: one.json({"preferredVersion": {"groupVersion": group}}))
+    server.on(f"/apis/{group}/namespaces/team/localqueues/research", lambda one: one.json({"metadata": {}}))
+    checks.queue_is_there(api, "research", "team")
+    with pytest.raises(UserError, match="there is no Kueue queue other"):
+        checks.queue_is_there(api, "other", "team")
+
+
+def test_a_queue_without_kueue(api):
+    with pytest.raises(UserError, match="the cluster has no Kueue"):
+        checks.queue_is_there(api, "research", "team")
+
+
+QUOTA_SHORT = "couldn't assign flavors to pod set node: insufficient unused quota for nvidia.com/gpu in flavor p5"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "words"),
+    [
+        ([{"type": "QuotaReserved", "status": "False", "message": QUOTA_SHORT}], QUOTA_SHORT),
+        ([{"type": "Evicted", "status": "True", "message": "Preempted to accommodate a workload"}], "Preempted to"),
+        ([{"type": "Admitted", "status": "False", "reason": "NoReservation"}], "NoReservation"),
+        ([], "has not looked at it yet"),
+    ],
+)
+def test_a_job_in_a_queue_says_what_kueue_says(server, api, conditions, words):
+    group = "kueue.x-k8s.io/v1beta2"
+    server.on("/apis/kueue.x-k8s.io", lambda one: one.json({"preferredVersion": {"groupVersion": group}}))
+    workload = {"metadata": {}, "spec": {"queueName": "research"}, "status": {"conditions": conditions}}
+    path = f"/apis/{group}/namespaces/team/workloads"
+    server.on(path, lambda one: one.json({"metadata": {}, "items": [workload]}))
+    suspended = {"type": "Suspended", "status": "True", "message": "Job suspended"}
+    held = {"metadata": {"uid": "u1"}, "status": {"conditions": [suspended]}}
+    told = Waiting(api, cluster_job()).explain(Picture(job=held))
+    assert told.startswith("it is held back: Job suspended; Kueue's queue research")
+    assert words in told
+    assert {"labelSelector": "kueue.x-k8s.io/job-uid=u1", "limit": "250"} in [one[2] for one in server.requests]

@@ -370,7 +370,6 @@ def test_the_run_file_says_where(tmp_path):
     assert (run.target.kubernetes.context, run.target.kubernetes.namespace) == ("prod", "team")
 
 
-
 def job_of(request):
     """The batch Job's spec, alone or inside a TrainingRuntime."""
     runtime = next((one for one in request.objects if one["kind"] == "TrainingRuntime"), None)
@@ -408,3 +407,159 @@ def test_a_lost_node_costs_seconds():
     own = {"key": unreachable, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 600}
     assert given(tolerations=[own]) == {unreachable: 600, not_ready: 30}
     assert given(pod={"tolerations": [own]}) == {unreachable: 600, not_ready: 30}
+
+
+def big(number, **more):
+    amounts = {"cpu": "191", "memory": "2000Gi", "nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}
+    return NodeFacts(f"p5-{number}", labels={"pool": "big"}, allocatable={**amounts, **more})
+
+
+SMALL = [
+    NodeFacts(f"g5-{i}", labels={"pool": "small"}, allocatable={"cpu": "47", "memory": "180Gi", "nvidia.com/gpu": "4"})
+    for i in range(2)
+]
+WITHOUT = NodeFacts("system", allocatable={"cpu": "4", "memory": "16Gi"})
+TAINTED = NodeFacts("control", allocatable={"cpu": "2"}, taints=[{"key": "control-plane", "effect": "NoSchedule"}])
+
+
+def on(nodes, kind=JobKind.INDEXED, served=SERVED, gpus=None, instance=None, **options):
+    """A run of two nodes on a cluster, settled, and its request."""
+    cluster = ClusterFacts(served, "team", nodes)
+    run = run_of("llama3.1-8b", kind, **{"secrets": [], **options})
+    asked = run.resources.model_copy(update={"instance": instance, "gpus_per_node": gpus})
+    run = resolve(settle(run.model_copy(update={"resources": asked}), cluster))
+    return run, render(run, cluster, Carried(), submission="a")
+
+
+def limits_of(request):
+    return container_of(request)[0]["resources"]["limits"]
+
+
+def test_huge_pages_are_asked_for_where_the_nodes_have_them():
+    pages = "hugepages-2Mi"
+    assert pages not in limits_of(on([big(0), big(1)])[1])
+    assert limits_of(on([big(0, **{pages: "10Gi"}), big(1, **{pages: "10Gi"})])[1])[pages] == "5120Mi"
+    assert pages not in limits_of(on([big(0, **{pages: "10Gi"}), big(1)])[1])
+    assert pages not in limits_of(on([], instance="p5.48xlarge")[1])
+
+
+def test_amounts_are_those_of_the_nodes_that_the_selector_chooses():
+    run, request = on([big(0), *SMALL], node_selector={"pool": "small"})
+    assert run.resources.gpus_per_node == 4
+    assert limits_of(request)["nvidia.com/gpu"] == "4"
+    assert "podAntiAffinity" in container_of(request)[1]["affinity"]
+    assert on([big(0), *SMALL, TAINTED])[0].resources.gpus_per_node == 8
+    assert on([WITHOUT, TAINTED], gpus=0)[0].resources.threads_per_process == 3  # of the four of the node that takes it
+
+
+@pytest.mark.parametrize("selector", [{}, {"karpenter.sh/nodepool": "gpu"}])
+def test_a_gpu_pool_that_is_scaled_to_zero_is_no_reason_to_train_on_cpus(selector):
+    with pytest.raises(UserError) as error:
+        on([WITHOUT], node_selector=selector)
+    assert error.value.what == "it is not known how many GPUs the nodes have"
+    assert "scaled to zero" in error.value.cause
+    assert "resources.gpus_per_node=8    (0 trains on the CPU), or resources.instance=TYPE" in error.value.fix
+    assert on([WITHOUT], gpus=0)[0].resources.gpus_per_node == 0
+
+
+def test_gpus_by_number_alone_get_the_rest_from_the_nodes_or_are_told_what_is_missing():
+    _, request = on([big(0), big(1)], gpus=8)
+    assert limits_of(request)["vpc.amazonaws.com/efa"] == "32"
+    assert request.warnings == ()
+    _, request = on([WITHOUT], gpus=8)
+    (warning,) = request.warnings
+    assert "no node is there that has 8 GPUs" in warning
+    assert "no CPUs, memory, EFA, nodes of their own" in warning
+    assert "resources.instance" in warning
+    assert on([WITHOUT], gpus=8, cpu="90", memory="900Gi", efa=0, spread="hosts")[1].warnings == ()
+
+
+GANGS = Served(KINDS, jobset=True, volcano=True, coscheduling=True, kubernetes=(1, 36))
+
+
+@pytest.mark.parametrize("kind", [JobKind.INDEXED, JobKind.HYPERPOD])
+@pytest.mark.parametrize("gang", ["volcano", "coscheduling"])
+def test_a_gang_that_a_kind_does_not_do_is_refused(kind, gang):
+    with pytest.raises(UserError, match=f"gang is {gang}, which a {kind} does not do"):
+        on([big(0), big(1)], kind, GANGS, gang=gang)
+    on([big(0), big(1)], kind, GANGS, gang="auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "scheduler"),
+    [
+        ({"gang": "volcano"}, {"volcano": {}}, "volcano"),
+        ({}, {"volcano": {}}, "volcano"),
+        ({"gang": "coscheduling"}, {"coscheduling": {"scheduleTimeoutSeconds": 600}}, "scheduler-plugins-scheduler"),
+        ({"gang": "coscheduling", "scheduler": "gang"}, {"coscheduling": {"scheduleTimeoutSeconds": 600}}, "gang"),
+        ({"gang": "none"}, None, None),
+        ({"queue": "research"}, None, None),
+    ],
+)
+def test_the_pods_of_a_gang_go_to_the_scheduler_that_knows_it(options, policy, scheduler):
+    _, request = on([big(0), big(1)], JobKind.TRAINJOB, GANGS, **options)
+    runtime = next(one for one in request.objects if one["kind"] == "TrainingRuntime")
+    assert runtime["spec"].get("podGroupPolicy") == policy
+    assert job_of(request)["template"]["spec"].get("schedulerName") == scheduler
+
+
+def test_coscheduling_is_not_taken_unasked_where_its_scheduler_has_no_name():
+    served = Served(KINDS, jobset=True, coscheduling=True, kubernetes=(1, 36))
+    _, request = on([big(0), big(1)], JobKind.TRAINJOB, served)
+    assert "podGroupPolicy" not in next(one for one in request.objects if one["kind"] == "TrainingRuntime")["spec"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"scheduler": "gang"}, {"keep_for": "1h"}, {"max_pod_failures": 3}, {"gang": "volcano"}], ids=str
+)
+def test_what_a_named_runtime_decides_itself_is_refused(options):
+    (key,) = options
+    with pytest.raises(UserError, match=f"target.kubernetes.{key} cannot be changed in a named runtime"):
+        on([big(0), big(1)], JobKind.TRAINJOB, GANGS, runtime="torch", **options)
+
+
+def test_nodes_that_come_and_go_do_not_make_another_run():
+    """The same request, whatever the nodes are at the time: sizes, spelling of an instance, huge pages, security."""
+    tiny = run_of("llama-tiny", JobKind.INDEXED)
+    more = NodeFacts("late", allocatable={"cpu": "4", "memory": "16Gi"})
+    before = cluster_of("llama-tiny")
+    run = resolve(settle(tiny, before))
+    after = ClusterFacts(SERVED, "team", [*before.nodes, more], pod_security="baseline")
+    assert len({render(run, one, Carried(), submission="a").digest for one in (before, after)}) == 1
+    large = resolve(settle(run_of("llama3.1-8b", JobKind.INDEXED), cluster_of("llama3.1-8b")))
+    empty = ClusterFacts(SERVED, "team", [more])
+    assert (
+        len({render(large, one, Carried(), submission="a").digest for one in (cluster_of("llama3.1-8b"), empty)}) == 1
+    )
+    faulty = render(run, before, Carried(), submission="a", faults="kill:rank=0,step=3")
+    assert faulty.digest != render(run, before, Carried(), submission="a").digest
+
+
+@pytest.mark.parametrize(
+    ("level", "locks"), [(None, True), ("privileged", True), ("baseline", False), ("restricted", False)]
+)
+def test_pods_lock_memory_where_the_namespace_allows_it(level, locks):
+    cluster = ClusterFacts(SERVED, "team", [big(0), big(1)], pod_security=level)
+    run = run_of("llama3.1-8b", JobKind.INDEXED, secrets=[])
+    run = resolve(
+        settle(run.model_copy(update={"resources": run.resources.model_copy(update={"instance": None})}), cluster)
+    )
+    request = render(run, cluster, Carried(), submission="a")
+    assert ("IPC_LOCK" in str(container_of(request)[0].get("securityContext"))) == locks
+    assert any("IPC_LOCK" in warning for warning in request.warnings) != locks
+
+
+def test_pods_on_the_hosts_network_find_each_other_by_name():
+    _, pod = container_of(request_of("llama-tiny", JobKind.INDEXED, pod={"hostNetwork": True}))
+    assert pod["dnsPolicy"] == "ClusterFirstWithHostNet"
+    _, pod = container_of(request_of("llama-tiny", JobKind.INDEXED, pod={"hostNetwork": True, "dnsPolicy": "Default"}))
+    assert pod["dnsPolicy"] == "Default"
+    assert "dnsPolicy" not in container_of(request_of("llama-tiny", JobKind.INDEXED))[1]
+
+
+def test_pods_get_the_labels_and_annotations_that_are_asked_for():
+    own = {"team": "maths", "windlass.dev/run": "another"}
+    template = request_of("llama-tiny", JobKind.INDEXED, labels=own, annotations={"cost": "7"}).template
+    assert template["metadata"]["labels"]["team"] == "maths"
+    assert template["metadata"]["labels"]["windlass.dev/run"] == "llama-tiny"  # by which windlass finds them
+    assert template["metadata"]["annotations"]["cost"] == "7"

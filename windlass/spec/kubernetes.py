@@ -57,6 +57,10 @@ class KubernetesOptions(Section):
     """EFA interfaces per pod. Default: what the instance or the nodes have, where whole GPU nodes are used."""
     shm: str | None = None
     """Size of /dev/shm, held in memory. Default: half of the pod's memory."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Further labels of the pods, for cost reports or network policies."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Further annotations of the pods."""
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels that nodes must have; resources.instance adds the instance type's."""
     tolerations: tuple[dict[str, Any], ...] = ()

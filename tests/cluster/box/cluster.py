@@ -183,6 +183,16 @@ class Cluster:
     def pretend_running(self, namespace: str, selector: str) -> int:
         return fleet.pretend_running(namespace, selector)
 
+    @contextmanager
+    def usual_timeouts(self) -> Iterator[None]:
+        """A lost node is noticed as late as everywhere: after 50 s, which Kubernetes waits by default."""
+        self.need_box("restarts the controllers")
+        control.restart_controllers(usual_timeouts=True)
+        try:
+            yield
+        finally:
+            control.restart_controllers()
+
     def restart_api(self) -> None:
         """The API server goes away and comes back."""
         self.need_box("restarts the API server")

@@ -85,7 +85,7 @@ def wait_for_api() -> Api:
     return api
 
 
-def start_controllers(*, without_node_care: bool = False) -> None:
+def start_controllers(*, without_node_care: bool = False, usual_timeouts: bool = False) -> None:
     controllers = "*" + "".join(f",-{name}" for name in NODE_CARE if without_node_care)
     flags = {
         "kubeconfig": certificates.kubeconfig(ROOT / "kubeconfig-controllers", "controllers"),
@@ -99,17 +99,16 @@ def start_controllers(*, without_node_care: bool = False) -> None:
         "cluster-signing-key-file": PKI / "ca.key",
         "use-service-account-credentials": "true",
         "cluster-cidr": PODS,
-        "node-monitor-period": "1s",
-        "node-monitor-grace-period": f"{GRACE}s",
+        **({} if usual_timeouts else {"node-monitor-period": "1s", "node-monitor-grace-period": f"{GRACE}s"}),
         "kube-api-qps": 200,
         "kube-api-burst": 400,
     }
     spawn("kube-controller-manager", "control", [binaries() / "kube-controller-manager", *_flags(flags)])
 
 
-def restart_controllers(*, without_node_care: bool) -> None:
+def restart_controllers(*, without_node_care: bool = False, usual_timeouts: bool = False) -> None:
     end("kube-controller-manager")
-    start_controllers(without_node_care=without_node_care)
+    start_controllers(without_node_care=without_node_care, usual_timeouts=usual_timeouts)
 
 
 def start_scheduler() -> None:

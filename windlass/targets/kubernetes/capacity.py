@@ -37,7 +37,7 @@ class NodeRoom:
         if any(self.labels.get(key) != value for key, value in selector.items()):
             return False
         tolerated = spec.get("tolerations") or ()
-        return all(_tolerates(taint, tolerated) for taint in self.taints if taint.get("effect") != "PreferNoSchedule")
+        return all(tolerates(taint, tolerated) for taint in self.taints if taint.get("effect") != "PreferNoSchedule")
 
 
 def node_room(node: Mapping[str, Any]) -> NodeRoom:
@@ -146,7 +146,7 @@ def _owner(pod: Mapping[str, Any], label: str) -> str:
     return f"{metadata.get('namespace')}/{metadata.get('name')}"
 
 
-def _tolerates(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> bool:
+def tolerates(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> bool:
     for one in tolerations:
         if one.get("effect") and one["effect"] != taint.get("effect"):
             continue

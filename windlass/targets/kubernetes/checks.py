@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator
 
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.api import NO_WEBHOOK, Api, Object
-from windlass.targets.kubernetes.discovery import no_namespace
+from windlass.targets.kubernetes.capacity import requests
+from windlass.targets.kubernetes.discovery import kueue_version, no_namespace
 from windlass.targets.kubernetes.facts import ServedKind
 from windlass.targets.kubernetes.jobfile import object_path, plural_of
 from windlass.targets.kubernetes.quantities import parse, show
 from windlass.targets.kubernetes.refusals import RefusedError
 from windlass.targets.kubernetes.request import KubernetesRequest, Manifest
+
+NO_DRY_RUN = "does not support dry run"
+TOO_LARGE = ("1048576 bytes", "request is too large", "Request entity too large", "trying to send message larger")
 
 
 def check(api: Api, run: Run, request: KubernetesRequest, served: ServedKind, *, bytes_needed: int | None) -> list[str]:
@@ -22,8 +27,11 @@ def check(api: Api, run: Run, request: KubernetesRequest, served: ServedKind, *,
     warnings += claim_is_there(api, run, request.namespace, bytes_needed)
     for what, path, key in _named(run, request.namespace):
         must_be_there(api, what, path, key)
+    if run.target.kubernetes.queue:
+        queue_is_there(api, run.target.kubernetes.queue, request.namespace)
     would_be_accepted(api, request, served)
-    return warnings
+    pods_would_be_accepted(api, request)
+    return warnings + quotas_have_room(api, request)
 
 
 def claim_is_there(api: Api, run: Run, namespace: str, bytes_needed: int | None) -> list[str]:
@@ -88,9 +96,17 @@ def _named(run: Run, namespace: str) -> Iterator[tuple[str, str, str | None]]:
     if asked.priority_class:
         path = object_path("scheduling.k8s.io/v1", "priorityclasses", None, asked.priority_class)
         yield f"priority class {asked.priority_class}", path, None
-    if asked.queue:
-        path = object_path("kueue.x-k8s.io/v1beta1", "localqueues", namespace, asked.queue)
-        yield f"Kueue queue {asked.queue}", path, None
+
+
+def queue_is_there(api: Api, queue: str, namespace: str) -> None:
+    version = kueue_version(api)
+    if version is None:
+        raise UserError(
+            f"the cluster has no Kueue, and target.kubernetes.queue is {queue}",
+            evidence="kueue.x-k8s.io is not served",
+            fix="leave target.kubernetes.queue out",
+        )
+    must_be_there(api, f"Kueue queue {queue}", object_path(version, "localqueues", namespace, queue), None)
 
 
 def must_be_there(api: Api, what: str, path: str, key: str | None) -> None:
@@ -124,6 +140,43 @@ def would_be_accepted(api: Api, request: KubernetesRequest, served: ServedKind) 
                 raise raised from None
 
 
+def pods_would_be_accepted(api: Api, request: KubernetesRequest) -> None:
+    """The same for one of the job's pods: quotas, PodSecurity, limit ranges and webhooks look at pods alone, and what
+    they refuse is otherwise said only in an event of whoever makes them."""
+    pod = request.example_pod
+    try:
+        api.create(object_path("v1", "pods", request.namespace), pod, dry_run=True)
+    except RefusedError as error:
+        if error.code == 403 and error.verb:  # whoever may make jobs need not be allowed to make pods
+            return
+        raised = explain(api, error, pod, request)
+        if raised is not None:
+            raise raised from None
+
+
+def quotas_have_room(api: Api, request: KubernetesRequest) -> list[str]:
+    """A warning where one pod would be admitted, but not all of them at once."""
+    try:
+        quotas = list(api.items(object_path("v1", "resourcequotas", request.namespace)))
+    except RefusedError as error:
+        if error.code == 403:
+            return []
+        raise
+    asked, num_pods, said = requests(request.example_pod), request.pods.num_pods, []
+    for quota in quotas:
+        if (quota.get("spec") or {}).get("scopes") or (quota.get("spec") or {}).get("scopeSelector"):
+            continue  # it may not be about these pods
+        hard, used = ((quota.get("status") or {}).get(key) or {} for key in ("hard", "used"))
+        for name, limit in hard.items():
+            resource = name.removeprefix("requests.")
+            free = parse(limit) - parse(used.get(name, "0"))
+            if resource in asked and asked[resource] * num_pods > free + 1e-9:
+                each = f"{num_pods} pods ask for {show(resource, asked[resource])} each"
+                left = f"{show(resource, max(0.0, free))} of {show(resource, parse(limit))} is left"
+                said.append(f"the quota {quota['metadata']['name']}: {resource}: {each}, {left}; the others will wait")
+    return said
+
+
 def explain(api: Api, error: RefusedError, manifest: Manifest, request: KubernetesRequest) -> UserError | None:
     """A refusal to create an object, for a person; None for one that is no obstacle."""
     what = f"{manifest['kind']} {manifest['metadata']['name']}"
@@ -131,6 +184,8 @@ def explain(api: Api, error: RefusedError, manifest: Manifest, request: Kubernet
         return None  # of an earlier submission: what becomes of it is decided when the run is submitted
     if error.code == 403 and any(_misses(error, one) for one in request.dependents):
         return None  # a webhook looks for what is created just before; fields were checked when it is asked
+    if NO_DRY_RUN in error.message:
+        return None  # a webhook that cannot be asked without consequences is asked when it is real
     if error.code == 404 and "namespaces" in error.message:
         return no_namespace(api, request.namespace)
     if error.code == 404:
@@ -139,6 +194,8 @@ def explain(api: Api, error: RefusedError, manifest: Manifest, request: Kubernet
             evidence=error.message,
             fix="leave target.kubernetes.job out, and windlass takes what is there",
         )
+    if error.code == 413 or any(text in error.message for text in TOO_LARGE):
+        return _too_large(error, manifest, what)
     if error.code in (400, 422):
         return UserError(
             f"the cluster does not accept the {what}",
@@ -153,13 +210,59 @@ def explain(api: Api, error: RefusedError, manifest: Manifest, request: Kubernet
             cause="the operator that it belongs to is down, or just starting",
             fix="kubectl get pods -A    shows it; then the same again, or target.kubernetes.job=job",
         )
-    if error.code == 403 and "exceeded quota" in error.message:
+    if error.code == 403 and error.verb and manifest["kind"] == "TrainingRuntime":
         return UserError(
-            f"the quota of the namespace {request.namespace} does not allow the {what}",
+            f"you may not {error.verb} a TrainingRuntime in the namespace {request.namespace}",
             evidence=error.message,
-            fix=f"kubectl -n {request.namespace} describe quota",
+            cause="a trainjob brings a runtime of its own, unless it names one",
+            fix=f"target.kubernetes.runtime=NAME    uses one that is there (kubectl get clustertrainingruntimes)\n"
+            f"target.kubernetes.job=job    needs none\n{error.fix}",
+        )
+    if error.code == 403 and not error.verb:
+        return _not_admitted(error, what, request.namespace)
+    return error
+
+
+def _not_admitted(error: RefusedError, what: str, namespace: str) -> UserError:
+    """What an admission controller refuses: no other role would change it."""
+    message = error.message
+    if "exceeded quota" in message:
+        return UserError(
+            f"the quota of the namespace {namespace} does not allow the {what}",
+            evidence=message,
+            fix=f"kubectl -n {namespace} describe quota",
+        )
+    if "failed quota" in message:  # it must specify cpu, memory, …
+        return UserError(
+            f"the quota of the namespace {namespace} wants the {what} to say how much it needs",
+            evidence=message,
+            fix="target.kubernetes.cpu=8 target.kubernetes.memory=64Gi",
+        )
+    if "PodSecurity" in message:
+        return UserError(
+            f"the namespace {namespace} does not allow the {what}",
+            evidence=message,
+            cause="its label pod-security.kubernetes.io/enforce",
+            fix="target.kubernetes.pod={securityContext: …}    (docs/kubernetes.md, PodSecurity), or another namespace",
+        )
+    if "per Container" in message or "per Pod" in message:
+        return UserError(
+            f"a limit range of the namespace {namespace} does not allow the {what}",
+            evidence=message,
+            fix=f"kubectl -n {namespace} describe limitrange    and target.kubernetes.cpu, target.kubernetes.memory",
         )
     return error
+
+
+def _too_large(error: RefusedError, manifest: Manifest, what: str) -> UserError:
+    size = len(json.dumps(manifest)) / 2**10
+    return UserError(
+        f"the {what} is too large for the cluster: {size:,.0f} KiB",
+        evidence=error.message[:300],
+        cause="an object of a cluster holds about 1 MiB, and the run file goes into one: target.kubernetes.pod, "
+        "environment or data.mixture in it is that long",
+        fix="a ConfigMap or a file on the claim for what is long, and its name in target.kubernetes.pod",
+    )
 
 
 def _misses(error: RefusedError, manifest: Manifest) -> bool:

@@ -70,8 +70,10 @@ class KubernetesTarget:
     _asked: dict[str, tuple[float, picture.Picture]] = field(default_factory=dict)
 
     def settle(self, run: Run) -> Run:
-        """One rank per GPU of a node, which the instance type or the cluster's nodes tell."""
-        return render.settle(run, self.facts(run))
+        """One rank per GPU of a node, as the instance type, the cluster's nodes or the job that is under way tell."""
+        cluster = self.facts(run)
+        kind = render.pick(run, cluster.served)
+        return render.settle(submission.as_under_way(self._api(run), run, self._served(run, kind)), cluster)
 
     def world_size(self, run: Run) -> int:
         return (run.resources.processes_per_node or 1) * run.resources.nodes

@@ -11,14 +11,22 @@ from windlass.targets.kubernetes.facts import GROUPS, PLURALS, ClusterFacts, Job
 from windlass.targets.kubernetes.jobfile import object_path
 from windlass.targets.kubernetes.refusals import RefusedError
 
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
 KUEUE = "kueue.x-k8s.io"
 ALWAYS = ServedKind("batch/v1", "Job", PLURALS[JobKind.INDEXED])
 
 
 def facts(api: Api, *, namespace: str, wanted: JobKind | None, context: str | None) -> ClusterFacts:
     """Everything that rendering asks; with `wanted`, the schema of that kind alone is read."""
-    must_have_namespace(api, namespace)
-    return ClusterFacts(served=served(api, wanted), namespace=namespace, nodes=nodes(api), context=context)
+    there = must_have_namespace(api, namespace)
+    labels = ((there or {}).get("metadata") or {}).get("labels") or {}
+    return ClusterFacts(
+        served=served(api, wanted),
+        namespace=namespace,
+        nodes=nodes(api),
+        context=context,
+        pod_security=labels.get(POD_SECURITY),
+    )
 
 
 def served(api: Api, wanted: JobKind | None = None, *, schemas: bool = True) -> Served:
@@ -120,12 +128,13 @@ def _node(value: Object) -> NodeFacts:
     )
 
 
-def must_have_namespace(api: Api, namespace: str) -> None:
+def must_have_namespace(api: Api, namespace: str) -> Object | None:
+    """The namespace, where this user may read it; raises UserError if it is not there."""
     try:
         there = api.find(f"/api/v1/namespaces/{namespace}")
     except RefusedError as error:
         if error.code == 403:  # whoever may work in a namespace need not be allowed to read it; creating will tell
-            return
+            return None
         raise
     if there is None:
         raise no_namespace(api, namespace)
@@ -135,6 +144,7 @@ def must_have_namespace(api: Api, namespace: str) -> None:
             evidence=f"context {api.access.context}",
             fix="target.kubernetes.namespace=OTHER",
         )
+    return there
 
 
 def no_namespace(api: Api, namespace: str) -> UserError:

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from types import FrameType
 
 from windlass.errors import ExitCode, UserError
@@ -29,6 +30,7 @@ from windlass.targets.local import processes
 TICK_SECONDS = 0.2
 LOOK_SECONDS = 10.0  # between two looks at who answers for node 0
 GOODBYE_SECONDS = 5.0
+BROKEN = 134  # as if aborted: above 128 every job kind makes a new pod, and this one counts as a failure
 ELASTIC_VARIABLE = "WINDLASS_ELASTIC_SECONDS"
 
 
@@ -306,6 +308,9 @@ def main() -> int:
         print(error, file=sys.stderr, flush=True)
         Outlet().record("error", {**error.as_dict(), "rank": None, "retry": False})
         return int(error.exit_code)
+    except Exception:  # a file system that is away, a name that does not resolve: worth another pod, if not for ever
+        traceback.print_exc()
+        return BROKEN
 
 
 if __name__ == "__main__":

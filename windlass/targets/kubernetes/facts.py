@@ -85,3 +85,4 @@ class ClusterFacts:
     namespace: str
     nodes: Sequence[NodeFacts] = ()  # empty: they may not be listed
     context: str | None = None
+    pod_security: str | None = None  # the level that the namespace enforces; None: none, or it may not be read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -43,16 +43,7 @@ def selector_of(name: str) -> str:
     return f"{RUN_LABEL}={safe_name(name)}"
 
 
-def digest_of(objects: Sequence[Mapping[str, Any]]) -> str:
-    """A digest of what is asked for: of all objects but the submission that happens to carry them."""
-    text = yaml.safe_dump_all([_without_submission(one) for one in objects], sort_keys=True)
+def digest_of(asked: Mapping[str, Any]) -> str:
+    """A digest of what a run asks for: the same for whoever asks it again, on whichever nodes are there by then."""
+    text = yaml.safe_dump(dict(asked), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _without_submission(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        ignored = (SUBMISSION_LABEL, DIGEST_ANNOTATION, VERSION_ANNOTATION)
-        return {key: _without_submission(one) for key, one in value.items() if key not in ignored}
-    if isinstance(value, list | tuple):
-        return [_without_submission(one) for one in value]
-    return value

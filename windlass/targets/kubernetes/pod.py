@@ -68,7 +68,7 @@ def pod_template(
         "ports": _ports(run, kind),
         "resources": _resources(shape),
         "volumeMounts": [mount for _, mount in pairs],
-        **({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if shape.efa else {}),  # pinned memory for EFA
+        **(_lock_memory() if shape.efa and may_lock_memory(cluster) else {}),
     }
     spec = {
         "containers": [container],
@@ -81,11 +81,16 @@ def pod_template(
     }
     return {
         "metadata": {
-            "labels": {**labels_of(run.name), SUBMISSION_LABEL: submission},
-            "annotations": {NAME_ANNOTATION: run.name},
+            "labels": {**asked.labels, **labels_of(run.name), SUBMISSION_LABEL: submission},
+            "annotations": {**asked.annotations, NAME_ANNOTATION: run.name},
         },
-        "spec": merge_pod(spec, asked.pod, container=CONTAINERS[kind]),
+        "spec": _with_names(merge_pod(spec, asked.pod, container=CONTAINERS[kind])),
     }
+
+
+def _with_names(spec: Manifest) -> Manifest:
+    """On the host's network the cluster's names are found only if that is said: the pods look for node 0 by name."""
+    return {"dnsPolicy": "ClusterFirstWithHostNet", **spec} if spec.get("hostNetwork") else spec
 
 
 def image_of(run: Run) -> str:
@@ -115,6 +120,15 @@ def _ports(run: Run, kind: JobKind) -> list[dict[str, Any]]:
 def _resources(shape: NodeShape) -> dict[str, Any]:
     requests, limits = requests_of(shape), limits_of(shape)
     return {**({"requests": requests} if requests else {}), **({"limits": limits} if limits else {})}
+
+
+def may_lock_memory(cluster: ClusterFacts) -> bool:
+    return cluster.pod_security not in ("baseline", "restricted")
+
+
+def _lock_memory() -> dict[str, Any]:
+    """EFA pins memory; containers of EKS' own nodes may do so without this."""
+    return {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
 
 
 def _restart_policy(kind: JobKind) -> dict[str, str]:
@@ -164,7 +178,12 @@ def _of_lost_nodes(run: Run) -> Iterator[dict[str, Any]]:
     named = {one.get("key") for one in (*asked.tolerations, *asked.pod.get("tolerations", ()))}
     for key in LOST_NODE_TAINTS:
         if key not in named:
-            yield {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": asked.node_lost_seconds}
+            yield {
+                "key": key,
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": asked.node_lost_seconds,
+            }
 
 
 def _together_and_apart(run: Run, shape: NodeShape) -> dict[str, Any]:

@@ -47,7 +47,9 @@ class Pod:
     submission: str = ""
     address: str = ""
     delete_by: float | None = None  # the end of its grace period, where it is being deleted
-    ignored_failures: int = 0  # pods of its index that had to leave, as its Job counts them for the wait before a new one
+    ignored_failures: int = (
+        0  # pods of its index that had to leave, as its Job counts them for the wait before a new one
+    )
 
     @property
     def ended(self) -> bool:

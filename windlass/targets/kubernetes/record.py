@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
@@ -51,7 +52,8 @@ class Chronicle:
             self._finish(attempt - 1, Done("failed", ExitCode.FAILED, reason), submission)
             return None
         self.submission = submission
-        before = next((one for one in reversed(history) if one.get("event") in ("restart", "launched", "submitted")), {})
+        earlier_marks = [one for one in history if one.get("event") in ("restart", "launched", "submitted")]
+        before: dict[str, Any] = earlier_marks[-1] if earlier_marks else {}
         if before.get("event") == "launched" and before.get("job") == submission:  # by a pod that is gone
             self.folder.record("restart", attempt=attempt, why="the pod of node 0 was replaced", left=allowed - used)
         self.folder.record("launched", attempt=attempt, job=submission, nodes=list(nodes), pods=list(pods))

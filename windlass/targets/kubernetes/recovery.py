@@ -51,7 +51,9 @@ class Recovery:
         try:
             self._shorten_waits(picture.pods.values())
             leaving = [
-                pod for pod in picture.now() if pod.deleting and pod.node and not pod.ended and pod.uid not in self._removed
+                pod
+                for pod in picture.now()
+                if pod.deleting and pod.node and not pod.ended and pod.uid not in self._removed
             ]
             if not leaving:
                 self.trouble = None
@@ -79,7 +81,7 @@ class Recovery:
                 raise
             self.trouble = (
                 f"{pod.name} is stuck on {pod.node}, which does not answer, and {error.what}: "
-                f"kubectl -n {self.job.namespace} patch pod {pod.name} -p '{{\"metadata\":{{\"finalizers\":null}}}}'; "
+                f'kubectl -n {self.job.namespace} patch pod {pod.name} -p \'{{"metadata":{{"finalizers":null}}}}\'; '
                 f"kubectl -n {self.job.namespace} delete pod {pod.name} --force --grace-period=0"
             )
             return False
@@ -88,7 +90,7 @@ class Recovery:
         return True
 
     def _shorten_waits(self, pods: Iterable[Pod]) -> None:
-        """A Job doubles the wait before a new pod with every one that had to leave; a pod that runs makes up for them."""
+        """A Job doubles the wait before a new pod with every one that had to leave; one that runs makes up for them."""
         for pod in pods:
             if not (pod.running and pod.ignored_failures) or pod.uid in self._reset or "patch" in self._may_not:
                 continue

@@ -28,6 +28,7 @@ class RefusedError(UserError):
         self.code = code
         self.reason = reason
         self.message = message
+        self.verb = ""  # what this user may not do, where it is a matter of roles
         self.further: str | None = None  # where a list that was cut off can be gone on with
         self.retry_after: float | None = None
 
@@ -101,15 +102,18 @@ def _forbidden(access: Access, code: int, reason: str, message: str) -> RefusedE
     asked = f"kubectl auth can-i {verb} {resource}{f' --subresource={sub}' if sub else ''}{where}"
     kind = "role" if namespace else "clusterrole"
     granted = f"kubectl create {kind} windlass --verb={verb} --resource={resource}{f'/{sub}' if sub else ''}{where}"
-    return RefusedError(
+    error = RefusedError(
         code,
         reason,
         message,
         f"you may not {verb} {found['resource']} {place}",
         evidence=f"user {found['user']} of the context {access.context}: {message}",
         fix=f"{asked} --context {access.context}    says whether you may\n"
-        f"{granted}    and a binding to it, by who runs the cluster, allow it",
+        f"{granted}    and a binding to it, by who runs the cluster, allow it\n"
+        "docs/kubernetes.md, Permissions, has the whole role",
     )
+    error.verb = verb
+    return error
 
 
 def unreachable(access: Access, error: Exception) -> UnreachableError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import windlass
 from windlass.errors import UserError
 from windlass.spec import Run, dump_run
@@ -27,10 +29,10 @@ from windlass.targets.kubernetes.labels import (
     safe_name,
     selector_of,
 )
-from windlass.targets.kubernetes.pod import CONTAINERS, image_of, pod_template
+from windlass.targets.kubernetes.pod import CONTAINERS, image_of, may_lock_memory, pod_template
 from windlass.targets.kubernetes.pytorchjob import pytorch_job
 from windlass.targets.kubernetes.request import KubernetesRequest, Manifest, PodLayout
-from windlass.targets.kubernetes.resources import settle, shape_of
+from windlass.targets.kubernetes.resources import NodeShape, settle, shape_of
 from windlass.targets.kubernetes.storage import is_shared
 from windlass.targets.kubernetes.trainjob import train_job
 
@@ -65,11 +67,17 @@ def render(
     run: Run, cluster: ClusterFacts, carried: Carried, *, submission: str, faults: str | None = None
 ) -> KubernetesRequest:
     """The request for a settled, resolved run."""
-    warnings = check(run)
     kind, shape, name = pick(run, cluster.served), shape_of(run, cluster), safe_name(run.name)
+    warnings = [*check(run, kind), *unknown_amounts(run, shape)]
+    if shape.efa and not may_lock_memory(cluster):
+        warnings.append(
+            f"the namespace {cluster.namespace} enforces PodSecurity {cluster.pod_security}: the pods go without "
+            "IPC_LOCK, and EFA needs nodes whose containers may lock memory without a limit, as EKS' are"
+        )
     archives = {one: config_maps(f"{name}-{one}", data) for one, data in sorted(carried.archives.items())}
     names = [part["metadata"]["name"] for parts in archives.values() for part in parts]
     template = pod_template(run, kind, shape, cluster, carried, submission=submission, config_maps=names, faults=faults)
+    run_text = dump_run(_for_pods(run))
     job_metadata = metadata(run, name)
     job_metadata["labels"] |= _queue_labels(run)
     dependents: list[Manifest] = [
@@ -77,7 +85,7 @@ def render(
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata(run, f"{name}-run"),
-            "data": {"run.yaml": dump_run(_for_pods(run))},
+            "data": {"run.yaml": run_text},
         },
         *(_owned(run, part) for parts in archives.values() for part in parts),
     ]
@@ -89,7 +97,9 @@ def render(
     objects = [*dependents, *_job(run, kind, job_metadata, template, cluster.served)]
     for one in objects:
         one["metadata"]["namespace"] = cluster.namespace
-    digest = digest_of(objects)
+    # not of the objects: they follow from these and from what the cluster has, which changes while a job runs
+    code = {one: hashlib.sha256(data).hexdigest() for one, data in sorted(carried.archives.items())}
+    digest = digest_of({"run": run_text, "kind": str(kind), "code": code, "faults": faults})
     objects[-1]["metadata"]["annotations"] |= {DIGEST_ANNOTATION: digest, VERSION_ANNOTATION: windlass.__version__}
     return KubernetesRequest(
         name=run.name,
@@ -101,15 +111,38 @@ def render(
         pods=layout_of(kind, run),
         digest=digest,
         submission=submission,
+        template=template,
         warnings=tuple(warnings),
         secret_values=carried.secret_values,
     )
 
 
-def check(run: Run) -> list[str]:
+def unknown_amounts(run: Run, shape: NodeShape) -> list[str]:
+    """What a pod with GPUs does not ask for because nobody has said what its nodes have."""
+    if not shape.gpus or shape.missing is None:
+        return []
+    asked = run.target.kubernetes
+    amounts = {"CPUs": asked.cpu, "memory": asked.memory, "EFA": asked.efa}
+    unsaid = [what for what, value in amounts.items() if value is None]
+    if run.resources.nodes > 1 and asked.spread is None:
+        unsaid.append("nodes of their own")
+    if not unsaid:
+        return []
+    fix = "resources.instance=TYPE says it all, or target.kubernetes.cpu, memory, efa and spread do"
+    return [f"{shape.missing}: the pods ask for GPUs, but for no {', '.join(unsaid)}; {fix}"]
+
+
+def check(run: Run, kind: JobKind = JobKind.INDEXED) -> list[str]:
     """Raise what cannot work on any cluster; return what works badly."""
     asked, num_nodes = run.target.kubernetes, run.resources.nodes
     image_of(run)
+    if asked.gang in ("coscheduling", "volcano") and kind in (JobKind.INDEXED, JobKind.HYPERPOD) and num_nodes > 1:
+        raise UserError(
+            f"target.kubernetes.gang is {asked.gang}, which a {kind} does not do",
+            cause="only Kubeflow's operators make the group that such a scheduler looks at",
+            fix="target.kubernetes.job=trainjob    or pytorchjob; target.kubernetes.queue=NAME has Kueue admit the job "
+            "as a whole; target.kubernetes.gang=none starts pods one by one",
+        )
     if asked.min_nodes and asked.min_nodes > num_nodes:
         raise UserError(
             f"target.kubernetes.min_nodes is {asked.min_nodes} but the run has {num_nodes} nodes",

@@ -54,6 +54,7 @@ class KubernetesRequest:
     pods: PodLayout
     digest: str
     submission: str
+    template: Manifest = field(default_factory=dict, repr=False)  # of the job's pods
     warnings: tuple[str, ...] = ()
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -66,6 +67,13 @@ class KubernetesRequest:
     def dependents(self) -> Sequence[Manifest]:
         """What goes with the job: created before it, owned by it once it is there, and gone when it is deleted."""
         return self.objects[:-1]
+
+    @property
+    def example_pod(self) -> Manifest:
+        """A pod as the job makes them, to be checked alone; operators add labels and variables to theirs."""
+        about = {"name": f"{self.object_name}-0", "namespace": self.namespace, **self.template["metadata"]}
+        spec = {"restartPolicy": "Never", **self.template["spec"]}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}
 
     def with_secret_values(self, manifest: Manifest) -> Manifest:
         """A manifest as it is sent: a Secret of ours gets its values, everything else is what was printed."""

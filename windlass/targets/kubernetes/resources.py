@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from windlass.catalog.instances import Instance, instance
 from windlass.errors import UserError
 from windlass.spec import Run
+from windlass.targets.kubernetes.capacity import tolerates
 from windlass.targets.kubernetes.facts import ClusterFacts, NodeFacts
 from windlass.targets.kubernetes.quantities import parse
 
@@ -32,7 +33,9 @@ class NodeShape:
     cpus: float | None = None
     memory_gib: float | None = None
     whole_node: bool = False
+    huge_pages: bool = False  # for EFA, where the nodes have them: a pod that asks for what no node has waits for ever
     instance: Instance | None = None
+    missing: str | None = None  # why it is not known what the nodes have
 
 
 def settle(run: Run, cluster: ClusterFacts) -> Run:
@@ -40,19 +43,35 @@ def settle(run: Run, cluster: ClusterFacts) -> Run:
     asked = run.resources
     num_gpus = asked.gpus_per_node
     if num_gpus is None:
-        if not asked.instance and not cluster.nodes:
-            raise UserError(
-                "it is not known how many GPUs the nodes have",
-                cause="you may not list the cluster's nodes, and the run file does not say",
-                fix="resources.gpus_per_node=8    (0 trains on the CPU), or resources.instance=TYPE",
-            )
-        num_gpus = instance(asked.instance).gpus if asked.instance else _most(cluster.nodes, GPU)
+        num_gpus = instance(asked.instance).gpus if asked.instance else _gpus_there(run, cluster)
         if asked.processes_per_node and num_gpus:
             num_gpus = min(num_gpus, asked.processes_per_node)
     num_ranks = num_gpus or asked.processes_per_node or 1
     threads = asked.threads_per_process or max(1, _cpus_there(run, cluster) // num_ranks)
     update = {"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
     return run.model_copy(update={"resources": asked.model_copy(update=update)})
+
+
+def _gpus_there(run: Run, cluster: ClusterFacts) -> int:
+    """The most GPUs that a node for this run has. A cluster without any is no reason to train on CPUs unasked."""
+    nodes = nodes_for(run, cluster.nodes)
+    most = max((int(_amount(node, GPU)) for node in nodes), default=0)
+    if most:
+        return most
+    selector = run.target.kubernetes.node_selector
+    if not cluster.nodes:
+        cause = "you may not list the cluster's nodes, and the run file does not say"
+    elif not nodes:
+        labels = ", ".join(f"{key}={value}" for key, value in selector.items())
+        cause = "no node that is ready takes such pods" + (f": none has the labels {labels}" if labels else "")
+        cause += "; a pool that is scaled to zero has none until a pod asks for one"
+    else:
+        cause = f"none of the {len(nodes)} nodes that take such pods has any; a GPU pool may be scaled to zero"
+    raise UserError(
+        "it is not known how many GPUs the nodes have",
+        cause=cause,
+        fix="resources.gpus_per_node=8    (0 trains on the CPU), or resources.instance=TYPE",
+    )
 
 
 def shape_of(run: Run, cluster: ClusterFacts) -> NodeShape:
@@ -63,7 +82,8 @@ def shape_of(run: Run, cluster: ClusterFacts) -> NodeShape:
         raise UserError(
             f"{machine.type} has {machine.gpus} GPUs, not {num_gpus}", fix=f"resources.gpus_per_node={machine.gpus}"
         )
-    found = _of_instance(machine, num_gpus) if machine else _of_nodes(cluster.nodes, num_gpus)
+    nodes = nodes_for(run, cluster.nodes)
+    found = _of_instance(machine, num_gpus) if machine else _of_nodes(nodes, num_gpus)
     if not num_gpus:
         cpus = float((run.resources.threads_per_process or 1) * (run.resources.processes_per_node or 1))
         found = NodeShape(cpus=min(cpus, found.cpus) if found.cpus else cpus, instance=machine)
@@ -74,8 +94,9 @@ def shape_of(run: Run, cluster: ClusterFacts) -> NodeShape:
             cause="a pod that asks for more waits for ever",
             fix=f"target.kubernetes.efa={machine.efa}",
         )
+    huge_pages = bool(efa) and _have_huge_pages(nodes, num_gpus)
     memory = found.memory_gib
-    if efa and memory is not None:
+    if huge_pages and memory is not None:
         memory -= HUGE_PAGES_OF_EFA / 1024
     return NodeShape(
         gpus=num_gpus,
@@ -83,7 +104,9 @@ def shape_of(run: Run, cluster: ClusterFacts) -> NodeShape:
         cpus=parse(asked.cpu) if asked.cpu else found.cpus,
         memory_gib=parse(asked.memory) / GIB if asked.memory else memory,
         whole_node=found.whole_node,
+        huge_pages=huge_pages,
         instance=machine,
+        missing=found.missing,
     )
 
 
@@ -98,6 +121,7 @@ def requests_of(shape: NodeShape) -> dict[str, str]:
         found[GPU] = str(shape.gpus)
     if shape.efa:
         found[EFA] = str(shape.efa)
+    if shape.huge_pages:
         found[HUGE_PAGES] = f"{HUGE_PAGES_OF_EFA}Mi"
     return found
 
@@ -113,7 +137,7 @@ def instance_label(run: Run, cluster: ClusterFacts) -> str | None:
     if asked is None:
         return None
     there = {node.labels.get(INSTANCE_LABEL) for node in cluster.nodes}
-    plain = asked.strip().lower().removeprefix("ml.")
+    plain = _plain(asked)
     spelled = [name for name in (plain, f"ml.{plain}") if name in there]
     return spelled[0] if spelled else asked
 
@@ -131,9 +155,9 @@ def _of_instance(machine: Instance, num_gpus: int) -> NodeShape:
 
 def _of_nodes(nodes: Sequence[NodeFacts], num_gpus: int) -> NodeShape:
     """What the smallest node with enough GPUs can give."""
-    usable = [node for node in _usable(nodes) if _amount(node, GPU) >= num_gpus]
+    usable = [node for node in nodes if _amount(node, GPU) >= num_gpus]
     if not usable:
-        return NodeShape()
+        return NodeShape(missing=f"no node is there that has {num_gpus} GPUs" if num_gpus else "no node is there")
     gpus_there = min(int(_amount(node, GPU)) for node in usable)
     share = num_gpus / gpus_there if num_gpus else 1.0
     whole = bool(num_gpus) and num_gpus == gpus_there
@@ -145,19 +169,43 @@ def _of_nodes(nodes: Sequence[NodeFacts], num_gpus: int) -> NodeShape:
     )
 
 
+def _have_huge_pages(nodes: Sequence[NodeFacts], num_gpus: int) -> bool:
+    """Whether every node that the pods may come to has enough of them."""
+    usable = [node for node in nodes if _amount(node, GPU) >= num_gpus]
+    return bool(usable) and all(_amount(node, HUGE_PAGES) >= HUGE_PAGES_OF_EFA * 2**20 for node in usable)
+
+
 def _cpus_there(run: Run, cluster: ClusterFacts) -> int:
     if run.resources.instance:
         return instance(run.resources.instance).vcpus
-    amounts = [_amount(node, "cpu") for node in _usable(cluster.nodes)]
+    amounts = [_amount(node, "cpu") for node in nodes_for(run, cluster.nodes)]
     return int(min(amounts) * SHARE_OF_NODE) if amounts else 1
 
 
-def _most(nodes: Sequence[NodeFacts], resource: str) -> int:
-    return max((int(_amount(node, resource)) for node in _usable(nodes)), default=0)
+def nodes_for(run: Run, nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
+    """The nodes that take the run's pods: ready, with the labels that are asked for, and no taint that they lack."""
+    asked = run.target.kubernetes
+    selector = {**asked.node_selector, **(asked.pod.get("nodeSelector") or {})}
+    tolerated = [*asked.tolerations, *(asked.pod.get("tolerations") or ()), {"key": GPU, "operator": "Exists"}]
+    found = []
+    for node in nodes:
+        kept_off = any(
+            taint.get("effect") in ("NoSchedule", "NoExecute") and not tolerates(taint, tolerated)
+            for taint in node.taints
+        )
+        labelled = all(node.labels.get(key) == value for key, value in selector.items() if value is not None)
+        if node.ready and node.schedulable and labelled and not kept_off and _is_instance(run, node):
+            found.append(node)
+    return found
 
 
-def _usable(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
-    return [node for node in nodes if node.ready and node.schedulable]
+def _is_instance(run: Run, node: NodeFacts) -> bool:
+    asked = run.resources.instance
+    return asked is None or _plain(node.labels.get(INSTANCE_LABEL, "")) == _plain(asked)
+
+
+def _plain(instance_type: str) -> str:
+    return instance_type.strip().lower().removeprefix("ml.")
 
 
 def _amount(node: NodeFacts, resource: str) -> float:

@@ -68,15 +68,13 @@ def status_of(
     return with_steps_of_this_attempt(with_progress(JobStatus(**facts, attempt=attempt), folder), folder, history)
 
 
-def with_steps_of_this_attempt(
-    status: JobStatus, folder: RunFolder, history: Sequence[Mapping[str, Any]]
-) -> JobStatus:
+def with_steps_of_this_attempt(status: JobStatus, folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> JobStatus:
     """A run that went back to a checkpoint stands there until it logs a step: those of the attempt before are lost."""
     begun = next((one for one in reversed(history) if one.get("event") in TRAINING), None)
     if begun is None or status.step is None or begun.get("event") != "resumed" or begun.get("step") is None:
         return status
     last = next(iter(newest_steps(folder.metrics, 1)), None)
-    if last is None or float(last.get("time") or 0.0) >= float(begun.get("time") or 0.0):
+    if last is None or int(last.get("attempt") or 0) >= int(begun.get("attempt") or 0):
         return status
     return replace(status, step=min(status.step, int(begun["step"])), loss=None, tokens_per_s=None, eta=None)
 

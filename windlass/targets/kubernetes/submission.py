@@ -10,11 +10,18 @@ from typing import Any
 import yaml
 
 from windlass.errors import ExitCode, UserError
+from windlass.spec import Run
 from windlass.targets.kubernetes.api import Api, Object
 from windlass.targets.kubernetes.checks import explain, path_of
 from windlass.targets.kubernetes.facts import ServedKind
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
-from windlass.targets.kubernetes.labels import DIGEST_ANNOTATION, MANAGED_BY, NAME_ANNOTATION, SUBMISSION_LABEL
+from windlass.targets.kubernetes.labels import (
+    DIGEST_ANNOTATION,
+    MANAGED_BY,
+    NAME_ANNOTATION,
+    SUBMISSION_LABEL,
+    safe_name,
+)
 from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError
 from windlass.targets.kubernetes.request import KubernetesRequest, Manifest
 from windlass.targets.kubernetes.state import end_of
@@ -23,6 +30,7 @@ GONE_SECONDS = 300.0  # for the pods of an earlier job to leave
 POLL_SECONDS = 0.5
 MOST_LINES = 8
 RUN_KEY = "run.yaml"
+SETTLED = ("gpus_per_node", "processes_per_node", "threads_per_process")  # by the nodes, where a run file is silent
 
 
 def job_of(request: KubernetesRequest, served: ServedKind, api: Api, value: Object) -> ClusterJob:
@@ -73,6 +81,30 @@ def under_way(api: Api, request: KubernetesRequest, served: ServedKind) -> Clust
     return job_of(request, served, api, value)
 
 
+def as_under_way(api: Api, run: Run, served: ServedKind) -> Run:
+    """The run with the ranks and threads of its job that is under way, where it does not say them itself: nodes that
+    come and go meanwhile do not make it another run."""
+    asked = run.resources
+    open_keys = [key for key in SETTLED if getattr(asked, key) is None]
+    if not open_keys:
+        return run
+    name, namespace = safe_name(run.name), api.access.namespace
+    try:
+        job = api.find(object_path(served.api_version, served.plural, namespace, name))
+        if job is None or end_of(job) is not None or job["metadata"].get("deletionTimestamp"):
+            return run
+        value = api.find(object_path("v1", "configmaps", namespace, f"{name}-run"))
+    except RefusedError as error:
+        if error.code == 403:
+            return run
+        raise
+    there = (yaml.safe_load(((value or {}).get("data") or {}).get(RUN_KEY) or "{}").get("resources")) or {}
+    if there.get("instance") != asked.instance or there.get("nodes") != asked.nodes:
+        return run
+    update = {key: there[key] for key in open_keys if there.get(key) is not None}
+    return run.model_copy(update={"resources": asked.model_copy(update=update)})
+
+
 def must_not_be_of_another_kind(api: Api, request: KubernetesRequest, served: ServedKind) -> None:
     """What goes with a run bears the run's name whatever kind its job is: two kinds at once would share it."""
     value = api.find(object_path("v1", "configmaps", request.namespace, f"{request.object_name}-run"))
@@ -95,7 +127,7 @@ def differences(api: Api, request: KubernetesRequest) -> list[str]:
     asked = _leaves(yaml.safe_load(mine["data"][RUN_KEY]))
     changed = [key for key in sorted(there.keys() | asked.keys()) if there.get(key) != asked.get(key)]
     if not changed:
-        return ["the run file is the same; the code that goes with it, or windlass itself, is not"]
+        return ["the run file is the same; the code that goes with it, the kind of job or an injected fault is not"]
     lines = [f"{key}: {there.get(key)!r} there, {asked.get(key)!r} asked" for key in changed]
     return lines[:MOST_LINES] + ([f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])
 

@@ -13,6 +13,7 @@ from windlass.targets.kubernetes.api import Api, Object
 from windlass.targets.kubernetes.code import CODE, DIGEST_KEY, PART_BYTES, archive_digest, pack_code
 from windlass.targets.kubernetes.environment import CARRIED
 from windlass.targets.kubernetes.errands import Errands
+from windlass.targets.kubernetes.facts import JobKind
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
 from windlass.targets.kubernetes.labels import DOMAIN
 
@@ -24,6 +25,11 @@ CODE_ANNOTATION = f"{DOMAIN}/code"
 def sync(api: Api, job: ClusterJob, run: Run, first: Errands, pods: Sequence[str], say: Callable[[str], None]) -> bool:
     """Bring the code of the run's folder into its pods and restart the ranks; False if it is there already."""
     asked = run.target.kubernetes.code
+    if job.kind is JobKind.HYPERPOD:
+        raise UserError(
+            f"{run.name} is a HyperPodPyTorchJob, whose ranks only HyperPod's operator can start anew",
+            fix=f"windlass stop {run.name}    and then `windlass run` again",
+        )
     if not asked:
         raise UserError(
             f"{run.name} carries no code",

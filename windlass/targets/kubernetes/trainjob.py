@@ -29,9 +29,13 @@ PATCHABLE = (
     "terminationGracePeriodSeconds",
 )
 GANG_SECONDS = 600
+GANG_SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}  # as their charts name them
 
 
 def train_job(run: Run, metadata: Manifest, template: Manifest, kind: ServedKind, served: Served) -> list[Manifest]:
+    gang = gang_of(run, served)
+    if gang:
+        template = {**template, "spec": {"schedulerName": GANG_SCHEDULERS[gang], **template["spec"]}}
     if run.target.kubernetes.runtime:
         return [_on_named_runtime(run, metadata, template, kind)]
     runtime = {
@@ -78,18 +82,43 @@ def _job_set(run: Run, template: Manifest, served: Served) -> dict[str, Any]:
 
 
 def _gang(run: Run, served: Served) -> dict[str, Any]:
-    asked = run.target.kubernetes
-    if asked.gang == "none" or run.resources.nodes == 1 or asked.queue:
-        return {}
-    if asked.gang == "volcano" or (asked.gang == "auto" and served.volcano):
-        return {"podGroupPolicy": {"volcano": {}}}
-    if asked.gang == "coscheduling" or (asked.gang == "auto" and served.coscheduling):
-        return {"podGroupPolicy": {"coscheduling": {"scheduleTimeoutSeconds": GANG_SECONDS}}}
+    match gang_of(run, served):
+        case "volcano":
+            return {"podGroupPolicy": {"volcano": {}}}
+        case "coscheduling":
+            return {"podGroupPolicy": {"coscheduling": {"scheduleTimeoutSeconds": GANG_SECONDS}}}
     return {}
+
+
+def gang_of(run: Run, served: Served) -> str | None:
+    """Who starts the pods of a TrainJob together. Trainer makes the group; that their scheduler reads it is for the
+    pods to say. Coscheduling's has no fixed name, so it is not taken unasked."""
+    asked = run.target.kubernetes
+    if asked.gang == "none" or run.resources.nodes == 1 or asked.queue or asked.runtime:
+        return None
+    if asked.gang == "volcano" or (asked.gang == "auto" and served.volcano):
+        return "volcano"
+    if asked.gang == "coscheduling" or (asked.gang == "auto" and served.coscheduling and asked.scheduler):
+        return "coscheduling"
+    return None
 
 
 def _on_named_runtime(run: Run, metadata: Manifest, template: Manifest, kind: ServedKind) -> Manifest:
     """Somebody else's runtime: only what a TrainJob may change in it."""
+    asked = run.target.kubernetes
+    given = {
+        "keep_for": asked.keep_for is not None,
+        "max_pod_failures": asked.max_pod_failures is not None,
+        "gang": asked.gang in ("coscheduling", "volcano"),
+        "scheduler": asked.scheduler is not None,
+    }
+    unheard = [f"target.kubernetes.{key}" for key, is_given in given.items() if is_given]
+    if unheard:
+        raise UserError(
+            f"{', '.join(unheard)} cannot be changed in a named runtime",
+            cause="it is for the runtime to say, and a TrainJob has no word in it",
+            fix="leave it out, or leave target.kubernetes.runtime out: the run then brings a runtime of its own",
+        )
     pod = template["spec"]
     name = CONTAINERS[JobKind.TRAINJOB]
     container = next(one for one in pod["containers"] if one["name"] == name)
