@@ -184,7 +184,7 @@ def test_a_line_that_cannot_be_written_is_not_passed_over(folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, full[1]))
         try:
             for _ in range(3):
-                with pytest.raises(OSError, match="File too large|No space left"):
+                with pytest.raises(OSError, match=r"File too large|No space left"):
                     read(archive, lines)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, full)
@@ -203,7 +203,7 @@ def test_records_that_cannot_be_written_are_not_passed_over(folder):
         for limit in (10, 30, 60):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, full[1]))
             try:
-                with pytest.raises(OSError, match="File too large|No space left"):
+                with pytest.raises(OSError, match=r"File too large|No space left"):
                     read(archive, third)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, full)
