@@ -96,7 +96,7 @@ def request_of(preset, kind, served=SERVED, **more):
     cluster = cluster_of(preset, served)
     run = resolve(settle(run_of(preset, kind, **more), cluster))
     values = {"HF_TOKEN": "hf_golden"} if "HF_TOKEN" in run.target.kubernetes.secrets else {}
-    return render(run, cluster, Carried({}, values), submission="0a1b2c3d")
+    return render(run, cluster, Carried({}, values, token="golden-token"), submission="0a1b2c3d")
 
 
 def text_of(preset) -> str:

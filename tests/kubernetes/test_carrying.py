@@ -139,11 +139,30 @@ def test_a_secret_without_a_value_is_refused(secret):
         gather(run_of("llama-tiny", JobKind.INDEXED, secrets=[secret]), {})
 
 
-def test_an_existing_secret_makes_none_of_our_own():
+def test_an_existing_secret_is_not_copied():
     run = run_of("llama-tiny", JobKind.INDEXED, secrets=["A=secret:theirs/key"])
     cluster = cluster_of("llama-tiny")
-    request = render(resolve(settle(run, cluster)), cluster, Carried(), submission="a")
+    request = render(resolve(settle(run, cluster)), cluster, Carried(token="t"), submission="a")
+    assert request.secret_values == {"WINDLASS_TOKEN": "t"}
+    hyperpod = run_of("llama-tiny", JobKind.HYPERPOD, secrets=["A=secret:theirs/key"])
+    request = render(resolve(settle(hyperpod, cluster)), cluster, Carried(token="t"), submission="a")
     assert not [one for one in request.objects if one["kind"] == "Secret"]
+
+
+def test_every_submission_has_a_secret_of_its_own_that_changes_no_digest():
+    run = run_of("llama-tiny", JobKind.INDEXED)
+    cluster = cluster_of("llama-tiny")
+    carried = [gather(run, {}) for _ in range(2)]
+    assert len(carried[0].token) == 64
+    assert carried[0].token != carried[1].token
+    assert carried[0].token not in repr(carried[0])
+    requests = [render(resolve(settle(run, cluster)), cluster, one, submission="a") for one in carried]
+    assert requests[0].digest == requests[1].digest
+    (secret,) = [one for one in requests[0].objects if one["kind"] == "Secret"]
+    assert requests[0].with_secret_values(secret)["stringData"] == {"WINDLASS_TOKEN": carried[0].token}
+    pod = requests[0].job["spec"]["template"]["spec"]["containers"][0]
+    reference = {"secretKeyRef": {"name": "llama-tiny-secrets", "key": "WINDLASS_TOKEN"}}
+    assert {"name": "WINDLASS_TOKEN", "valueFrom": reference} in pod["env"]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +188,14 @@ def test_what_operators_tell_torchrun_is_not_passed_on():
     class Here:
         nodes, address = 3, "127.0.0.1"
 
-    told = {"PET_NNODES": "3", "MASTER_ADDR": "x", "RANK": "1", "WORLD_SIZE": "3", "PATH": "/bin"}
+    told = {
+        "PET_NNODES": "3",
+        "MASTER_ADDR": "x",
+        "RANK": "1",
+        "WORLD_SIZE": "3",
+        "PATH": "/bin",
+        "WINDLASS_TOKEN": "t",
+    }
     kept = launcher_environment(told, Here())
     assert kept == {"PATH": "/bin", "WINDLASS_RUNS": "/windlass/runs", "GLOO_SOCKET_IFNAME": "lo"}
     assert launcher_environment({"GLOO_SOCKET_IFNAME": "eth1"}, Here())["GLOO_SOCKET_IFNAME"] == "eth1"

@@ -1,6 +1,9 @@
 """The archive: what pods say is kept once, whoever is killed when."""
 
 import json
+import os
+import resource
+import signal
 
 import pytest
 from hypothesis import given
@@ -146,3 +149,84 @@ def test_moments_are_compared_in_full():
     assert full_moment("2026-11-15T06:00:00Z") == "2026-11-15T06:00:00.000000000Z"
     assert full_moment("2026-11-15T06:00:00.5Z") < full_moment("2026-11-15T06:00:00.51Z")
     assert full_moment("unable to retrieve container logs") is None
+
+
+@pytest.fixture
+def few_handles():
+    """As on a Mac: 256 open files at most, many of them taken by connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 80, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_thousand_ranks_need_few_file_handles(folder, few_handles):
+    with opened(folder) as archive:
+        for turn in range(2):
+            for node in range(128):
+                skipper = Skipper(archive.cursor(f"pod-{node}"))
+                for rank in range(node * 8, node * 8 + 8):
+                    archive.take(skipper, stamp(turn * 10 + rank % 8), f"[rank {rank}] line {turn}", node)
+        archive.commit()
+    assert len(list(folder.logs.glob("rank-*.log"))) == 1024
+    assert {path.read_text() for path in folder.logs.glob("rank-*.log")} == {"line 0\nline 1\n"}
+
+
+def test_a_line_that_cannot_be_written_is_not_passed_over(folder):
+    """The cursor moves after the write: what a full disk refused comes again, once, when there is room."""
+    lines = [(tick, f"[rank {tick % 3}] {'x' * 50} {tick}") for tick in range(30)]
+    with opened(folder) as archive:
+        read(archive, lines[:10])
+        full = resource.getrlimit(resource.RLIMIT_FSIZE)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        limit = folder.rank_log(0).stat().st_size + 75  # in the middle of a line
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, full[1]))
+        try:
+            for _ in range(3):
+                with pytest.raises(OSError, match=r"File too large|No space left"):
+                    read(archive, lines)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, full)
+        read(archive, lines)
+    for rank in range(3):
+        wanted = [text.removeprefix(f"[rank {rank}] ") for tick, text in lines if tick % 3 == rank]
+        assert folder.rank_log(rank).read_text().splitlines() == wanted
+
+
+def test_records_that_cannot_be_written_are_not_passed_over(folder):
+    earlier = b'{"kind":"step","step":1}\n{"kind":"step","step":2}\n'
+    third = [(0, record("metrics", len(earlier), {"kind": "step", "step": 3}))]
+    full = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with opened(folder, lambda kind, begin, end: earlier[begin:end]) as archive:
+        for limit in (10, 30, 60):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, full[1]))
+            try:
+                with pytest.raises(OSError, match=r"File too large|No space left"):
+                    read(archive, third)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, full)
+        read(archive, third)
+    assert [one["step"] for one in read_json_lines(folder.metrics)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[rank {'9' * 5000}] a",
+        "[rank 99999999] a",
+        "[rank ٣] a",
+        f"windlass-record metrics ab@{'9' * 5000} {{}}",
+        'windlass-record error - {"rank": Infinity}',
+        'windlass-record error - {"rank": -1}',
+        f"windlass-record error - {'{' * 5000}}}",
+        'windlass-record metrics ab@0 {"a":"\udcff"}',
+        "\udcff\udcfe",
+    ],
+)
+def test_lines_that_no_pod_of_ours_says_end_nothing(folder, text):
+    with opened(folder) as archive:
+        read(archive, [(0, text), (1, "[rank 0] next")])
+    assert folder.rank_log(0).read_text() == "next\n"
+    assert {path.name for path in folder.logs.glob("rank-*")} <= {"rank-0000.log"}

@@ -61,6 +61,7 @@ class Pods:
             "WINDLASS_NODES": str(self.nodes),
             "WINDLASS_NODE_INDEX": str(node),
             "WINDLASS_SUBMISSION": "a",
+            "WINDLASS_TOKEN": "secret of the submission",
             "WINDLASS_POD": name,
             "WINDLASS_POD_IP": "127.0.0.1",
             "OMP_NUM_THREADS": "1",

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import resource
+import signal
 import threading
 import time
 
@@ -407,3 +409,25 @@ def test_a_run_is_followed_to_its_end_although_the_plugin_failed(server, connect
     plugin.offline.unlink()
     thread.join(PATIENCE)
     assert [one.state for one in ended] == ["finished"]
+
+
+def test_a_full_disk_loses_no_line_and_ends_no_thread(server, connect, follow):
+    cluster = Cluster(server)
+    cluster.running_pods = [0]
+    lines = [f"2026-11-15T06:00:{tick:02d}.000000001Z [rank 0] line {tick} {'x' * 60}\n" for tick in range(40)]
+    server.on(f"{PODS}/run-0/log", lambda one: one.stream("".join(lines).encode()))
+    connect()
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    full = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, full[1]))
+    try:
+        news, thread, ended = follow()
+        wait_until(lambda: news.has("the run folder here falls behind"), "word of the full disk")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, full)
+    log = follow.folder.rank_log(0)
+    wait_until(lambda: log.exists() and log.read_text().count("\n") == len(lines), "the rest of the lines")
+    cluster.finished = True
+    thread.join(PATIENCE)
+    assert [one.state for one in ended] == ["finished"]
+    assert log.read_text() == "".join(line.partition("[rank 0] ")[2] for line in lines)

@@ -1,27 +1,35 @@
 """Pods that meet: real sockets, no training. Each pod here is a line and a few words."""
 
+import json
+import os
+import resource
 import socket
 import threading
 import time
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import parse_run
+from windlass.targets.kubernetes import meeting as meeting_module
 from windlass.targets.kubernetes.meeting import Meeting
 from windlass.targets.kubernetes.record import Chronicle
-from windlass.targets.kubernetes.verdict import NodeEnd
-from windlass.targets.kubernetes.wire import Line, LostError
+from windlass.targets.kubernetes.verdict import Again, NodeEnd, verdict
+from windlass.targets.kubernetes.wire import LONGEST_OF_STRANGERS, Hello, Line, LostError, end_of_node, knock, proof
+from windlass.targets.local.decision import Done, RestartBudget
 
 PATIENCE = 60.0
+TOKEN = "secret of the submission"
 
 
 class Pod:
-    def __init__(self, port, node, *, born=1.0, submission="a"):
+    def __init__(self, port, node, *, born=1.0, submission="a", token=TOKEN):
         self.node = node
         self.line = Line.to(("127.0.0.1", port), timeout=PATIENCE)
-        assert self.hear()["word"] == "welcome"
-        self.line.send(word="hello", node=node, pod=f"pod-{node}", born=born, submission=submission)
+        host = knock(self.line, TOKEN, PATIENCE)
+        host.send_hello(token, node=node, pod=f"pod-{node}", born=born, submission=submission)
 
     def hear(self):
         """The next word that is not a heartbeat."""
@@ -49,6 +57,27 @@ class Pod:
         return is_cut_off(self.line)
 
 
+def until_lost(line):
+    """Everything that comes, until the other side is gone or is cut off."""
+    while True:
+        try:
+            messages = line.receive(PATIENCE)
+        except LostError:
+            return
+        yield from messages
+
+
+def is_cut_off_while_it_drips(line):
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            line.connection.sendall(b" ")
+            line.receive(0.1)
+        except (LostError, OSError):
+            return True
+    return False
+
+
 def is_cut_off(line):
     try:
         while True:
@@ -72,6 +101,7 @@ def meet(tmp_path):
             nodes=nodes,
             min_nodes=min_nodes or nodes,
             submission="a",
+            token=TOKEN,
             address="127.0.0.1",
             born=1.0,
             say=lambda text: None,
@@ -232,10 +262,147 @@ def test_a_pod_of_another_submission_is_not_let_in(meet):
     assert Pod(port, 7).is_cut_off()
 
 
-def test_what_is_no_message_of_ours_is_cut_off(meet):
+FACTS = {"node": 1, "pod": "intruder", "born": 9e9, "submission": "a"}
+STRANGERS = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b'{"word":"hello"}\n',
+    b'{"word":"knock"}\n{"word":"hello","node":1,"born":9e99,"pod":"x","submission":"a"}\n',
+    json.dumps({"word": "hello", **FACTS}).encode() + b"\n",
+    json.dumps({"word": "hello", **FACTS, "proof": proof("a guess", "pod", "", "", *FACTS.values())}).encode() + b"\n",
+    b'{"word":"end","attempt":1,"end":{"node":1,"code":0,"deaths":[],"errors":[]}}\n',
+    b'{"word":"restart"}\n',
+    b'{"word":["hello"]}\n',
+    b"[" * 4000 + b"\n",
+    b"null\n",
+    b"\xff\xfe\x00\n",
+    b"x" * 100_000,
+]
+
+
+def test_no_stranger_ends_or_disturbs_a_run(meet):
     _, port = meet()
-    line = Line.to(("127.0.0.1", port), timeout=PATIENCE)
-    line.connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    assert is_cut_off(line)
     pods = [Pod(port, node) for node in range(3)]
-    assert {pod.expect("start")["attempt"] for pod in pods} == {1}
+    for pod in pods:
+        pod.expect("start")
+    for data in STRANGERS:
+        line = Line.to(("127.0.0.1", port), timeout=PATIENCE)
+        line.connection.sendall(data)
+        assert is_cut_off(line), data
+    for pod in pods:
+        pod.end(1)
+    assert [pod.expect("exit")["code"] for pod in pods] == [0, 0, 0]
+    assert history(meet) == ["launched", "exit"]
+
+
+def test_who_does_not_know_the_secret_is_not_let_in_on_either_side(meet):
+    _, port = meet(nodes=1)
+    line = Line.to(("127.0.0.1", port), timeout=PATIENCE)
+    with pytest.raises(LostError, match="secret of this submission"):
+        knock(line, "a guess", PATIENCE)  # a host that cannot prove itself is none
+    assert Pod(port, 0, token="a guess").is_cut_off()
+    seen = Line.to(("127.0.0.1", port), timeout=PATIENCE)  # what one pod has proven is of no use to another
+    host = knock(seen, TOKEN, PATIENCE)
+    shown = proof(TOKEN, "pod", host.own_nonce, host.nonce, *FACTS.values())
+    thief = Line.to(("127.0.0.1", port), timeout=PATIENCE)
+    thief.send(word="knock", nonce=host.own_nonce)
+    thief.send(word="hello", **FACTS, proof=shown)
+    assert is_cut_off(thief)
+    assert Pod(port, 0).expect("start")["attempt"] == 1
+
+
+def test_strangers_that_say_nothing_take_no_room(meet, monkeypatch):
+    """Silent, slow and many: the pods of the run still meet, and file handles do not run out."""
+    monkeypatch.setattr(meeting_module, "HELLO_SECONDS", 1.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, port = meet()
+    slow = Line.to(("127.0.0.1", port), timeout=PATIENCE)
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(150)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
+    try:
+        assert is_cut_off_while_it_drips(slow)
+        for one in silent:
+            one.close()
+        pods = [Pod(port, node) for node in range(3)]
+        assert {pod.expect("start")["attempt"] for pod in pods} == {1}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+BAD_ENDS = [None, [], {}, {"code": "0"}, {"code": 1, "deaths": [{}], "errors": []}, {"code": 1, "deaths": 3}]
+
+
+@pytest.mark.parametrize("end", BAD_ENDS)
+def test_a_pod_of_ours_that_talks_nonsense_is_lost_and_the_run_goes_on(meet, end):
+    _, port = meet(nodes=2)
+    pods = [Pod(port, node) for node in range(2)]
+    for pod in pods:
+        pod.expect("start")
+    pods[1].line.send(word="what", nobody="knows")
+    pods[1].line.send(word="end", attempt=1, end=end)
+    pods[0].expect("over")
+    pods[0].end(1, code=1)
+    assert "node 1 was lost" in pods[0].expect("again")["why"]
+    successor = Pod(port, 1, born=2.0)
+    assert {one.expect("start")["attempt"] for one in (pods[0], successor)} == {2}
+
+
+def test_a_pod_speaks_for_its_own_ranks_only(meet):
+    _, port = meet(nodes=2)
+    pods = [Pod(port, node) for node in range(2)]
+    for pod in pods:
+        pod.expect("start")
+    pods[1].line.send(word="end", attempt=1, end=NodeEnd(0, 0).as_dict())
+    pods[0].end(1)
+    assert [pod.expect("exit")["code"] for pod in pods] == [0, 0]
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+NAMED = ("code", "deaths", "errors", "rank", "time", "exit_code", "error", "told", "trouble", "retry")
+ENDS = st.fixed_dictionaries(
+    {"code": st.integers() | ANYTHING},
+    optional={
+        "deaths": st.lists(st.dictionaries(st.sampled_from(NAMED), ANYTHING, max_size=4), max_size=3) | ANYTHING,
+        "errors": st.lists(st.dictionaries(st.sampled_from(NAMED), ANYTHING, max_size=4), max_size=3) | ANYTHING,
+        "told": ANYTHING,
+        "trouble": ANYTHING,
+    },
+)
+
+
+@settings(deadline=None)
+@given(value=ENDS | ANYTHING)
+def test_fuzz_whatever_a_pod_reports_leads_to_a_verdict(value):
+    end = end_of_node(json.loads(json.dumps(value)), 0)
+    if end is not None:
+        for ends in ([end], [end, NodeEnd(1)]):
+            assert type(verdict(ends, [], RestartBudget(3))) in (Done, Again)
+
+
+@settings(deadline=None)
+@given(message=st.dictionaries(st.sampled_from(("node", "pod", "born", "submission", "proof")), ANYTHING))
+def test_fuzz_no_hello_without_the_secret(message):
+    assert Hello.of(message, TOKEN, "x", "y") is None
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    chunks=st.lists(
+        st.binary(max_size=60) | st.sampled_from([b"\n", b'{"word":"beat"}\n', b'{"word":', b'"x"}\n']), max_size=12
+    )
+)
+def test_fuzz_a_line_gives_messages_or_is_lost(chunks):
+    tcp = socket.create_server(("127.0.0.1", 0))
+    theirs = socket.create_connection(tcp.getsockname())
+    line = Line(tcp.accept()[0], longest=LONGEST_OF_STRANGERS)
+    try:
+        for chunk in chunks:
+            theirs.sendall(chunk)
+        theirs.shutdown(socket.SHUT_WR)
+        assert all(isinstance(message["word"], str) for message in until_lost(line))
+    finally:
+        for one in (line, theirs, tcp):
+            one.close()

@@ -90,12 +90,14 @@ def test_a_kind_by_name_that_is_not_there():
 
 def test_what_is_printed_is_what_is_sent_but_for_secrets():
     request = request_of("llama3.1-8b", JobKind.PYTORCHJOB)
-    assert "hf_golden" not in str(request)
-    assert "hf_golden" not in repr(request)
-    assert "hf_golden" not in json.dumps(request.as_dict())
+    for secret in ("hf_golden", "golden-token"):
+        assert secret not in str(request)
+        assert secret not in repr(request)
+        assert secret not in json.dumps(request.as_dict())
     assert tuple(yaml.safe_load_all(str(request))) == request.objects
     sent = [request.with_secret_values(one) for one in request.objects]
-    assert [one["stringData"] for one in sent if one["kind"] == "Secret"] == [{"HF_TOKEN": "hf_golden"}]
+    values = {"HF_TOKEN": "hf_golden", "WINDLASS_TOKEN": "golden-token"}
+    assert [one["stringData"] for one in sent if one["kind"] == "Secret"] == [values]
     assert [one for one in sent if one["kind"] != "Secret"] == [
         one for one in request.objects if one["kind"] != "Secret"
     ]

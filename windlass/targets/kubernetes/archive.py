@@ -8,6 +8,7 @@ between; those lines come again, and are recognised.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -23,8 +24,11 @@ from windlass.runfolder import RunFolder, write_atomically
 
 CURSOR_FILE = "cursors.json"
 LOCK_FILE = "archive.lock"
-RANK_LINE = re.compile(r"\[rank (\d+)\] ?(.*)", re.DOTALL)
-RECORD_LINE = re.compile(r"windlass-record (metrics|history|error|node) (?:([0-9a-f]+)@(\d+)|-) (\{.*\})", re.DOTALL)
+RANK_LINE = re.compile(r"\[rank ([0-9]{1,6})\] ?(.*)", re.DOTALL)
+RECORD_LINE = re.compile(
+    r"windlass-record (metrics|history|error|node) (?:([0-9a-f]{1,64})@([0-9]{1,18})|-) (\{.*\})", re.DOTALL
+)
+MOST_HANDLES = 32  # files that are open at a time: 128 log streams need handles too, and macOS allows 256
 Filler = Callable[[str, int, int], bytes]  # kind, first byte, byte after the last one
 Moment = str  # RFC 3339 with nanoseconds, always UTC, so that the later of two is the greater string
 
@@ -48,19 +52,18 @@ class Skipper:
     """Passes over the lines that a cursor has seen."""
 
     cursor: Cursor
-    seen: int = 0
+    seen: int = 0  # lines of the cursor's very time that have come by
 
     def is_new(self, time: Moment) -> bool:
-        if time < self.cursor.time:
-            return False
-        if time == self.cursor.time:
+        return time > self.cursor.time or (time == self.cursor.time and self.seen >= self.cursor.lines)
+
+    def move(self, time: Moment) -> None:
+        """Behind a line of this time; to be called once the line is written down."""
+        if time > self.cursor.time:
+            self.cursor.time, self.cursor.lines, self.seen = time, 1, 1
+        elif time == self.cursor.time:
             self.seen += 1
-            if self.seen <= self.cursor.lines:
-                return False
-            self.cursor.lines = self.seen
-            return True
-        self.cursor.time, self.cursor.lines, self.seen = time, 1, 1
-        return True
+            self.cursor.lines = max(self.cursor.lines, self.seen)
 
 
 @dataclass
@@ -94,9 +97,23 @@ class _File:
         return self.known
 
     def append(self, line: bytes) -> None:
+        """The whole line, or nothing of it and an OSError."""
         if self.handle is None:
             self.handle = self.path.open("ab", buffering=0)  # unbuffered: whoever follows the file sees the line
-        self.handle.write(line)
+        begin, written = os.fstat(self.handle.fileno()).st_size, 0
+        try:
+            written = self.handle.write(line) or 0
+            if written < len(line):  # a disk that is nearly full takes a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError:
+            if written and os.fstat(self.handle.fileno()).st_size == begin + written:  # nobody else has appended
+                self.handle.truncate(begin)
+            raise
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self.handle.close()
+            self.handle = None
 
 
 @dataclass
@@ -109,6 +126,7 @@ class Archive:
     sizes: dict[str, int] = field(default_factory=dict)  # of the files when the cursors were written down
     fill: Filler | None = None  # reads a part of a record file where the run keeps it
     _files: dict[str, _File] = field(default_factory=dict)
+    _open: deque[_File] = field(default_factory=deque)  # files with a handle, the one that was opened first first
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _dirty: bool = False
 
@@ -119,18 +137,19 @@ class Archive:
     def take(self, skipper: Skipper, time: Moment, text: str, node_rank: int | None) -> None:
         """Keep one line of a pod, and move its cursor with it."""
         with self._lock:
-            if not skipper.is_new(time):
-                return
-            self._dirty = True
-            record = RECORD_LINE.fullmatch(text)
-            if record:
-                self._take_record(*record.groups())
-                return
-            rank = RANK_LINE.fullmatch(text)
-            if rank:
-                self._append(f"logs/{self.folder.rank_log(int(rank[1])).name}", rank[2])
-            else:
-                self._append(f"logs/{launcher_log(node_rank)}", text)
+            if skipper.is_new(time):
+                self._dirty = True
+                self._write(text, node_rank)
+            skipper.move(time)  # after the write: a line that cannot be written comes again
+
+    def _write(self, text: str, node_rank: int | None) -> None:
+        record, rank = RECORD_LINE.fullmatch(text), RANK_LINE.fullmatch(text)
+        if record:
+            self._take_record(*record.groups())
+        elif rank:
+            self._append(f"logs/{self.folder.rank_log(int(rank[1])).name}", rank[2])
+        else:
+            self._append(f"logs/{launcher_log(node_rank)}", text)
 
     def commit(self) -> None:
         """Write down how far everything was read."""
@@ -158,11 +177,13 @@ class Archive:
             self._dirty = True
 
     def close(self) -> None:
-        self.commit()
-        for file in self._files.values():
-            if file.handle is not None:
-                file.handle.close()
-        self._files.clear()
+        try:
+            self.commit()
+        finally:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+            self._open.clear()
 
     def _take_record(self, kind: str, origin: str | None, offset: str | None, text: str) -> None:
         if origin is not None and offset is not None:
@@ -170,10 +191,10 @@ class Archive:
             if begin < known:
                 return  # a pod that took another's place says it again
             if begin > known and self.fill is not None:
-                for line in self.fill(kind, known, begin).decode(errors="replace").splitlines():
-                    if line.startswith("{"):
-                        self._append(f"{kind}.jsonl", line)
-            self.offsets[key] = begin + len(text.encode()) + 1
+                for line in self.fill(kind, known, begin).splitlines(keepends=True):
+                    if line.startswith(b"{"):
+                        self._append(f"{kind}.jsonl", line.decode(errors="replace").rstrip("\r\n"))
+                    self.offsets[key] = known = known + len(line)
         match kind:
             case "metrics" | "history":
                 self._append(f"{kind}.jsonl", text)
@@ -181,17 +202,28 @@ class Archive:
                 self._write_error(text)
             case "node":
                 self._append("logs/nodes.jsonl", text)
+        if origin is not None and offset is not None:
+            self.offsets[key] = begin + len(_bytes(text)) + 1
 
     def _write_error(self, text: str) -> None:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        try:
             error: dict[str, Any] = json.loads(text)
-            write_atomically(self.folder.rank_error(int(error["rank"])), text + "\n")
+            rank = error.get("rank")
+            if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 10**6:
+                write_atomically(self.folder.rank_error(rank), text + "\n")
+        except (ValueError, RecursionError):  # torn, or not of ours
+            return
 
     def _append(self, name: str, text: str) -> None:
-        line = text.encode("utf-8", errors="surrogateescape") + b"\n"
+        line = _bytes(text) + b"\n"
         file = self._file(name)
-        if not file.claims(line):
-            file.append(line)
+        if file.claims(line):
+            return
+        if file.handle is None:
+            while len(self._open) >= MOST_HANDLES:
+                self._open.popleft().close()
+            self._open.append(file)
+        file.append(line)
 
     def _file(self, name: str) -> _File:
         if name not in self._files:
@@ -199,6 +231,11 @@ class Archive:
             size = self.sizes.get(name, 0)
             self._files[name] = _File(path, _unclaimed(path, size), name.endswith(".log"), size)
         return self._files[name]
+
+
+def _bytes(text: str) -> bytes:
+    """What a pod wrote, byte by byte: not all of it need be UTF-8."""
+    return text.encode("utf-8", errors="surrogateescape")
 
 
 def launcher_log(node_rank: int | None) -> str:

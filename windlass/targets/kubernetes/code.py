@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import os
+import secrets
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class Carried:
 
     archives: Mapping[str, bytes] = field(default_factory=dict)  # CODE, WINDLASS
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    token: str = field(default="", repr=False)  # by which the pods of this submission know each other
 
 
 def gather(run: Run, environment: Mapping[str, str]) -> Carried:
@@ -43,7 +45,7 @@ def gather(run: Run, environment: Mapping[str, str]) -> Carried:
         archives[CODE] = pack_code(Path(asked.code).expanduser())
     if asked.carry_windlass:
         archives[WINDLASS] = _pack(Path(windlass.__file__).parent, prefix="windlass/")
-    return Carried(archives, read_values(run, environment))
+    return Carried(archives, read_values(run, environment), token=secrets.token_hex(32))
 
 
 def pack_code(folder: Path) -> bytes:

@@ -24,7 +24,7 @@ from windlass.targets.kubernetes.place import Place
 from windlass.targets.kubernetes.record import Chronicle
 from windlass.targets.kubernetes.unpacking import code_digest
 from windlass.targets.kubernetes.verdict import LEFT
-from windlass.targets.kubernetes.wire import Line, LostError, Message, addresses_of
+from windlass.targets.kubernetes.wire import Host, Line, LostError, Message, addresses_of, knock
 from windlass.targets.local import processes
 
 TICK_SECONDS = 0.2
@@ -90,6 +90,7 @@ class Entry:
             nodes=self.place.nodes,
             min_nodes=self.place.min_nodes,
             submission=self.place.submission,
+            token=self.place.token,
             address=self.place.address,
             born=self.born,
             say=self.say,
@@ -139,20 +140,20 @@ class Entry:
         hosts = self._answering()
         if not hosts:
             return None
-        hosts.sort(key=lambda pair: pair[0])
-        for _, line in hosts[:-1]:
-            line.close()
-        self.host_born, line = hosts[-1]
-        me = {"node": self.place.node, "pod": self.place.pod, "born": self.born, "submission": self.place.submission}
+        hosts.sort(key=lambda host: host.born)
+        for host in hosts[:-1]:
+            host.line.close()
+        host, place = hosts[-1], self.place
+        self.host_born = host.born
         try:
-            line.send(word="hello", **me)
+            host.send_hello(place.token, node=place.node, pod=place.pod, born=self.born, submission=place.submission)
         except LostError:
-            line.close()
+            host.line.close()
             return None
-        return line
+        return host.line
 
-    def _answering(self, *, other_than: str | None = None) -> list[tuple[float, Line]]:
-        """Lines to those who answer for node 0, with the moment at which each was born."""
+    def _answering(self, *, other_than: str | None = None) -> list[Host]:
+        """Those who answer for node 0."""
         found = []
         own = [self.place.address] if self.place.is_host else []
         for address in dict.fromkeys([*own, *addresses_of(self.place.host, self.place.port)]):
@@ -163,21 +164,17 @@ class Entry:
             except LostError:
                 continue
             try:
-                welcome = next((one for one in line.receive(3.0) if one.get("word") == "welcome"), None)
+                found.append(knock(line, self.place.token, 3.0))
             except LostError:
-                welcome = None
-            if welcome is None:
                 line.close()
-            else:
-                found.append((float(welcome["born"]), line))
         return found
 
     def _is_superseded(self, here: str) -> bool:
         """Whether a younger pod answers for node 0: this host's kubelet may be gone, and its pod replaced."""
         hosts = self._answering(other_than=here)
-        for _, line in hosts:
-            line.close()
-        return any(born > self.host_born for born, _ in hosts)
+        for host in hosts:
+            host.line.close()
+        return any(host.born > self.host_born for host in hosts)
 
     # -- training
 

@@ -1,7 +1,8 @@
 """Where the pods of a run meet: node 0 gathers them, starts them together, notices who is lost, and decides for all.
 
-Messages to a pod: welcome (born), start, save, over, again, exit, replaced, beat. From a pod: hello, end, restart,
-leaving, beat.
+Messages to a pod: welcome (born), start, save, over, again, exit, replaced, beat. From a pod: knock, hello, end,
+restart, leaving, beat. Any pod of the cluster can connect: until it has proven that it belongs to the submission it
+gets nothing but a welcome, and nothing that it sends ends or holds up the others.
 """
 
 from __future__ import annotations
@@ -16,11 +17,24 @@ from typing import Any
 
 from windlass.targets.kubernetes.record import Chronicle
 from windlass.targets.kubernetes.verdict import Again, NodeEnd
-from windlass.targets.kubernetes.wire import Line, LostError, Message
+from windlass.targets.kubernetes.wire import (
+    LONGEST,
+    LONGEST_OF_STRANGERS,
+    Hello,
+    Line,
+    LostError,
+    Message,
+    end_of_node,
+    nonce,
+    proof,
+    text,
+)
 from windlass.targets.local.decision import Done
 
 BEAT_SECONDS = 3.0
 SILENCE_SECONDS = 60.0  # a pod that says nothing for so long is lost, though its connection may look open
+HELLO_SECONDS = 15.0  # for a connection to say who it is
+MOST_STRANGERS = 64  # connections that have not said who they are; the oldest one makes room
 REMIND_SECONDS = 30.0
 QUIET_SECONDS = 60.0  # with min_nodes: how long to wait for those that are still missing
 LARGEST_BACKOFF = 30.0
@@ -33,7 +47,12 @@ class Member:
 
     line: Line
     heard: float
-    node: int | None = None  # None: it has not said hello
+    came: float
+    nonce: str
+    pod_nonce: str | None = None  # what it sent when it knocked
+    hello: Hello | None = None  # None: it has not proven who it is
+    closed: bool = False
+    node: int | None = None  # None: it is not (or not yet) a member
     pod: str = ""
     born: float = 0.0
     leaving: bool = False  # it was told to: its ranks are saving
@@ -61,6 +80,7 @@ class Meeting:
         nodes: int,
         min_nodes: int,
         submission: str,
+        token: str,
         address: str,
         born: float,
         say: Callable[[str], None],
@@ -69,10 +89,11 @@ class Meeting:
     ) -> None:
         self.listener, self.chronicle, self.say, self.code = listener, chronicle, say, code
         self.nodes, self.min_nodes, self.submission, self.address = nodes, min_nodes, submission, address
-        self.born, self.quiet_seconds = born, quiet_seconds
+        self.token, self.born, self.quiet_seconds = token, born, quiet_seconds
+        listener.setblocking(False)  # who asked to connect may be gone when it is let in
         self.members: dict[int, Member] = {}
         self.guests: list[Member] = []  # connected, and not (or no more) members
-        self.heirs: dict[int, tuple[Member, Message]] = {}  # successors of pods that are still saving
+        self.heirs: dict[int, Member] = {}  # successors of pods that are still saving
         self.attempt: Attempt | None = None
         self.over = threading.Event()  # the last word is said
         self._changed = self._reminded = time.monotonic()
@@ -96,61 +117,88 @@ class Meeting:
             for member in [*self.members.values(), *self.guests]:
                 if now - member.heard > SILENCE_SECONDS:
                     self._lose(member, f"silent for {SILENCE_SECONDS:.0f} s")
+                elif member.hello is None and now - member.came > HELLO_SECONDS:
+                    self._lose(member, "it has not said who it is")
             self._go_on(now)
 
     # -- who is there
 
     def _admit(self) -> None:
-        connection, _ = self.listener.accept()
-        member = Member(Line(connection), heard=time.monotonic())
+        strangers = [member for member in self.guests if member.hello is None]
+        if len(strangers) >= MOST_STRANGERS:
+            self._lose(strangers[0], "others knock")
+        try:
+            connection, _ = self.listener.accept()
+        except OSError as error:  # it is gone again, or there is no file handle left
+            if not isinstance(error, BlockingIOError):
+                time.sleep(POLL_SECONDS)
+            return
+        try:
+            line = Line(connection, longest=LONGEST_OF_STRANGERS)
+        except LostError:
+            return
+        now = time.monotonic()
+        member = Member(line, heard=now, came=now, nonce=nonce())
         self.guests.append(member)
         self._selector.register(member.line, selectors.EVENT_READ, member)
-        self._tell(member, "welcome", born=self.born)
 
     def _hear(self, member: Member) -> None:
+        if member.closed:  # by what another one said in the same turn
+            return
         try:
-            messages = member.line.receive(POLL_SECONDS)
+            messages = member.line.receive(0.0)
         except LostError as error:
             self._lose(member, str(error))
             return
         member.heard = time.monotonic()
         for message in messages:
-            self._answer(member, message)
+            if not member.closed:
+                self._answer(member, message)
 
     def _answer(self, member: Member, message: Message) -> None:
-        match message.get("word"):
-            case "hello" if member.node is None:
-                self._enrol(member, message)
+        """Do what a message asks for; one that is not well-formed costs its sender the connection."""
+        match message["word"]:
+            case "knock" if member.pod_nonce is None:
+                member.pod_nonce = text(message.get("nonce"))
+                shown = proof(self.token, "host", member.pod_nonce, member.nonce, self.born)
+                self._tell(member, "welcome", born=self.born, nonce=member.nonce, proof=shown)
+            case "hello" if member.hello is None:
+                member.hello = Hello.of(message, self.token, member.pod_nonce, member.nonce)
+                if member.hello is None:
+                    self._lose(member, "it has not proven that it belongs to this submission")
+                    return
+                member.line.longest = LONGEST
+                self._enrol(member, member.hello)
+            case _ if member.hello is None:
+                self._lose(member, "it has not said who it is")
             case "end" if self.attempt and member.node in self.attempt.nodes and self._is_current(member):
-                end = NodeEnd.from_dict(message["end"])
-                if message.get("attempt") == self.attempt.number:
+                end = end_of_node(message.get("end"), member.node)
+                if end is None:
+                    self._lose(member, "it reported an end that is none")
+                elif message.get("attempt") == self.attempt.number:
                     self.attempt.ends.setdefault(end.node, end)
             case "leaving" if self._is_current(member):
                 member.leaving = True
                 self._tell_to_save()
             case "restart" if self._is_current(member):
-                self._save(str(message.get("why")))
+                self._save(text(message.get("why")) or "it was asked for")
 
-    def _enrol(self, member: Member, message: Message) -> None:
-        node = int(message["node"])
-        if message.get("submission") != self.submission or not 0 <= node < self.nodes:
+    def _enrol(self, member: Member, hello: Hello) -> None:
+        node, born = hello.node, hello.born
+        if hello.submission != self.submission or not 0 <= node < self.nodes:
             self._lose(member, "it belongs to another submission")
             return
         there = self.members.get(node)
-        born = float(message["born"])
         if there is not None and there.born > born:  # a pod of old that does not know it was replaced
             self._tell(member, "replaced")
             return
         if there is not None and there.leaving and self.attempt and node in self.attempt.nodes:
-            self.heirs[node] = (
-                member,
-                message,
-            )  # Kubernetes makes it while the old one saves: that must not be cut off
+            self.heirs[node] = member  # Kubernetes makes it while the old one saves: that must not be cut off
             return
         if there is not None:
             self._tell(there, "replaced")
-            self._lose(there, f"its pod was replaced by {message.get('pod')}")
-        member.node, member.born, member.pod = node, born, str(message.get("pod"))
+            self._lose(there, f"its pod was replaced by {hello.pod}")
+        member.node, member.born, member.pod = node, born, hello.pod
         self.guests.remove(member)
         self.members[node] = member
         self._changed = time.monotonic()
@@ -163,7 +211,7 @@ class Meeting:
     def _lose(self, member: Member, why: str) -> None:
         if member in self.guests:
             self.guests.remove(member)
-            self.heirs = {node: heir for node, heir in self.heirs.items() if heir[0] is not member}
+            self.heirs = {node: heir for node, heir in self.heirs.items() if heir is not member}
         elif self._is_current(member):
             node = member.node
             assert node is not None
@@ -177,8 +225,10 @@ class Meeting:
             return
         self._selector.unregister(member.line)
         member.line.close()
-        if member.node in self.heirs:
-            self._enrol(*self.heirs.pop(member.node))
+        member.closed = True
+        heir = self.heirs.pop(member.node, None) if member.node is not None else None
+        if heir is not None and heir.hello is not None:
+            self._enrol(heir, heir.hello)
 
     # -- what they do
 

@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from windlass.errors import UserError
@@ -36,6 +36,7 @@ class Place:
     pod: str
     pod_uid: str
     submission: str
+    token: str = field(repr=False)  # the secret of the submission: who knows it is a pod of it
     shared: bool  # one run folder for all pods
     run: Run
     run_file: Path
@@ -66,6 +67,7 @@ class Place:
             pod=environment.get("WINDLASS_POD") or socket.gethostname(),
             pod_uid=environment.get("WINDLASS_POD_UID") or f"{socket.gethostname()}-{os.getpid()}",
             submission=environment.get(names.SUBMISSION_VARIABLE) or "",
+            token=environment.get(names.TOKEN_VARIABLE) or "",
             shared=environment.get(names.SHARED_VARIABLE) == "1",
             run=run,
             run_file=run_file,
@@ -99,11 +101,11 @@ def node_index(environment: Mapping[str, str]) -> int:
 
 
 def launcher_environment(environment: Mapping[str, str], place: Place) -> dict[str, str]:
-    """The environment of torchrun: without what an operator would have told it."""
+    """The environment of torchrun: without what an operator would have told it, and without the entry's secret."""
     kept = {
         name: value
         for name, value in environment.items()
-        if name not in OPERATORS_NAMES and not name.startswith(OPERATORS_OWN)
+        if name not in (*OPERATORS_NAMES, names.TOKEN_VARIABLE) and not name.startswith(OPERATORS_OWN)
     }
     kept.setdefault(RUNS_VARIABLE, names.RUNS)
     interface = interface_of(place.address)

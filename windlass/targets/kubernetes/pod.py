@@ -9,7 +9,7 @@ from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes import secrets, storage
 from windlass.targets.kubernetes.code import BOOTSTRAP, WINDLASS, Carried
-from windlass.targets.kubernetes.environment import CARRIED, MEETING_PORT, variables
+from windlass.targets.kubernetes.environment import CARRIED, MEETING_PORT, TOKEN_VARIABLE, variables
 from windlass.targets.kubernetes.facts import ClusterFacts, JobKind
 from windlass.targets.kubernetes.labels import NAME_ANNOTATION, RUN_LABEL, SUBMISSION_LABEL, labels_of, safe_name
 from windlass.targets.kubernetes.overlay import merge_pod
@@ -63,7 +63,7 @@ def pod_template(
         "command": _command(run, carried),
         "env": [
             *variables(run, kind, shape, shared=storage.is_shared(run), faults=faults),
-            *secrets.references(run, name),
+            *secrets.references(run, name, token=TOKEN_VARIABLE if kind is not JobKind.HYPERPOD else None),
         ],
         "ports": _ports(run, kind),
         "resources": _resources(shape),

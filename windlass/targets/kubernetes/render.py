@@ -14,6 +14,7 @@ from windlass.targets.kubernetes.environment import (
     KUBEFLOW_INDEX,
     KUBEFLOW_ROLE,
     MEETING_PORT,
+    TOKEN_VARIABLE,
     host_name,
 )
 from windlass.targets.kubernetes.facts import GROUPS, PLURALS, ClusterFacts, JobKind, Served, ServedKind
@@ -89,10 +90,12 @@ def render(
         },
         *(_owned(run, part) for parts in archives.values() for part in parts),
     ]
-    if secrets.own_names(run):
+    meets = kind is not JobKind.HYPERPOD  # the pods find each other by windlass, not by HyperPod's operator
+    secret_values = {**carried.secret_values, **({TOKEN_VARIABLE: carried.token} if meets else {})}
+    if meets or secrets.own_names(run):
         own = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata(run, secrets.secret_name(name))}
         dependents.append({**own, "type": "Opaque"})
-    if kind is not JobKind.HYPERPOD:
+    if meets:
         dependents.append(_host_service(run, kind))
     objects = [*dependents, *_job(run, kind, job_metadata, template, cluster.served)]
     for one in objects:
@@ -113,7 +116,7 @@ def render(
         submission=submission,
         template=template,
         warnings=tuple(warnings),
-        secret_values=carried.secret_values,
+        secret_values=secret_values,
     )
 
 

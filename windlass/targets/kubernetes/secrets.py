@@ -14,9 +14,11 @@ def secret_name(object_name: str) -> str:
     return f"{object_name}-secrets"
 
 
-def references(run: Run, object_name: str) -> list[dict[str, Any]]:
-    """The container's variables, each a reference."""
+def references(run: Run, object_name: str, *, token: str | None = None) -> list[dict[str, Any]]:
+    """The container's variables, each a reference; `token` is the variable of the submission's own secret."""
     found = []
+    if token:
+        found.append({"name": token, "valueFrom": {"secretKeyRef": {"name": secret_name(object_name), "key": token}}})
     for one in run.target.kubernetes.secrets:
         name, _, source = one.partition("=")
         secret, key = secret_name(object_name), name
