@@ -12,7 +12,7 @@ from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
 from windlass.spec.compatibility import adopt, must_match, steering, told
 from windlass.targets import target
-from windlass.targets.protocol import JobRef, JobStatus, KnowsGpu, Target
+from windlass.targets.protocol import JobRef, JobStatus, KnowsGpu, RendersOffline, Target
 
 SMALL_JUMP = 0.02  # of the learning rate, relative: what a schedule does from one step to the next anyway
 
@@ -41,8 +41,10 @@ class Prepared:
         return earlier is not None and earlier.state == "finished" and (earlier.step or 0) >= self.run.train.steps
 
 
-def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults: str | None = None) -> Prepared:
-    """Load, settle, resolve and check a run. Raises UserError; creates nothing."""
+def prepare(
+    path: str, overrides: Sequence[str], *, fresh: bool = False, faults: str | None = None, offline: bool = False
+) -> Prepared:
+    """Load, settle, resolve and check a run. Raises UserError; creates nothing. `offline`: asks no cluster."""
     from windlass.data.access import check_hub
     from windlass.data.checks import check_data
     from windlass.plan import check, describe, resolve
@@ -54,9 +56,12 @@ def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults:
 
         parse_faults(faults)
     where = target(asked.target)
+    offline = offline and isinstance(where, RendersOffline)
+    if offline and isinstance(where, RendersOffline):
+        where = where.offline()
     folder = RunFolder.of(asked)
     before = folder.load_run() if folder.run_file.is_file() and not fresh else None
-    earlier = _status_where_it_was(before, asked, where, folder) if before else None
+    earlier = _status_where_it_was(before, asked, where, folder) if before and not offline else None
     if before and earlier and not is_under_way(earlier) and not folder.has_checkpoints():
         before = earlier = None  # it never saved anything: there is nothing that its settings belong to
     run = where.settle(asked)
@@ -73,7 +78,7 @@ def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults:
         warnings += where.check(run, bytes_needed=bytes_needed(run))
         check(run, world_size)
         check_data(run)
-        warnings += check_hub(run)
+        warnings += [] if offline else check_hub(run)
         expected = forecast(run, hardware) if hardware else None  # refuses what will not fit
         warnings += expected.warnings if expected else ()
     return Prepared(

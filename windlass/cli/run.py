@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.errors import ExitCode, UserError
+from windlass.errors import ExitCode, NoAnswerError, UserError
 
 if TYPE_CHECKING:
     from windlass.cli.preparation import Prepared
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 @click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as one Slurm array.")
 @click.option("--from", "source", metavar="RUN[@STEP]", help="Begin with a checkpoint of another run: a branch of it.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
+@click.option("--offline", is_flag=True, help="With --dry-run: render from the run file alone, ask no cluster.")
 @click.option("--detach", is_flag=True, help="Start, and do not follow.")
 @click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -34,6 +36,7 @@ def run(
     sweeps: tuple[str, ...],
     source: str | None,
     dry_run: bool,
+    offline: bool,
     detach: bool,
     fresh: bool,
     yes: bool,
@@ -63,9 +66,13 @@ def run(
         from windlass.cli.sweep import run_sweep
 
         return run_sweep(run_file, changes, sweeps, fresh=fresh, faults=faults, dry_run=dry_run, as_json=as_json)
-    prepared = prepare(run_file, changes, fresh=fresh, faults=faults)
+    if offline and not dry_run:
+        raise UserError(
+            "--offline goes with --dry-run: nothing can be trained without asking", fix="--dry-run --offline"
+        )
     if dry_run:
-        return _print_request(prepared, as_json=as_json)
+        return _print_request(*_prepare_dry(run_file, changes, fresh, faults, offline=offline), as_json=as_json)
+    prepared = prepare(run_file, changes, fresh=fresh, faults=faults)
     if prepared.is_finished:
         return _say_finished(prepared, as_json=as_json)
     if not as_json:
@@ -96,9 +103,38 @@ def _branch(source: str) -> str:
     return f"{folder.name}@{chosen.step}"
 
 
-def _print_request(prepared: Prepared, *, as_json: bool) -> int:
+def _prepare_dry(
+    run_file: str, changes: list[str], fresh: bool, faults: str | None, *, offline: bool
+) -> tuple[Prepared, list[str]]:
+    """What would be sent, with notes: that no cluster answered, or what this one changes of the offline rendering."""
+    from windlass.cli.preparation import prepare
+
+    def prepared(offline: bool) -> Prepared:
+        return prepare(run_file, changes, fresh=fresh, faults=faults, offline=offline)
+
+    if offline:
+        return prepared(True), []
+    try:
+        asked = prepared(False)
+    except NoAnswerError as error:
+        return prepared(True), [f"{error.what}: this is rendered from the run file alone, as --offline does"]
+    try:
+        alone = prepared(True)
+    except UserError:  # the run file leaves open what the cluster tells
+        return asked, []
+    lines = difflib.unified_diff(str(alone.request).splitlines(), str(asked.request).splitlines(), lineterm="", n=0)
+    changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    if asked.run.target.kind == "local" or not changed:
+        return asked, []
+    return asked, ["this cluster changes these lines of what --offline renders:", *changed]
+
+
+def _print_request(prepared: Prepared, notes: list[str], *, as_json: bool) -> int:
     from windlass.cli.output import print_json
     from windlass.spec import dump_run
+
+    for note in notes:
+        click.echo(f"note: {note}" if note is notes[0] else f"  {note}", err=True)
 
     if as_json:
         request = prepared.request.as_dict()

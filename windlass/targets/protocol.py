@@ -135,6 +135,13 @@ class HasEvents(Protocol):
 
 
 @runtime_checkable
+class RendersOffline(Protocol):
+    """A target that can render a run without asking the cluster or scheduler."""
+
+    def offline(self) -> Target[Any]: ...
+
+
+@runtime_checkable
 class HasPods(Protocol):
     """A target whose jobs consist of pods."""
 

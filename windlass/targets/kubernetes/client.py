@@ -69,6 +69,11 @@ class KubernetesTarget:
     _recovery: dict[str, Recovery] = field(default_factory=dict)  # by job uid
     _asked: dict[str, tuple[float, picture.Picture]] = field(default_factory=dict)
 
+    def offline(self) -> KubernetesTarget:
+        from windlass.targets.kubernetes.offline import OfflineKubernetes  # which is one of these
+
+        return OfflineKubernetes()
+
     def settle(self, run: Run) -> Run:
         """One rank per GPU of a node, as the instance type, the cluster's nodes or the job that is under way tell."""
         cluster = self.facts(run)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windlass.errors import UserError
+from windlass.errors import NoAnswerError, UserError
 
 KUBECONFIG = "KUBECONFIG"
 IN_CLUSTER = "in-cluster"  # the name of the context that a pod has without any file
@@ -60,7 +60,7 @@ def access(context: str | None = None, namespace: str | None = None) -> Access:
         if (SERVICE_ACCOUNT / "token").is_file() and context in (None, IN_CLUSTER):
             return _in_cluster(namespace)
         named = os.environ.get(KUBECONFIG)
-        raise UserError(
+        raise NoAnswerError(
             "no Kubernetes cluster is configured here",
             evidence=f"${KUBECONFIG} names no file that is there: {named}" if named else "there is no ~/.kube/config",
             fix=NEW_FILE,

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from windlass.errors import ExitCode, UserError
+from windlass.errors import ExitCode, NoAnswerError, UserError
 
 if TYPE_CHECKING:
     import httpx2
@@ -33,7 +33,7 @@ class RefusedError(UserError):
         self.retry_after: float | None = None
 
 
-class UnreachableError(UserError):
+class UnreachableError(NoAnswerError):
     """No answer at all, or none of the API's."""
 
     answered = False  # something answered, and would answer the same again

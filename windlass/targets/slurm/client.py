@@ -37,6 +37,11 @@ class SlurmTarget:
     _asked: dict[state.SubmittedJob, tuple[float, queue.QueuedJob | None]] = field(default_factory=dict)
     _partitions: dict[str | None, dict[str, queue.Partition]] = field(default_factory=dict)
 
+    def offline(self) -> SlurmTarget:
+        from windlass.targets.slurm.offline import OfflineSlurm  # which is one of these
+
+        return OfflineSlurm()
+
     def settle(self, run: Run) -> Run:
         """One rank per GPU of a node; without GPUs, CPU processes that share the node's cores."""
         asked = run.resources

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from windlass.errors import UserError
+from windlass.errors import NoAnswerError, UserError
 
 SSH_VARIABLE = "WINDLASS_SSH"  # another ssh program or options, `ssh -F file` say, as GIT_SSH_COMMAND is for git
 TIMEOUT_SECONDS = 60.0  # while the controller is down, Slurm's commands wait for minutes
@@ -42,7 +42,7 @@ class Commands:
         """Run one command; raises if it could not be run or found no controller. Its own refusals are the caller's."""
         command = [*self._ssh(), self.host, "--", shlex.join(argv)] if self.host else list(argv)
         if not self.host and shutil.which(argv[0]) is None:
-            raise UserError(
+            raise NoAnswerError(
                 f"there is no {argv[0]} here",
                 cause="Slurm's commands are not installed, or not on PATH",
                 fix="run it on a login node    or target.host=LOGIN_NODE, over SSH",
@@ -57,7 +57,7 @@ class Commands:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise UserError(
+            raise NoAnswerError(
                 f"{argv[0]} did not answer within {TIMEOUT_SECONDS:.0f} s{self._there}",
                 cause="Slurm's controller is down, or the network is",
             ) from None
@@ -67,7 +67,7 @@ class Commands:
         if self.host:
             self._check_ssh(argv, answer)
         if answer.code != 0 and any(sign in answer.err for sign in CONTROLLER_GONE):
-            raise UserError(f"Slurm does not answer{self._there}", evidence=answer.complaint)
+            raise NoAnswerError(f"Slurm does not answer{self._there}", evidence=answer.complaint)
         return answer
 
     def must(self, *argv: str) -> str:

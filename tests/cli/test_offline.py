@@ -1,0 +1,98 @@
+"""`windlass run --dry-run` renders every example for every kind of job on a machine without network or cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from windlass.targets.kubernetes.facts import JobKind
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+ON_KUBERNETES = [
+    "--on",
+    "kubernetes",
+    "target.kubernetes.image=example.org/train:1",
+    "target.kubernetes.storage=pvc:runs",
+    "target.kubernetes.namespace=team",
+    "resources.instance=p5.48xlarge",
+    "resources.gpus_per_node=8",
+    "resources.processes_per_node=8",
+]
+
+
+@pytest.fixture
+def nowhere(windlass, tmp_path, monkeypatch):
+    """No kubeconfig, no scheduler; the data that examples name lies in the current folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\n")
+    return windlass
+
+
+@pytest.mark.parametrize("kind", list(JobKind))
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_renders_offline_for_every_kind(nowhere, example, kind):
+    answer = nowhere("run", example, *ON_KUBERNETES, f"target.kubernetes.job={kind}", "--dry-run", "--offline")
+    assert answer.code == 0, answer.err
+    objects = [one for one in yaml.safe_load_all(answer.out.partition("# command\n")[2]) if one]
+    assert objects[-1]["spec"]
+    assert "&id" not in answer.out
+    again = nowhere("run", example, *ON_KUBERNETES, f"target.kubernetes.job={kind}", "--dry-run")
+    assert again.out == answer.out  # the same bytes, for Git
+    assert "rendered from the run file alone" in again.err
+    assert "were not checked" in answer.err
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_renders_offline_for_slurm(nowhere, example):
+    answer = nowhere(
+        "run", example, "--on", "slurm", "--dry-run", "--offline", "gpus_per_node=0", "processes_per_node=2"
+    )
+    assert answer.code == 0, answer.err
+    assert "#SBATCH" in answer.out
+
+
+def test_what_only_a_cluster_could_tell_is_asked_for(nowhere, tmp_path):
+    (tmp_path / "my.yaml").write_text("model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\n")
+    answer = nowhere("run", "my.yaml", "--on", "slurm", "--dry-run", "--offline")
+    assert answer.code == 2
+    assert "resources.gpus_per_node=8" in answer.err
+    answer = nowhere("run", "my.yaml", "--offline")
+    assert answer.code == 2
+    assert "--dry-run --offline" in answer.err
+
+
+def test_an_overlay_that_no_cluster_would_take_is_found_offline(nowhere):
+    bad = "target.kubernetes.pod={contaners: []}"
+    answer = nowhere("run", EXAMPLES[0], *ON_KUBERNETES, bad, "--dry-run", "--offline")
+    assert answer.code == 2
+    assert "contaners" in answer.err
+
+
+@pytest.mark.slow
+def test_without_a_network_at_all(tmp_path):
+    unshare = shutil.which("unshare")
+    if not unshare or subprocess.run([unshare, "-rn", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no network namespaces here")
+    words = ["run", str(ROOT / "examples" / "llama3.1-8b-kubernetes.yaml"), *ON_KUBERNETES, "--dry-run"]
+    environment = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [unshare, "-rn", sys.executable, "-m", "windlass.cli.main", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "kind: TrainJob" in done.stdout

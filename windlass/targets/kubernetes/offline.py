@@ -1,0 +1,64 @@
+"""Render for Kubernetes without a cluster: the run file and the packaged schemas are all there is."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from windlass.spec import Run, dump_run
+from windlass.targets.kubernetes import render
+from windlass.targets.kubernetes.client import KubernetesTarget
+from windlass.targets.kubernetes.code import Carried, gather
+from windlass.targets.kubernetes.facts import PLURALS, ClusterFacts, JobKind, Served, ServedKind
+from windlass.targets.kubernetes.request import KubernetesRequest
+from windlass.targets.kubernetes.secrets import own_names
+from windlass.targets.kubernetes.validation import schema_of, validate, versions_of
+
+# The newest of each kind that windlass has a schema of.
+KINDS = {
+    JobKind.TRAINJOB: ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
+    JobKind.PYTORCHJOB: ("kubeflow.org/v1", "PyTorchJob"),
+    JobKind.HYPERPOD: ("sagemaker.amazonaws.com/v1", "HyperPodPyTorchJob"),
+    JobKind.INDEXED: ("batch/v1", "Job"),
+}
+
+
+class OfflineKubernetes(KubernetesTarget):
+    """Any cluster that serves what the run file asks for. The same run file gives the same bytes, for Git and CI."""
+
+    def settle(self, run: Run) -> Run:
+        return render.settle(run, self.facts(run))
+
+    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
+        request = self.render(run)
+        validate(request.objects)
+        assumed = [f"{what} is assumed: no cluster was asked" for what in self._assumed(run, request)]
+        return [*request.warnings, *assumed, "claims, secrets, quotas, free GPUs and permissions were not checked"]
+
+    def render(self, run: Run, *, faults: str | None = None) -> KubernetesRequest:
+        submission = hashlib.sha256(dump_run(run).encode()).hexdigest()[:8]
+        return render.render(run, self.facts(run), _carried(run), submission=submission, faults=faults)
+
+    def facts(self, run: Run) -> ClusterFacts:
+        asked = run.target.kubernetes
+        served = Served({kind: _newest(kind) for kind in JobKind}, jobset=True, kueue=bool(asked.queue))
+        return ClusterFacts(served, namespace=asked.namespace or "default", context=asked.context)
+
+    def _assumed(self, run: Run, request: KubernetesRequest) -> list[str]:
+        asked = run.target.kubernetes
+        assumed = [] if asked.namespace else ["namespace default (target.kubernetes.namespace)"]
+        if not asked.job:
+            assumed.append(f"{KINDS[request.kind][1]} (target.kubernetes.job)")
+        return assumed
+
+
+def _carried(run: Run) -> Carried:
+    """Code goes along; values of secrets are neither shown nor needed, so that they need not be on this machine."""
+    target = run.target.model_copy(update={"kubernetes": run.target.kubernetes.model_copy(update={"secrets": ()})})
+    carried = gather(run.model_copy(update={"target": target}), {})
+    return replace(carried, secret_values=dict.fromkeys(own_names(run), "not read offline"))
+
+
+def _newest(kind: JobKind) -> ServedKind:
+    api_version, name = KINDS[kind]
+    return ServedKind(api_version, name, PLURALS[kind], schema_of(versions_of(name)[-1], name))
