@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from windlass.cli.jobs import complete_preset
 from windlass.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ WIDTH = 100
 
 @click.command(short_help="Write a commented run file.")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option("--preset", help="Model preset; --list names them.")
+@click.option("--preset", shell_complete=complete_preset, help="Model preset; --list names them.")
 @click.option("--data", "source", help="Data source: corpus:austen, a folder, a glob, hf:NAME.")
 @click.option("--list", "list_presets", is_flag=True, help="List the model presets.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
