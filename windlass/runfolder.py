@@ -15,6 +15,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from windlass.spec.compatibility import Changes, differences, steering
 
 RUNS_VARIABLE = "WINDLASS_RUNS"
 SAVED = ("checkpoint", "resumed")  # events that say that there is, or was, a checkpoint
+MOST_BYTES = 1024 * 1024  # of a line that is looked at
+TARGET_KIND = re.compile(rb"^target:\n(?:  .*\n)*?  kind: ([a-z]+)$", re.MULTILINE)
 
 
 def runs_root() -> Path:
@@ -116,6 +119,23 @@ class RunFolder:
 
     def load_run(self) -> Run:
         return load_run(self.run_file, saved=True)
+
+    def target_kind(self) -> str:
+        """Where the run goes. Of a run file that windlass wrote without reading all of it: `ls` asks thousands."""
+        text = self.run_file.read_bytes()
+        found = TARGET_KIND.search(text)
+        if found and b"\nmodel:\n" in text and b"\ndata:\n" in text:
+            return found[1].decode()
+        return str(self.load_run().target.kind)
+
+    def began(self) -> float | None:
+        """When something was first recorded of this run."""
+        try:
+            with self.history.open("rb") as file:
+                record = parse_record(file.readline(MOST_BYTES))
+        except OSError:
+            return None
+        return real(record.get("time")) if record else None
 
     def errors(self, attempt: int) -> list[dict[str, Any]]:
         """The error files that ranks wrote in one attempt, the first one first."""

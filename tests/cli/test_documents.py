@@ -127,4 +127,4 @@ def test_doctor_says_what_is_missing(windlass, monkeypatch):
     answer = windlass("doctor", "--json")
     assert answer.code == 1
     assert {"torch", "transformers"} <= {row["name"] for row in answer.json["rows"] if row["state"] == "missing"}
-    assert json.dumps(answer.json).count("pip install windlass[train]") >= 2
+    assert json.dumps(answer.json).count("pip install 'windlass[train]'") >= 2

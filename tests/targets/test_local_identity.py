@@ -9,24 +9,41 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.targets.local_runs import events
+from windlass.cli.main import run_command
 from windlass.runfolder import RunFolder
 from windlass.targets.local import processes
 from windlass.targets.local.state import status_of, supervisor_of
+from windlass.targets.protocol import JobRef
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Answer:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 @pytest.fixture
-def command(in_tmp):
-    """`windlass` as it is typed, in a process of its own."""
+def command(in_tmp, capfd):
+    """`windlass` as it is typed; in a process of its own where something is to go `before` it."""
 
-    def run(*arguments, before=(), check=True):
-        words = [*before, sys.executable, "-m", "windlass.cli.main", *map(str, arguments)]
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-        assert not check or answer.returncode == 0, answer
+    def run(*arguments, before=()):
+        if before:
+            words = [*before, sys.executable, "-m", "windlass.cli.main", *map(str, arguments)]
+            made = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+            answer = Answer(made.returncode, made.stdout, made.stderr)
+        else:
+            capfd.readouterr()
+            answer = Answer(int(run_command([str(one) for one in arguments])), *capfd.readouterr())
+        assert answer.returncode == 0, answer
         return answer
 
     return run
@@ -59,32 +76,31 @@ def test_a_copy_of_a_live_run_is_not_running_and_stopping_it_leaves_the_run_alon
         assert state(command, "r")["state"] == "running"
 
 
-def test_a_run_is_the_same_through_a_link(alone, make_run, command, in_tmp):
+def test_a_run_is_the_same_through_a_link(alone, make_run, command, in_tmp, monkeypatch):
     with under_way(alone, make_run(train={"steps": 4000})) as job:
         (in_tmp / "linked").symlink_to(in_tmp / "runs")
-        os.environ["WINDLASS_RUNS"] = "linked"
-        try:
-            assert state(command, "r")["state"] == "running"
-            assert processes.processes_of(Path("linked/r")) == processes.processes_of(job.folder.path) != []
-            command("stop", "r")
-        finally:
-            del os.environ["WINDLASS_RUNS"]
+        monkeypatch.setenv("WINDLASS_RUNS", "linked")
+        assert state(command, "r")["state"] == "running"
+        assert processes.processes_of(Path("linked/r")) == processes.processes_of(job.folder.path) != []
+        command("stop", "r")
         assert processes.processes_of(job.folder.path) == []
 
 
 @pytest.mark.parametrize("through_a_link", [False, True])
-def test_a_rank_that_nobody_watches_is_running_and_stop_lets_it_save(alone, make_run, command, in_tmp, through_a_link):
+def test_a_rank_that_nobody_watches_is_running_and_stop_lets_it_save(
+    alone, make_run, command, in_tmp, monkeypatch, through_a_link
+):
     with under_way(alone, make_run(train={"steps": 4000}), orphan=True) as job:
         folder = job.folder.path
         os.kill(supervisor_of(job.folder).pid, signal.SIGKILL)
         alone.wait(job, lambda _: not supervisor_of(job.folder).alive)
         if through_a_link:
             (in_tmp / "linked").symlink_to(in_tmp / "runs")
-        options = {"before": ["env", "WINDLASS_RUNS=linked"]} if through_a_link else {}
-        row = state(command, "r", **options)
+            monkeypatch.setenv("WINDLASS_RUNS", "linked")
+        row = state(command, "r")
         assert row["state"] == "running", row
         assert "nobody watches" in row["reason"]
-        answer = command("stop", "r", **options)
+        answer = command("stop", "r")
         assert "stopped" in answer.stdout
         assert events(job, "preempted"), "it was killed before it could save"
         assert processes.processes_of(folder) == []
@@ -104,8 +120,9 @@ def test_a_new_start_lets_such_a_rank_save_and_goes_on_from_there(alone, make_ru
 
 def unshared_name():
     words = ["unshare", "--uts", "sh", "-c", 'hostname another && exec "$@"', "sh"]
-    works = shutil.which("unshare") and subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0
-    return words if works else None
+    if shutil.which("unshare") is None:
+        return None
+    return words if subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0 else None
 
 
 @pytest.mark.skipif(unshared_name() is None, reason="needs the right to change a host name")
@@ -189,21 +206,16 @@ def test_a_stop_during_a_start_is_honoured(alone, make_run, command, earlier):
         while not (folder.path / "stop.json").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert (folder.path / "stop.json").exists(), "it left no request"
-        launches = len(events(alone_job(folder), "launched"))
+        launches = len(events(JobRef("local", "r", folder), "launched"))
         alone.start(run, lock)
         out, _ = stopping.communicate(timeout=60)
     finally:
         stopping.kill()
     assert "r is stopped" in out, out
-    assert len(events(alone_job(folder), "launched")) == launches, "it was started all the same"
+    assert len(events(JobRef("local", "r", folder), "launched")) == launches, "it was started all the same"
     assert status_of(folder).state == "stopped"
     alone.wait(alone.submit(make_run(train={"steps": 25})))  # the request is not held against the next start
     assert status_of(folder).state == "finished"
-
-
-class alone_job:  # noqa: N801
-    def __init__(self, folder):
-        self.folder = folder
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs another user")

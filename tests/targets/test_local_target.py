@@ -91,7 +91,7 @@ def test_checks_say_what_cannot_work(make_run, machine, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="torch and transformers") as error:
         check(make_run())
-    assert error.value.fix == "pip install windlass[train]"
+    assert error.value.fix == "pip install 'windlass[train]'"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,4 +21,6 @@ def completion(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None, shell
-    click.echo(kind(cli, {}, "windlass", "_WINDLASS_COMPLETE").source())
+    script = kind(cli, {}, "windlass", "_WINDLASS_COMPLETE").source()
+    # in bash no space after `train.steps=`: its value comes next
+    click.echo(script.replace("COMPREPLY+=($value)", "COMPREPLY+=($value); [[ $value == *= ]] && compopt -o nospace"))

@@ -49,15 +49,18 @@ def doctor(as_json: bool) -> int:
 
     Exit code 1 only where training cannot work at all: a row is missing.
     """
-    from windlass.cli.output import print_json, print_table
+    from windlass.cli.output import print_json, print_table, styled
 
     rows = list(examine())
     healthy = all(row.state != "missing" for row in rows)
     if as_json:
         print_json({"can_train": healthy, "rows": [asdict(row) for row in rows]})
     else:
-        marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "missing": "[red]missing[/]"}
-        print_table(["WHAT", "", "FOUND", "FIX"], [[r.name, marks[r.state], r.text, r.fix or ""] for r in rows])
+        colours = {"ok": "green", "warning": "yellow", "missing": "red"}
+        print_table(
+            ["WHAT", "", "FOUND", "FIX"],
+            [[row.name, styled(row.state, colours[row.state]), row.text, row.fix or ""] for row in rows],
+        )
     return ExitCode.OK if healthy else ExitCode.FAILED
 
 
@@ -83,7 +86,7 @@ def _python() -> Row:
 def _torch(machine: Machine) -> Iterator[Row]:
     """Asked in a process of its own: a torch that cannot be loaded must not take the doctor with it."""
     if importlib.util.find_spec("torch") is None:
-        yield Row("torch", "missing", "not installed", "pip install windlass[train]")
+        yield Row("torch", "missing", "not installed", "pip install 'windlass[train]'")
         return
     answer = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, check=False)
     if answer.returncode != 0:
@@ -105,7 +108,7 @@ def _packages() -> Iterator[Row]:
     useful = {"datasets": "train", "pyarrow": "train", "tensorboard": "tensorboard"}
     for name, extra in {**needed, **useful}.items():
         if importlib.util.find_spec(name) is None:
-            fix = f"pip install windlass[{extra}]"
+            fix = f"pip install 'windlass[{extra}]'"
             yield Row(name, "missing" if name in needed else "warning", "not installed", fix)
         else:
             from importlib.metadata import version

@@ -7,15 +7,18 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from datetime import datetime
+from functools import partial
 from typing import Any, Protocol
 
 import click
 
-from windlass.cli.output import console, count, duration, number
-from windlass.runfolder import RunFolder
+from windlass.cli.output import console, count, duration, number, plain, plural
+from windlass.runfolder import RunFolder, real, whole, words
+from windlass.targets.local.decision import how_it_died
 from windlass.targets.local.state import PACE_STEPS, seconds_left
 from windlass.targets.local.tail import Tail
 from windlass.targets.protocol import FillsFolder, HasPods, JobRef, JobStatus, PodRow, Target
@@ -55,10 +58,10 @@ class Bar:
         self.progress.update(
             self.task,
             description="training",
-            completed=record["step"],
-            total=record["steps"],
-            loss=number(record.get("loss")),
-            speed=count(record.get("tokens_per_s")),
+            completed=whole(record.get("step")),
+            total=whole(record.get("steps")),
+            loss=number(real(record.get("loss"))),
+            speed=count(real(record.get("tokens_per_s"))),
             eta=duration(record["seconds_left"]),
         )
 
@@ -96,8 +99,8 @@ class Lines:
         record, self.unprinted = self.unprinted, None
         if record:
             click.echo(
-                f"step {record['step']}/{record['steps']}  loss {number(record.get('loss'))}  "
-                f"{count(record.get('tokens_per_s'))} tok/s  {duration(record['seconds_left'])} left"
+                f"step {record.get('step')}/{record.get('steps')}  loss {number(real(record.get('loss')))}  "
+                f"{count(real(record.get('tokens_per_s')))} tok/s  {duration(record['seconds_left'])} left"
             )
 
 
@@ -159,20 +162,41 @@ class Follower:
             time.sleep(POLL_SECONDS)
 
     def _read(self, news: Reporter) -> None:
+        """Report what is new in the order in which it happened, whichever file it stands in."""
+        found: list[tuple[float, Callable[[], None]]] = []
         for record in self.metrics.records():
-            if record.get("kind") == "step":
-                self.recent.append(record)
-                news.step({**record, "seconds_left": seconds_left(self.recent)})
+            if record.get("kind") == "step" and whole(record.get("step")) is not None:
+                found.append((_when(record), partial(self._step, record, news)))
             elif record.get("kind") == "validation":
-                news.say(f"step {record['step']}: validation loss {number(record.get('loss'))}", record)
+                text = f"step {record.get('step')}: validation loss {number(real(record.get('loss')))}"
+                found.append((_when(record), partial(news.say, text, record)))
         for path in sorted(self.folder.logs.glob("rank-*.log")):
             for line in self.logs.setdefault(path.name, Tail(path)).lines():
                 if WORTH_SHOWING.search(line):
-                    news.say(f"[{path.stem}] {line}", {"kind": "log", "rank": path.stem, "line": line})
+                    record = {"kind": "log", "rank": path.stem, "line": line}
+                    found.append((_stamp(line), partial(news.say, plain(f"[{path.stem}] {line}"), record)))
         for record in self.history.records():
-            text = describe_event(record)
-            if text:
-                news.say(text, {"kind": "event", **record})
+            event = describe_event(record)
+            if event:
+                found.append((_when(record), partial(news.say, plain(event), {"kind": "event", **record})))
+        for _, report in sorted(found, key=lambda pair: pair[0]):
+            report()
+
+    def _step(self, record: dict[str, Any], news: Reporter) -> None:
+        self.recent.append(record)
+        news.step({**record, "seconds_left": seconds_left(self.recent)})
+
+
+def _when(record: dict[str, Any]) -> float:
+    return real(record.get("time")) or 0.0
+
+
+def _stamp(line: str) -> float:
+    """The time at the beginning of a rank's line, at the end of its second."""
+    try:
+        return datetime.fromisoformat(line[:19]).timestamp() + 0.999
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def describe_pods(pods: Sequence[PodRow]) -> list[str]:
@@ -183,56 +207,81 @@ def describe_pods(pods: Sequence[PodRow]) -> list[str]:
     return lines[:MOST_PODS] + more
 
 
-def describe_event(record: dict[str, Any]) -> str | None:
-    """A history record in a sentence; None for those that are not news."""
+def describe_event(record: Mapping[str, Any]) -> str | None:
+    """A history record in a sentence; None for those that are not news. It may hold anything."""
+    facts = {key: value for key, value in record.items() if isinstance(value, str | int | float)}
+    get = facts.get
     match record.get("event"):
         case "started":
-            return f"started on {record.get('world_size')} rank(s)"
+            return f"started on {_ranks(record)}"
         case "resumed":
-            tier = f" ({tier})" if (tier := record.get("tier", "shared")) not in ("shared", None) else ""
-            return (
-                f"resumed from the checkpoint of step {record.get('step')}{tier} on {record.get('world_size')} rank(s)"
-            )
-        case "rank-died" if record.get("first"):
-            how = f"was killed by {record['signal']}" if record.get("signal") else f"exited with code {record['code']}"
-            error = f": {record['error']}" if record.get("error") else ""
-            return f"rank {record['rank']} {how}{error}"
+            tier = f" ({get('tier')})" if get("tier", "shared") != "shared" else ""
+            return f"resumed from the checkpoint of step {get('step')}{tier} on {_ranks(record)}"
+        case "rank-died" if get("first"):
+            how = how_it_died(words(get("signal")), whole(get("code")), words(get("oom")))
+            return f"rank {get('rank')} {how}" + (f": {get('error')}" if get("error") else "")
         case "restart":
-            return f"restarting from the last checkpoint (attempt {record['attempt']})"
+            return f"restarting {_from_where(record)} (attempt {get('attempt')})"
         case "pod-removed":
-            return f"{record['pod']} was taken off {record['node']}, which does not answer: a new pod takes its place"
-        case "submitted" if record.get("kind"):
-            return f"submitted as {record['kind']} {record['job']} to {record.get('host')}"
+            return f"{get('pod')} was taken off {get('node')}, which does not answer: a new pod takes its place"
+        case "settings-changed":
+            changes = record.get("changes")
+            pairs = changes.items() if isinstance(changes, dict) else ()
+            told = [f"{key} {one[0]!r} → {one[1]!r}" for key, one in pairs if isinstance(one, list) and len(one) == 2]
+            return f"goes on with other settings: {', '.join(told)}" if told else "goes on with other settings"
+        case "branched":
+            return f"branched from step {get('step')} of {get('source')}; {get('data')}"
+        case "submitted" if get("kind"):
+            return f"submitted as {get('kind')} {get('job')} to {get('host')}"
         case "submitted":
-            return f"submitted as job {record['job']}" + (f" through {record['host']}" if record.get("host") else "")
+            return f"submitted as job {get('job')}" + (f" through {get('host')}" if get("host") else "")
         case "requeue":
-            return f"back to the queue: {record.get('why')}"
+            return f"back to the queue: {get('why')}"
         case "node-lost":
-            return f"lost node {record.get('node')}" + (f": {record['why']}" if record.get("why") else "")
+            return f"lost node {get('node')}" + (f": {get('why')}" if get("why") else "")
         case "checkpoint":
-            if record.get("tier", "shared") != "shared":  # copies in memory and on disks are too many to be news
+            if get("tier", "shared") != "shared":  # copies in memory and on disks are too many to be news
                 return None
-            return f"saved the checkpoint of step {record['step']} ({duration(record.get('seconds'))})"
+            return f"saved the checkpoint of step {get('step')} ({duration(real(get('seconds')))})"
         case "checkpoint-damaged":
-            return (
-                f"passed over the checkpoint {record.get('checkpoint')}: {record.get('file')}: {record.get('reason')}"
-            )
+            return f"passed over the checkpoint {get('checkpoint')}: {get('file')}: {get('reason')}"
         case "checkpoint-passed-over":
-            return f"passed over step {record.get('step')} ({record.get('tier')}): {record.get('reason')}"
+            return f"passed over step {get('step')} ({get('tier')}): {get('reason')}"
         case "upload-failed":
-            return f"step {record.get('step')} could not be copied to {record.get('to')}: {record.get('error')}"
+            return f"step {get('step')} could not be copied to {get('to')}: {get('error')}"
         case "only-local":
-            return f"not in {record.get('store')}: steps {', '.join(map(str, record.get('steps') or ()))}"
+            steps = record.get("steps")
+            return f"not in {get('store')}: steps {', '.join(map(str, steps if isinstance(steps, list) else ()))}"
         case "checkpoint-failed":
-            return f"the checkpoint of step {record.get('step')} could not be saved: {record.get('error')}"
+            return f"the checkpoint of step {get('step')} could not be saved: {get('error')}"
         case "leftovers-killed":
-            return f"ended {len(record['pids'])} process(es) that an earlier start of this run had left"
+            pids = record.get("pids")
+            number_of = len(pids) if isinstance(pids, list) else 0
+            ended = "1 process" if number_of == 1 else f"{number_of} processes"
+            return f"ended {ended} that an earlier start of this run had left"
+        case "stop-requested":
+            how = "asked to save and stop" if get("save_first", True) else "told to stop at once"
+            return how + (f" by {get('by')}" if get("by") else "")
         case "killing":
-            return f"killing the ranks: {record['why']}"
+            return f"killing the ranks: {get('why')}"
         case "preempted":
-            return f"saved and stopped at step {record.get('step')}"
+            return f"saved and stopped at step {get('step')}"
+        case "finished":
+            return f"trained to step {get('step')}"
         case "exported":
-            return f"exported to {record.get('path')}"
+            return f"exported to {get('path')}"
         case "gave-up":
-            return f"gave up: {record.get('why')}"
+            return f"gave up: {get('why')}"
     return None
+
+
+def _ranks(record: Mapping[str, Any]) -> str:
+    number_of = whole(record.get("world_size"))
+    return "an unknown number of ranks" if number_of is None else plural(number_of, "rank")
+
+
+def _from_where(record: Mapping[str, Any]) -> str:
+    if "checkpoint" not in record:
+        return "from the last checkpoint"
+    step = whole(record.get("checkpoint"))
+    return "from the beginning: no checkpoint was saved" if step is None else f"from the checkpoint of step {step}"

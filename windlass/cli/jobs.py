@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from windlass.runfolder import RunFolder
+    from windlass.spec import Run
     from windlass.targets.protocol import JobRef, Target
 
 
@@ -20,8 +22,22 @@ def find(name: str, place: str | None = None) -> tuple[Target[Any], JobRef]:
         where, cluster = place_of(place)
         return where, where.adopt(name, cluster)
     folder = RunFolder.find(name)
-    section = folder.load_run().target
+    section = load_run(folder).target
     return target(section), JobRef(section.kind, folder.name, folder)
+
+
+def load_run(folder: RunFolder) -> Run:
+    """The run of a folder, which may hold anything under the name of run.yaml."""
+    from windlass.errors import UserError
+
+    try:
+        return folder.load_run()
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{folder.run_file} is no run file", evidence=f"{type(error).__name__}: {error}"[:200]
+        ) from None
 
 
 def place_of(text: str) -> tuple[Any, str | None]:
@@ -40,14 +56,76 @@ def place_of(text: str) -> tuple[Any, str | None]:
     return where, cluster or None
 
 
-on_option = click.option(
-    "--on", "place", metavar="TARGET", help="Ask the cluster, kubernetes[:CONTEXT], where no run folder is here."
-)
-
-
 def run_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """The names of existing runs, for the shell to complete."""
     from windlass.runfolder import runs_root
 
     names = sorted(path.parent.name for path in runs_root().glob("*/run.yaml"))
     return [one for one in names if one.startswith(incomplete)]
+
+
+def complete_overrides(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Keys of the run file with their values, for the shell to complete: `train.st` and `model.preset=lla`."""
+    before = list(context.params.get(parameter.name or "") or ())
+    if incomplete == "=":  # bash takes `key`, `=` and `value` apart
+        before, incomplete = [*before, "="], ""
+    if len(before) >= 2 and before[-1] == "=":
+        return [one for one in _values(str(before[-2])) if one.startswith(incomplete)]
+    key, equals, value = incomplete.partition("=")
+    if equals:
+        return [f"{key}={one}" for one in _values(key) if one.startswith(value)]
+    return [f"{one}=" for one in _keys() if one.startswith(incomplete)]
+
+
+def _keys() -> dict[str, str]:
+    """Every key of the run file and the kind of its value."""
+    from windlass.cli.reference import options_of_targets, sections
+
+    found = [key for section in (*sections(), *options_of_targets()) for key in section.keys]
+    return {key.path: key.kind for key in found}
+
+
+def _values(key: str) -> list[str]:
+    """What a key may be, where that is a short list."""
+    kind = _keys().get(key, "")
+    if key == "model.preset":
+        return preset_names()
+    if key == "resources.instance":
+        from windlass.catalog.instances import instances
+
+        return sorted(instances())
+    choices = [one.strip() for one in kind.split("|")]
+    kinds = {"integer", "number", "mapping"}  # a union of types, not a list of words
+    return choices if len(choices) > 1 and not kinds & set(choices) else []
+
+
+def preset_names() -> list[str]:
+    from windlass.catalog.models import presets
+
+    return sorted(presets())
+
+
+def complete_preset(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    return [one for one in preset_names() if one.startswith(incomplete)]
+
+
+def complete_gpu(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from windlass.catalog.gpus import gpus
+
+    return [name for name in sorted(gpus()) if name.lower().startswith(incomplete.lower())]
+
+
+def complete_target(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from windlass.targets import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+on_option = click.option(
+    "--on",
+    "place",
+    metavar="TARGET",
+    shell_complete=complete_target,
+    help="Ask the cluster, kubernetes[:CONTEXT], where no run folder is here.",
+)
+quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")

@@ -7,48 +7,93 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from windlass.cli.jobs import complete_target
+
 if TYPE_CHECKING:
     from windlass.targets.protocol import JobRef, Target
 
+Row = dict[str, Any]
+SORTS = ("time", "name", "state", "step", "loss")
+COLOURS = {"running": "green", "waiting": "cyan", "failed": "red", "stopped": "yellow", "preempted": "yellow"}
+
 
 @click.command(short_help="List the runs.")
-@click.option("--on", "place", metavar="TARGET", help="Also those that a cluster, kubernetes[:CONTEXT], knows itself.")
+@click.option(
+    "--on",
+    "place",
+    metavar="TARGET",
+    shell_complete=complete_target,
+    help="Also those that a cluster, kubernetes[:CONTEXT], knows itself.",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(SORTS),
+    default="time",
+    help="By what they are sorted; by time: what is under way, then the newest first.",
+)
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--quiet", "-q", is_flag=True, help="Names only.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
-def ls(place: str | None, as_json: bool) -> None:
+def ls(place: str | None, sort: str, reverse: bool, quiet: bool, as_json: bool) -> None:
     """List the runs."""
-    from rich.markup import escape
-
-    from windlass.cli.output import count, duration, number, print_json, print_table
+    from windlass.cli.output import plain, print_json
     from windlass.runfolder import runs_root
 
-    found = list(_runs())
+    rows = list(_runs())
     if place:
-        found += _elsewhere(place, {job.name for job, _ in found})
+        rows += _elsewhere(place, {row["name"] for row in rows})
+    rows.sort(key=lambda row: _sort_key(row, sort), reverse=reverse)
     if as_json:
-        print_json([{"name": job.name, "target": job.target, **status} for job, status in found])
-    elif not found:
+        print_json(rows)
+    elif quiet:
+        click.echo("".join(f"{plain(row['name'])}\n" for row in rows), nl=False)
+    elif not rows:
         click.echo(f"no runs in {runs_root()}/\n  windlass init my.yaml    writes a run file")
     else:
-        print_table(
-            ["NAME", "TARGET", "STATE", "STEP", "LOSS", "TOK/S", "LEFT", "WHY"],
+        _print(rows)
+
+
+def _print(rows: list[Row]) -> None:
+    import time
+
+    from windlass.cli.output import count, duration, number, print_table, styled
+
+    now = time.time()
+    print_table(
+        ["NAME", "TARGET", "STATE", "STEP", "LOSS", "TOK/S", "LEFT", "STARTED"],
+        [
             [
-                [
-                    job.name,
-                    job.target,
-                    status["state"],
-                    f"{status['step']}/{status['steps']}" if status.get("step") is not None else "–",
-                    number(status.get("loss")),
-                    count(status.get("tokens_per_s")),
-                    duration(status.get("eta")),
-                    escape(status.get("reason") or ""),
-                ]
-                for job, status in found
-            ],
-        )
+                row["name"],
+                row["target"],
+                styled(row["state"], COLOURS.get(row["state"], "")),
+                f"{row['step']}/{row.get('steps') or '–'}" if row.get("step") is not None else "–",
+                number(row.get("loss")),
+                count(row.get("tokens_per_s")),
+                duration(row.get("eta")),
+                f"{duration(max(0.0, now - row['started']))} ago" if row.get("started") else "–",
+            ]
+            for row in rows
+        ],
+        notes=[row.get("reason") for row in rows],
+    )
 
 
-def _runs() -> Iterator[tuple[JobRef, dict[str, Any]]]:
-    """Every run with its status; a target that does not answer makes its own runs unknown, and no others."""
+def _sort_key(row: Row, sort: str) -> tuple[Any, ...]:
+    """Largest first for numbers; runs that have none come last."""
+    name = row["name"]
+    if sort == "name":
+        return (name,)
+    if sort == "state":
+        return (row["state"], name)
+    if sort == "loss":  # the lowest is the one that somebody looks for
+        return (row.get("loss") is None, row.get("loss") or 0.0, name)
+    if sort == "step":
+        return (row.get("step") is None, -(row.get("step") or 0), name)
+    return (row["state"] not in ("running", "waiting"), -(row.get("started") or 0.0), name)
+
+
+def _runs() -> Iterator[Row]:
+    """Every run with its status; a folder or a target that says nothing makes its own runs unknown, and no others."""
     from windlass.errors import UserError
     from windlass.runfolder import RunFolder, runs_root
     from windlass.targets import target_of_kind
@@ -57,16 +102,25 @@ def _runs() -> Iterator[tuple[JobRef, dict[str, Any]]]:
     targets: dict[str, Target[Any]] = {}
     for path in sorted(runs_root().glob("*/run.yaml")):
         folder = RunFolder(path.parent)
+        kind = "–"
         try:
-            kind = folder.load_run().target.kind
-            where = targets.setdefault(kind, target_of_kind(kind))
+            kind = folder.target_kind()
+            if kind not in targets:
+                targets[kind] = target_of_kind(kind)
             job = JobRef(kind, folder.name, folder)
-            yield job, where.status(job).as_dict()
+            yield _row(job, targets[kind].status(job).as_dict())
         except UserError as error:
-            yield JobRef("–", folder.name, folder), {"state": "unknown", "reason": error.what}
+            yield _row(JobRef(kind, folder.name, folder), {"state": "unknown", "reason": error.what})
+        except Exception as error:  # whatever is in a folder, the others are listed
+            reason = f"{type(error).__name__}: {error}"[:200]
+            yield _row(JobRef(kind, folder.name, folder), {"state": "unknown", "reason": reason})
 
 
-def _elsewhere(place: str, here: set[str]) -> Iterator[tuple[JobRef, dict[str, Any]]]:
+def _row(job: JobRef, status: dict[str, Any]) -> Row:
+    return {"name": job.name, "target": job.target, **status, "started": job.folder.began()}
+
+
+def _elsewhere(place: str, here: set[str]) -> Iterator[Row]:
     """The runs of a cluster that have no folder on this machine."""
     from windlass.cli.jobs import place_of
     from windlass.runfolder import RunFolder, runs_root
@@ -75,4 +129,4 @@ def _elsewhere(place: str, here: set[str]) -> Iterator[tuple[JobRef, dict[str, A
     where, cluster = place_of(place)
     for name, status in where.elsewhere(cluster):
         if name not in here:
-            yield JobRef(place, name, RunFolder(runs_root() / name)), status.as_dict()
+            yield _row(JobRef(place, name, RunFolder(runs_root() / name)), status.as_dict())

@@ -24,6 +24,7 @@ COMMANDS = {
     "show": ("windlass.cli.show:show", "Show where a run stands."),
     "logs": ("windlass.cli.logs:logs", "Print what the ranks of a run said."),
     "stop": ("windlass.cli.stop:stop", "Save a checkpoint and stop a run."),
+    "rm": ("windlass.cli.rm:rm", "Delete runs that have ended."),
     "exec": ("windlass.cli.exec:exec_command", "Run a command where a rank runs."),
     "top": ("windlass.cli.top:top", "Show what every pod of a run uses."),
     "debug": ("windlass.cli.debug:debug", "Measure the network between the pods of a run."),
@@ -77,8 +78,18 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """The program: runs a command and exits with its code."""
+    from windlass.cli.streams import finish, protect
+
     arguments = list(sys.argv[1:] if args is None else args)
-    sys.exit(run_command(arguments))
+    trains = arguments[:1] == ["run"]  # its code is the run's, whoever reads what it prints
+    output = protect(go_on=trains)
+    code = run_command(arguments)
+    problem = finish(output)
+    if problem is not None:
+        error = UserError("the output could not be written", evidence=str(problem), exit_code=ExitCode.FAILED)
+        click.echo(str(error), err=True)
+        code = code if trains else code or error.exit_code
+    sys.exit(code)
 
 
 def run_command(arguments: list[str]) -> int:
@@ -98,6 +109,8 @@ def run_command(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader, `head` say, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+    except OSError as error:
+        return show_error(_of_the_disk(error) or _as_bug(error), as_json=as_json)
     except Exception as error:
         return show_error(_as_bug(error), as_json=as_json)
     return result if isinstance(result, int) else ExitCode.OK
@@ -117,6 +130,32 @@ def _as_user_error(error: click.ClickException) -> UserError:
         error.format_message(),
         fix=f"{context.command_path} --help" if context else None,
         exit_code=ExitCode.BAD_INPUT,
+    )
+
+
+def _of_the_disk(error: OSError) -> UserError | None:
+    """A file that cannot be read or written: nothing that a traceback would explain."""
+    import errno
+
+    advice = {
+        errno.EROFS: "mount it for writing, or set WINDLASS_RUNS to a folder on another disk",
+        errno.ENOSPC: "make room, or set WINDLASS_RUNS to a folder on a larger disk",
+        errno.EDQUOT: "make room within your quota, or set WINDLASS_RUNS to a folder on another disk",
+        errno.EACCES: "ask its owner, or set WINDLASS_RUNS to a folder of your own",
+        errno.EPERM: "ask its owner",
+        errno.EISDIR: None,
+        errno.ENOTDIR: None,
+        errno.EIO: None,
+        errno.ESTALE: None,
+        errno.EMFILE: "ulimit -n 4096",
+    }
+    if error.errno not in advice:
+        return None
+    where = error.filename2 or error.filename
+    return UserError(
+        f"{where} cannot be used: {error.strerror}" if where else f"a file cannot be used: {error.strerror}",
+        fix=advice[error.errno],
+        exit_code=ExitCode.FAILED,
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from windlass.cli.jobs import complete_gpu, complete_overrides
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Say what a run will need and cost.")
 @click.argument("run_file", metavar="RUN.yaml", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--gpu", "gpu_name", metavar="GPU", help="Plan for this GPU, for example H200.")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
+@click.option(
+    "--gpu", "gpu_name", metavar="GPU", shell_complete=complete_gpu, help="Plan for this GPU, for example H200."
+)
 @click.option(
     "--instance", "instance_name", metavar="TYPE", help="Plan for this instance type; sets resources.instance."
 )

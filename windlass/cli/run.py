@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from windlass.cli.jobs import complete_overrides, complete_target
 from windlass.errors import ExitCode, NoAnswerError, UserError
 
 if TYPE_CHECKING:
@@ -16,10 +17,23 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Train what a run file describes.")
 @click.argument("run_file", metavar="RUN.yaml", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--on", "place", metavar="TARGET", help="Where to train: local, slurm, kubernetes[:CONTEXT].")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
+@click.option(
+    "--on",
+    "place",
+    metavar="TARGET",
+    shell_complete=complete_target,
+    help="Where to train: local, slurm, kubernetes[:CONTEXT].",
+)
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
-@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as one Slurm array.")
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="KEY=A,B,…",
+    shell_complete=complete_overrides,
+    help="One run per value, as one Slurm array.",
+)
 @click.option("--from", "source", metavar="RUN[@STEP]", help="Begin with a checkpoint of another run: a branch of it.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
 @click.option("--offline", is_flag=True, help="With --dry-run: render from the run file alone, ask no cluster.")

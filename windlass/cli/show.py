@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.cli.jobs import find, on_option, run_names
+from windlass.cli.jobs import find, load_run, on_option, run_names
 
 if TYPE_CHECKING:
-    from windlass.targets.protocol import PodRow
+    from windlass.cli.summary import History
+    from windlass.spec import Run
+    from windlass.targets.protocol import JobStatus, PodRow
 
 MOST_PODS = 32  # in the table; --json has them all
 
@@ -22,51 +24,83 @@ MOST_PODS = 32  # in the table; --json has them all
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def show(name: str, curve: bool, place: str | None, as_json: bool) -> None:
     """Show where a run stands."""
+    import time
     from dataclasses import asdict
 
-    from windlass.cli.follow import describe_event
-    from windlass.cli.output import duration, print_json, print_pairs
-    from windlass.cli.summary import draw_loss, loss_points, summarize
-    from windlass.runfolder import read_json_lines
+    from windlass.cli.output import print_json, print_pairs
+    from windlass.cli.summary import History, draw_loss, loss_points, summarize
     from windlass.targets.protocol import HasPods
 
     target, job = find(name, place)
-    status, summary = target.status(job), summarize(job.folder)
+    run, status, history = load_run(job.folder), target.status(job), History.of(job.folder)
+    summary = summarize(job.folder, history)
     pods = list(target.pods(job)) if isinstance(target, HasPods) else None
-    history = list(read_json_lines(job.folder.history))
+    seconds = history.seconds(time.time())
     if as_json:
-        result = {"name": job.name, "folder": str(job.folder.path), **status.as_dict(), "summary": summary.as_dict()}
+        result: dict[str, Any] = {"name": job.name, "folder": str(job.folder.path), **status.as_dict()}
+        result |= {"model": run.model.preset or run.model.path, "started": history.began, "seconds": seconds}
+        result["summary"] = summary.as_dict()
         if pods is not None:
             result["pods"] = [asdict(pod) for pod in pods]
-        print_json({**result, "history": history, **({"curve": loss_points(job.folder)} if curve else {})})
+        result |= {"history": list(history.records), "history_left_out": history.left_out}
+        print_json({**result, **({"curve": loss_points(job.folder)} if curve else {})})
         return
-    rows = [("run", job.name), ("state", status.state)]
-    if status.reason:
-        rows.append(("reason", status.reason))
-    if status.steps:
-        rows.append(
-            ("progress", f"{status.step}/{status.steps}" + (f", {duration(status.eta)} left" if status.eta else ""))
-        )
-    print_pairs([*rows, ("attempt", str(status.attempt or "–")), *summary.rows(), ("folder", str(job.folder.path))])
+    rows = [("run", job.name), *_state_rows(status), *_rows(run, history, seconds)]
+    print_pairs([*rows, *summary.rows(), ("folder", str(job.folder.path))])
     if pods:
         _print_pods(pods)
-    news = [text for record in history if (text := describe_event(record))]
-    if news:
-        click.echo("\n" + "\n".join(f"  {text}" for text in news[-10:]))
+    _print_news(history)
     if curve:
         click.echo(f"\n{draw_loss(job.folder)}")
 
 
+def _state_rows(status: JobStatus) -> list[tuple[str, Any]]:
+    from windlass.cli.ls import COLOURS
+    from windlass.cli.output import duration, styled
+
+    rows: list[tuple[str, Any]] = [("state", styled(status.state, COLOURS.get(status.state, "")))]
+    if status.reason:
+        rows.append(("reason", status.reason))
+    if status.steps:
+        left = f", {duration(status.eta)} left" if status.eta else ""
+        rows.append(("progress", f"{status.step}/{status.steps}{left}"))
+    return [*rows, ("attempt", str(status.attempt or "–"))]
+
+
+def _rows(run: Run, history: History, seconds: float | None) -> list[tuple[str, str]]:
+    from windlass.cli.output import duration, moment
+
+    rows = [("model", str(run.model.preset or run.model.path))]
+    if history.began is not None:
+        rows.append(("started", moment(history.began)))
+        rows.append(("took" if history.ended is not None else "for", duration(seconds)))
+    return rows
+
+
+def _print_news(history: History) -> None:
+    """What happened, in the order in which it did; saves are counted, since they are most of what happens."""
+    from windlass.cli.follow import describe_event
+    from windlass.cli.output import moment, plain, plural
+    from windlass.runfolder import real
+
+    news = [(real(record.get("time")), text) for record in history.news if (text := describe_event(record))]
+    if news or history.saves:
+        click.echo()
+    for when, text in news:
+        stamp = moment(when)[-8:] if when is not None else "–"
+        click.echo(f"  {stamp:<8}  {plain(text)}")
+    if history.saves:
+        click.echo(f"  {plural(history.saves, 'checkpoint')} saved, the newest of step {history.newest_save}")
+
+
 def _print_pods(pods: Sequence[PodRow]) -> None:
     """Those that do not run first: they are what somebody looks for."""
-    from rich.markup import escape
-
     from windlass.cli.output import duration, print_table
 
     click.echo()
     order = sorted(pods, key=lambda pod: (pod.phase == "Running", pod.ranks))
     rows = [
-        [pod.name, _span(pod.ranks), pod.phase, escape(pod.reason), duration(pod.age), pod.node, str(pod.restarts)]
+        [pod.name, _span(pod.ranks), pod.phase, pod.reason, duration(pod.age), pod.node, str(pod.restarts)]
         for pod in order[:MOST_PODS]
     ]
     print_table(["POD", "RANKS", "PHASE", "REASON", "AGE", "NODE", "RESTARTS"], rows)

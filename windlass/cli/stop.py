@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import click
 
-from windlass.cli.jobs import find, on_option, run_names
+from windlass.cli.jobs import find, on_option, quiet_option, run_names
 
 
 @click.command(short_help="Save a checkpoint and stop a run.")
 @click.argument("name", shell_complete=run_names)
 @click.option("--now", is_flag=True, help="Kill it; what is newer than the last checkpoint is lost.")
 @on_option
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def stop(name: str, now: bool, place: str | None, as_json: bool) -> None:
+def stop(name: str, now: bool, place: str | None, quiet: bool, as_json: bool) -> None:
     """Save a checkpoint and stop a run.
 
     Waits until it has stopped, at most checkpoint.grace_seconds. Stopping a run that has ended is no error.
@@ -21,13 +22,17 @@ def stop(name: str, now: bool, place: str | None, as_json: bool) -> None:
 
     target, job = find(name, place)
     before = target.status(job)
-    if not before.ended and not as_json:
+    if not before.ended and not as_json and not quiet:
         click.echo(f"stopping {job.name}" + ("" if now else ": the ranks save first"), err=True)
     after = target.stop(job, save_first=not now)
     if as_json:
         print_json({"name": job.name, "was": before.state, **after.as_dict()})
+    elif quiet:
+        return
     elif before.ended:
         click.echo(f"{job.name} has ended already: {after.state}")
+    elif after.state == "finished":
+        click.echo(f"{job.name} is finished: it came to its end first")
     else:
         where = f" at step {after.step}" if after.step else ""
         click.echo(f"{job.name} is {after.state}{where}; `windlass run` goes on from its last checkpoint")

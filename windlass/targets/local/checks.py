@@ -48,12 +48,12 @@ def extras_are_installed(run: Run) -> None:
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"training needs {' and '.join(missing)}, not installed here", fix="pip install windlass[train]"
+            f"training needs {' and '.join(missing)}, not installed here", fix="pip install 'windlass[train]'"
         )
     if run.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UserError(
             "train.tensorboard needs tensorboard, not installed here",
-            fix="pip install windlass[tensorboard]    or train.tensorboard=false",
+            fix="pip install 'windlass[tensorboard]'    or train.tensorboard=false",
         )
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 
@@ -49,6 +50,7 @@ class HostIdentity:
         return known and other.boot != self.boot and other.machine == self.machine and other.host == self.host
 
 
+@cache
 def this_host() -> HostIdentity:
     pids = None
     with contextlib.suppress(OSError):

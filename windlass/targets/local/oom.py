@@ -1,4 +1,4 @@
-"""Whether the kernel killed a process for memory: counters of control groups and of the machine, and the kernel's log."""
+"""Whether the kernel killed a process for memory: counters of control groups and of the machine, the kernel's log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class OomWatch:
         for group in self.groups:  # the innermost first
             if group_kills(group) > self._groups_before[group]:
                 limit = group_limit(group)
-                return f"the memory limit of its control group{f', {limit / GIB:.1f} GiB,' if limit else ''} was reached"
+                return (
+                    f"the memory limit of its control group{f', {limit / GIB:.1f} GiB,' if limit else ''} was reached"
+                )
         named = set(killed_by_kernel(kernel_log))
         if named & set(pids):
             return "the machine ran out of memory"

@@ -59,7 +59,7 @@ def ranks_of(launcher: int) -> dict[int, int]:
 
 
 def processes_by_folder() -> dict[str, list[int]]:
-    """Every living process that was started for a run folder, whoever its parent is by now; by the folder's real path."""
+    """Every living process that was started for a run folder, by the folder's real path, whoever its parent is now."""
     found: dict[str, list[int]] = {}
     for pid in all_pids():
         mark = environment(pid).get(FOLDER_VARIABLE) if pid != os.getpid() else None

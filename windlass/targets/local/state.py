@@ -142,7 +142,7 @@ def is_starting(folder: RunFolder) -> bool:
 def is_running(folder: RunFolder) -> bool:
     """Whether a supervisor or ranks of this run work, on this machine or on another one that shares its folder."""
     supervisor = supervisor_of(folder)
-    if supervisor is not None and (supervisor.alive or supervisor.works_elsewhere and not _has_ended(folder)):
+    if supervisor is not None and (supervisor.alive or (supervisor.works_elsewhere and not _has_ended(folder))):
         return True
     return bool(processes.processes_of(folder.path))
 
@@ -214,10 +214,10 @@ def _recorded_end(recent: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def _end(record: Record) -> dict[str, Any]:
-    state = record.get("state") if record.get("state") in ENDED else "failed"
+    state = words(record.get("state"))
     code = whole(record.get("code"))
     return {
-        "state": state,
+        "state": state if state in ENDED else "failed",
         "exit_code": int(ExitCode.FAILED) if code is None else code,
         "reason": words(record.get("reason")),
     }
@@ -313,5 +313,3 @@ def seconds_left(steps: Sequence[Record]) -> float | None:
     step_s = pace(steps, "step_s")
     last, step = (whole(steps[-1].get("steps")), whole(steps[-1].get("step"))) if steps else (None, None)
     return float(last - step) * step_s if step_s is not None and last is not None and step is not None else None
-
-

@@ -2,7 +2,7 @@
 
 `python -m windlass.targets.local.supervisor FOLDER LOCK_FD READY_FD`, started by the client with the folder's lock
 held. It says so in supervisor.json and in history.jsonl: launched, rank-died, restart, gave-up, stopped, exit. A stop
-comes as a signal, or as stop.json in the folder: before it has begun to listen, and from machines that share the folder.
+comes as a signal, or as stop.json in the folder: before it has begun to listen, and from machines that share it.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Supervisor:
         self._looked_at = float("-inf")
 
     def _record(self, event: str, **facts: Any) -> None:
-        """Append to history.jsonl; on a full disk records wait, since the ranks need a supervisor more than a record."""
+        """Append to history.jsonl; on a full disk records wait: the ranks need a supervisor more than a record."""
         self._unwritten.append({"time": round(time.time(), 3), "event": event, **facts})
         self._write_unwritten()
 
