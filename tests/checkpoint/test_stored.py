@@ -86,9 +86,10 @@ def test_which_run_a_name_stands_for(store: Store) -> None:
     assert current_id(store, "run") is None
     write_current_id(store, "run", "abc")
     assert current_id(store, "run") == "abc"
-    store.write("run/current", b"{}")
-    with pytest.raises(UserError, match="cannot be understood"):
-        current_id(store, "run")
+    for text in (b"{}", b"[]", b"7", b"", b'{"id": "../../home"}', b'{"id": 7}', b'{"id": ""}'):
+        store.write("run/current", text)
+        with pytest.raises(UserError, match="cannot be understood"):
+            current_id(store, "run")
 
 
 def test_ids_of_run_folders(tmp_path: Path) -> None:

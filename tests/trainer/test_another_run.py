@@ -22,9 +22,13 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"model__config": {"hidden_size": 32, "head_dim": 16}}, "hidden_size: 64 there, 32 here"),
     ({"model__preset": "mistral-tiny"}, "is of another model"),
+    ({"model__config": {**SHAPE, "rms_norm_eps": 0.1, "num_attention_heads": 8, "head_dim": 8, "num_key_value_heads": 4,
+                        "hidden_act": "relu", "rope_theta": 77.0}},
+     "head_dim: 16 there, 8 here"),
     ({"train__seed": 1}, "seed: 0 there, 1 here"),
     ({"train__global_batch": 6}, "global_batch: 8 there, 6 here"),
     ({"data__sequence_length": 16}, "sequence_length: 32 there, 16 here"),
@@ -42,6 +46,9 @@ def test_a_difference_is_named(
     assert other.codes == [2, 2], other.output
     assert other.output.count("error: the checkpoint ") == 1
     assert named in other.output
+    if "hidden_act" in changes.get("model__config", {}):  # the shapes are the same: only the settings tell
+        for key in changes["model__config"].keys() - SHAPE.keys():
+            assert f"{key}: " in other.output
     assert [one.step for one in CheckpointFolder(other.folder.checkpoints).complete()] == [2]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result, train
-from windlass.checkpoint import CheckpointFolder
+from windlass.checkpoint import CheckpointFolder, hash_file
 
 pytestmark = pytest.mark.train
 
@@ -32,6 +35,23 @@ def empty(path: Path) -> None:
 
 def remove(path: Path) -> None:
     path.unlink()
+
+
+def plant_code(path: Path) -> None:
+    """DCP's description of the tensors replaced by a call, and the manifest made to agree."""
+    folder = path.parent
+    path.write_bytes(pickle.dumps(Payload(f"touch {folder.parents[3] / 'ran'}")))
+    checkpoint = CheckpointFolder(folder.parent).at(int(folder.name.removeprefix("step-")))
+    manifest = checkpoint.manifest()
+    checkpoint.publish(dataclasses.replace(manifest, files={**manifest.files, path.name: hash_file(path)}))
+
+
+class Payload:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (self.command,)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +79,7 @@ DAMAGES = [
     ("__1_0.distcp", remove),
     (".metadata", truncate),
     (".metadata", flip_a_bit),
+    (".metadata", plant_code),
     ("manifest.json", truncate),
     ("manifest.json", flip_a_bit),
     ("manifest.json", empty),
@@ -80,6 +101,7 @@ def test_the_one_before_is_used(
     assert (event["checkpoint"], event["file"]) == ("step-00000006", file)
     assert event["reason"]
     assert f"step-00000006 is damaged and passed over: {file}: " in resumed.output
+    assert not (copy / "ran").exists()
     assert resumed.events("resumed")[0]["step"] == 3
     assert resumed.losses == undisturbed(run).losses
     whole = CheckpointFolder(resumed.folder.checkpoints)
@@ -101,6 +123,18 @@ def test_all_damaged(copy: Path, run: dict[str, Any]) -> None:
         ("step-00000003", "__0_0.distcp"),
         ("step-00000006", "manifest.json"),
     }
+
+
+def test_all_gone(copy: Path, run: dict[str, Any]) -> None:
+    """The history tells of saves, and there is none: nothing is trained again from step 0 unless somebody says so."""
+    before = (copy / "runs/run/metrics.jsonl").read_bytes()
+    shutil.rmtree(copy / "runs/run/checkpoints")
+    refused = train(copy, run, ranks=2, attempt=2)
+    assert refused.codes == [2, 2], refused.output
+    assert refused.output.count("error: the checkpoints of run are gone") == 1
+    assert "saves up to step 6" in refused.output
+    assert "begin again with --fresh" in refused.output
+    assert (copy / "runs/run/metrics.jsonl").read_bytes() == before
 
 
 def test_retention_never_counts_a_damaged_one(copy: Path, run: dict[str, Any]) -> None:

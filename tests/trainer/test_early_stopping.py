@@ -11,13 +11,13 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.trainer.conftest import tiny_run
-from tests.trainer.harness import Result, resume, train
+from tests.trainer.harness import Result, resume, start, train
 from tests.trainer.states import weights_of
 from tests.trainer.test_bad_input import assert_refused
 from windlass.checkpoint import CheckpointFolder
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
-from windlass.trainer.judging import Judge
+from windlass.trainer.judging import Judge, best_step
 
 pytestmark = pytest.mark.train
 
@@ -99,9 +99,20 @@ def test_a_stopped_run_stays_stopped(stopped: Result, little: Path) -> None:
     assert max(again.losses) == max(before)
 
 
-@pytest.mark.parametrize("kill", ["kill:rank=1,step=12", "kill:rank=0,step=10,point=validation.batch"])
-def test_a_kill_changes_neither_end_nor_best(kill: str, stopped: Result, little: Path, tmp_path: Path) -> None:
-    run = stopping_run(little, checkpoint__background=False, checkpoint__every=4)
+@pytest.mark.parametrize(
+    ("kill", "every"),
+    [
+        ("kill:rank=1,step=12", 4),
+        ("kill:rank=0,step=10,point=validation.batch", 4),
+        ("kill:rank=1,step={after_best}", 5),  # resumes from a step whose validation is in the metrics: it counts once
+    ],
+)
+def test_a_kill_changes_neither_end_nor_best(
+    kill: str, every: int, stopped: Result, little: Path, tmp_path: Path
+) -> None:
+    run = stopping_run(little, checkpoint__background=False, checkpoint__every=every)
+    seen = losses(stopped)
+    kill = kill.format(after_best=min(seen, key=lambda step: seen[step]) + 5 + 2)
     train(tmp_path, run, ranks=2, faults=kill)
     result = resume(tmp_path, run, ranks=2)
     assert losses(result) == losses(stopped)
@@ -118,10 +129,30 @@ def test_accuracy_is_the_same_with_the_fused_head_and_on_any_ranks(little: Path,
     assert seen[0] == seen[1] == seen[2]
 
 
+def test_a_new_machine_knows_the_best_and_how_long_ago_it_was(stopped: Result, little: Path, tmp_path: Path) -> None:
+    """Killed after the best; the run folder is lost with its metrics, the store has the best and the newest."""
+    seen = losses(stopped)
+    best = min(seen, key=lambda step: seen[step])
+    run = stopping_run(little, checkpoint__background=False, checkpoint__every=5, checkpoint__store=str(tmp_path / "s"))
+    job = start(tmp_path / "old", run, ranks=2, faults=f"sleep:step={best + 5 + 2},seconds=100")
+    job.wait_for(lambda: best + 5 in {one["step"] for one in Result(job.folder, [], "").events("uploaded")})
+    for process in job.processes:
+        process.kill()
+    job.result()
+    resumed = resume(tmp_path / "new", run, ranks=2)
+    assert resumed.events("resumed")[0]["step"] == best + 5
+    assert [one["step"] for one in resumed.events("finished")] == [one["step"] for one in stopped.events("finished")][
+        :1
+    ]
+    (run_id,) = [one for one in (tmp_path / "s/run").iterdir() if one.is_dir()]
+    assert [one.step for one in CheckpointFolder(run_id).complete()] == [best, max(seen)]
+    assert best_step(resumed.folder) == best
+
+
 class Alone:
     is_first = True
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: Any, *, patient: bool = False) -> Any:
         return value
 
 
@@ -146,6 +177,39 @@ def test_what_was_validated_before_a_resume_counts(tmp_path: Path) -> None:
     )
     assert (judge(folder, patience=2).enough, judge(folder, step=15, patience=2).enough) == (True, False)
     assert judge(folder, step=9, patience=2).best_step == 5
+
+
+def test_a_repeated_validation_counts_once(tmp_path: Path) -> None:
+    one = judge(RunFolder(tmp_path), patience=2)
+    assert [one.hear(step, loss) for step, loss in [(5, 3.0), (10, 3.5), (10, 3.5), (10, 2.0), (5, 1.0)]] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert (one.without_best, one.enough, one.best_step) == (1, False, 5)
+
+
+def test_what_a_manifest_says_is_where_a_judge_goes_on(tmp_path: Path) -> None:
+    """On a machine without metrics, and on one whose metrics have more than the manifest."""
+    one = judge(RunFolder(tmp_path), patience=3)
+    assert one.as_dict() is None
+    for step, loss in [(5, 3.0), (10, 2.0), (15, 2.5)]:
+        one.hear(step, loss)
+    known = one.as_dict()
+    assert known == {"best_step": 10, "best_loss": 2.0, "without_best": 1, "last_step": 15}
+    train_section = {"validate_every": 1, "early_stopping": {"patience": 3}}
+    run = parse_run({"model": {"preset": "llama-tiny"}, "data": {}, "train": train_section})
+    other = Judge(run, RunFolder(tmp_path / "none"), Alone(), step=15, earlier=known)  # type: ignore[arg-type]
+    assert other.as_dict() == known
+    folder = RunFolder(tmp_path)
+    records = [(5, 3.0), (10, 2.0), (15, 2.5), (20, 2.6), (25, 1.0)]
+    folder.metrics.write_text(
+        "".join(json.dumps({"kind": "validation", "step": step, "loss": loss}) + "\n" for step, loss in records)
+    )
+    other = Judge(run, folder, Alone(), step=20, earlier=known)  # type: ignore[arg-type]
+    assert (other.without_best, other.last_step, other.best_step) == (2, 20, 10)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +84,29 @@ def test_a_folder_goes_in_and_comes_out_the_same(kind: str, corpus: Path, tmp_pa
     assert set(before) == set(after)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits_of(original))
+    if kind == "tied":
+        the_folder_was_changed(tmp_path)
+
+
+def the_folder_was_changed(root: Path) -> None:
+    """Another configuration around the same shapes is another model: not exported with the trained weights."""
+    file = root / "model/config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "hidden_act": "relu", "rms_norm_eps": 0.5, "eos_token_id": 7}))
+    refused = windlass_ckpt(root, "export", "run", "--to", str(root / "other"))
+    assert isinstance(refused.exception, UserError)
+    assert "is of another model" in str(refused.exception)
+    assert "hidden_act: 'silu' there, 'relu' here" in str(refused.exception)
+    assert "rms_norm_eps" in str(refused.exception)
+    assert "eos_token_id" not in str(refused.exception), "it says where generated text ends, not what the model is"
+    assert not (root / "other").exists()
 
 
 def test_the_exported_folder_trains_on(corpus: Path, tmp_path: Path) -> None:
     """Out of one run and into another: the weights, and the tokenizer in the folder."""
-    first = train(tmp_path / "first", preset_run(corpus, "mixtral-tiny", checkpoint__export=True), ranks=2)
+    run = preset_run(corpus, "mixtral-tiny", checkpoint__export=True, checkpoint__export_dtype="bfloat16")
+    first = train(tmp_path / "first", run, ranks=2)
+    assert {one.dtype for one in load_file(first.folder.export / "model.safetensors").values()} == {torch.bfloat16}
     run = tiny_run(corpus, model={"path": str(first.folder.export), "init": "pretrained"})
     second = train(tmp_path / "second", run, ranks=2)
     assert second.codes == [0, 0], second.output
@@ -187,3 +207,33 @@ def test_verify_names_what_is_damaged(finished: Path, tmp_path: Path) -> None:
     assert isinstance(refused.exception, UserError)
     assert "__1_0.distcp" in str(refused.exception)
     assert not (root / "runs/run/export").exists()
+
+
+def test_export_while_a_run_saves(finished: Path, tmp_path: Path) -> None:
+    """A run that saves every moment and keeps one: every export succeeds, each of a step that was there."""
+    root = Path(shutil.copytree(finished, tmp_path / "copy"))
+    checkpoints = CheckpointFolder(root / "runs/run/checkpoints")
+    checkpoints.at(2).delete()
+    ended, saved = threading.Event(), [4]
+
+    def save_on() -> None:
+        while not ended.is_set():
+            here, after = checkpoints.at(saved[-1]), checkpoints.at(saved[-1] + 1)
+            manifest = here.manifest()
+            shutil.copytree(here.path, after.path, ignore=shutil.ignore_patterns("manifest.json"))
+            after.publish(dataclasses.replace(manifest, step=after.step))
+            saved.append(after.step)
+            here.delete()
+
+    run = threading.Thread(target=save_on)
+    run.start()
+    try:
+        for number in range(4):
+            done = windlass_ckpt(root, "export", "run", "--to", str(tmp_path / f"out-{number}"), "--json")
+            assert done.exit_code == 0, done.exception
+            assert json.loads(done.output)["step"] in saved
+    finally:
+        ended.set()
+        run.join()
+    assert len(saved) > 10
+    assert [one.name for one in checkpoints.path.iterdir() if one.name.startswith(".pinned")] == []

@@ -198,3 +198,22 @@ def test_leftovers_of_other_days_are_cleared(s3: FaultyS3, corpus: Path, tmp_pat
     cluster.resume(most=1)
     assert stored.store.unfinished() == []
     assert_whole(s3, [4, 8, 12], tmp_path)
+
+
+def test_a_restore_may_take_long_and_goes_on_where_it_was_cut_off(corpus: Path, tmp_path: Path) -> None:
+    """Longer than `parallel.timeout_minutes`, which is there to find hangs; killed, it keeps the files it has."""
+    run = stored_run(corpus, store=str(tmp_path / "store"), background=False)
+    old = Cluster(tmp_path / "old", run)
+    assert old.train(overrides=["train.steps=8"]).codes == [0, 0]
+    new = Cluster(tmp_path / "new", run)
+    killed = new.train(faults="kill:rank=1,point=restore.file")
+    assert killed.codes[1] == -signal.SIGKILL, killed.output
+    (kept,) = (new.folder.checkpoints / ".incoming-step-00000008").glob("__*.distcp")
+    (in_store,) = (tmp_path / "store").rglob(f"step-00000008/{kept.name}")
+    in_store.unlink()  # whoever asks for it again fails
+    limit = ["parallel.timeout_minutes=0.2"]
+    resumed = new.train(faults="sleep:rank=0,point=restore.file,seconds=15", overrides=limit, attempt=2)
+    assert resumed.codes == [0, 0], resumed.output
+    assert resumed_from(new) == (8, "store")
+    assert sorted(resumed.losses) == [9, 10, 11, 12]
+    assert list(CheckpointFolder(new.folder.checkpoints).at(8).damages()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from windlass.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, da
 from windlass.errors import UserError
 from windlass.store import Entry, Store
 
+RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 CURRENT = "current"  # beside the ids: which of them the name stands for now
 DAY_S = 86400.0
 
@@ -20,8 +22,10 @@ DAY_S = 86400.0
 def current_id(store: Store, name: str) -> str | None:
     """The id of the newest run of this name that the store knows."""
     try:
-        body = json.loads(store.read(f"{name}/{CURRENT}"))
-        return str(body["id"])
+        run_id = json.loads(store.read(f"{name}/{CURRENT}"))["id"]
+        if not isinstance(run_id, str) or not RUN_ID.fullmatch(run_id):
+            raise ValueError(f"{str(run_id)[:80]!r} is not the id of a run")  # it becomes part of paths here
+        return run_id
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

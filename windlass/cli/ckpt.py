@@ -158,9 +158,7 @@ def prune(
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    help="Type of the written weights; float32 keeps the master weights exactly.",
+    help="Type of the written weights; float32 keeps the master weights exactly. Default: checkpoint.export_dtype.",
 )
 @click.option("--best", is_flag=True, help="The checkpoint with the best validation loss instead of the newest.")
 @click.option("--merge", is_flag=True, help="Of a LoRA run: write the whole model with the adapter merged into it.")
@@ -170,7 +168,7 @@ def export(
     name: str,
     step: int | None,
     destination: Path | None,
-    dtype: str,
+    dtype: str | None,
     best: bool,
     merge: bool,
     force: bool,
@@ -194,10 +192,10 @@ def export(
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     if as_json:
         click.echo(
-            json.dumps({"path": str(target), "step": done.step, "kind": done.kind, "dtype": dtype, "bytes": size})
+            json.dumps({"path": str(target), "step": done.step, "kind": done.kind, "dtype": done.dtype, "bytes": size})
         )
     else:
-        click.echo(f"step {done.step} → {target} ({done.kind}, {size / 2**20:.1f} MiB, {dtype})")
+        click.echo(f"step {done.step} → {target} ({done.kind}, {size / 2**20:.1f} MiB, {done.dtype})")
 
 
 def _duration(seconds: float) -> str:

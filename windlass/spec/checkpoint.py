@@ -57,6 +57,9 @@ class CheckpointSection(Section):
     """Write `export/`, a Hugging Face folder, when the run is finished: the model, or the adapter of a LoRA run;
     `merged`: the whole model with the adapter merged into it."""
 
+    export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the weights in `export/`; float32 keeps the master weights exactly."""
+
     @model_validator(mode="after")
     def export_needs_the_end(self) -> Self:
         if self.export and not self.at_end:

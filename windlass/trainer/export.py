@@ -42,14 +42,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Exported:
     step: int
     kind: str  # "model" or "adapter"
+    dtype: str
 
 
 def export_checkpoint(
-    folder: RunFolder, destination: Path, *, step: int | None = None, dtype: str = "float32", merge: bool = False
+    folder: RunFolder, destination: Path, *, step: int | None = None, dtype: str | None = None, merge: bool = False
 ) -> Exported:
     """Write a complete checkpoint with its tokenizer; of a LoRA run the adapter, or with `merge` the whole model.
 
-    One process is enough.
+    One process is enough. The default of `dtype` is the run's `checkpoint.export_dtype`.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -58,6 +59,7 @@ def export_checkpoint(
     if merge and run.model.lora is None:
         raise UserError(f"the run {folder.name} has no adapter to merge: it trains the whole model", fix="drop --merge")
     with reading(folder, step) as checkpoint:
+        dtype = dtype or run.checkpoint.export_dtype
         return _export(folder, run, checkpoint, destination, dtype=dtype, merge=merge)
 
 
@@ -120,7 +122,7 @@ def _export(
     kind = "adapter" if adapter_only else "model"
     folder.record("exported", path=str(destination), step=checkpoint.step, dtype=dtype, kind=kind)
     log.info("exported the %s of step %d to %s", kind, checkpoint.step, destination)
-    return Exported(checkpoint.step, kind)
+    return Exported(checkpoint.step, kind, dtype)
 
 
 def read_trained(checkpoint: Checkpoint, reference: nn.Module) -> dict[str, torch.Tensor]:

@@ -75,13 +75,14 @@ class Uploads:
         """
         seconds = None
         if deadline is not None:
-            seconds = max(0.0, min(self.ranks.gather(deadline - time.monotonic())))
+            seconds = max(0.0, min(self.ranks.gather(deadline - time.monotonic(), patient=True)))
         done, waiting = wait(self._rounds, timeout=seconds)
         for one in done:
             one.result()
-        unfinished = any(self.ranks.gather(bool(waiting)))
+        unfinished = any(self.ranks.gather(bool(waiting), patient=True))
         newest = [one.step for one in self.local.complete()][-1:] if unfinished else []
-        missing: list[int] = self.ranks.broadcast(sorted({*self._missing, *(newest if not self._missing else ())}))
+        here_alone = sorted({*self._missing, *(newest if not self._missing else ())})
+        missing: list[int] = self.ranks.broadcast(here_alone, patient=True)
         return missing
 
     def _round(self, number: int) -> None:

@@ -1,0 +1,75 @@
+"""A save is written from a copy of the state, whoever waits for it: what training does meanwhile is not in the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.harness import context
+from tests.trainer.states import state_of
+from windlass.checkpoint import CheckpointFolder
+from windlass.runfolder import RunFolder
+
+pytestmark = pytest.mark.train
+
+SLOW_S = 1.5  # what the writer sleeps before it writes
+
+
+def save_and_change(root: str, mode: str) -> None:
+    """In a process of its own: save a tensor of ones, and while the writer sleeps make it a tensor of twos."""
+    from windlass.plan import resolve
+    from windlass.spec import parse_run
+    from windlass.trainer.faults import Faults
+    from windlass.trainer.ranks import join_ranks
+    from windlass.trainer.saving import Checkpointer, Progress
+
+    os.environ["WINDLASS_RUNS"] = root
+    os.environ.pop("MASTER_ADDR", None)
+    run = parse_run(
+        {
+            "name": "run",
+            "model": {"preset": "llama3.2-tiny"},
+            "data": {"source": "corpus:austen"},
+            "checkpoint": {"background": mode != "waits for every save"},
+            "resources": {"gpus_per_node": 0},
+        }
+    )
+    ranks = join_ranks(resolve(run))
+    folder = RunFolder.of(run)
+    folder.logs.mkdir(parents=True)
+    faults = Faults(0, folder.logs, f"sleep:point=save.staged,seconds={SLOW_S}")
+    checkpointer = Checkpointer(run, folder, ranks, faults, model={"fingerprint": "f"}, order={})
+    live = {"model.a": torch.ones(1000), "step": torch.tensor(1.0)}
+    changer = threading.Timer(SLOW_S / 3, lambda: [one.fill_(2.0) for one in live.values()])
+    changer.start()
+    stalls = [checkpointer.save(Progress(500, 10, None), live, wait=mode == "must succeed", shared=True)]
+    if mode == "in the background":
+        stalls.append(checkpointer.save(Progress(500, 10, None), live, wait=False, shared=True))
+    changer.join()
+    checkpointer.finish()
+    (Path(root) / "stalls.json").write_text(json.dumps(stalls))
+    os._exit(0)
+
+
+@pytest.mark.parametrize("mode", ["must succeed", "waits for every save", "in the background"])
+def test_what_is_saved_is_what_was_there(mode: str, tmp_path: Path) -> None:
+    process: Any = context.Process(target=save_and_change, args=(str(tmp_path), mode))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    checkpoint = CheckpointFolder(tmp_path / "run/checkpoints").at(500)
+    assert list(checkpoint.damages()) == []
+    saved = state_of(checkpoint.path)
+    assert torch.equal(saved["model.a"], torch.ones(1000))
+    assert saved["step"].item() == 1.0
+    stalls = json.loads((tmp_path / "stalls.json").read_text())
+    if mode == "in the background":
+        assert max(stalls) < SLOW_S, "a second save of a step that is being written does not wait for it"
+    else:
+        assert stalls[0] >= SLOW_S
