@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from tests.data.conftest import run_on, texts
 from windlass.data import Sequence, Sequences, open_sequences
 from windlass.data.hub import HubFiles
 from windlass.data.sources import hub_source
 from windlass.data.stream import Stream
-from windlass.data.tokenizer import Tokenizer
+from windlass.data.tokenizer import Tokenizer, load_tokenizer
 from windlass.errors import UserError
 
 GLOBAL_BATCH = 6
@@ -144,37 +150,155 @@ def test_restores_in_a_row_on_other_worlds(tiny: Tokenizer, worlds: tuple[int, .
         state = readers.state
 
 
+class SharedReaders(Readers):
+    """Ranks that read at the same time, each its own lanes, and agree on files as ranks of a trainer do."""
+
+    def __init__(self, open_one: Callable[[], Stream], world: int) -> None:
+        super().__init__(open_one, world)
+        self.barrier = threading.Barrier(world)
+        self.asked: list[list[int]] = [[] for _ in range(world)]
+        self.handed: list[int] = []  # the lanes that were handed a file, in the order of the file list
+        for rank, reader in enumerate(self.readers):
+            assert isinstance(reader, Stream)
+            reader.share(functools.partial(self.exchange, rank))
+
+    def exchange(self, rank: int, lanes: Collection[int], num_lanes: int) -> list[int]:
+        self.asked[rank] = list(lanes)
+        self.barrier.wait(10)
+        union = sorted({lane for asked in self.asked for lane in asked})
+        if rank == 0:
+            self.handed += union
+        self.barrier.wait(10)
+        return union
+
+    def step(self, step: int) -> list[Any]:
+        def read(rank: int) -> Any:
+            return self.readers[rank].batch(step, GLOBAL_BATCH, list(range(rank, GLOBAL_BATCH, self.world)))
+
+        with ThreadPoolExecutor(self.world) as threads:
+            batches = list(threads.map(read, range(self.world)))
+        found = {
+            position: plain(sequence)
+            for rank, batch in enumerate(batches)
+            for position, sequence in zip(range(rank, GLOBAL_BATCH, self.world), batch.sequences, strict=True)
+        }
+        self.state = {"lanes": {lane: place for batch in batches for lane, place in batch.state["lanes"].items()}}
+        return [found[position] for position in sorted(found)]
+
+
+SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=SIZES, worlds=st.lists(st.integers(1, GLOBAL_BATCH), min_size=1, max_size=4), shuffled=st.booleans())
+@example(sizes=[7, 10, 13, 16, 19], worlds=[1], shuffled=True)
+@example(sizes=[7, 10, 13, 16, 19], worlds=[3, 1, 2, 6], shuffled=True)
+@example(sizes=[30, 1, 1, 1], worlds=[4, 2], shuffled=False)
+@example(sizes=[0, 0, 3, 0], worlds=[2, 3], shuffled=True)
+def test_every_document_is_read_once_in_every_epoch(sizes: list[int], worlds: list[int], shuffled: bool) -> None:
+    """Over lanes, ranks, restores and epochs: the lanes' tokens are the documents of the files they were handed."""
+    tiny = load_tokenizer("tiny")
+    files = Texts(*[texts(size, number, longest=12) for number, size in enumerate(sizes)])
+    seed = 3 if shuffled else None
+    stream = stream_over(files, tiny, seed)
+    tokens: dict[str, list[int]] = defaultdict(list)
+    total = sum(len(ids) for file in files.files for ids in tiny.encode_documents(file))
+    state: dict[str, Any] = {"lanes": {}}
+    owners: list[str] = []  # the lane of every entry of the file list
+    step = 0
+    while len(owners) < 3 * len(sizes):
+        readers = SharedReaders(lambda: stream_over(files, tiny, seed), worlds[step % len(worlds)])
+        readers.restore(step, state)
+        for _ in range(1 + total // (4 * GLOBAL_BATCH * 16)):
+            for name, window, _starts in readers.step(step):
+                tokens[name.split(":")[1]] += window[:-1]
+            step += 1
+        owners += map(str, readers.handed)
+        state = json.loads(json.dumps(readers.state))
+        assert {place[3] for place in state["lanes"].values()} == {len(owners)}
+    for lane, read in tokens.items():
+        expected = [
+            token
+            for entry in (entry for entry, owner in enumerate(owners) if owner == lane)
+            for ids in tiny.encode_documents([text for text in files.files[stream.file_of(entry)] if text])
+            for token in ids
+        ]
+        assert read == expected[: len(read)]
+    for epoch in range(3):
+        one = [stream.file_of(epoch * len(sizes) + place) for place in range(len(sizes))]
+        assert sorted(one) == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5])
+def test_no_document_is_left_behind(tiny: Tokenizer, lanes: int) -> None:
+    """As seen from outside: how often every document was read, of files of different sizes, step by step."""
+    sizes = (7, 10, 13, 16, 19)
+    files = Texts(*[texts(size, number, longest=12) for number, size in enumerate(sizes)])
+    stream = stream_over(files, tiny, seed=3)
+    read: dict[str, list[int]] = defaultdict(list)
+    encoded = {tuple(tiny.encode_documents([text])[0]): text for file in files.files for text in file}
+    for step in range(400 // lanes):
+        for sequence in stream.batch(step, lanes, list(range(lanes))).sequences:
+            read[sequence.id.split(":")[1]] += sequence.tokens.tolist()[:-1]
+    times = Counter[str]()
+    for tokens in read.values():
+        begin = 0
+        for place, token in enumerate(tokens, start=1):
+            if token == tiny.eos_id:
+                times[encoded[tuple(tokens[begin:place])]] += 1
+                begin = place
+    counts = [times[text] for file in files.files for text in file]
+    assert min(counts) >= 2
+    assert max(counts) - min(counts) <= 1 + (lanes > 1)  # a file that is being read, and one that waits for its turn
+
+
 def test_epochs_go_round_with_all_files_in_each(tiny: Tokenizer) -> None:
     files = Texts(*[texts(3, i) for i in range(5)])
     stream = stream_over(files, tiny)
-    stream.batch(0, GLOBAL_BATCH, [0])
-    dealt = [[stream.files_of(lane, epoch) for lane in range(stream.num_lanes)] for epoch in range(4)]
-    assert all(sorted(file for lane in epoch for file in lane) == list(range(5)) for epoch in dealt)
+    dealt = [[stream.file_of(5 * epoch + place) for place in range(5)] for epoch in range(4)]
+    assert all(sorted(epoch) == list(range(5)) for epoch in dealt)
     assert len({str(epoch) for epoch in dealt}) > 1
-    epochs = [stream.batch(step, GLOBAL_BATCH, list(range(GLOBAL_BATCH))).epoch for step in range(1, 40)]
+    epochs = [stream.batch(step, GLOBAL_BATCH, list(range(GLOBAL_BATCH))).epoch for step in range(40)]
     assert epochs == sorted(epochs)
     assert epochs[-1] >= 1
 
 
 def test_a_reader_opens_only_its_lanes_and_skips_only_in_the_current_file(tiny: Tokenizer) -> None:
     files = Texts(*[texts(6, i) for i in range(6)])
-    stream_over(files, tiny, seed=None).batch(0, 3, [1])
-    assert {file for file, _ in files.opened} <= {1, 4}
-    files.opened.clear()
+    stream = stream_over(files, tiny, seed=None)
+    stream.share(lambda lanes, num_lanes: list(range(num_lanes)) if lanes else [])  # all come to their ends together
+    stream.batch(0, 3, [1])
+    assert {file for file, _ in files.opened} == {1}
     expected, states = [], []
     stream = stream_over(files, tiny, seed=None)
     for step in range(40):
         batch = stream.batch(step, 3, [0, 1, 2])
         expected.append([plain(one) for one in batch.sequences])
         states.append(batch.state)
-    later = next(
-        i for i, state in enumerate(states) if state and state["lanes"]["1"][3:5] == [0, 1]
+    later, entry = next(
+        (i, state["lanes"]["1"][6][0]) for i, state in enumerate(states) if state and state["lanes"]["1"][6][0] > 2
     )  # in its second file
     files.opened.clear()
     resumed = stream_over(files, tiny, seed=None)
+    resumed.share(lambda lanes, num_lanes: [])
     resumed.restore(later + 1, states[later])
     assert [plain(one) for one in resumed.batch(later + 1, 3, [1]).sequences] == [expected[later + 1][1]]
-    assert files.opened[0][0] == 4  # the first file of the lane is done: it is not opened
+    assert {file for file, _ in files.opened} == {entry}  # the first file of the lane is done: it is not opened
+
+
+def test_places_of_an_earlier_version_are_gone_on_from(tiny: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    files = Texts(*[texts(9, i) for i in range(5)])
+    stream = stream_over(files, tiny)
+    # [lanes, files, windows, epoch, which of the lane's files, document, token]
+    stream.restore(4, {"lanes": {str(lane): [3, 5, 4, 0, lane % 2, 2, 1] for lane in range(3)}})
+    first = stream.batch(4, 3, [0, 1, 2])
+    assert "of an earlier version" in caplog.text
+    for lane, sequence in enumerate(first.sequences):
+        file = stream.file_of(lane + 3 * (lane % 2))
+        (tokens,) = tiny.encode_documents([texts(9, file)[2]])
+        assert sequence.tokens.tolist()[: len(tokens) - 1] == tokens[1:][:17]
+    assert first.state
+    assert {state[3] for state in first.state["lanes"].values()} == {5}
 
 
 def test_state_is_small(tiny: Tokenizer) -> None:
@@ -204,16 +328,16 @@ def test_another_global_batch_or_dataset_is_refused(tiny: Tokenizer) -> None:
         other.batch(3, GLOBAL_BATCH, [0])
 
 
-def test_a_lane_of_empty_files_is_an_error(tiny: Tokenizer) -> None:
-    stream = stream_over(Texts(["text"], ["", ""], ["text"], []), tiny, seed=None)
-    with pytest.raises(UserError, match="lane 1 of texts"):
-        stream.batch(0, 2, [0, 1])
-
-
-def test_shuffling_carries_a_lane_over_empty_files(tiny: Tokenizer) -> None:
-    stream = stream_over(Texts(texts(9, 0), [], texts(9, 1), []), tiny)
+@pytest.mark.parametrize("seed", [None, 0])
+def test_lanes_are_carried_over_empty_files(tiny: Tokenizer, seed: int | None) -> None:
+    stream = stream_over(Texts(texts(9, 0), [], texts(9, 1), ["", ""]), tiny, seed)
     for step in range(20):
         assert len(stream.batch(step, 2, [0, 1]).sequences) == 2
+
+
+def test_nothing_but_empty_files_is_an_error(tiny: Tokenizer) -> None:
+    with pytest.raises(UserError, match="holds no documents"):
+        stream_over(Texts([""], [], ["", ""]), tiny).batch(0, 2, [0, 1])
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -10,7 +10,7 @@ import numpy as np
 
 from windlass.data.sequences import Batch, Sequence
 from windlass.data.shares import Shares
-from windlass.data.stream import Stream
+from windlass.data.stream import Exchange, Stream
 from windlass.data.windows import Lookahead, Windows
 from windlass.spec.data import DataSection
 
@@ -144,6 +144,12 @@ class Mixture:
         for number, part in enumerate(self.parts):
             lanes = (state or {}).get(f"lanes of source {number}")
             part.restore(step, {"lanes": lanes} if lanes else None)
+
+    def share(self, exchange: Exchange) -> None:
+        """Read only what this reader's positions need of the streams among the sources."""
+        for part in self.parts:
+            if isinstance(part, Stream):
+                part.share(exchange)
 
     def counts(self, num_sequences: int) -> list[int]:
         """How many of the first so many sequences come from each source."""

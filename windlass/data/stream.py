@@ -1,25 +1,38 @@
 """Sequences out of a stream, the same on any number of readers, with a position of their own that survives any resume.
 
-The dataset's files are dealt to lanes; position p of a global batch is the next window of lane p % lanes. A reader
-opens the lanes of its positions and takes each of them through the whole step: a lane's position after a step does not
-depend on who reads it, so lanes can be handed to other readers on a resume. Where the number of files is no multiple
-of the lanes, some lanes have more files and take longer to begin their next epoch.
+One endless list holds the dataset's files, epoch after epoch, each epoch in an order of its own. Position p of a global
+batch is the next window of lane p % lanes; a lane that has read its file to the end is handed the next one of the list.
+So every document is read exactly once in each epoch, whatever the lanes and the sizes of files, and no file is begun
+again before all have been begun.
+
+Which lane is handed which file depends on when the others come to an end. Readers that share a stream therefore tell
+each other after every step which of their lanes need a file (`exchange`). A reader that has nobody to ask reads all
+lanes itself: the same result, at the price of reading what others read too.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, Protocol
 
 from windlass.data.hub import DocumentFiles, HubFiles, empty_source
-from windlass.data.lane import Lane, Place
+from windlass.data.lane import START, Lane, LanePosition
 from windlass.data.order import Permutation
 from windlass.data.sequences import Batch, Sequence
 from windlass.data.sources import HubSource
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
 
+log = logging.getLogger(__name__)
+
+# The lanes of all readers that need a file, from those of this one and the number of lanes. Collective: every reader
+# calls it equally often.
+Exchange = Callable[[Collection[int], int], list[int]]
 READING_THREADS = 8  # lanes wait for the network, not for each other
+EMPTY_ROUNDS = 1000  # files in a row that a lane may be handed without a text in them, beyond their number
 
 
 def open_stream(source: HubSource, tokenizer: Tokenizer, *, sequence_length: int, seed: int, shuffle: bool) -> Stream:
@@ -67,118 +80,158 @@ class Stream:
         self.tokenizer = tokenizer.name, tokenizer.fingerprint
         count = "1 file" if files.num_files == 1 else f"{files.num_files:,} files"
         self.description = f"{files.name}, {count}, sequences of {sequence_length:,}"
-        self._files = files
+        self.files = files
         self._tokenizer = tokenizer
         self._length = sequence_length
         self._seed = seed
+        self._exchange: Exchange | None = None
         self._global_batch = 0
         self._lanes: dict[int, Lane] = {}
-        self._saved: dict[str, list[int]] | None = None
+        self._is_open = False  # a reader may have no lane of its own
+        self._next_step = 0  # that the open lanes are at
+        self._next_entry = 0  # of the file list, to be handed out
+        self._saved: tuple[int, dict[str, list[Any]]] | None = None  # (step, lanes)
         self._dealing: Dealing = EveryPosition()
-        self._counted: dict[int, tuple[int, int]] = {}  # lane: (step, windows before it)
 
     def deal(self, dealing: Dealing) -> None:
         """Fill only some of the positions."""
         self._dealing = dealing
 
+    def share(self, exchange: Exchange) -> None:
+        """Read only the lanes of this reader's positions, and agree with other readers on who is handed which file."""
+        self._exchange = exchange
+        self._is_open = False
+
     def restore(self, step: int, state: dict[str, Any] | None) -> None:
         """Lanes open at their saved places when they are next asked for; without any, they are read up to the step."""
-        self._lanes.clear()
-        self._saved = dict(state["lanes"]) if state and step else None
+        self._is_open = False
+        self._saved = (step, dict(state["lanes"])) if state and step else None
 
     def batch(self, step: int, global_batch: int, positions: list[int]) -> Batch:
         if global_batch != self._global_batch:
-            self._lanes.clear()
-            self._counted.clear()
+            self._is_open = False
             self._global_batch = global_batch
-        num_lanes = self.num_lanes
-        needed = sorted({position % num_lanes for position in positions})
-        with ThreadPoolExecutor(min(READING_THREADS, max(1, len(needed))), "windlass-lane") as threads:
-            read = threads.map(lambda lane: self._windows(lane, step), needed)
-            windows = {position: window for lane in read for position, window in lane.items()}
-        held = [self._lanes[lane] for lane in needed]
+        needed = {position % self.num_lanes for position in positions}
+        if not self._is_open or step < self._next_step or not needed <= self._lanes.keys():
+            self._open_lanes(sorted(needed) if self._exchange else range(self.num_lanes), step)
+        windows: dict[int, Sequence] = {}
+        while self._next_step <= step:  # more than once: a later step than the one it is at is asked for
+            windows = self._read_step(self._next_step)
         return Batch(
             sequences=[windows[position] for position in positions if position in windows],
-            state={"lanes": {str(lane.number): self._state(lane) for lane in held}},
-            epoch=sum(lane.epoch for lane in held) / max(1, len(held)),
+            state={"lanes": {str(number): self._state(lane) for number, lane in self._lanes.items()}},
+            epoch=max(0, self._next_entry - self.num_lanes) / self.files.num_files,
         )
 
     @property
     def num_lanes(self) -> int:
-        return min(self._global_batch, self._files.num_files)
+        return min(self._global_batch, self.files.num_files)
 
     def positions_of(self, lane: int) -> range:
         return range(lane, self._global_batch, self.num_lanes)
 
-    def windows_before(self, lane: int, step: int) -> int:
-        """Windows of a lane that were read before a step; counted on from the step before where that is known."""
-        positions = self.positions_of(lane)
-        known = self._counted.get(lane)
-        if known and known[0] == step - 1:
-            count = known[1] + len(self._dealing.positions(step - 1, positions, self._global_batch))
-        else:
-            count = self._dealing.before(step, positions, self._global_batch)
-        self._counted[lane] = step, count
-        return count
+    def file_of(self, entry: int) -> int:
+        """The file that an entry of the endless list is."""
+        epoch, place = divmod(entry, self.files.num_files)
+        return place if self._seed is None else file_order(self.files.num_files, self._seed, epoch)[place]
 
-    def files_of(self, lane: int, epoch: int) -> list[int]:
-        """The files a lane reads in an epoch, in order; over all lanes they are the files of the dataset."""
-        places = range(lane, self._files.num_files, self.num_lanes)
-        if self._seed is None:
-            return list(places)
-        order = Permutation(self._files.num_files, seed=self._seed, epoch=epoch, purpose="files")
-        return [order[place] for place in places]
+    def _read_step(self, step: int) -> dict[int, Sequence]:
+        """The windows of the open lanes in one step, by their positions."""
+        mine = {
+            number: self._dealing.positions(step, self.positions_of(number), self._global_batch)
+            for number in self._lanes
+        }
+        asking = dict(mine)
+        with ThreadPoolExecutor(min(READING_THREADS, max(1, len(mine))), "windlass-lane") as threads:
+            for _ in range(EMPTY_ROUNDS + self.files.num_files):
+                ready = threads.map(lambda number: self._lanes[number].prepare(len(mine[number])), asking)
+                short = [number for number, enough in zip(list(asking), ready, strict=True) if not enough]
+                everywhere = self._exchange(short, self.num_lanes) if self._exchange else short
+                for number in sorted(everywhere):
+                    if number in self._lanes:
+                        self._lanes[number].take(self._next_entry)
+                    self._next_entry += 1
+                asking = {number: mine[number] for number in short}
+                if not everywhere:
+                    break
+            else:
+                raise empty_source(self.files.name)
+        self._next_step = step + 1
+        return {
+            position: self._lanes[number].next_window() for number, positions in mine.items() for position in positions
+        }
 
-    def _windows(self, number: int, step: int) -> dict[int, Sequence]:
-        """All windows of one lane in one step, by their positions."""
-        before = self.windows_before(number, step)
-        lane = self._lanes.get(number)
-        if lane is None or lane.num_windows > before:
-            lane = self._lanes[number] = self._open_lane(number, step)
-        while lane.num_windows < before:  # asked for a later step than the one it is at
-            lane.next_window()
-        positions = self._dealing.positions(step, self.positions_of(number), self._global_batch)
-        return {position: lane.next_window() for position in positions}
+    def _open_lanes(self, numbers: Collection[int], step: int) -> None:
+        self._is_open = True
+        positions = {number: START for number in numbers}
+        self._next_step = self._next_entry = 0
+        if self._saved is not None and step >= self._saved[0]:
+            self._next_step, saved = self._saved[0], self._with_entries(self._saved[1])
+            positions = {number: self._saved_position(number, saved) for number in numbers}
+            self._next_entry = max(entry for entry, *_ in saved.values())
+        self._lanes = {
+            number: Lane(
+                number,
+                self.files,
+                self._tokenizer,
+                sequence_length=self._length,
+                file_of=self.file_of,
+                start=position,
+            )
+            for number, position in positions.items()
+        }
 
-    def _open_lane(self, number: int, step: int) -> Lane:
-        start, num_windows = Place(0, 0, 0, 0), 0
-        if self._saved is not None and step:
-            start, num_windows = self._saved_place(number, step)
-        return Lane(
-            number,
-            self._files,
-            self._tokenizer,
-            sequence_length=self._length,
-            files_of_epoch=lambda epoch: self.files_of(number, epoch),
-            shuffled=self._seed is not None,
-            start=start,
-            num_windows=num_windows,
+    def _with_entries(self, saved: dict[str, list[Any]]) -> dict[str, tuple[int, int, int, LanePosition]]:
+        """Saved lanes as (next entry of the list, lanes, files, position)."""
+        if any(len(values) != 7 or not isinstance(values[6], list) for values in saved.values()):
+            return self._from_fixed_lanes(saved)
+        return {
+            number: (entry, lanes, files, LanePosition(windows, document, token, tuple(entries)))
+            for number, (lanes, files, windows, entry, document, token, entries) in saved.items()
+        }
+
+    def _from_fixed_lanes(self, saved: dict[str, list[Any]]) -> dict[str, tuple[int, int, int, LanePosition]]:
+        """Checkpoints of earlier versions, whose lanes had lists of files of their own in every epoch."""
+        log.warning(
+            "the checkpoint's place in %s is of an earlier version: until the epoch after this one, "
+            "some documents are read twice or never",
+            self.files.name,
         )
+        found: dict[str, tuple[int, int, int, LanePosition]] = {}
+        for number, (lanes, files, windows, epoch, place, document, token) in saved.items():
+            entry = epoch * files + int(number) + place * lanes
+            found[number] = (0, lanes, files, LanePosition(windows, document, token, (entry,)))
+        following = 1 + max(position.entries[0] for _, _, _, position in found.values())
+        return {number: (following, *rest) for number, (_, *rest) in found.items()}  # type: ignore[misc]
 
-    def _saved_place(self, number: int, step: int) -> tuple[Place, int]:
-        assert self._saved is not None
-        saved = self._saved.get(str(number))
-        if saved is None:
-            raise ValueError(f"the restored state has no lane {number}; it has {', '.join(sorted(self._saved))}")
-        num_lanes, num_files, num_windows, *place = saved
-        expected = (self.num_lanes, self._files.num_files)
-        if (num_lanes, num_files) != expected or num_windows > self.windows_before(number, step):
+    def _saved_position(self, number: int, saved: dict[str, tuple[int, int, int, LanePosition]]) -> LanePosition:
+        if str(number) not in saved:
+            raise ValueError(f"the restored state has no lane {number}; it has {', '.join(sorted(saved))}")
+        _, num_lanes, num_files, position = saved[str(number)]
+        expected = (self.num_lanes, self.files.num_files)
+        before = self._dealing.before(self._next_step, self.positions_of(number), self._global_batch)
+        if (num_lanes, num_files) != expected or position.num_windows != before:
             raise UserError(
-                f"the checkpoint's place in {self._files.name} does not fit this run",
+                f"the checkpoint's place in {self.files.name} does not fit this run",
                 evidence=f"saved with {num_lanes} lanes over {num_files} files; now {expected[0]} over {expected[1]}",
                 cause="train.global_batch, the data source or its files have changed since",
                 fix="go back to the former values, or start anew: checkpoint.resume=false",
             )
-        return Place(*place), num_windows
+        return position
 
-    def _state(self, lane: Lane) -> list[int]:
-        place = lane.place
+    def _state(self, lane: Lane) -> list[Any]:
+        position = lane.position
         return [
             self.num_lanes,
-            self._files.num_files,
-            lane.num_windows,
-            place.epoch,
-            place.file,
-            place.document,
-            place.token,
+            self.files.num_files,
+            position.num_windows,
+            self._next_entry,
+            position.document,
+            position.token,
+            list(position.entries),
         ]
+
+
+@lru_cache(maxsize=64)
+def file_order(num_files: int, seed: int, epoch: int) -> Permutation:
+    return Permutation(num_files, seed=seed, epoch=epoch, purpose="files")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
 
 from windlass.data import Sequences, open_sequences
+from windlass.data.mixing import Mixture
+from windlass.data.stream import Stream
 from windlass.data.tokenizer import Tokenizer, tokenizer_of
 from windlass.errors import UserError
 from windlass.spec import Run
@@ -71,12 +77,15 @@ def prepare(run: Run, ranks: Ranks) -> Prepared:
             cause="a token beyond the model's embedding has no row there",
             fix=f"data.tokenizer=… (the model's own), or model.config.vocab_size={sequences.vocab_size}",
         )
+    validation = open_sequences(run, "validation", tokenizer=tokenizer)
+    share_streams(sequences, ranks)
+    share_streams(validation, ranks)
     return Prepared(
         config=config,
         reference=reference,
         facts=model_facts,
         sequences=sequences,
-        validation=open_sequences(run, "validation", tokenizer=tokenizer),
+        validation=validation,
         order=_order(run, sequences),
         weights=weights,
         adapter=adapter,
@@ -84,6 +93,24 @@ def prepare(run: Run, ranks: Ranks) -> Prepared:
         batch_shape=agreed_batch_shape(run, ranks, shape_of(reference, config)),
         frozen=frozen,
     )
+
+
+def share_streams(sequences: Sequences | None, ranks: Ranks) -> None:
+    """Let ranks agree on who reads which file of a stream. Every rank calls this together."""
+    streams = sequences.parts if isinstance(sequences, Mixture) else [sequences]
+    if ranks.world_size < 2 or not any(isinstance(one, Stream) for one in streams):
+        return
+    # A group of its own: batches are read by a thread, while the loop uses the others. Slow networks are no hang.
+    group = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+
+    def exchange(lanes: Collection[int], num_lanes: int) -> list[int]:
+        needs_file = torch.zeros(num_lanes, dtype=torch.uint8)
+        needs_file[list(lanes)] = 1
+        dist.all_reduce(needs_file, op=dist.ReduceOp.MAX, group=group)
+        return [int(lane) for lane in needs_file.nonzero().flatten()]
+
+    assert isinstance(sequences, Mixture | Stream)
+    sequences.share(exchange)
 
 
 def structure(
