@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,11 @@ def prepare(
     from windlass.plan.forecast import forecast
 
     asked = load_run(path, overrides)
+    if os.environ.get("WINDLASS_SHARE_GPUS"):
+        raise UserError(
+            "WINDLASS_SHARE_GPUS is set: it lets ranks share a GPU in tests of the trainer, and a run would be slow",
+            fix="unset WINDLASS_SHARE_GPUS",
+        )
     if faults:
         from windlass.trainer.faults import parse_faults
 

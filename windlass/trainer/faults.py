@@ -1,7 +1,7 @@
 """Faults on demand, to see a run survive them: off unless $WINDLASS_FAULTS names some.
 
 Syntax: `ACTION:key=value,…[;…]`, for example `kill:rank=1,step=60` or `term:step=6,point=save.written`.
-Actions: kill (SIGKILL to itself), term (SIGTERM to itself), sleep (`seconds`), nan (the rank's loss becomes NaN).
+Actions: kill, term, stop (SIGKILL, SIGTERM, SIGSTOP to itself), sleep (`seconds`), nan (the rank's loss becomes NaN).
 Keys: rank (default: every rank), step, point (a named moment; default `step.begin`), seconds.
 A fault fires once in the life of a run folder, so that the attempt after it is left alone.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from windlass.errors import UserError
 
 VARIABLE = "WINDLASS_FAULTS"
-ACTIONS = ("kill", "term", "sleep", "nan")
+ACTIONS = ("kill", "term", "stop", "sleep", "nan")
 POINTS = (
     "step.begin",
     "step.loss",
@@ -107,6 +107,8 @@ class Faults:
                 time.sleep(60)
             elif fault.action == "term":
                 os.kill(os.getpid(), signal.SIGTERM)
+            elif fault.action == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
             elif fault.action == "sleep":
                 time.sleep(fault.seconds)
             else:

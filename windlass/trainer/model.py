@@ -80,18 +80,34 @@ def config_keys(config: Any) -> set[str]:
 
 
 def meta_model(config: Any, run: Run) -> nn.Module:
+    """The model's structure; UserError in words for one that cannot be built, or not trained as a causal model."""
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config,
-            # our own names become torch's attention here; attention.py takes it from there
-            attn_implementation="sdpa" if run.model.attention in ("auto", "flash4") else run.model.attention,
-            dtype=torch.float32,  # master weights
-            trust_remote_code=run.model.trust_remote_code,
-        )
+    asked = run.model.attention
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config,
+                # our own names become torch's attention, or eager where a family has no other (its sinks, its biases);
+                # attention.py takes it from there
+                attn_implementation=None if asked in ("auto", "flash4") else asked,
+                dtype=torch.float32,  # master weights
+                trust_remote_code=run.model.trust_remote_code,
+            )
+    except (ValueError, ImportError, NotImplementedError) as error:
+        attention = asked not in ("auto", "flash4")
+        raise UserError(
+            f"transformers cannot build {config.model_type}" + (f" with model.attention={asked}" if attention else ""),
+            evidence=str(error).strip().splitlines()[0],
+            fix="model.attention=auto" if attention else None,
+        ) from None
     model.config.use_cache = False
     return model.train()  # type: ignore[no-any-return]
+
+
+def attention_name(model: nn.Module) -> str:
+    """What transformers computes attention with: sdpa, eager, flex_attention, or a name of ours."""
+    return str(getattr(model.config, "_attn_implementation", None))
 
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:

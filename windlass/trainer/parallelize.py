@@ -30,7 +30,6 @@ from windlass.trainer.lean import use_lean_blocks
 from windlass.trainer.model import blocks
 from windlass.trainer.ranks import Ranks, local_world_size
 
-
 log = logging.getLogger(__name__)
 
 

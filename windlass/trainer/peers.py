@@ -89,6 +89,7 @@ class PeerWatch:
         self.lost: Lost | None = None
         self._known = threading.Event()  # a rank was lost
         self._leaving = threading.Event()  # this rank's main thread leaves by itself
+        self._closed = threading.Event()  # and the others know it
         self._peers: list[Peer] = []
         self._thread: threading.Thread | None = None
 
@@ -122,6 +123,7 @@ class PeerWatch:
         self._leaving.set()
         for peer in list(self._peers):
             peer.send(bye=failure)
+        self._closed.set()
 
     def who(self, wait_s: float = 3.0) -> Lost | None:
         """Which rank was lost, if one was; asked by a rank that leaves because it saw a connection break."""
@@ -148,7 +150,7 @@ class PeerWatch:
         for peer in self._peers:
             selector.register(peer.socket, selectors.EVENT_READ, peer)
         beat = last_turn = time.monotonic()
-        while self.lost is None:
+        while self.lost is None and not self._closed.is_set():
             for key, _ in selector.select(BEAT_S):
                 if key.data is None:
                     self._accept(key.fileobj, selector)
@@ -166,7 +168,10 @@ class PeerWatch:
                     if peer.rank is not None and not peer.left:
                         peer.send(beat=state, host=socket.gethostname())
             self._look_for_silence(now)
-        self._leave()
+        if self.lost is not None:
+            self._leave()
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
 
     def _accept(self, listening: Any, selector: selectors.BaseSelector) -> None:
         try:

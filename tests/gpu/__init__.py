@@ -1,0 +1,1 @@
+"""The trainer on GPUs with several ranks, over the real NCCL: `make test-gpu`."""
