@@ -29,6 +29,7 @@ from windlass.trainer.preemption import Preemption
 from windlass.trainer.preparation import prepare
 from windlass.trainer.ranks import join_ranks
 from windlass.trainer.reporting import attempt_number, set_up_logging
+from windlass.trainer.start_clock import clock
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run_file", help="the run file, as written by hand or resolved by `windlass run`")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     options = parser.parse_args(arguments)
+    clock.mark("imports")
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     folder: RunFolder | None = None
     try:
@@ -65,6 +67,7 @@ def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
 def train_in(folder: RunFolder, run: Run, preemption: Preemption) -> ExitCode:
     """Everything that can be wrong with the input comes to light before the run folder is touched."""
     ranks = join_ranks(run)
+    clock.mark("joining the ranks")
     if ranks.device.type == "cpu":
         torch.use_deterministic_algorithms(True)
         # That alone would fill every new tensor with a number, in case somebody reads it before it is written.
@@ -72,6 +75,7 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption) -> ExitCode:
         keep_freed_memory()
     faults = Faults(ranks.rank, folder.logs)
     prepared = prepare(run, ranks)
+    clock.mark("data and model files")
     open_folder(folder, ranks.rank)
     code = train(run, prepared, folder, ranks, faults, preemption)
     dist.barrier(group=ranks.host)
