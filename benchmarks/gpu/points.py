@@ -14,6 +14,8 @@ class Point:
     batch: int
     length: int = 8192
     changes: dict[str, Any] = field(default_factory=dict)  # to the preset's transformers configuration
+    documents: int = 0  # tokens of one, packed and kept apart; 0: one document without an end
+    lora: int = 0  # rank; 0: everything trains
 
     @property
     def tokens(self) -> int:
@@ -40,6 +42,19 @@ POINTS = {
         Point("3b-b2", "Llama-3.2-3B, T=8192, B=2", "llama3.2-3b", batch=2),
         Point("3b-b4", "Llama-3.2-3B, T=8192, B=4", "llama3.2-3b", batch=4),
         Point("8b-b1", "Llama-3.1-8B, T=8192, B=1", "llama3.1-8b", batch=1),
+        Point("1b-packed-b2", "Llama-3.2-1B, documents of 700, T=8192, B=2", "llama3.2-1b", 2, documents=700),
+        Point(
+            "1b-packed-b16",
+            "Llama-3.2-1B, documents of 700, T=2048, B=16",
+            "llama3.2-1b",
+            batch=16,
+            length=2048,
+            documents=700,
+        ),
+        Point("8b-lora", "Llama-3.1-8B, LoRA of rank 16, T=2048, B=4", "llama3.1-8b", 4, length=2048, lora=16),
+        Point("8b-lora-b1", "Llama-3.1-8B, LoRA of rank 16, T=2048, B=1", "llama3.1-8b", 1, length=2048, lora=16),
+        Point("tiny-packed", "tiny, documents of 20", "llama3.2-tiny", batch=2, length=64, documents=20),
+        Point("tiny-lora", "tiny, LoRA of rank 4", "llama3.2-tiny", batch=2, length=64, lora=4),
         Point("tiny", "tiny, to try the program itself", "llama3.2-tiny", batch=2, length=64),
     )
 }

@@ -12,13 +12,17 @@ from windlass.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, from_folder
 from windlass.data.writing import ShardWriter
 
 
-def write_random_shards(folder: Path, *, vocabulary: int, sequences: int, length: int) -> Path:
-    """Shards that hold `sequences` windows of `length` tokens; the folder of their tokenizer."""
+def write_random_shards(folder: Path, *, vocabulary: int, sequences: int, length: int, documents: int = 0) -> Path:
+    """Shards that hold `sequences` windows of `length` tokens; the folder of their tokenizer.
+
+    One document, or documents of a given length.
+    """
     folder.mkdir(parents=True)
     tokenizer = write_tokenizer(folder.with_name(f"{folder.name}-tokenizer"), vocabulary)
     writer = ShardWriter(folder, from_folder(tokenizer, str(tokenizer)), shard_tokens=1 << 28)
     tokens = np.random.default_rng(0).integers(vocabulary, size=sequences * length + 1)
-    writer.append(tokens, np.array([len(tokens)]))
+    whole, rest = divmod(len(tokens), documents or len(tokens))
+    writer.append(tokens, np.array([documents or len(tokens)] * whole + [rest] * bool(rest)))
     writer.finish()
     return tokenizer
 

@@ -24,6 +24,7 @@ class Row:
     tokens_per_s: float = 0.0  # at the median
     mfu: float | None = None
     peak_gib: float = 0.0
+    first_step_s: float | None = None  # from the start of its process to the end of its first step
     loss: float | None = None  # of the last step
     versions: dict[str, str] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)  # what the program that started the contestant saw
@@ -42,6 +43,7 @@ def measured(
     peak_flops: float | None,
     peak_gib: float,
     loss: float,
+    first_step_s: float | None = None,
     steps_per_time: int = 1,
 ) -> Row:
     median = statistics.median(step_s)
@@ -58,6 +60,7 @@ def measured(
         mfu=speed * flops_per_token / peak_flops if peak_flops else None,
         peak_gib=peak_gib,
         loss=loss,
+        first_step_s=first_step_s,
         versions=versions(),
     )
 

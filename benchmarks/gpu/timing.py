@@ -6,12 +6,14 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpu.points import Point
+from windlass.trainer.start_clock import process_begin
 
 Step = Callable[[Tensor], Tensor]  # tokens, one more per row than the sequence length -> the step's mean loss
 
@@ -29,8 +31,16 @@ def join_world_of_one() -> None:
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo", device_id=here if here.type == "cuda" else None)
 
 
-def time_steps(step: Step, point: Point, *, vocabulary: int, steps: int, warmup: int) -> tuple[list[float], float]:
-    """Seconds of each step after the warm-up, and the last loss. Fresh random tokens for every step."""
+@dataclass(frozen=True)
+class Timed:
+    step_s: list[float]  # each step after the warm-up
+    loss: float  # of the last
+    first_step_s: float  # from the start of this process to the end of its first step
+
+
+def time_steps(step: Step, point: Point, *, vocabulary: int, steps: int, warmup: int) -> Timed:
+    """Fresh random tokens for every step."""
+    begun, first = process_begin(), 0.0
     draw = torch.Generator().manual_seed(0)
     batches = [torch.randint(vocabulary, (point.batch, point.length + 1), generator=draw) for _ in range(steps)]
     clock = DeviceClock() if device().type == "cuda" else HostClock()
@@ -41,9 +51,12 @@ def time_steps(step: Step, point: Point, *, vocabulary: int, steps: int, warmup:
         if number == warmup:
             clock.mark()
         loss = step(batch.to(device(), non_blocking=True))
+        if number == 0:
+            loss.item()
+            first = time.time() - begun
         if number >= warmup:
             clock.mark()
-    return clock.seconds(), float(loss)
+    return Timed(clock.seconds(), float(loss), first)
 
 
 class DeviceClock:

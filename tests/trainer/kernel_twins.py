@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from windlass.trainer import lean_parts
+from windlass.trainer import lean_parts, nf4
 from windlass.trainer.head import IGNORED
 from windlass.trainer.head import cross_entropy_in_place as plain_cross_entropy
+from windlass.trainer.kernels import nf4 as four_bits
 from windlass.trainer.kernels import norm, rotary, swiglu
 from windlass.trainer.kernels.adamw import adamw_step
 from windlass.trainer.kernels.cross_entropy import cross_entropy_in_place
@@ -43,9 +44,13 @@ def compare_adamw(size: int, healthy: float) -> None:
 
 
 def compare_norms(rows: int, width: int) -> None:
-    x, grad, added = (torch.randn(rows, width) for _ in range(3))
-    weight = torch.randn(width)
+    x, added = (torch.randn(rows, width) for _ in range(2))
+    weight, wide = torch.randn(width), torch.full((rows, width + 3), 7.0)
+    grad = torch.randn(rows, width + 3)[:, :width]
     torch.testing.assert_close(norm.norm(x, weight, 1e-5), lean_parts.norm(x, weight, 1e-5))
+    norm.norm(x, weight, 1e-5, out_nd=wide[:, :width])
+    torch.testing.assert_close(wide[:, :width], lean_parts.norm(x, weight, 1e-5))
+    assert (wide[:, width:] == 7.0).all()
     ours = norm.norm_backward(grad, added, x, weight, 1e-5)
     theirs = lean_parts.norm_backward(grad, added, x, weight, 1e-5)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -59,8 +64,21 @@ def compare_rotations(heads: int, groups: int, size: int, *, restarting: bool) -
 
 
 def compare_swiglu(rows: int, width: int) -> None:
-    grad, gate_up = torch.randn(rows, width), torch.randn(rows, 2 * width)
+    grad, gate_up = torch.randn(rows, width + 3)[:, :width], torch.randn(rows, 2 * width)
     torch.testing.assert_close(swiglu.swiglu_backward(grad, gate_up), lean_parts.swiglu_backward(grad, gate_up))
+    out = torch.full((rows, width + 3), 7.0)
+    swiglu.swiglu(gate_up, out[:, :width])
+    gate, up = gate_up.chunk(2, dim=1)
+    torch.testing.assert_close(out[:, :width], torch.nn.functional.silu(gate) * up)
+    assert (out[:, width:] == 7.0).all()
+
+
+def compare_four_bits(outputs: int, inputs: int) -> None:
+    packed, scales = nf4.quantize(torch.randn(outputs, inputs))
+    wide = torch.full((outputs, inputs + 5), 7.0)
+    four_bits.dequantize_into(wide[:, :inputs], packed, scales, torch.tensor(nf4.LEVELS))
+    assert torch.equal(wide[:, :inputs], nf4.dequantize(packed, scales, outputs, inputs, torch.float32))
+    assert (wide[:, inputs:] == 7.0).all()
 
 
 if __name__ == "__main__":
@@ -73,6 +91,8 @@ if __name__ == "__main__":
     for rows, width in ((1, 64), (9, 48), (700, 33)):
         compare_norms(rows, width)
         compare_swiglu(min(rows, 9), width * 23)
+    compare_four_bits(6, 64)
+    compare_four_bits(40, 192)
     compare_rotations(4, 2, 8, restarting=True)
     compare_rotations(3, 3, 12, restarting=False)
     print("kernels agree")

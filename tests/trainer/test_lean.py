@@ -14,15 +14,19 @@ from torch import Tensor
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.errors import UserError
+from windlass.trainer import lean_parts
 from windlass.trainer.attention import use_attention
 from windlass.trainer.kernels.cublas import CublasError, Product, _library, _Offer, check_equal, product_plus
 from windlass.trainer.lean import join_weights, use_lean_blocks
 from windlass.trainer.lean_parts import (
     AddedProduct,
+    GatheredProduct,
     JoinedProduct,
     Normed,
     Rotated,
     Swiglu,
+    gathered_product,
+    gathered_product_backward,
     norm,
     norm_backward,
     rotate_backward,
@@ -32,14 +36,23 @@ from windlass.trainer.model import blocks
 
 pytestmark = pytest.mark.torch_floor
 
-CPU: Any = SimpleNamespace(device=torch.device("cpu"), is_first=True)
+CPU: Any = SimpleNamespace(device=torch.device("cpu"), is_first=True, world_size=1)
 
 
-def asked(*, lean: bool | None = True, fp8: bool = False, attention: str = "sdpa", masked: bool = False) -> Any:
+def asked(
+    *,
+    lean: bool | None = True,
+    fp8: bool = False,
+    attention: str = "sdpa",
+    masked: bool = False,
+    lora: bool = False,
+    sharding: str = "none",
+) -> Any:
     return SimpleNamespace(
         train=SimpleNamespace(lean_blocks=lean, fp8=fp8, precision="bf16"),
-        model=SimpleNamespace(attention=attention),
+        model=SimpleNamespace(attention=attention, lora=SimpleNamespace(quantize=None) if lora else None),
         data=SimpleNamespace(document_mask=masked, sequence_length=16),
+        parallel=SimpleNamespace(sharding=sharding, cpu_offload=False),
     )
 
 
@@ -130,6 +143,8 @@ def test_joined_weights_are_the_parameters_themselves() -> None:
         (("llama", {}), asked(fp8=True), True, "train.fp8"),
         (("llama", {}), asked(attention="eager"), True, "model.attention is eager"),
         (("llama", {"mlp_bias": True}), asked(), True, "biases"),
+        (("llama", {}), asked(lora=True), False, "leaves out some"),
+        (("llama", {}), asked(lora=True, sharding="full"), False, "sharded"),
         (("llama", {"hidden_act": "gelu"}), asked(), True, "the activation is gelu"),
     ],
 )
@@ -142,7 +157,7 @@ def test_what_cannot_be_lean_is_refused_by_name_and_left_alone_by_default(
         use_lean_blocks(built, run, CPU, bf16_copies=bf16_copies)
     assert reason in str(error.value.evidence)
     run.train.lean_blocks = None
-    gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    gpu: Any = SimpleNamespace(device=torch.device("cuda"), world_size=1)
     assert not use_lean_blocks(built, run, gpu, bf16_copies=bf16_copies)
     assert [type(block) for block in blocks(built).values()] == before
 
@@ -159,6 +174,10 @@ def test_the_functions_gradients_in_fp64() -> None:
     expected = torch.autograd.grad((x @ torch.cat([first, second]).T).square().sum(), (x, first, second))
     for ours, theirs in zip(grads, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradcheck(GatheredProduct.apply, (x, first, second))  # narrow: one product
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lean_parts, "NARROW", 0)
+        assert torch.autograd.gradcheck(GatheredProduct.apply, (x, first, second))  # wide: one each
     assert torch.autograd.gradcheck(AddedProduct.apply, (x, square, residual))
     assert torch.autograd.gradcheck(lambda *both: sum(Normed.apply(*both, 1e-5)), (x, square[0]))
     assert torch.autograd.gradcheck(Swiglu.apply, (x,))
@@ -172,6 +191,8 @@ def test_the_operators_are_what_they_say_to_the_compiler() -> None:
     q, k, v = (torch.randn(1, 2, heads, 6) for heads in (2, 1, 1))
     angles = torch.randn(2, 1, 2, 6)
     torch.library.opcheck(product_plus, (x, square, added))
+    torch.library.opcheck(gathered_product, (x, [square, added[:2]]))
+    torch.library.opcheck(gathered_product_backward, (torch.randn(4, 6), x, [square, added[:2]]))
     torch.library.opcheck(norm, (x, square[0], 1e-5))
     torch.library.opcheck(norm_backward, (x, added, x, square[0], 1e-5))
     torch.library.opcheck(swiglu_backward, (x, torch.randn(4, 8)))

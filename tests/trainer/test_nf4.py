@@ -16,7 +16,7 @@ from windlass.trainer.nf4 import BLOCK, LEVELS, NF4Weight, dequantize, product, 
 
 def roundtrip(weight: torch.Tensor) -> torch.Tensor:
     packed, scales = quantize(weight)
-    return dequantize(packed, scales, torch.tensor(LEVELS), (weight.shape[0], weight.shape[1]), weight.dtype)
+    return dequantize(packed, scales, weight.shape[0], weight.shape[1], weight.dtype)
 
 
 def test_every_weight_goes_to_its_nearest_level() -> None:

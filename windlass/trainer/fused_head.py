@@ -40,6 +40,8 @@ def return_loss(model: nn.Module, *, fused: bool) -> None:
     backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
     head: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
     whole_forward = model.forward
+    if fused:
+        head.forward = functools.partial(_loss_of_head, head)  # type: ignore[method-assign]
 
     @functools.wraps(whole_forward)
     def forward(
@@ -58,13 +60,8 @@ def return_loss(model: nn.Module, *, fused: bool) -> None:
             inputs["documents"] = documents  # transformers hands what it does not know on to attention
         if fused:
             hidden_nd = backbone(**inputs).last_hidden_state.flatten(0, 1)
-            weight_vd: Tensor = head.whole_weight() if isinstance(head, RowsHead) else head.weight
-            if torch.is_autocast_enabled(hidden_nd.device.type):
-                dtype = torch.get_autocast_dtype(hidden_nd.device.type)
-                hidden_nd, weight_vd = hidden_nd.to(dtype), weight_vd.to(dtype)
-            if measuring:
-                return measure_blocks(hidden_nd, weight_vd, labels_mt.flatten())
-            return linear_cross_entropy(hidden_nd, weight_vd, labels_mt.flatten(), scale=scale)
+            loss: Tensor = head(hidden_nd, labels_mt.flatten(), scale, measuring)
+            return loss
         logits_nv = whole_forward(**inputs).logits.flatten(0, 1)
         loss = F.cross_entropy(logits_nv.float(), labels_mt.flatten(), ignore_index=IGNORED, reduction="sum")
         if measuring:
@@ -72,3 +69,14 @@ def return_loss(model: nn.Module, *, fused: bool) -> None:
         return loss * scale
 
     model.forward = forward
+
+
+def _loss_of_head(head: nn.Linear, hidden_nd: Tensor, labels_n: Tensor, scale: float, measuring: bool) -> Tensor:
+    """The head's own forward: it is called as a module, so that its weight is whole where it is sharded."""
+    weight_vd: Tensor = head.whole_weight() if isinstance(head, RowsHead) else head.weight
+    if torch.is_autocast_enabled(hidden_nd.device.type):
+        dtype = torch.get_autocast_dtype(hidden_nd.device.type)
+        hidden_nd, weight_vd = hidden_nd.to(dtype), weight_vd.to(dtype)
+    if measuring:
+        return measure_blocks(hidden_nd, weight_vd, labels_n)
+    return linear_cross_entropy(hidden_nd, weight_vd, labels_n, scale=scale)

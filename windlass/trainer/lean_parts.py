@@ -8,6 +8,7 @@ G key and value heads, D the width of what is normed or of a head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,6 +32,23 @@ class JoinedProduct(torch.autograd.Function):
         (grad_no,) = grad_outputs
         x_ni, joined_oi = ctx.saved_tensors
         return grad_no @ joined_oi, None, *(grad_no.T @ x_ni).split(ctx.sizes)
+
+
+class GatheredProduct(torch.autograd.Function):
+    """The same for weights that do not lie side by side: FSDP2 gathers each into memory of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ni: Tensor, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x_ni, *weights)
+        out: Tensor = gathered_product(x_ni, list(weights))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+        (grad_no,) = grad_outputs
+        x_ni, *weights = ctx.saved_tensors
+        grad_x_ni, grad_oi = gathered_product_backward(grad_no, x_ni, weights)
+        return grad_x_ni, *grad_oi.split([weight.shape[0] for weight in weights])
 
 
 class AddedProduct(torch.autograd.Function):
@@ -94,9 +112,58 @@ class Swiglu(torch.autograd.Function):
         return out
 
 
+def _by_rows(x_nd: Tensor) -> Tensor:
+    """Rows may be apart from each other, as columns of something wider are; the numbers of one are not."""
+    return x_nd if x_nd.stride(1) == 1 else x_nd.contiguous()
+
+
 def rotate(x_bthd: Tensor, cos_btd: Tensor, sin_btd: Tensor) -> Tensor:
     low, high = x_bthd.chunk(2, dim=-1)
     return x_bthd * cos_btd.unsqueeze(2) + torch.cat([-high, low], dim=-1) * sin_btd.unsqueeze(2)
+
+
+NARROW = 2048  # outputs: narrower products waste more than it takes to copy their weights side by side
+
+
+@torch.library.custom_op("windlass::gathered_product", mutates_args=())
+def gathered_product(x_ni: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """`x W'` for each of some weights, side by side."""
+    sizes = [weight.shape[0] for weight in weights]
+    if min(sizes) < NARROW:
+        return x_ni @ torch.cat(list(weights)).T
+    out_no = x_ni.new_empty(x_ni.shape[0], sum(sizes))
+    for weight, part in zip(weights, out_no.split(sizes, dim=1), strict=True):
+        torch.mm(x_ni, weight.T, out=part)
+    return out_no
+
+
+@gathered_product.register_fake
+def _(x_ni: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    return x_ni.new_empty(x_ni.shape[0], sum(weight.shape[0] for weight in weights))
+
+
+@torch.library.custom_op("windlass::gathered_product_backward", mutates_args=())
+def gathered_product_backward(grad_no: Tensor, x_ni: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The gradient of x, and those of the weights below each other."""
+    sizes = [weight.shape[0] for weight in weights]
+    if min(sizes) < NARROW:
+        return grad_no @ torch.cat(list(weights)), grad_no.T @ x_ni
+    grad_x_ni = torch.empty_like(x_ni)
+    grad_oi = x_ni.new_empty(sum(sizes), x_ni.shape[1])
+    parts = zip(weights, grad_no.split(sizes, dim=1), grad_oi.split(sizes), strict=True)
+    for number, (weight, grad, grad_weight) in enumerate(parts):
+        torch.mm(grad.T, x_ni, out=grad_weight)
+        if number:
+            grad_x_ni.addmm_(grad, weight)
+        else:
+            torch.mm(grad, weight, out=grad_x_ni)
+    return grad_x_ni, grad_oi
+
+
+@gathered_product_backward.register_fake
+def _(grad_no: Tensor, x_ni: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    outputs = sum(weight.shape[0] for weight in weights)
+    return x_ni.new_empty(x_ni.shape), x_ni.new_empty(outputs, x_ni.shape[1])
 
 
 @torch.library.custom_op("windlass::norm", mutates_args=(), device_types="cuda")
@@ -123,7 +190,7 @@ def norm_backward(
     """The gradient of `x_nd`, `added_nd` added to it, and that of the weight."""
     from windlass.trainer.kernels import norm as kernel
 
-    return kernel.norm_backward(grad_nd.contiguous(), added_nd.contiguous(), x_nd.contiguous(), weight_d, epsilon)
+    return kernel.norm_backward(_by_rows(grad_nd), added_nd.contiguous(), x_nd.contiguous(), weight_d, epsilon)
 
 
 @norm_backward.register_kernel("cpu")
@@ -174,7 +241,7 @@ def swiglu_backward(grad_nf: Tensor, gate_up_nf: Tensor) -> Tensor:
     """The gradient of gate and up, side by side as they were."""
     from windlass.trainer.kernels import swiglu as kernel
 
-    return kernel.swiglu_backward(grad_nf.contiguous(), gate_up_nf.contiguous())
+    return kernel.swiglu_backward(_by_rows(grad_nf), gate_up_nf.contiguous())
 
 
 @swiglu_backward.register_kernel("cpu")

@@ -37,6 +37,7 @@ from windlass.trainer.reporting import Reporter
 from windlass.trainer.resuming import check_same_run, model_settings, newest_whole, refuse_to_start_over
 from windlass.trainer.saving import Checkpointer, Progress
 from windlass.trainer.schedule import learning_rate
+from windlass.trainer.start_clock import clock
 from windlass.trainer.step import Stepper
 from windlass.trainer.tiers import Offer
 from windlass.trainer.updates import AdamW
@@ -58,6 +59,7 @@ def train(
     if ranks.is_first:
         folder.create(run)  # not before it is known that this run may go on from what is there
         checkpointer.clear_unfinished()
+    clock.mark("checkpoints")
     model = build_model(run, prepared, ranks, draw=found is None)
     updates = AdamW(
         model,
@@ -79,6 +81,7 @@ def train(
     checkpointer.describe_validations = judge.as_dict
     judge.protect(checkpointer)  # before the first upload: its retention must know the best
     checkpointer.begin(found, state)
+    clock.mark("optimizer and checkpoint")
     announce(run, prepared, folder, ranks, reporter, position, tier=found.tier if found else None)
 
     stepper = Stepper(model, run, ranks)
@@ -131,6 +134,9 @@ def train(
             validating = validator is not None and validator.due(step) and step < run.train.steps
             if saving or validating or ledger.due(step, run.train.log_every):
                 ledger.settle()  # before a save: no step is saved that is not finite, or not in the metrics
+            if step == first_step and ranks.is_first:
+                clock.mark("first step, compiled")
+                log.info(clock.describe())
             if saving:
                 judge.protect(checkpointer)
                 ledger.add_stall(checkpointer.save(position, state, wait=False))
@@ -175,11 +181,14 @@ def train(
 def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn.Module:
     """The model, spread over the ranks; with its first weights unless a checkpoint will bring them."""
     model = build(prepared.config, run, prepared.adapter, prepared.added, quantize=True)
+    clock.mark("structure")
     use_attention(model, run, ranks)
+    clock.mark("attention tried")
     return_loss(model, fused=use_fused_head(prepared.config, run, ranks))
     parallelize(model, run, ranks)
     materialize(model, torch.device("cpu") if run.parallel.cpu_offload else ranks.device)
     restore_buffers(model, prepared.reference, ranks.device)
+    clock.mark("spreading")
     if prepared.weights and (draw or run.model.lora):  # a checkpoint of adapters does not hold the frozen weights
         load_pretrained(model, prepared.weights, ranks, new_rows=draw)
         if draw and prepared.adapter:
@@ -188,6 +197,7 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn
             draw_adapters(model, seed=run.train.seed)
     elif draw:
         draw_weights(model, prepared.reference, seed=run.train.seed, device=ranks.device)
+    clock.mark("weights")
     return model
 
 

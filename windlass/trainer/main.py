@@ -32,6 +32,7 @@ from windlass.trainer.preemption import Preemption
 from windlass.trainer.preparation import prepare
 from windlass.trainer.ranks import join_ranks, local_world_size
 from windlass.trainer.reporting import attempt_number, set_up_logging
+from windlass.trainer.start_clock import clock
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run_file", help="the run file, as written by hand or resolved by `windlass run`")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     options = parser.parse_args(arguments)
+    clock.mark("imports")
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     folder: RunFolder | None = None
     watch = PeerWatch()
@@ -79,6 +81,7 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
     """Everything that can be wrong with the input comes to light before the run folder is touched."""
     record_collectives(folder)
     ranks = join_ranks(run)
+    clock.mark("joining the ranks")
     if ranks.device.type == "cpu":
         torch.use_deterministic_algorithms(True)
         # That alone would fill every new tensor with a number, in case somebody reads it before it is written.
@@ -92,6 +95,7 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
         on_lost=lambda lost: leave_for_lost(folder, ranks.rank, lost),
     )
     prepared = prepare(run, ranks)
+    clock.mark("data and model files")
     open_folder(folder, ranks.rank)
     log.info("every rank takes %d × %d sequences a step", prepared.batch_shape[1], prepared.batch_shape[0])
     code = train(run, prepared, folder, ranks, faults, preemption)

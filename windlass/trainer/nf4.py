@@ -1,10 +1,14 @@
 """Weights in 4 bits (NF4): sixteen levels fitted to a normal distribution, one scale per 64 weights.
 
-The levels are those published with QLoRA and used by bitsandbytes. Shapes: N tokens, I inputs, O outputs.
+The levels are those published with QLoRA and used by bitsandbytes. Products with such weights are operators of their
+own: what they bring back exists within them alone. Written in plain torch, the compiler finds that both passes bring
+back the same matrix and keeps it from one to the other, and then 4 bits take more memory than 16.
+Shapes: N tokens, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -33,19 +37,21 @@ LEVELS = (
 )
 
 
+QUANTIZED_AT_ONCE = 1 << 24  # weights: what quantising holds beside them is about 25 bytes each
+
+
 class NF4Weight(nn.Module):
     """One frozen weight matrix: two weights in a byte, and the largest magnitude of every block."""
 
     packed: Tensor
     scales: Tensor
-    levels: Tensor
 
     def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: str = "meta") -> None:
         super().__init__()
-        if outputs * inputs % BLOCK:
+        if outputs * inputs % BLOCK or inputs % 2:
             raise UserError(
                 f"a weight of {outputs} × {inputs} cannot be held in 4 bits",
-                cause=f"its size is not a multiple of {BLOCK}",
+                cause=f"its size is not a multiple of {BLOCK}, or its rows are of uneven length",
                 fix="model.lora.quantize=null",
             )
         self.shape, self.dtype = (outputs, inputs), dtype
@@ -53,49 +59,89 @@ class NF4Weight(nn.Module):
         # Not saved: a checkpoint holds what is trained, and these come from the model's files every time.
         self.register_buffer("packed", torch.empty(count // 2, dtype=torch.uint8, device=device), persistent=False)
         self.register_buffer("scales", torch.empty(count // BLOCK, device=device), persistent=False)
-        self.register_buffer("levels", torch.empty(len(LEVELS), device=device), persistent=False)
 
     @torch.no_grad()
     def set(self, weight_oi: Tensor) -> None:
-        packed, scales = quantize(weight_oi.to(self.packed.device))
-        self.packed.copy_(packed)
-        self.scales.copy_(scales)
-        self.levels.copy_(torch.tensor(LEVELS))
+        weights = weight_oi.reshape(-1)
+        for start in range(0, weights.numel(), QUANTIZED_AT_ONCE):
+            part = weights[start : start + QUANTIZED_AT_ONCE].to(self.packed.device)
+            packed, scales = quantize(part)
+            self.packed[start // 2 :][: packed.numel()].copy_(packed)
+            self.scales[start // BLOCK :][: scales.numel()].copy_(scales)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(packed, scales) of a matrix, each weight at its nearest level."""
     blocks = weight.to(torch.float32).reshape(-1, BLOCK)
     scales = blocks.abs().amax(dim=1)
-    levels = torch.tensor(LEVELS, device=weight.device)
+    levels = level_table(weight.device)
     borders = (levels[1:] + levels[:-1]) / 2
-    whole = torch.bucketize(blocks / scales.clamp(min=1e-30)[:, None], borders).to(torch.uint8).reshape(-1, 2)
+    places = torch.bucketize(blocks / scales.clamp(min=1e-30)[:, None], borders, out_int32=True)
+    whole = places.to(torch.uint8).reshape(-1, 2)
     return whole[:, 0] << 4 | whole[:, 1], scales
 
 
-def dequantize(packed: Tensor, scales: Tensor, levels: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+@functools.cache
+def level_table(device: torch.device) -> Tensor:
+    return torch.tensor(LEVELS, device=device)
+
+
+def dequantize_into(out_oi: Tensor, packed: Tensor, scales: Tensor) -> None:
+    """Write a whole matrix, which may be columns of something wider."""
+    levels = level_table(packed.device)
+    if packed.is_cuda:
+        from windlass.trainer.kernels.nf4 import dequantize_into as kernel
+
+        kernel(out_oi, packed, scales, levels)
+        return
     whole = torch.stack([packed >> 4, packed & 15], dim=1).reshape(-1, BLOCK)
-    return (levels[whole.int()] * scales[:, None]).to(dtype).reshape(shape)
+    out_oi.copy_((levels[whole.int()] * scales[:, None]).reshape(out_oi.shape))
 
 
-class NF4Product(torch.autograd.Function):
-    """`x W'` that brings W back in both passes, so that none of it is kept in between."""
+def dequantize(packed: Tensor, scales: Tensor, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
+    weight_oi = torch.empty(outputs, inputs, dtype=dtype, device=packed.device)
+    dequantize_into(weight_oi, packed, scales)
+    return weight_oi
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, packed: Tensor, scales: Tensor, levels: Tensor, shape: tuple[int, int]) -> Tensor:
-        ctx.save_for_backward(packed, scales, levels)
-        ctx.shape = shape
-        return x @ dequantize(packed, scales, levels, shape, x.dtype).T
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grad_outputs
-        packed, scales, levels = ctx.saved_tensors
-        return grad @ dequantize(packed, scales, levels, ctx.shape, grad.dtype), None, None, None, None
+@torch.library.custom_op("windlass::nf4_product", mutates_args=())
+def nf4_product(x_ni: Tensor, packed: Tensor, scales: Tensor, outputs: int) -> Tensor:
+    """`x W'`."""
+    return x_ni @ dequantize(packed, scales, outputs, x_ni.shape[1], x_ni.dtype).T
+
+
+@nf4_product.register_fake
+def _(x_ni: Tensor, packed: Tensor, scales: Tensor, outputs: int) -> Tensor:
+    return x_ni.new_empty(x_ni.shape[0], outputs)
+
+
+@torch.library.custom_op("windlass::nf4_product_backward", mutates_args=())
+def nf4_product_backward(grad_no: Tensor, packed: Tensor, scales: Tensor, inputs: int) -> Tensor:
+    return grad_no @ dequantize(packed, scales, grad_no.shape[1], inputs, grad_no.dtype)
+
+
+@nf4_product_backward.register_fake
+def _(grad_no: Tensor, packed: Tensor, scales: Tensor, inputs: int) -> Tensor:
+    return grad_no.new_empty(grad_no.shape[0], inputs)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x_ni, packed, scales, _outputs = inputs
+    ctx.save_for_backward(packed, scales)
+    ctx.inputs = x_ni.shape[1]
+
+
+def _backward(ctx: Any, grad_no: Tensor) -> tuple[Tensor | None, ...]:
+    return nf4_product_backward(grad_no, *ctx.saved_tensors, ctx.inputs), None, None, None
+
+
+nf4_product.register_autograd(_backward, setup_context=_save)
 
 
 def product(x: Tensor, weight: NF4Weight, bias: Tensor | None) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    out: Tensor = NF4Product.apply(x, weight.packed, weight.scales, weight.levels, weight.shape)
+    outputs, inputs = weight.shape
+    out: Tensor = nf4_product(x.reshape(-1, inputs), weight.packed, weight.scales, outputs)
+    out = out.reshape(*x.shape[:-1], outputs)
     return out if bias is None else out + bias

@@ -76,13 +76,16 @@ def after_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def use_bf16_copies(run: Run, ranks: Ranks) -> bool:
-    """Compute in bf16 weights whose fp32 masters only the optimizer sees: possible where nothing shards or averages."""
-    possible = run.train.precision == "bf16" and effective_sharding(run, ranks.world_size) == "none"
+    """Compute in bf16 weights whose fp32 masters only the optimizer sees: whole, or this rank's slices of them."""
+    sharding = effective_sharding(run, ranks.world_size)
+    possible = run.train.precision == "bf16" and sharding != "ddp" and not run.parallel.cpu_offload
     possible = possible and run.model.lora is None  # adapters are small, and frozen weights have no masters
     if run.train.bf16_weights and not possible:
+        offload = ", parallel.cpu_offload" if run.parallel.cpu_offload else ""
         raise UserError(
-            "train.bf16_weights needs one rank and bf16",
-            evidence=f"{ranks.world_size} ranks, {run.train.precision}",
+            "train.bf16_weights cannot be had here",
+            evidence=f"sharding {sharding}{offload}, {run.train.precision}{', model.lora' if run.model.lora else ''}",
+            cause="it needs bf16, no model.lora, no CPU offload, and sharding other than ddp",
             fix="train.bf16_weights=false",
         )
     return possible if run.train.bf16_weights is None else run.train.bf16_weights
@@ -114,7 +117,11 @@ EXPENSIVE = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.windlass.flash4.default,
+    torch.ops.windlass.flash4_documents.default,
     torch.ops.windlass.product_plus.default,
+    torch.ops.windlass.gathered_product.default,
+    torch.ops.windlass.nf4_product.default,
+    torch.ops.windlass.nf4_wide.default,
 }
 
 
@@ -122,8 +129,11 @@ def _keep_expensive(_context: SelectiveCheckpointContext, op: Any, *_args: Any, 
     return CheckpointPolicy.MUST_SAVE if op in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def shard(model: nn.Module, run: Run, ranks: Ranks) -> None:
-    """FSDP2: each block is a group of its own; embedding, head (tied or not) and final norm share the root's."""
+def shard(model: Any, run: Run, ranks: Ranks) -> None:
+    """FSDP2: each block is a group of its own; so are embedding and head, unless they are tied. The rest is the root's.
+
+    The head's gradient then leaves while the blocks go backward, and its weight comes while they go forward.
+    """
     options: dict[str, Any] = {
         "mesh": mesh(run, ranks),
         "offload_policy": CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
@@ -134,7 +144,16 @@ def shard(model: nn.Module, run: Run, ranks: Ranks) -> None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in blocks(model).values():
         fully_shard(block, reshard_after_forward=run.parallel.reshard_after_forward, **options)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if own_groups(embedding, head):
+        fully_shard(embedding, **options)
+        fully_shard(head, reshard_after_forward=False, **options)  # its backward pass is the next thing to happen
     fully_shard(model, **options)
+
+
+def own_groups(embedding: Any, head: Any) -> bool:
+    """Whether each is called as a module, so that FSDP2 sees it, and has a plain weight to itself."""
+    return type(embedding) is nn.Embedding and type(head) is nn.Linear and embedding.weight is not head.weight
 
 
 def mesh(run: Run, ranks: Ranks) -> DeviceMesh:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from windlass.spec.training import TrainSection
@@ -40,28 +41,38 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+@torch.no_grad()
+def compute_in_bf16(model: nn.Module) -> None:
+    """Turn every parameter into bf16, before the first pass. FSDP2 then gathers what it holds, without a cast."""
+    if isinstance(model, FSDPModule):
+        model._apply(lambda tensor: tensor.to(torch.bfloat16) if isinstance(tensor, DTensor) else tensor)
+        return
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+
+
 class AdamW:
     """Decoupled weight decay on matrices only."""
 
     def __init__(self, model: nn.Module, train: TrainSection, *, bf16_copies: bool, num_micro: int) -> None:
         self.train = train
         self.step = 0
-        self.slots = [
-            self._slot(name, parameter, bf16_copies, num_micro)
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        ]
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        masters = {name: one.detach().clone() for name, one in trained.items()} if bf16_copies else {}
+        if bf16_copies:
+            compute_in_bf16(model)
+            trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self.slots = [self._slot(name, one, masters.get(name), num_micro=num_micro) for name, one in trained.items()]
         device = self.slots[0].parameter.device
         self._on_gpu = device.type == "cuda"
         self._healthy = torch.ones((), dtype=torch.float32, device=device)
         self._norm_group = _norm_group(self.slots[0].parameter)
         self._cpu: torch.optim.AdamW | None = None
 
-    def _slot(self, name: str, parameter: nn.Parameter, bf16_copies: bool, num_micro: int) -> Slot:
-        master = parameter.detach().clone() if bf16_copies else parameter.detach()
-        if bf16_copies:
-            parameter.data = parameter.data.to(torch.bfloat16)
-        fp32_sum = torch.zeros_like(master) if bf16_copies and num_micro > 1 else None
+    def _slot(self, name: str, parameter: nn.Parameter, master: Tensor | None, *, num_micro: int) -> Slot:
+        """`master` is there where the model computes in bf16 copies."""
+        fp32_sum = torch.zeros_like(master) if master is not None and num_micro > 1 else None
+        master = parameter.detach() if master is None else master
         if fp32_sum is not None:
             parameter.register_post_accumulate_grad_hook(_move_gradient_to(fp32_sum))  # type: ignore[no-untyped-call]
         return Slot(

@@ -31,6 +31,13 @@ CONTESTANTS = (
     "windlass-sdpa",
     "torchtitan-autocast",
     "transformers-compiled",
+    "windlass-full",
+    "windlass-full-fp8",
+    "windlass-nf4",
+    "windlass-recompute",
+    "windlass-nf4-recompute",
+    "peft",
+    "peft-compiled",
 )
 DEFAULT_CONTESTANTS = CONTESTANTS[:3]
 
@@ -42,6 +49,8 @@ def runner(contestant: str) -> Callable[[Job], Row]:
         from benchmarks.gpu.contestants.own import run
     elif family == "torchtitan":
         from benchmarks.gpu.contestants.titan import run
+    elif family == "peft":
+        from benchmarks.gpu.contestants.adapters import run
     else:
         from benchmarks.gpu.contestants.plain import run
     return run

@@ -5,17 +5,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.gpu.contestants import Job
 from benchmarks.gpu.random_shards import write_random_shards
+from benchmarks.gpu.random_weights import random_weights
 from benchmarks.gpu.rows import Row, last_line, measured
 from windlass.runfolder import RunFolder, steps_of
 
 LOG_EVERY = 5  # on a GPU the trainer waits for the device, and so knows the time, at log lines alone
-VARIANTS = {"windlass-fp8": "train.fp8=true", "windlass-sdpa": "model.attention=sdpa"}  # torch's own attention
+SHARDED = "parallel.sharding=full"
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "windlass-fp8": ("train.fp8=true",),
+    "windlass-sdpa": ("model.attention=sdpa",),  # torch's own attention
+    "windlass-full": (SHARDED,),  # FSDP2 over one rank, as torchtitan
+    "windlass-full-fp8": (SHARDED, "train.fp8=true"),
+    "windlass-nf4": ("model.lora.quantize=nf4",),
+    "windlass-recompute": ("parallel.activation_checkpointing=full",),
+    "windlass-nf4-recompute": ("model.lora.quantize=nf4", "parallel.activation_checkpointing=full"),
+}
 NO_LAST_CHECKPOINT = "checkpoint.at_end=false"  # 15 GB that nobody reads
 
 
@@ -23,9 +36,8 @@ def run(job: Job) -> Row:
     warmup, timed = whole_windows(job.warmup), whole_windows(job.steps - job.warmup)
     run_file = job.folder / "bench.yaml"
     run_file.write_text(yaml.safe_dump(run_values(job, steps=warmup + timed)))
-    overrides = [NO_LAST_CHECKPOINT, *job.overrides]
-    if job.contestant in VARIANTS:
-        overrides.append(VARIANTS[job.contestant])
+    overrides = [NO_LAST_CHECKPOINT, *job.overrides, *VARIANTS.get(job.contestant, ())]
+    begun = time.time()
     train([str(run_file), *overrides], job)
     steps = steps_of(RunFolder(job.folder / "runs" / "bench"))
     # Every step of a window carries the window's mean time: one of them stands for it.
@@ -43,6 +55,7 @@ def run(job: Job) -> Row:
         peak_flops=1.0 if share else None,
         peak_gib=last["memory_gib"],
         loss=last["loss"],
+        first_step_s=steps[1]["time"] - begun,
     )
 
 
@@ -54,12 +67,20 @@ def run_values(job: Job, *, steps: int) -> dict[str, Any]:
     point = job.point
     shards = job.folder / "shards"
     tokenizer = write_random_shards(
-        shards, vocabulary=point.config()["vocab_size"], sequences=steps * point.batch, length=point.length
+        shards,
+        vocabulary=point.config()["vocab_size"],
+        sequences=steps * point.batch,
+        length=point.length,
+        documents=point.documents,
     )
+    model: dict[str, Any] = {"preset": point.preset, "config": point.changes}
+    if point.lora:
+        model = {"path": str(random_weights(point)), "init": "pretrained", "lora": {"rank": point.lora}}
+    data = {"source": str(shards), "tokenizer": str(tokenizer), "sequence_length": point.length}
     return {
         "name": "bench",
-        "model": {"preset": point.preset, "config": point.changes},
-        "data": {"source": str(shards), "tokenizer": str(tokenizer), "sequence_length": point.length},
+        "model": model,
+        "data": data | {"document_mask": bool(point.documents)},
         "train": {
             "steps": steps,
             "global_batch": point.batch,
@@ -78,7 +99,8 @@ def run_values(job: Job, *, steps: int) -> dict[str, Any]:
 
 
 def train(arguments: list[str], job: Job) -> None:
-    environment = os.environ | {"WINDLASS_RUNS": str(job.folder / "runs"), "WINDLASS_CACHE": str(job.folder / "cache")}
+    cache = Path(tempfile.gettempdir()) / "windlass-bench-gpu" / "cache"  # contestants share it: compiled kernels
+    environment = os.environ | {"WINDLASS_RUNS": str(job.folder / "runs"), "WINDLASS_CACHE": str(cache)}
     trainer = subprocess.Popen(
         [sys.executable, "-m", "windlass.trainer", *arguments],
         env=environment,

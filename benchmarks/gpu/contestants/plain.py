@@ -34,14 +34,15 @@ def run(job: Job) -> Row:
         optimizer.zero_grad()
         return loss.detach()
 
-    step_s, loss = time_steps(step, job.point, vocabulary=config.vocab_size, steps=job.steps, warmup=job.warmup)
+    timed = time_steps(step, job.point, vocabulary=config.vocab_size, steps=job.steps, warmup=job.warmup)
     return measured(
         job.contestant,
         job.point.name,
-        step_s,
+        timed.step_s,
         tokens=job.point.tokens,
         flops_per_token=flops,
         peak_flops=peak_flops(),
         peak_gib=peak_gib(),
-        loss=loss,
+        loss=timed.loss,
+        first_step_s=timed.first_step_s,
     )

@@ -23,6 +23,7 @@ def _adamw_kernel(  # type: ignore[no-untyped-def]
     epsilon,
     size,
     BLOCK: tl.constexpr,  # noqa: N803
+    COPY: tl.constexpr,  # noqa: N803  the weight is not the master itself
 ):
     """`scalars` lives on the device: gradient scale, learning rate, the two bias corrections, 1 if the step counts."""
     if tl.load(scalars + 4) == 0.0:  # the gradient was not finite: leave everything as it is
@@ -42,7 +43,8 @@ def _adamw_kernel(  # type: ignore[no-untyped-def]
     tl.store(master + offsets, p, mask=inside)
     tl.store(first + offsets, m, mask=inside)
     tl.store(second + offsets, v, mask=inside)
-    tl.store(weight + offsets, p, mask=inside)
+    if COPY:
+        tl.store(weight + offsets, p, mask=inside)
 
 
 def adamw_step(
@@ -72,5 +74,6 @@ def adamw_step(
         epsilon,
         size,
         BLOCK=BLOCK,
+        COPY=weight.data_ptr() != master.data_ptr(),
         num_warps=4,
     )

@@ -7,6 +7,7 @@ Shapes: B sequences, T tokens, N tokens of all sequences, H query heads, G key a
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from typing import Any
 
@@ -240,7 +241,7 @@ def _(
 def _apart(bounds: Tensor) -> list[slice]:
     """The tokens of each document."""
     ends = bounds.tolist()
-    return [slice(begin, end) for begin, end in zip(ends, ends[1:], strict=False)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 @flash4_documents.register_kernel("cpu")

@@ -13,14 +13,23 @@ PROGRAMS_PER_PROCESSOR = 4  # each adds up the weight's gradient over its own ro
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _norm_kernel(x, weight, out, epsilon, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    row = tl.program_id(0).to(tl.int64) * width
+def _norm_kernel(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    out,
+    epsilon,
+    width,
+    out_stride,
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    number = tl.program_id(0).to(tl.int64)
+    row = number * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     values = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
     scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(values * values, axis=0) / width + epsilon)
-    tl.store(out + row + columns, values * inverse * scales, mask=inside)
+    tl.store(out + number * out_stride + columns, values * inverse * scales, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -34,6 +43,7 @@ def _norm_backward_kernel(  # type: ignore[no-untyped-def]
     epsilon,
     num_rows,
     width,
+    grad_stride,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     first, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
@@ -42,9 +52,10 @@ def _norm_backward_kernel(  # type: ignore[no-untyped-def]
     scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     part = tl.zeros([BLOCK], dtype=tl.float32)
     for turn in tl.range(0, tl.cdiv(num_rows - first, step), num_stages=3):
-        row = (first + turn * step) * width
+        number = first + turn * step
+        row = number * width
         values = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
-        grads = tl.load(gradient + row + columns, mask=inside, other=0.0).to(tl.float32)
+        grads = tl.load(gradient + number * grad_stride + columns, mask=inside, other=0.0).to(tl.float32)
         others = tl.load(added + row + columns, mask=inside, other=0.0).to(tl.float32)
         inverse = tl.rsqrt(tl.sum(values * values, axis=0) / width + epsilon)
         normed = values * inverse
@@ -55,23 +66,27 @@ def _norm_backward_kernel(  # type: ignore[no-untyped-def]
     tl.store(parts + first * width + columns, part, mask=inside)
 
 
-def norm(x_nd: Tensor, weight_d: Tensor, epsilon: float) -> Tensor:
-    out_nd = torch.empty_like(x_nd)
+def norm(x_nd: Tensor, weight_d: Tensor, epsilon: float, *, out_nd: Tensor | None = None) -> Tensor:
+    """`out_nd` may be columns of something wider."""
+    out_nd = torch.empty_like(x_nd) if out_nd is None else out_nd
     rows, width = x_nd.shape
-    _norm_kernel[(rows,)](x_nd, weight_d, out_nd, epsilon, width, **_shape(width))
+    _norm_kernel[(rows,)](x_nd, weight_d, out_nd, epsilon, width, out_nd.stride(0), **_shape(width))
     return out_nd
 
 
 def norm_backward(
     grad_nd: Tensor, added_nd: Tensor, x_nd: Tensor, weight_d: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of `x_nd`, to which `added_nd` is added, and that of the weight."""
+    """The gradient of `x_nd`, to which `added_nd` is added, and that of the weight.
+
+    `grad_nd` may be columns of something wider.
+    """
     rows, width = x_nd.shape
     programs = min(rows, PROGRAMS_PER_PROCESSOR * _processors(x_nd.device))
     grad_x_nd = torch.empty_like(x_nd)
     parts_pd = torch.empty(programs, width, dtype=torch.float32, device=x_nd.device)
     _norm_backward_kernel[(programs,)](
-        grad_nd, added_nd, x_nd, weight_d, grad_x_nd, parts_pd, epsilon, rows, width, **_shape(width)
+        grad_nd, added_nd, x_nd, weight_d, grad_x_nd, parts_pd, epsilon, rows, width, grad_nd.stride(0), **_shape(width)
     )
     return grad_x_nd, parts_pd.sum(dim=0).to(weight_d.dtype)
 
