@@ -200,6 +200,10 @@ def describe_event(record: dict[str, Any]) -> str | None:
             return f"submitted as job {record['job']}" + (f" through {record['host']}" if record.get("host") else "")
         case "requeue":
             return f"back to the queue: {record.get('why')}"
+        case "job-left":
+            return f"job {record.get('job')} started nothing: {record.get('why')}"
+        case "stop-refused":
+            return f"could not be stopped: {record.get('why')}"
         case "node-lost":
             return f"lost node {record.get('node')}" + (f": {record['why']}" if record.get("why") else "")
         case "checkpoint":

@@ -21,7 +21,7 @@ from windlass.targets.local.state import is_running, told_end
 from windlass.targets.local.tail import Tail
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 from windlass.targets.slurm import checks, queue, render, state
-from windlass.targets.slurm.commands import Commands, NoAnswerError, ignored_options
+from windlass.targets.slurm.commands import CONTROLLER_GONE, Commands, NoAnswerError, ignored_options
 from windlass.targets.slurm.render import Place, SlurmRequest
 
 SCRIPT_FILE = "job.sbatch"
@@ -146,6 +146,8 @@ class SlurmTarget:
         told = told_end(job.folder)
         if submitted is None:
             return told or JobStatus("waiting", reason="not submitted")
+        if not submitted.belongs_to(job.folder):
+            return told or state.status_of_copy(job.folder, submitted)
         if submitted.number is None:
             try:
                 known = self._find(job.folder, submitted)
@@ -156,8 +158,6 @@ class SlurmTarget:
             submitted, told = known, None
         if told is not None:
             return told
-        if not submitted.belongs_to(job.folder):
-            return state.status_of_copy(job.folder, submitted)
         try:
             status = state.status_of(job.folder, submitted, self._ask(submitted))
         except NoAnswerError as error:
@@ -244,7 +244,9 @@ class SlurmTarget:
     def _may_submit(self, job: JobRef) -> bool:
         """Whether no job may train in the folder, now or later. Raises where only Slurm could say, and it does not."""
         submitted = state.SubmittedJob.of(job.folder)
-        if submitted is not None and submitted.number is None:
+        if submitted is None or not submitted.belongs_to(job.folder):
+            return True
+        if submitted.number is None:
             submitted = self._find(job.folder, submitted, patience=IN_FLIGHT_SECONDS, is_locked=True)
         return submitted is None or self.status(job).ended
 
@@ -294,6 +296,8 @@ class SlurmTarget:
             answer = commands.call(*request.command(str(intent.submission)), text=request.script)
             complaint = answer.complaint
         except NoAnswerError as error:
+            if any(sign in (error.evidence or "") for sign in CONTROLLER_GONE):
+                raise UserError(error.what, evidence=error.evidence) from None  # it was never sent
             answer, complaint = None, "\n".join(filter(None, (error.what, error.evidence)))
         if answer is not None and answer.code == 0:
             number = queue.parse_sbatch(answer.out)

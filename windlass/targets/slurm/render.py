@@ -284,7 +284,7 @@ while :; do
         wait "$step"
         code=$?
     fi
-    verdict=$({at_most}"${{here[@]}}" end "$folder" --attempt="${ATTEMPT_VARIABLE}" --code="$code" \
+    verdict=$({at_most}"${{here[@]}}" end "$folder" --attempt="${ATTEMPT_VARIABLE}" --code="$code" \\
         --limit-near="$limit_near" --restarts="$restarts" --facts="$(facts)")
     if [ -z "$verdict" ]; then # nobody decided: the container did not start, or was killed
         if happened finished; then
