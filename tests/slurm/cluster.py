@@ -6,6 +6,7 @@ the file system is shared. Needs root and Debian's slurm-wlm, slurmdbd, slurm-wl
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 NETWORK = "10.79.0"
@@ -122,6 +124,16 @@ class Cluster:
         while pids := self.processes(node):
             _kill_all(pids)
             time.sleep(0.05)
+
+    @contextlib.contextmanager
+    def frozen_controller(self) -> Iterator[None]:
+        """A controller that takes connections and answers none of them."""
+        controller = self.daemons["slurmctld"]
+        controller.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            controller.send_signal(signal.SIGCONT)
 
     def revive(self, node: str) -> None:
         """Wait until a node takes jobs again, whatever was done to it."""

@@ -6,6 +6,7 @@ from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import parse_run
 from windlass.targets.local.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget
 from windlass.targets.slurm.attempt import JobFacts, Requeue, begin, budget_of, end, follow_up
+from windlass.targets.slurm.state import SubmittedJob
 
 RUNNING, REQUEUED, CANCELLED = JobFacts("RUNNING", 0), JobFacts("COMPLETING", 1), JobFacts("COMPLETING", 0)
 SAVED = [{"event": "checkpoint", "step": 8}, {"event": "preempted", "step": 8}]
@@ -98,7 +99,12 @@ def folder(tmp_path):
     )
     made = RunFolder(tmp_path / "r")
     made.create(run)
+    belongs_to(made, "7")
     return made
+
+
+def belongs_to(folder, job):
+    SubmittedJob(job).write(folder)
 
 
 def test_begin_counts_and_gives_up(folder, capsys):
@@ -112,6 +118,7 @@ def test_begin_counts_and_gives_up(folder, capsys):
     last = list(read_json_lines(folder.history))[-1]
     assert (last["event"], last["state"], last["code"]) == ("exit", "failed", 1)
     assert "2 restarts without a new checkpoint" in last["reason"]
+    belongs_to(folder, "8")
     assert begin(folder, job="8", port=None) == 0  # submitted again by somebody
 
 

@@ -52,7 +52,7 @@ CASES = {
         Place(Path("/fsx/it's 100% mine"), Path("/fsx/my work"), "/fsx/my env/bin/python"),
         faults="kill:rank=1,step=6",
     ),
-    "sweep": lambda: render_sweep("llama", [make(), make()], [0, 2], PLACE),
+    "sweep": lambda: render_sweep("llama", [make(), make()], [0, 2], PLACE)[0],
 }
 
 
@@ -66,7 +66,7 @@ def test_golden(case):
 
 def test_what_is_printed_is_what_is_sent():
     request = CASES["gpus"]()
-    assert str(request) == f"# sbatch --parsable < the following\n{request.script}"
+    assert str(request) == f"# sbatch --parsable --comment=windlass:SUBMISSION < the following\n{request.script}"
     assert request.as_dict()["script"] == request.script
 
 
@@ -159,13 +159,14 @@ def test_gpus_in_gres(gres, count):
 
 
 def test_queue_and_accounting():
-    assert parse_queue("12\x1fPENDING\x1fResources\n13_2\x1fRUNNING\x1fNone\n") == {
+    assert parse_queue("Welcome!\x1f12\x1fPENDING\x1fResources\n\x1f13_2\x1fRUNNING\x1fNone\n") == {
         "12": QueuedJob("PENDING", "Resources"),
         "13_2": QueuedJob("RUNNING", "None"),
     }
-    assert parse_accounting("CANCELLED by 1000|0:15\n") == QueuedJob("CANCELLED", exit_code=0)
-    assert parse_accounting("FAILED|75:0\n") == QueuedJob("FAILED", exit_code=75)
-    assert parse_accounting("") is None
+    cancelled = "c\x1f12\x1fCANCELLED by 1000\x1f0:15\nc\x1f13\x1fCOMPLETED\x1f0:0\n"
+    assert parse_accounting(cancelled, "12") == QueuedJob("CANCELLED", exit_code=0)
+    assert parse_accounting("Welcome\nc\x1f12\x1fFAILED\x1f75:0\nBye\n", "12") == QueuedJob("FAILED", exit_code=75)
+    assert parse_accounting("", "12") is None
 
 
 @pytest.mark.parametrize(

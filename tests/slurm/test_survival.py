@@ -5,11 +5,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
-from tests.slurm.conftest import EVERY, HELD_STEP, STEPS, events, hold, job_of, losses, wait
+from tests.slurm.conftest import EVERY, HELD_STEP, STEPS, Bench, events, hold, job_of, losses, wait
+from windlass.runfolder import steps_of
 from windlass.targets.slurm import queue
 from windlass.targets.slurm.commands import Commands
 
@@ -144,6 +146,63 @@ def test_a_killed_rank_is_restarted_on_the_same_nodes(bench, cluster, undisturbe
     died = next(one for one in events(folder, "rank-died") if one["first"])
     assert (died["rank"], died["signal"]) == (1, "SIGKILL")
     assert "Restarts=0" in cluster.ask("scontrol", "show", "job", "-o", job_of(folder))
+
+
+def test_neither_a_blip_nor_a_refused_stop_nor_another_jobs_variables_end_a_run(bench, cluster, undisturbed):
+    """Submitted from inside a requeued job, with an empty environment; followed while the controller is frozen."""
+    bench.environment |= {"SLURM_RESTART_COUNT": "3", "SLURM_NTASKS": "7", "SLURM_CPU_BIND": "map_cpu:99"}
+    holds = f"sleep:rank=0,step={HELD_STEP},seconds=12;kill:rank=1,step={HELD_STEP + 1};sleep:rank=0,step=11,seconds=3"
+    setup = f"target.slurm.setup=[export PYTHONPATH={bench.environment['PYTHONPATH']}]"
+    command = ["run", bench.file, "name=steady", "--on", "slurm", "--nodes", "2", "--inject", holds, setup, "--json"]
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "windlass.cli.main", *map(str, command), "target.slurm.sbatch=[--export=NONE]"],
+        cwd=bench.folder, env=bench.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    folder = bench.run_folder("steady")
+    bench.wait_for_step(folder, HELD_STEP - 1)
+
+    refusing = bench.folder / "bin"
+    refusing.mkdir()
+    (refusing / "scancel").write_text("#!/bin/sh\necho 'scancel: error: Access/permission denied' >&2; exit 1\n")
+    (refusing / "scancel").chmod(0o755)
+    here = Bench(bench.folder, bench.environment | {"PATH": f"{refusing}:{bench.environment['PATH']}"})
+    stopped = here.windlass("stop", "steady")
+    assert (stopped.returncode, "could not be stopped" in stopped.stderr) == (1, True), stopped
+
+    with cluster.frozen_controller():
+        shown = bench.show("steady")
+        assert (shown["state"], "this is what the run itself wrote down" in shown["reason"]) == ("running", True), shown
+    # rank 1 dies, and is restarted although somebody had asked for the end
+    wait(lambda: max(steps_of(folder), default=0) >= 10, "restarted", folder, 60)
+    cluster.ask("scontrol", "requeue", job_of(folder))
+    wait(lambda: bench.show("steady")["state"] == "waiting", "back in the queue", folder, 30)
+    out, err = follower.communicate(timeout=180)
+    assert follower.returncode == 0, (out, err)
+    assert [one["attempt"] for one in events(folder, "launched")] == [1, 2, 3]
+    assert not [one for one in events(folder, "exit") if one["state"] != "finished"]
+    assert losses(folder) == undisturbed(2)
+
+
+def test_a_container_that_does_not_start_near_the_end(bench, cluster):
+    """Pyxis is not here: its options are taken out before srun sees them, and `end` is refused once."""
+    site = bench.folder / "pyxis"
+    site.mkdir()
+    (site / "srun").write_text(
+        "#!/bin/bash\n"
+        f'case " $* " in *" end "*) if rm {site}/refuse 2>/dev/null; then\n'
+        '    echo "srun: error: Unable to create step: Job/step already completing" >&2; exit 1; fi ;; esac\n'
+        'words=(); for word in "$@"; do case $word in --container-*) ;; *) words+=("$word") ;; esac; done\n'
+        f'exec {cluster.ask("which", "srun")} "${{words[@]}}"\n'
+    )
+    (site / "srun").chmod(0o755)
+    inside = [f"target.slurm.setup=[export PATH={site}:$PATH]", f"target.slurm.environment={sys.prefix}"]
+    folder = disturbed(bench, "boxed", 1, "target.slurm.container=/image.sqsh", *inside)
+    (site / "refuse").touch()
+    cluster.ask("scancel", "--signal=TERM", job_of(folder))
+    end = bench.wait_for_end("boxed")
+    assert (end["state"], end["exit_code"], end["step"], end["attempt"]) == ("finished", 0, STEPS, 2), end
+    assert events(folder, "resumed")[-1]["step"] == events(folder, "preempted")[-1]["step"]
+    assert not (site / "refuse").exists()
 
 
 def test_an_error_that_would_come_again_is_not_tried_again(bench, cluster):

@@ -169,6 +169,34 @@ def test_a_sweep_is_one_array_with_a_folder_per_run(bench, cluster):
     assert [one["submitted"] for one in json.loads(again.stdout)] == [False, False]
 
 
+def test_a_sweep_over_resources_asks_for_each_runs_own(bench, cluster):
+    """And what variables say to sbatch changes nothing."""
+    bench.environment |= {"SBATCH_PARTITION": "pair", "SBATCH_TIMELIMIT": "7", "SBATCH_SIGNAL": "INT@9"}
+    bench.environment |= {"SBATCH_NO_REQUEUE": "1", "SBATCH_ARRAY_INX": "5-9", "SQUEUE_PARTITION": "spot"}
+    sweep = ["--sweep", "resources.nodes=1,2,1", "--sweep", "checkpoint.grace_seconds=15,40"]
+    options = ["target.slurm.sbatch=[--hold, '--comment=\"for the lab\"']", "target.slurm.time=4h"]
+    answer = bench.windlass("run", bench.file, "name=sizes", "--on", "slurm", *options, *sweep)
+    assert answer.returncode == 0, answer
+    assert "SBATCH_PARTITION, SBATCH_SIGNAL, SBATCH_TIMELIMIT: set here, and not used" in answer.stderr
+    fields = "ArrayTaskId", "Partition", "TimeLimit", "NumNodes", "Requeue", "Comment"
+    jobs = [job_of(bench.run_folder(f"sizes-{index}")) for index in range(6)]
+    try:
+        assert len({job.split("_")[0] for job in jobs}) == 4, jobs  # one array for each pair of values
+        for index, job in enumerate(jobs):
+            shown = cluster.ask("scontrol", "show", "job", "-o", job)
+            said = dict(word.partition("=")[::2] for word in shown.split() if word.partition("=")[0] in fields)
+            assert said["Partition"] == "debug", shown
+            assert (said["TimeLimit"], said["Requeue"]) == ("04:00:00", "1"), shown
+            assert said["NumNodes"].split("-")[0] == ("1", "1", "2", "2", "1", "1")[index], shown
+            assert "Comment=for the lab windlass:" in shown
+            lead = (bench.run_folder(f"sizes-{index}").path / "job.sbatch").read_text()
+            assert f"--signal=B:USR1@{(30, 70)[index % 2]}" in lead
+        other = bench.windlass("run", bench.file, "name=sizes", "--on", "slurm", *options, *sweep, "train.grad_clip=3")
+        assert (other.returncode, "--fresh" in other.stderr, "name=OTHER" in other.stderr) == (2, False, True), other
+    finally:
+        cluster.ask("scancel", "--name=sizes")
+
+
 @pytest.fixture
 def login_node(cluster, tmp_path):
     """A real sshd on this machine with a key and a configuration that are thrown away."""
@@ -183,7 +211,9 @@ def login_node(cluster, tmp_path):
     (home / "sshd_config").write_text(
         f"ListenAddress 127.0.0.1:{port}\nHostKey {home}/host\nAuthorizedKeysFile {home}/authorized_keys\n"
         f"PidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n"
-        f"SetEnv SLURM_CONF={cluster.conf}\n"
+        f"SetEnv SLURM_CONF={cluster.conf} SBATCH_PARTITION=pair SQUEUE_STATES=SUSPENDED PYTHONPATH={os.getcwd()}\n"
+        # a shell that greets, as many login nodes have it; the second greeting does not end its line
+        """ForceCommand echo "Welcome! 12 users"; printf "news: "; eval "$SSH_ORIGINAL_COMMAND"; echo bye 7\n"""
     )
     (home / "config").write_text(
         f"Host login\n  HostName 127.0.0.1\n  Port {port}\n  User {getpass.getuser()}\n  IdentityFile {home}/user\n"
@@ -219,4 +249,5 @@ def test_everything_over_ssh(bench, cluster, login_node):
     assert events(folder, "preempted")
     assert "step" in bench.windlass("logs", "far", "--rank", "0").stdout
     job = job_of(folder)
+    assert cluster.ask("squeue", "-h", "-t", "all", "-j", job, "-o", "%P") == "debug"
     wait(lambda: cluster.ask("sacct", "-nPX", "-j", job, "-o", "State,ExitCode") == "FAILED|75:0", "code", folder, 30)

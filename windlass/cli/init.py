@@ -34,7 +34,7 @@ GPUS = {"train": {"steps": 1000, "global_batch": 32, "learning_rate": "3e-4"}, "
 @click.command(short_help="Write a run file to start from.")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option("--task", type=click.Choice(list(TASKS)), default="pretrain", show_default=True)
-@click.option("--preset", shell_complete=complete_preset, help="Model preset; --list names them.  [default: llama-tiny]")
+@click.option("--preset", shell_complete=complete_preset, help="Model preset; --list names them.")
 @click.option("--model", help="A pretrained model instead: hub id or folder, runs/NAME/export say.")
 @click.option("--data", "source", help="Data source: corpus:austen, a file, a folder, a glob, hf:NAME.")
 @click.option("--list", "list_presets", is_flag=True, help="List the model presets.")

@@ -1,4 +1,4 @@
-"""`windlass run --sweep KEY=A,B`: one run per combination of values, sent as one array."""
+"""`windlass run --sweep KEY=A,B`: one run per combination of values, as one array for all that need the same."""
 
 from __future__ import annotations
 
@@ -39,28 +39,34 @@ def run_sweep(
     elements: list[tuple[int, tuple[str, ...], Prepared]] = []
     for index, settings in enumerate(combinations(sweeps)):
         named = f"name={base.name}-{index}"
-        elements.append((index, settings, prepare(run_file, [*changes, *settings, named], faults=faults)))
+        elements.append((index, settings, _prepared(run_file, [*changes, *settings, named], faults)))
+    for warning in dict.fromkeys(warning for _, _, one in elements for warning in one.warnings):
+        click.echo(f"warning: {warning}", err=True)
     left = [(index, one) for index, _, one in elements if not one.is_finished and not one.is_running]
     runs, indices = [one.run for _, one in left], [index for index, _ in left]
-    request = where.render_sweep(base.name, runs, indices, faults=faults) if left else None
+    requests = where.render_sweep(base.name, runs, indices, faults=faults) if left else []
     if dry_run:
         if as_json:
             print_json(
-                {"runs": [run.model_dump(mode="json") for run in runs], "request": request and request.as_dict()}
+                {
+                    "runs": [run.model_dump(mode="json") for run in runs],
+                    "requests": [request.as_dict() for request in requests],
+                }
             )
         else:
-            click.echo(str(request) if request else "nothing to submit: every run is finished or under way")
+            nothing = "nothing to submit: every run is finished or under way"
+            click.echo("\n".join(map(str, requests)) if requests else nothing)
         return ExitCode.OK
-    if request is not None:
-        where.submit_all(runs, request)
+    # somebody else may have submitted some of them in the meantime
+    submitted = {job.name for job in where.submit_all(runs, requests)}
     rows: list[dict[str, Any]] = [
         {
             "name": one.run.name,
             "settings": list(settings),
             "folder": str(one.folder.path),
-            "submitted": index in indices,
+            "submitted": one.run.name in submitted,
         }
-        for index, settings, one in elements
+        for _, settings, one in elements
     ]
     if as_json:
         print_json(rows)
@@ -71,6 +77,15 @@ def run_sweep(
     )
     click.echo("  windlass ls    shows them all")
     return ExitCode.OK
+
+
+def _prepared(run_file: str, changes: Sequence[str], faults: str | None) -> Prepared:
+    try:
+        return prepare(run_file, changes, faults=faults)
+    except UserError as error:
+        if "--fresh" in (error.fix or ""):  # which a sweep does not take
+            error.fix = "name=OTHER    begins another sweep beside this one"
+        raise
 
 
 def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:

@@ -9,7 +9,9 @@ from pydantic import field_validator, model_validator
 
 from windlass.spec.section import Section
 
-SLURM_TIME = re.compile(r"\d+(min|h|d)|\d+(:\d{1,2}){1,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE")
+SLURM_TIME = re.compile(
+    r"[0-9]{1,9}(min|h|d)|[0-9]{1,9}(:[0-9]{1,2}){1,2}|[0-9]{1,9}-[0-9]{1,2}(:[0-9]{1,2}){0,2}|UNLIMITED|INFINITE"
+)
 
 
 class SlurmOptions(Section):

@@ -119,12 +119,12 @@ class CanExec(Protocol):
 
 @runtime_checkable
 class CanSweep(Protocol):
-    """A target that takes many runs, which differ in a few keys, as one request."""
+    """A target that takes many runs, which differ in a few keys, as few requests; it returns the jobs that are new."""
 
     def render_sweep(
         self, name: str, runs: Sequence[Run], indices: Sequence[int], *, faults: str | None = None
-    ) -> Any: ...
-    def submit_all(self, runs: Sequence[Run], request: Any) -> Sequence[JobRef]: ...
+    ) -> Sequence[Any]: ...
+    def submit_all(self, runs: Sequence[Run], requests: Sequence[Any]) -> Sequence[JobRef]: ...
 
 
 @runtime_checkable

@@ -1,18 +1,21 @@
 """What the batch script asks before and after each start of the ranks: `python -m windlass.targets.slurm.attempt`.
 
 `begin FOLDER` writes down that ranks are being started, and prints the attempt's number and a free port; it refuses
-when too many starts came to nothing. `end FOLDER` reads what the ranks left and prints what follows: `exit CODE`,
-`restart` (in this stay on the nodes) or `requeue`. `refused FOLDER` writes down that Slurm would not requeue the job.
+when the folder belongs to another job, or when too many starts came to nothing. `end FOLDER` reads what the ranks left
+and prints what follows: `exit CODE`, `restart` (in this stay on the nodes) or `requeue`. `refused FOLDER` writes down
+that Slurm would not requeue the job.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +25,13 @@ from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.targets.local.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide, parse_deaths
 from windlass.targets.local.tail import Tail
-from windlass.targets.slurm.state import is_full
+from windlass.targets.slurm.render import comment_of
+from windlass.targets.slurm.state import SubmittedJob, is_full, lock
 
 Event = Mapping[str, Any]
 LAUNCHER_LOGS = "launcher-*.log"
 NO_SPACE = "No space left on device"
+RECORD_SECONDS = 60.0  # for the client that called sbatch to write down the job's number
 # What torchrun and srun say when nodes could not be reached or did not meet: worth another start.
 NODE_TROUBLE = re.compile(
     r"Rendezvous(Timeout|Connection|Closed)Error|Unable to create step|Node failure|launch failed"
@@ -44,8 +49,10 @@ class JobFacts:
 
     @classmethod
     def parse(cls, line: str, *, asked_restarts: int) -> JobFacts:
-        found = dict(re.findall(r"\b(JobState|Restarts)=(\S+)", line))
-        return cls(found.get("JobState", "UNKNOWN"), int(found.get("Restarts", asked_restarts)), asked_restarts)
+        found = dict(re.findall(r"(?<!\S)(JobState|Restarts)=(\S+)", line))
+        restarts = found.get("Restarts", "")
+        count = int(restarts) if re.fullmatch(r"[0-9]{1,9}", restarts) else asked_restarts
+        return cls(found.get("JobState", "UNKNOWN"), count, asked_restarts)
 
     @property
     def requeued(self) -> bool:
@@ -114,7 +121,34 @@ def budget_of(history: Sequence[Event], allowed: int) -> RestartBudget:
     return budget
 
 
-def begin(folder: RunFolder, *, job: str, port: int | None) -> int:
+def is_recorded(folder: RunFolder, *, job: str, facts: str, patience: float = RECORD_SECONDS) -> bool:
+    """Whether a run folder belongs to this job; makes it so where it was submitted and its number is not known yet."""
+    deadline = time.monotonic() + patience
+    while True:
+        recorded = SubmittedJob.of(folder)
+        if recorded is None or recorded.number is not None:
+            return recorded is not None and recorded.number == job
+        carries_it = recorded.submission is not None and comment_of(recorded.submission) in facts
+        # who submitted holds the lock until the number is written down; who else takes it may submit another job
+        with contextlib.suppress(OSError), lock(folder, patience=0) as is_held:  # some file systems know no locks
+            if is_held and SubmittedJob.of(folder) == recorded:
+                if carries_it:
+                    recorded.confirm(folder, job)
+                return carries_it
+        if time.monotonic() > deadline:  # who submitted hangs
+            return carries_it
+        time.sleep(0.2)
+
+
+def begin(folder: RunFolder, *, job: str, port: int | None, facts: str = "") -> int:
+    if not is_recorded(folder, job=job, facts=facts):
+        recorded = SubmittedJob.of(folder)
+        whose = f"it belongs to job {recorded.number or '(not confirmed)'}" if recorded else "no job is recorded there"
+        print(
+            f"windlass: {job} is not the job of this run: {folder.path}: {whose}; nothing is started", file=sys.stderr
+        )
+        folder.record("job-left", job=job, why=f"{job} is not the job of this run: {whose}")
+        return ExitCode.BAD_INPUT
     history = list(read_json_lines(folder.history))
     allowed = folder.load_run().target.max_restarts
     # "restart" announces the attempt that begins now
@@ -158,7 +192,7 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
         events=since,
         errors=folder.errors(attempt),
         deaths=deaths,
-        stop_requested=any(one.get("event") == "stop-requested" for one in since),
+        stop_requested=is_stop_requested(since),
     )
     job = JobFacts.parse(facts, asked_restarts=restarts)
     verdict = follow_up(
@@ -191,6 +225,12 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
         case None:
             print(f"exit {int(ExitCode.PREEMPTED)}")
     return ExitCode.OK
+
+
+def is_stop_requested(since: Sequence[Event]) -> bool:
+    """Whether somebody asked for the end, and Slurm did not refuse to pass it on."""
+    words = [one.get("event") for one in since if one.get("event") in ("stop-requested", "stop-refused")]
+    return bool(words) and words[-1] == "stop-requested"
 
 
 def _write_down(folder: RunFolder, attempt: int, ended: AttemptEnd, verdict: Done | Restart | Requeue | None) -> None:
@@ -232,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="windlass.targets.slurm.attempt", description=__doc__)
     words = parser.add_subparsers(dest="word", required=True)
     accepted: dict[str, dict[str, type]] = {
-        "begin": {"job": str, "port": int},
+        "begin": {"job": str, "facts": str, "port": int},
         "end": {"attempt": int, "code": int, "limit-near": int, "restarts": int, "facts": str},
         "refused": {"why": str},
     }
@@ -245,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = RunFolder(asked.folder)
     match asked.word:
         case "begin":
-            return begin(folder, job=asked.job, port=asked.port)
+            return begin(folder, job=asked.job, port=asked.port, facts=asked.facts)
         case "end":
             near = bool(asked.limit_near)
             facts, restarts = asked.facts, asked.restarts

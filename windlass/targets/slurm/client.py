@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
+import re
+import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from windlass.errors import ExitCode, UserError
+from windlass.errors import ExitCode, NoAnswerError, UserError
 from windlass.runfolder import RunFolder, runs_root, write_atomically
 from windlass.spec import Run
 from windlass.targets.local.client import LOCK_FILE
@@ -21,20 +21,33 @@ from windlass.targets.local.state import is_running, told_end
 from windlass.targets.local.tail import Tail
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 from windlass.targets.slurm import checks, queue, render, state
-from windlass.targets.slurm.commands import Commands
+from windlass.targets.slurm.commands import CONTROLLER_GONE, Commands, ignored_options
 from windlass.targets.slurm.render import Place, SlurmRequest
 
 SCRIPT_FILE = "job.sbatch"
 ASK_SECONDS = 2.0  # between two questions about one job: a controller serves many users
+RETRY_SECONDS = 10.0  # before a Slurm that did not answer is asked again
 POLL_SECONDS = 0.2
+LOCK_SECONDS = 60.0  # for somebody else to submit the same run
+SEARCH_SECONDS = 60.0  # for Slurm to say whether it took a job that sbatch could not confirm
+IN_FLIGHT_SECONDS = 4.0  # in which a request that sbatch gave up waiting for still becomes a job
 END_SECONDS = 90.0  # for Slurm to end a job it was told to
+
+
+# What sbatch says when its request, or the answer to it, may have got lost.
+LOST_ON_THE_WAY = re.compile(
+    r"timed out|Zero Bytes were transmitted|[Cc]onnection|[Cc]ommunication|[Tt]ransport|[Tt]ermina|[Ii]nterrupt|standby"
+)
 
 
 @dataclass
 class SlurmTarget:
     """A Slurm cluster."""
 
-    _asked: dict[state.SubmittedJob, tuple[float, queue.QueuedJob | None]] = field(default_factory=dict)
+    # when, for how long that holds, and the answer
+    _asked: dict[state.SubmittedJob, tuple[float, float, queue.QueuedJob | NoAnswerError | None]] = field(
+        default_factory=dict
+    )
     _partitions: dict[str | None, dict[str, queue.Partition]] = field(default_factory=dict)
 
     def offline(self) -> SlurmTarget:
@@ -63,45 +76,97 @@ class SlurmTarget:
     def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
         if not run.target.host:
             Commands().must("sbatch", "--version")
-        return checks.check(run, RunFolder.of(run), self._partitions_of(run), bytes_needed=bytes_needed)
+        warnings = checks.check(run, RunFolder.of(run), self._partitions_of(run), bytes_needed=bytes_needed)
+        ignored = ignored_options(os.environ)
+        if ignored:
+            warnings.append(f"{', '.join(ignored)}: set here, and not used; what a run asks for is target.slurm.*")
+        return warnings
 
     def render(self, run: Run, *, faults: str | None = None) -> SlurmRequest:
         return render.render(run, place_of(run), faults=faults)
 
     def render_sweep(
         self, name: str, runs: Sequence[Run], indices: Sequence[int], *, faults: str | None = None
-    ) -> SlurmRequest:
+    ) -> Sequence[SlurmRequest]:
         return render.render_sweep(name, runs, indices, place_of(runs[0]), faults=faults)
 
     def submit(self, run: Run, request: SlurmRequest) -> JobRef:
-        return self.submit_all([run], request)[0]
+        self._submit([run], request)
+        return JobRef("slurm", run.name, RunFolder(request.folders[0]))
 
-    def submit_all(self, runs: Sequence[Run], request: SlurmRequest) -> list[JobRef]:
-        """Create the run folders and hand the script to sbatch; if it refuses, nothing is left behind."""
-        folders = [RunFolder(path) for path in request.folders]
-        jobs = [JobRef("slurm", run.name, folder) for run, folder in zip(runs, folders, strict=True)]
-        with contextlib.ExitStack() as undo:
-            for run, folder in zip(runs, folders, strict=True):
-                undo.enter_context(_prepared(folder, run, request.script))
+    def submit_all(self, runs: Sequence[Run], requests: Sequence[SlurmRequest]) -> list[JobRef]:
+        """Submit the runs of a sweep; returns the jobs that are new. Those that are under way stay as they are."""
+        named = {run.name: run for run in runs}
+        made: list[JobRef] = []
+        for request in requests:
+            try:
+                made += self._submit([named[folder.name] for folder in request.folders], request)
+            except UserError as error:
+                if made:
+                    names = ", ".join(job.name for job in made)
+                    error.evidence = "\n".join(filter(None, (error.evidence, f"submitted before it: {names}")))
+                    error.exit_code = ExitCode.FAILED
+                raise
+        return made
+
+    def _submit(self, runs: Sequence[Run], request: SlurmRequest) -> list[JobRef]:
+        """Hand the script to sbatch, for those runs whose folder belongs to no job that may still train in it.
+
+        What is about to be submitted is written down first: whatever becomes of sbatch and of this process, an accepted
+        job is found again, and one that nobody knows starts no ranks. If Slurm refuses, nothing is left behind.
+        """
+        jobs = [JobRef("slurm", run.name, RunFolder(path)) for run, path in zip(runs, request.folders, strict=True)]
+        with contextlib.ExitStack() as held:
+            for job in jobs:
+                held.enter_context(_locked(job.folder))
             # under the lock: somebody else may have submitted the same run a moment ago
-            if request.indices is None and not self._ended_or_new(jobs[0]):
-                return jobs
-            number = self._sbatch(request)
-            for position, folder in enumerate(folders):
-                mine = f"{number}_{request.indices[position]}" if request.indices is not None else number
-                job = state.SubmittedJob(mine, request.host)
-                write_atomically(folder.path / state.JOB_FILE, json.dumps(job.as_dict()) + "\n")
-                folder.record("submitted", job=mine, host=request.host)
+            free = [position for position, job in enumerate(jobs) if self._may_submit(job)]
+            if not free:
+                return []
+            request, jobs = request.only(free), [jobs[position] for position in free]
+            intents = _intents(request, jobs)
+            undo = [_Undo.of(job.folder) for job in jobs]
+            try:
+                for position, job, intent in zip(free, jobs, intents, strict=True):
+                    _write(job.folder, runs[position], request.script, intent)
+                number = self._sbatch(request, intents[0])
+            except _UnconfirmedError:
+                raise
+            except UserError:
+                for one, intent in zip(undo, intents, strict=True):
+                    one.restore(intent)
+                raise
+            except OSError as error:
+                for one, intent in zip(undo, intents, strict=True):
+                    one.restore(intent)
+                raise UserError(
+                    f"the run folder {jobs[0].folder.path} cannot be written", evidence=str(error)
+                ) from None
+            for job, intent in zip(jobs, intents, strict=True):
+                self._confirm(job.folder, intent, number if intent.index is None else f"{number}_{intent.index}")
         return jobs
 
     def status(self, job: JobRef) -> JobStatus:
         submitted = state.SubmittedJob.of(job.folder)
-        if submitted is None:
-            return JobStatus("waiting", reason="not submitted")
         told = told_end(job.folder)
+        if submitted is None:
+            return told or JobStatus("waiting", reason="not submitted")
+        if not submitted.belongs_to(job.folder):
+            return told or state.status_of_copy(job.folder, submitted)
+        if submitted.number is None:
+            try:
+                known = self._find(job.folder, submitted)
+            except NoAnswerError as error:
+                return state.status_of_unconfirmed(error)
+            if known is None:
+                return told or state.status_of_unconfirmed(None)
+            submitted, told = known, None
         if told is not None:
             return told
-        status = state.status_of(job.folder, submitted, self._ask(submitted))
+        try:
+            status = state.status_of(job.folder, submitted, self._ask(submitted))
+        except NoAnswerError as error:
+            status = state.status_without_slurm(job.folder, submitted, error)
         # it may have written down its end while Slurm was being asked
         return (told_end(job.folder) or status) if status.ended else status
 
@@ -125,19 +190,26 @@ class SlurmTarget:
         submitted = state.SubmittedJob.of(job.folder)
         if before.ended or submitted is None:
             return before
-        commands = Commands(submitted.host)
+        if submitted.number is None:
+            submitted = self._find(job.folder, submitted)
+        if submitted is None:
+            return self._withdraw(job)
         job.folder.record("stop-requested", save_first=save_first)
-        if before.state == "running":  # its steps alone: the script lives on to write down how it ended
-            self._scancel(commands, submitted, "--signal=TERM" if save_first else "--signal=KILL")
-        else:
-            self._scancel(commands, submitted)
+        try:
+            if before.state == "running":  # its steps alone: the script lives on to write down how it ended
+                self._scancel(submitted, "--signal=TERM" if save_first else "--signal=KILL")
+            else:
+                self._scancel(submitted)
+        except UserError as error:
+            job.folder.record("stop-refused", why=error.what)  # or the next death would be taken for the end
+            raise
         grace = job.folder.load_run().checkpoint.grace_seconds if save_first else END_SECONDS / 3
         overdue, deadline = time.monotonic() + grace, time.monotonic() + grace + END_SECONDS
         told_again = before.state != "running"
         while not (now := self.status(job)).ended:
             if time.monotonic() > overdue and not told_again:
                 told_again = True
-                self._scancel(commands, submitted)
+                self._scancel(submitted)
             if time.monotonic() > deadline:
                 raise UserError(
                     f"the run {job.name} has not stopped",
@@ -155,10 +227,17 @@ class SlurmTarget:
         return [JobRef("slurm", path.parent.name, RunFolder(path.parent)) for path in found]
 
     def _ask(self, job: state.SubmittedJob) -> queue.QueuedJob | None:
-        when, answer = self._asked.get(job, (float("-inf"), None))
-        if time.monotonic() - when >= ASK_SECONDS:
-            answer = queue.job(Commands(job.host), job.number)
-            self._asked[job] = (time.monotonic(), answer)
+        """What Slurm says of a job; raises NoAnswerError, also without asking, while it does not answer."""
+        when, pause, answer = self._asked.get(job, (float("-inf"), 0.0, None))
+        if time.monotonic() - when >= pause:
+            try:
+                answer = queue.job(Commands(job.host), str(job.number))
+            except NoAnswerError as error:
+                answer = error
+            pause = RETRY_SECONDS if isinstance(answer, NoAnswerError) else ASK_SECONDS
+            self._asked[job] = (time.monotonic(), pause, answer)
+        if isinstance(answer, NoAnswerError):
+            raise answer
         return answer
 
     def _partitions_of(self, run: Run) -> dict[str, queue.Partition]:
@@ -167,25 +246,112 @@ class SlurmTarget:
             self._partitions[host] = queue.partitions(Commands(host))
         return self._partitions[host]
 
-    def _ended_or_new(self, job: JobRef) -> bool:
-        return state.SubmittedJob.of(job.folder) is None or self.status(job).ended
+    def _may_submit(self, job: JobRef) -> bool:
+        """Whether no job may train in the folder, now or later. Raises where only Slurm could say, and it does not."""
+        submitted = state.SubmittedJob.of(job.folder)
+        if submitted is None or not submitted.belongs_to(job.folder):
+            return True
+        if submitted.number is None:
+            submitted = self._find(job.folder, submitted, patience=IN_FLIGHT_SECONDS, is_locked=True)
+        return submitted is None or self.status(job).ended
 
-    def _sbatch(self, request: SlurmRequest) -> str:
-        answer = Commands(request.host).call(*request.argv, text=request.script)
-        if answer.code != 0:
+    def _find(
+        self, folder: RunFolder, submitted: state.SubmittedJob, *, patience: float = 0.0, is_locked: bool = False
+    ) -> state.SubmittedJob | None:
+        """The job that became of an unconfirmed submission, written down; None where Slurm has no such job."""
+        submission = str(submitted.submission)
+        deadline = time.monotonic() + patience
+        number = queue.find_submission(Commands(submitted.host), submission, submitted.index)
+        while number is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            number = queue.find_submission(Commands(submitted.host), submission, submitted.index)
+        if number is None:
+            return None
+        if is_locked:
+            return submitted.confirm(folder, number)
+        with contextlib.suppress(OSError), state.lock(folder, patience=0) as is_held:
+            if is_held and state.SubmittedJob.of(folder) == submitted:
+                return submitted.confirm(folder, number)
+        return replace(submitted, number=number)
+
+    def _confirm(self, folder: RunFolder, intent: state.SubmittedJob, number: str) -> None:
+        now = state.SubmittedJob.of(folder)
+        if now is not None and now.submission == intent.submission:
+            if now.number is None:
+                intent.confirm(folder, number)
+        else:  # on a file system without locks somebody else came first
+            Commands(intent.host).call("scancel", number)
+            folder.record("job-left", job=number, why="another job was submitted at the same time")
+
+    def _withdraw(self, job: JobRef) -> JobStatus:
+        """Forget a submission that Slurm does not know: should it still arrive, it starts nothing."""
+        with _locked(job.folder):
+            submitted = state.SubmittedJob.of(job.folder)
+            if submitted is not None and submitted.number is None:
+                job.folder.record("not-submitted", submission=submitted.submission, why="stopped")
+                (job.folder.path / state.JOB_FILE).unlink(missing_ok=True)
+                reason = "stopped before Slurm had taken the job"
+                job.folder.record("exit", state="stopped", code=int(ExitCode.INTERRUPTED), reason=reason)
+        return self.status(job)
+
+    def _sbatch(self, request: SlurmRequest, intent: state.SubmittedJob) -> str:
+        """The number of the new job. Raises UserError if there is none, and _UnconfirmedError if nobody can say."""
+        commands = Commands(request.host)
+        try:
+            answer = commands.call(*request.command(str(intent.submission)), text=request.script)
+            complaint = answer.complaint
+        except NoAnswerError as error:
+            if any(sign in (error.evidence or "") for sign in CONTROLLER_GONE):
+                raise UserError(error.what, evidence=error.evidence) from None  # it was never sent
+            answer, complaint = None, "\n".join(filter(None, (error.what, error.evidence)))
+        if answer is not None and answer.code == 0:
+            number = queue.parse_sbatch(answer.out)
+            if number is not None:
+                return number
+        elif answer is not None and not LOST_ON_THE_WAY.search(answer.err) and answer.code > 0:
             raise UserError(
-                "Slurm did not take the job",
-                evidence=answer.complaint,
-                fix="--dry-run    shows what it was asked",
+                "Slurm did not take the job", evidence=complaint, fix="--dry-run    shows what it was asked"
             )
-        return answer.out.strip().splitlines()[-1].split(";")[0]
+        return self._number_of(commands, request, intent, complaint)
 
-    def _scancel(self, commands: Commands, job: state.SubmittedJob, *options: str) -> None:
-        answer = commands.call("scancel", *options, job.number)
+    def _number_of(self, commands: Commands, request: SlurmRequest, intent: state.SubmittedJob, complaint: str) -> str:
+        """The number of a job of which sbatch said nothing that can be used: the queue has it, or will have it soon."""
+        began, answered_at = time.monotonic(), None
+        while True:
+            try:
+                number = queue.find_submission(commands, str(intent.submission), intent.index)
+                answered_at = answered_at or time.monotonic()
+            except NoAnswerError:
+                number = None
+            now = time.monotonic()
+            if number is not None:
+                return number.split("_")[0]
+            if answered_at is not None and now - answered_at > IN_FLIGHT_SECONDS:
+                raise UserError(
+                    "Slurm did not take the job", evidence=complaint, fix="--dry-run    shows what it was asked"
+                )
+            if now - began > SEARCH_SECONDS:
+                raise _UnconfirmedError(
+                    "it is not known whether Slurm took the job",
+                    evidence=complaint or "sbatch printed no number",
+                    cause="Slurm does not answer",
+                    fix="the same command again    looks for the job first, and submits it only if there is none",
+                    exit_code=ExitCode.FAILED,
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _scancel(self, job: state.SubmittedJob, *options: str) -> None:
+        answer = Commands(job.host).call("scancel", *options, str(job.number))
         self._asked.pop(job, None)
         ended_meanwhile = queue.NO_SUCH_JOB in answer.err or "already completing" in answer.err
         if answer.code != 0 and not ended_meanwhile:
-            raise UserError(f"job {job.number} could not be stopped", evidence=answer.complaint)
+            raise UserError(
+                f"job {job.number} could not be stopped", evidence=answer.complaint, exit_code=ExitCode.FAILED
+            )
+
+
+class _UnconfirmedError(UserError):
+    """Nobody knows whether Slurm took the job."""
 
 
 def place_of(run: Run) -> Place:
@@ -197,53 +363,72 @@ def place_of(run: Run) -> Place:
     return Place(runs=Path(os.path.abspath(runs_root())), working_directory=Path.cwd(), python=python)
 
 
-@contextlib.contextmanager
-def _prepared(folder: RunFolder, run: Run, script: str) -> Iterator[None]:
-    """The run folder with the run and its script in it, locked; as it was before if the body raises."""
-    is_new, made_runs = not folder.path.exists(), not folder.path.parent.exists()
-    earlier = {name: _content(folder.path / name) for name in ("run.yaml", SCRIPT_FILE)}
-    try:
-        folder.logs.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
-            try:
-                folder.create(run)
-                write_atomically(folder.path / SCRIPT_FILE, script)
-                yield
-            except BaseException:
-                for name, text in earlier.items():
-                    _restore(folder.path / name, text)
-                raise
-    except BaseException as error:
-        if is_new:
-            shutil.rmtree(folder.path, ignore_errors=True)
-            if made_runs:
-                with contextlib.suppress(OSError):  # another run is in it by now
-                    folder.path.parent.rmdir()
-        if isinstance(error, OSError):
-            raise UserError(f"the run folder {folder.path} cannot be written", evidence=str(error)) from None
-        raise
+def _intents(request: SlurmRequest, jobs: Sequence[JobRef]) -> list[state.SubmittedJob]:
+    """What is about to be submitted, for each run folder."""
+    submission = secrets.token_hex(8)
+    indices: Sequence[int | None] = [None] if request.indices is None else request.indices
+    return [
+        state.SubmittedJob(None, request.host, submission, index, os.path.realpath(job.folder.path))
+        for index, job in zip(indices, jobs, strict=True)
+    ]
+
+
+def _write(folder: RunFolder, run: Run, script: str, intent: state.SubmittedJob) -> None:
+    folder.create(run)
+    write_atomically(folder.path / SCRIPT_FILE, script)
+    intent.write(folder)
+    folder.record("submitting", **intent.as_dict())
+
+
+@dataclass(frozen=True)
+class _Undo:
+    """What a run folder held before a submission."""
+
+    folder: RunFolder
+    earlier: Mapping[str, str | None]
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> _Undo:
+        names = ("run.yaml", SCRIPT_FILE, state.JOB_FILE)
+        return cls(folder, {name: _content(folder.path / name) for name in names})
+
+    def restore(self, intent: state.SubmittedJob) -> None:
+        for name, text in self.earlier.items():
+            _restore(self.folder.path / name, text)
+        with contextlib.suppress(OSError):
+            if self.folder.history.exists():
+                self.folder.record("not-submitted", submission=intent.submission)
 
 
 @contextlib.contextmanager
 def _locked(folder: RunFolder) -> Iterator[None]:
-    handle = os.open(folder.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Hold the folder's lock. A folder that was made for it, and has become no run, is removed again."""
+    is_new, made_runs = not folder.path.exists(), not folder.path.parent.exists()
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            here = is_running(folder)
-            raise UserError(
-                f"the run {folder.name} is {'already running on this machine' if here else 'being submitted'}",
-                evidence=f"{folder.path / LOCK_FILE} is locked",
-                fix=f"windlass stop {folder.name}" if here else f"windlass logs {folder.name} --follow",
-            ) from None
-        yield
-    finally:
-        os.close(handle)
+        folder.logs.mkdir(parents=True, exist_ok=True)
+        here = is_running(folder)
+        with state.lock(folder, patience=0.0 if here else LOCK_SECONDS) as is_held:
+            if not is_held:
+                here = here or is_running(folder)
+                raise UserError(
+                    f"the run {folder.name} is {'already running on this machine' if here else 'being submitted'}",
+                    evidence=f"{folder.path / LOCK_FILE} is locked",
+                    fix=f"windlass stop {folder.name}" if here else f"windlass logs {folder.name} --follow",
+                )
+            try:
+                yield
+            finally:
+                if is_new and not folder.run_file.exists():
+                    shutil.rmtree(folder.path, ignore_errors=True)
+                    if made_runs:
+                        with contextlib.suppress(OSError):  # another run is in it by now
+                            folder.path.parent.rmdir()
+    except OSError as error:
+        raise UserError(f"the run folder {folder.path} cannot be written", evidence=str(error)) from None
 
 
 def _content(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
 def _restore(path: Path, text: str | None) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from windlass.errors import NoAnswerError, UserError
@@ -17,6 +18,11 @@ CONNECT_SECONDS = 15
 SSH_FAILED = 255
 NOT_FOUND = 127
 CONTROLLER_GONE = ("Unable to contact slurm controller", "Connection refused", "configuration source")
+# Variables that change what Slurm's commands do or what a job inherits: options of sbatch, filters of squeue, and the
+# facts of the job that windlass itself may run in. Where the cluster is, and how to prove who asks, stays.
+INHERITED = r"(SBATCH|SLURM|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_[A-Za-z0-9_]*"
+KEPT = r"SLURM_(CONF|CLUSTERS|JWT|SACK)[A-Za-z0-9_]*"
+_CLEAN_THERE = f"unset $(env | sed -n -E '/^{KEPT}=/d; s/^({INHERITED})=.*/\\1/p') WINDLASS_NOTHING; exec \"$@\""
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,8 @@ class Commands:
 
     host: str | None = None
 
-    def call(self, *argv: str, text: str | None = None) -> Answer:
+    def call(self, *argv: str, text: str | None = None, timeout: float = TIMEOUT_SECONDS) -> Answer:
         """Run one command; raises if it could not be run or found no controller. Its own refusals are the caller's."""
-        command = [*self._ssh(), self.host, "--", shlex.join(argv)] if self.host else list(argv)
         if not self.host and shutil.which(argv[0]) is None:
             raise NoAnswerError(
                 f"there is no {argv[0]} here",
@@ -49,16 +54,18 @@ class Commands:
             )
         try:
             done = subprocess.run(
-                command,
+                self._command(argv),
                 input=text if text is not None else "",
                 capture_output=True,
-                text=True,
-                timeout=TIMEOUT_SECONDS,
+                encoding="utf-8",
+                errors="replace",  # a login banner may be in any encoding
+                timeout=timeout,
                 check=False,
+                env=without_options(os.environ),
             )
         except subprocess.TimeoutExpired:
             raise NoAnswerError(
-                f"{argv[0]} did not answer within {TIMEOUT_SECONDS:.0f} s{self._there}",
+                f"{argv[0]} did not answer within {timeout:.0f} s{self._there}",
                 cause="Slurm's controller is down, or the network is",
             ) from None
         except FileNotFoundError:
@@ -81,6 +88,14 @@ class Commands:
     def _there(self) -> str:
         return f" on {self.host}" if self.host else ""
 
+    def _command(self, argv: Sequence[str]) -> list[str]:
+        if not self.host:
+            return list(argv)
+        if self.host.startswith("-"):
+            raise UserError(f"target.host {self.host!r} is no host name", fix="target.host=LOGIN_NODE")
+        # what a login shell sets there, nobody can leave out here
+        return [*self._ssh(), self.host, "--", shlex.join(["sh", "-c", _CLEAN_THERE, "sh", *argv])]
+
     def _ssh(self) -> Sequence[str]:
         # never a question for a password: nobody may be there to answer it
         options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
@@ -88,7 +103,7 @@ class Commands:
 
     def _check_ssh(self, argv: Sequence[str], answer: Answer) -> None:
         if answer.code == SSH_FAILED:
-            raise UserError(
+            raise NoAnswerError(
                 f"{self.host} cannot be reached over SSH",
                 evidence=answer.complaint,
                 fix=f"ssh {self.host} true    must work without a question",
@@ -99,3 +114,17 @@ class Commands:
                 evidence=answer.complaint,
                 fix="target.host=…, a login node of the cluster",
             )
+
+
+def without_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables that would override a run file, or stand for another job's facts."""
+    return {name: value for name, value in environment.items() if not _overrides(name)}
+
+
+def ignored_options(environment: Mapping[str, str]) -> list[str]:
+    """The sbatch options that somebody set by variables; a run takes none of them."""
+    return sorted(name for name in environment if name.startswith("SBATCH_"))
+
+
+def _overrides(name: str) -> bool:
+    return re.fullmatch(INHERITED, name) is not None and re.fullmatch(KEPT, name) is None

@@ -1,4 +1,8 @@
-"""What Slurm says about partitions and jobs, in the parseable form of sinfo, squeue, sacct and scontrol."""
+"""What Slurm says about partitions and jobs, in the parseable form of sinfo, squeue, sacct and scontrol.
+
+Over SSH the output of a command may be surrounded by what a login shell prints. So the fields of a line stand between
+separators that nothing else prints, and a line that is not of the expected form is passed over.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windlass.errors import UserError
+from windlass.errors import NoAnswerError, UserError
 from windlass.spec.slurm import SLURM_TIME
 from windlass.targets.slurm.commands import Commands
-from windlass.targets.slurm.render import time_seconds
+from windlass.targets.slurm.render import comment_of, time_seconds
 
 SEPARATOR = "\x1f"  # in no name
 NO_SUCH_JOB = "Invalid job id"
 VAGUE = "PartitionConfig"  # one of Slurm's schedulers says no more than this, where the other names the limit
+ASK_TIMEOUT_SECONDS = 20.0  # somebody watches the run meanwhile
+JOB_NUMBER = re.compile(r"[0-9]{1,12}(_[0-9]{1,9})?")
 
 
 @dataclass(frozen=True)
@@ -44,14 +50,20 @@ def parse_partitions(text: str) -> dict[str, Partition]:
     """sinfo has a line per partition and kind of node; a partition is what its lines come to."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
-        marked, name, up, nodes, cpus, gres = line.split(SEPARATOR)
+        fields = line.split(SEPARATOR)
+        if len(fields) != 6:
+            continue
+        marked, name, up, nodes, cpus, gres = fields
+        num_nodes, num_cpus = _number(nodes), _number(cpus)
+        if not name or num_nodes is None or num_cpus is None:
+            continue
         before = found.get(name)
         found[name] = Partition(
             name=name,
             is_default=marked.endswith("*"),
             is_up=up == "up",
-            nodes=int(nodes) + (before.nodes if before else 0),
-            cpus_per_node=min(_number(cpus), before.cpus_per_node) if before else _number(cpus),
+            nodes=num_nodes + (before.nodes if before else 0),
+            cpus_per_node=min(num_cpus, before.cpus_per_node) if before else num_cpus,
             gpus_per_node=max(parse_gpus(gres), before.gpus_per_node if before else 0),
         )
     return found
@@ -60,44 +72,77 @@ def parse_partitions(text: str) -> dict[str, Partition]:
 def parse_gpus(gres: str) -> int:
     """`gpu:h100:8(S:0-1),nic:2` has 8."""
     bare = re.sub(r"\([^)]*\)", "", gres)
-    return sum(int(one.rsplit(":", 1)[1]) for one in bare.split(",") if re.fullmatch(r"gpu(:[^:]+)?:\d+", one))
+    return sum(int(one.rsplit(":", 1)[1]) for one in bare.split(",") if re.fullmatch(r"gpu(:[^:]+)?:[0-9]{1,6}", one))
 
 
-def _number(text: str) -> int:
-    return int(text.rstrip("+"))  # "64+": nodes of several sizes
+def _number(text: str) -> int | None:
+    match = re.fullmatch(r"([0-9]{1,9})\+?", text.strip())  # "64+": nodes of several sizes
+    return int(match[1]) if match else None
+
+
+def parse_sbatch(text: str) -> str | None:
+    """The job's number in what `sbatch --parsable` printed, `12` or `12;cluster`; None where that is not clear."""
+    lines = [line.strip() for line in text.splitlines()]
+    numbers = {match[1] for line in lines if (match := re.fullmatch(r"([0-9]{1,12})(;\S*)?", line))}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def job(commands: Commands, number: str) -> QueuedJob | None:
     """The job in the queue, or among those that ended a while ago; None: Slurm does not know it any more."""
-    text = SEPARATOR.join(("%i", "%T", "%r"))
-    answer = commands.call("squeue", "--noheader", "--array", "--states=all", "--jobs", number, "--format", text)
+    options = ("--noheader", "--array", "--states=all", "--jobs", number)
+    answer = commands.call("squeue", *options, "--format", _QUEUE_FORMAT, timeout=ASK_TIMEOUT_SECONDS)
     if answer.code == 0:
         found = parse_queue(answer.out).get(number)
         if found is not None:
             return _with_limit(commands, number, _with_exit_code(commands, number, found))
     elif NO_SUCH_JOB not in answer.err:
-        commands.must("squeue", "--noheader", "--jobs", number)  # says what is wrong
+        raise NoAnswerError("squeue failed", evidence=answer.complaint)
     return _from_accounting(commands, number)
 
 
+_QUEUE_FORMAT = SEPARATOR.join(("", "%i", "%T", "%r"))
+
+
 def parse_queue(text: str) -> dict[str, QueuedJob]:
-    rows = (line.split(SEPARATOR) for line in text.splitlines() if line.count(SEPARATOR) == 2)
-    return {number: QueuedJob(state, reason) for number, state, reason in rows}
+    rows = (line.split(SEPARATOR) for line in text.splitlines())
+    return {row[1]: QueuedJob(row[2], row[3]) for row in rows if len(row) == 4 and JOB_NUMBER.fullmatch(row[1])}
+
+
+def find_submission(commands: Commands, submission: str, index: int | None) -> str | None:
+    """The number of the job that a submission became, `12_3` say for an element of an array; None: there is none."""
+    text = SEPARATOR.join(("", "%i", "%k"))
+    options = ("--noheader", "--array", "--states=all", "--me")
+    answer = commands.call("squeue", *options, "--format", text, timeout=ASK_TIMEOUT_SECONDS)
+    if answer.code != 0:
+        raise NoAnswerError("squeue failed", evidence=answer.complaint)
+    numbers = parse_comments(answer.out, submission)
+    return next((one for one in numbers if index is None or one.endswith(f"_{index}")), None)
+
+
+def parse_comments(text: str, submission: str) -> list[str]:
+    """The jobs whose comment names a submission."""
+    rows = (line.split(SEPARATOR) for line in text.splitlines())
+    mine = (row[1] for row in rows if len(row) == 3 and comment_of(submission) in row[2])
+    return [number for number in mine if JOB_NUMBER.fullmatch(number)]
 
 
 def _with_exit_code(commands: Commands, number: str, found: QueuedJob) -> QueuedJob:
     if found.state != "FAILED":
         return found
     answer = commands.call("scontrol", "show", "job", "--oneliner", number)
-    match = re.search(r"\bExitCode=(\d+):", answer.out)
-    return QueuedJob(found.state, found.reason, int(match[1]) if match else None)
+    return QueuedJob(found.state, found.reason, parse_exit_code(answer.out))
+
+
+def parse_exit_code(line: str) -> int | None:
+    match = re.search(r"(?<!\S)ExitCode=([0-9]{1,3}):", line)
+    return int(match[1]) if match else None
 
 
 def _with_limit(commands: Commands, number: str, found: QueuedJob) -> QueuedJob:
     if found.state != "PENDING" or found.reason != VAGUE:
         return found
-    asked = _fields(commands.call("scontrol", "show", "job", "--oneliner", number).out)
-    given = _fields(commands.call("scontrol", "show", "partition", "--oneliner", asked.get("Partition", "")).out)
+    asked = fields_of(commands.call("scontrol", "show", "job", "--oneliner", number).out)
+    given = fields_of(commands.call("scontrol", "show", "partition", "--oneliner", asked.get("Partition", "")).out)
     return QueuedJob(found.state, limit_broken(asked, given) or found.reason)
 
 
@@ -106,9 +151,10 @@ def limit_broken(asked: Mapping[str, str], given: Mapping[str, str]) -> str | No
     time_asked, time_given = _seconds(asked.get("TimeLimit", "")), _seconds(given.get("MaxTime", ""))
     if time_given is not None and time_asked is not None and time_asked > time_given:
         return f"PartitionTimeLimit, {asked['TimeLimit']} asked, {given['MaxTime']} at most"
-    nodes = asked.get("NumNodes", "").split("-")[0]  # "3-3"
-    most = [int(given[key]) for key in ("MaxNodes", "TotalNodes") if given.get(key, "").isdecimal()]
-    if nodes.isdecimal() and most and int(nodes) > min(most):
+    nodes = _number(asked.get("NumNodes", "").split("-")[0])  # "3-3"
+    limits = [_number(given.get(key, "")) for key in ("MaxNodes", "TotalNodes")]
+    most = [limit for limit in limits if limit is not None]
+    if nodes is not None and most and nodes > min(most):
         return f"PartitionNodeLimit, {nodes} asked, {min(most)} at most"
     return None
 
@@ -117,23 +163,27 @@ def _seconds(text: str) -> int | None:
     return time_seconds(text) if SLURM_TIME.fullmatch(text) else None  # "Partition_Limit", "NONE"
 
 
-def _fields(line: str) -> dict[str, str]:
-    return dict(re.findall(r"(\S+?)=(\S*)", line))
+def fields_of(line: str) -> dict[str, str]:
+    return dict(re.findall(r"(?<!\S)([^\s=]+)=(\S*)", line))
 
 
 def _from_accounting(commands: Commands, number: str) -> QueuedJob | None:
     """Clusters without accounting have no sacct, or one that says so: then nothing is known."""
-    fields = "--format=State,ExitCode"
+    options = ("--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--allocations", "--jobs", number)
     try:
-        answer = commands.call("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", number, fields)
+        answer = commands.call("sacct", *options, "--format=Cluster,JobID,State,ExitCode")
     except UserError:
         return None
-    return parse_accounting(answer.out) if answer.code == 0 else None
+    return parse_accounting(answer.out, number) if answer.code == 0 else None
 
 
-def parse_accounting(text: str) -> QueuedJob | None:
-    lines = text.strip().splitlines()
-    if not lines:
-        return None
-    state, code = lines[-1].split("|")
-    return QueuedJob(state.split()[0], exit_code=int(code.split(":")[0]))  # "CANCELLED by 1000"
+def parse_accounting(text: str, number: str) -> QueuedJob | None:
+    """The newest record of a job: one that was requeued may have several."""
+    found = None
+    for line in text.splitlines():
+        fields = line.split(SEPARATOR)
+        if len(fields) != 4 or fields[1] != number or not fields[2].split():
+            continue
+        code = re.match(r"[0-9]{1,3}(?=:)", fields[3])
+        found = QueuedJob(fields[2].split()[0], exit_code=int(code[0]) if code else None)  # "CANCELLED by 1000"
+    return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from windlass.targets.local.render import ATTEMPT_VARIABLE, FAULTS_VARIABLE, FOL
 
 HYPERPOD = "/opt/sagemaker_cluster"  # there on every node of a HyperPod Slurm cluster
 MARGIN_SECONDS = 30  # beside the save itself: Slurm's clock is coarse, and ranks come to a step's end first
+NEW_SUBMISSION = "SUBMISSION"  # stands for the name that every submission gets anew
 STRAGGLER_SECONDS = 60  # for the other nodes to end by themselves when one has
+CONTAINER_SECONDS = 60  # for a container to start in which windlass decides what follows
 
 
 @dataclass(frozen=True)
@@ -35,54 +38,93 @@ class SlurmRequest:
     folders: tuple[Path, ...]  # one per run: an array has several
     indices: tuple[int, ...] | None  # of the array; None: a plain job
     host: str | None
+    comment: str | None = None  # the user's own
 
-    @property
-    def argv(self) -> tuple[str, ...]:
-        return ("sbatch", "--parsable")
+    def command(self, submission: str) -> tuple[str, ...]:
+        """The call of sbatch. The job carries its submission in its comment, so that it can be found by it."""
+        comment = " ".join(filter(None, (self.comment, comment_of(submission))))
+        array = (f"--array={','.join(map(str, self.indices))}",) if self.indices is not None else ()
+        return ("sbatch", "--parsable", f"--comment={comment}", *array)
+
+    def only(self, positions: Sequence[int]) -> SlurmRequest:
+        """The same for some of the array's runs."""
+        if self.indices is None:
+            return self
+        folders, indices = self.folders, self.indices
+        return replace(self, folders=tuple(folders[i] for i in positions), indices=tuple(indices[i] for i in positions))
 
     def __str__(self) -> str:
         where = f"ssh {self.host} " if self.host else ""
-        return f"# {where}{shlex.join(self.argv)} < the following\n{self.script}"
+        return f"# {where}{shlex.join(self.command(NEW_SUBMISSION))} < the following\n{self.script}"
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "target": "slurm",
-            "argv": list(self.argv),
+            "argv": list(self.command(NEW_SUBMISSION)),
             "host": self.host,
             "script": self.script,
             "folders": [str(folder) for folder in self.folders],
         }
 
 
+def comment_of(submission: str) -> str:
+    """What stands in the comment of a submission's job."""
+    return f"windlass:{submission}"
+
+
 def render(run: Run, place: Place, *, faults: str | None = None) -> SlurmRequest:
     """One run as one job."""
     folder = place.runs / run.name
     log = _literal(folder / "logs") + "/slurm-%j.out"
-    script = _script(run, place, folder=quote(str(folder)), log=log, faults=faults)
-    return SlurmRequest(script, (folder,), None, run.target.host)
+    script = _script(run, place, folder=quote(str(folder)), log=log, is_array=False, faults=faults)
+    return SlurmRequest(script, (folder,), None, run.target.host, _own_comment(run))
 
 
 def render_sweep(
     name: str, runs: Sequence[Run], indices: Sequence[int], place: Place, *, faults: str | None = None
-) -> SlurmRequest:
-    """Runs that differ in a few keys as one array. The run of index 3 is called NAME-3."""
-    folders = tuple(place.runs / f"{name}-{index}" for index in indices)
+) -> list[SlurmRequest]:
+    """Runs that differ in a few keys as arrays, one for all that ask Slurm for the same. Index 3 is the run NAME-3."""
     base = place.runs / f"{name}-"
-    script = _script(
-        runs[0].model_copy(update={"name": name}),
-        place,
-        folder=f'{quote(str(base))}"$SLURM_ARRAY_TASK_ID"',
-        log=_literal(base) + "%a/logs/slurm-%A_%a.out",
-        array=",".join(map(str, indices)),
-        faults=faults,
-    )
-    return SlurmRequest(script, folders, tuple(indices), runs[0].target.host)
+    alike: dict[tuple[str, str | None], list[int]] = {}
+    for position, run in enumerate(runs):
+        script = _script(
+            run.model_copy(update={"name": name}),
+            place,
+            folder=f'{quote(str(base))}"$SLURM_ARRAY_TASK_ID"',
+            log=_literal(base) + "%a/logs/slurm-%A_%a.out",
+            is_array=True,
+            faults=faults,
+        )
+        alike.setdefault((script, run.target.host), []).append(position)
+    return [
+        SlurmRequest(
+            script,
+            tuple(place.runs / f"{name}-{indices[position]}" for position in positions),
+            tuple(indices[position] for position in positions),
+            host,
+            _own_comment(runs[positions[0]]),
+        )
+        for (script, host), positions in alike.items()
+    ]
+
+
+def _own_comment(run: Run) -> str | None:
+    """The comment that a run file gives the job: an argument would replace it, so it becomes part of the argument."""
+    found = None
+    for option in run.target.slurm.sbatch:
+        match = re.fullmatch(r"--comment(?:=|\s+)(.*)", option)
+        if match:
+            try:
+                found = " ".join(shlex.split(match[1]))
+            except ValueError:  # an open quote: sbatch will say so
+                found = match[1]
+    return found
 
 
 def signal_lead(run: Run) -> int:
     """Seconds before the time limit at which the ranks are told to save."""
     grace = run.checkpoint.grace_seconds
-    return grace + min(MARGIN_SECONDS, grace)
+    return grace + min(MARGIN_SECONDS, grace) + (CONTAINER_SECONDS if run.target.slurm.container else 0)
 
 
 def time_limit(text: str) -> str:
@@ -125,20 +167,19 @@ def _literal(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def _script(run: Run, place: Place, *, folder: str, log: str, array: str | None = None, faults: str | None) -> str:
+def _script(run: Run, place: Place, *, folder: str, log: str, is_array: bool, faults: str | None) -> str:
     lines = ["#!/bin/bash"]
-    lines += [f"#SBATCH {option}" for option in _options(run, place, log=log, array=array)]
+    lines += [f"#SBATCH {option}" for option in _options(run, place, log=log)]
     lines += ["", *_environment(run, place, folder=folder, faults=faults), ""]
     lines += [*run.target.slurm.setup, ""] if run.target.slurm.setup else []
-    lines += _body(run, place, is_array=array is not None)
+    lines += _body(run, place, is_array=is_array)
     return "\n".join(lines) + "\n"
 
 
-def _options(run: Run, place: Place, *, log: str, array: str | None) -> list[str]:
+def _options(run: Run, place: Place, *, log: str) -> list[str]:
     asked, resources = run.target.slurm, run.resources
     values: list[tuple[str, str | int | None]] = [
         ("job-name", asked.job_name or run.name),
-        ("array", array),
         ("nodes", resources.nodes),
         ("ntasks-per-node", 1),  # one torchrun per node
         ("cpus-per-task", cpus_per_task(run)),
@@ -187,9 +228,10 @@ def _body(run: Run, place: Place, *, is_array: bool) -> list[str]:
     job = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' if is_array else '"$SLURM_JOB_ID"'
     cpus = cpus_per_task(run)
     port = f" --port={run.target.port}" if run.target.port else ""
-    here = '"$python" -m windlass.targets.slurm.attempt'
+    here, at_most = '"$python" -m windlass.targets.slurm.attempt', ""
     if asked.container:
-        here = f'srun --nodes=1 --ntasks=1 "${{container[@]}}" {here}'
+        here = f'srun --export=ALL --nodes=1 --ntasks=1 "${{container[@]}}" {here}'
+        at_most = f"timeout --kill-after=5 {CONTAINER_SECONDS - 5} "  # or the time limit ends the script with it
     return f"""\
 python={quote(place.python)}
 {_container(asked, place)}
@@ -210,24 +252,31 @@ on_every_node='
         -m windlass.trainer "$WINDLASS_FOLDER/run.yaml"'
 
 limit_near=0
-is_training() {{
-    awk '/"launched"/ {{on = 0}} /"(started|resumed)"/ {{on = 1}} END {{exit !on}}' "$folder/history.jsonl"
+happened() {{ # one of these events since the ranks were launched, and none of those after it
+    awk -v on="event.:.($1)[^a-z-]" -v off="event.:.(launched${{2:+|$2}})[^a-z-]" \\
+        '$0 ~ off {{yes = 0}} $0 ~ on {{yes = 1}} END {{exit !yes}}' "$folder/history.jsonl"
 }}
+facts() {{ scontrol show job --oneliner "$job" 2>&1; }}
 near_the_limit() {{ # the ranks save; before the first step there is nothing to save
     limit_near=1
-    if is_training; then scancel --signal=TERM "$job"; else scancel --signal=KILL "$job"; fi
+    if happened 'started|resumed'; then scancel --signal=TERM "$job"; else scancel --signal=KILL "$job"; fi
 }}
 trap near_the_limit USR1 # {signal_lead(run)} s before the time limit
 trap : TERM # scancel, preemption, a lost node: the ranks got it too; wait for them
 
+known=$(facts)
+# SLURM_RESTART_COUNT is not set before the first requeue: it may be another job's
+restarts=$(grep -o ' Restarts=[0-9]*' <<<"$known" | tail -n 1)
+restarts=${{restarts# Restarts=}}
+restarts=${{restarts:-${{SLURM_RESTART_COUNT:-0}}}}
 while :; do
-    started=$("${{here[@]}}" begin "$folder" --job="$job"{port}) || exit 1
+    started=$("${{here[@]}}" begin "$folder" --job="$job" --facts="$known"{port}) || exit
     read -r {ATTEMPT_VARIABLE} WINDLASS_PORT <<<"$started"
     # The ranks meet on the node that runs this script: one that is up, in this stay as in the next.
     export {ATTEMPT_VARIABLE} WINDLASS_PORT WINDLASS_HEAD="$SLURMD_NODENAME"
     code=143 # the time limit is near already: nothing is started
     if [ "$limit_near" = 0 ]; then
-        srun --kill-on-bad-exit=0 --wait={STRAGGLER_SECONDS} {f"--cpus-per-task={cpus} " if cpus else ""}\\
+        srun --export=ALL --kill-on-bad-exit=0 --wait={STRAGGLER_SECONDS} {f"--cpus-per-task={cpus} " if cpus else ""}\\
             --output="${{folder//%/%%}}/logs/launcher-%n.log" --open-mode=append \\
             "${{auto_resume[@]}}" "${{container[@]}}" bash -c "$on_every_node" "$python" &
         step=$!
@@ -235,8 +284,17 @@ while :; do
         wait "$step"
         code=$?
     fi
-    verdict=$("${{here[@]}}" end "$folder" --attempt="${ATTEMPT_VARIABLE}" --code="$code" --limit-near="$limit_near" \\
-        --restarts="${{SLURM_RESTART_COUNT:-0}}" --facts="$(scontrol show job --oneliner "$job" 2>&1)")
+    verdict=$({at_most}"${{here[@]}}" end "$folder" --attempt="${ATTEMPT_VARIABLE}" --code="$code" \\
+        --limit-near="$limit_near" --restarts="$restarts" --facts="$(facts)")
+    if [ -z "$verdict" ]; then # nobody decided: the container did not start, or was killed
+        if happened finished; then
+            verdict="exit 0"
+        elif happened stop-requested stop-refused; then
+            verdict="exit 75"
+        elif [ "$limit_near" = 1 ] || happened preempted; then
+            verdict={"requeue" if asked.requeue else '"exit 75"'}
+        fi
+    fi
     case "$verdict" in
     restart) ;;
     requeue)
@@ -245,7 +303,7 @@ while :; do
         exit 75
         ;;
     exit\\ *) exit "${{verdict#exit }}" ;;
-    *) exit 1 ;; # it could not be written down, on a full disk say
+    *) exit 1 ;;
     esac
 done""".splitlines()
 

@@ -1,22 +1,29 @@
-"""Where a Slurm run stands: its own records first, Slurm's word where they are silent."""
+"""Which job a run folder belongs to, and where it stands: its own records first, Slurm's word where they are silent."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.errors import ExitCode, UserError
+from windlass.runfolder import RunFolder, read_json_lines, write_atomically
+from windlass.targets.local.client import LOCK_FILE
 from windlass.targets.local.machine import free_bytes
 from windlass.targets.local.state import with_progress
 from windlass.targets.protocol import JobStatus, State
-from windlass.targets.slurm.queue import QueuedJob
+from windlass.targets.slurm.queue import JOB_NUMBER, QueuedJob
 from windlass.targets.slurm.reasons import ENDS, explain
 
 JOB_FILE = "slurm.json"
+SUBMISSION = re.compile(r"[0-9a-f]{16}")
 FULL_BYTES = 2**16
 ON_NODES = frozenset(("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"))
 IN_QUEUE = frozenset(("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"))
@@ -29,43 +36,154 @@ ENDED_AS: Mapping[str, tuple[State, ExitCode]] = {
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """The job of a run folder: its number (`12`, or `12_3` in an array) and the login node it went through."""
+    """The job that a run folder belongs to. No other job may start ranks in it.
 
-    number: str
-    host: str | None
+    The record is written before sbatch is called, with a submission that the job carries in its comment: an accepted
+    job whose number never arrived is found again by it.
+    """
+
+    number: str | None  # `12`, or `12_3` in an array; None: what sbatch answered is not known
+    host: str | None = None  # the login node it went through
+    submission: str | None = None
+    index: int | None = None  # in an array
+    folder: str | None = None  # where the run folder was then; a copy of it has no job
 
     def as_dict(self) -> dict[str, Any]:
-        return {"job": self.number, "host": self.host}
+        names = {"submission": self.submission, "index": self.index, "folder": self.folder}
+        return {"job": self.number, "host": self.host, **{key: one for key, one in names.items() if one is not None}}
+
+    @classmethod
+    def parse(cls, value: Any) -> SubmittedJob:
+        """Raises ValueError for what windlass never wrote: these words become arguments of scancel and ssh."""
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+        number, host, submission = value.get("job"), value.get("host"), value.get("submission")
+        index, folder = value.get("index"), value.get("folder")
+        if number is not None and not (isinstance(number, str) and JOB_NUMBER.fullmatch(number)):
+            raise ValueError(f"{number!r} is no job")
+        if submission is not None and not (isinstance(submission, str) and SUBMISSION.fullmatch(submission)):
+            raise ValueError(f"{submission!r} is no submission")
+        if number is None and submission is None:
+            raise ValueError("neither a job nor a submission")
+        if host is not None and (not isinstance(host, str) or not host or host.startswith("-")):
+            raise ValueError(f"{host!r} is no host")
+        if index is not None and (not isinstance(index, int) or isinstance(index, bool)):
+            raise ValueError(f"{index!r} is no index")
+        if folder is not None and not isinstance(folder, str):
+            raise ValueError(f"{folder!r} is no folder")
+        return cls(number, host, submission, index, folder)
 
     @classmethod
     def of(cls, folder: RunFolder) -> SubmittedJob | None:
+        """The record of a folder; where it is damaged or gone, what the history says about the same."""
         try:
-            value = json.loads((folder.path / JOB_FILE).read_text())
-            return cls(str(value["job"]), value["host"])
-        except (FileNotFoundError, ValueError, KeyError):
-            return None
+            return cls.parse(json.loads((folder.path / JOB_FILE).read_text(encoding="utf-8")))
+        except (OSError, ValueError, RecursionError):
+            return cls._from_history(folder)
+
+    @classmethod
+    def _from_history(cls, folder: RunFolder) -> SubmittedJob | None:
+        refused: list[Any] = []
+        for record in reversed(_history(folder)):
+            if record.get("event") == "not-submitted":
+                refused.append(record.get("submission"))
+            if record.get("event") not in ("submitting", "submitted") or record.get("submission") in refused:
+                continue
+            with contextlib.suppress(ValueError):
+                return cls.parse(record)
+        return None
+
+    def write(self, folder: RunFolder) -> None:
+        write_atomically(folder.path / JOB_FILE, json.dumps(self.as_dict()) + "\n")
+
+    def confirm(self, folder: RunFolder, number: str) -> SubmittedJob:
+        """The record with the job's number, written down."""
+        confirmed = replace(self, number=number)
+        confirmed.write(folder)
+        folder.record("submitted", **confirmed.as_dict())
+        return confirmed
+
+    def belongs_to(self, folder: RunFolder) -> bool:
+        """Whether the job runs in this folder, not in the one that this is a copy of."""
+        if self.folder is None or not os.path.isdir(self.folder):
+            return True
+        try:
+            return os.path.samefile(self.folder, folder.path)
+        except OSError:
+            return True
+
+
+@contextlib.contextmanager
+def lock(folder: RunFolder, *, patience: float) -> Iterator[bool]:
+    """Hold the folder's lock; False where somebody else still has it after `patience` seconds."""
+    handle = os.open(folder.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + patience
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    yield False
+                    return
+                time.sleep(0.1)
+                continue
+            yield True
+            return
+    finally:
+        os.close(handle)
+
+
+def _history(folder: RunFolder) -> list[dict[str, Any]]:
+    try:
+        return list(read_json_lines(folder.history))
+    except OSError as error:
+        raise UserError(f"{folder.history} cannot be read", evidence=str(error), exit_code=ExitCode.FAILED) from None
+
+
+def _attempt(history: Sequence[Mapping[str, Any]]) -> int:
+    return max((one["attempt"] for one in history if isinstance(one.get("attempt"), int)), default=0)
 
 
 def status_of(folder: RunFolder, job: SubmittedJob, queued: QueuedJob | None) -> JobStatus:
     """The status of a run that has not written down its own end."""
-    history = list(read_json_lines(folder.history))
-    attempt = max((int(one.get("attempt") or 0) for one in history), default=0)
-    facts = _facts(folder, job, queued, history)
-    return with_progress(JobStatus(**facts, attempt=attempt), folder)
+    history = _history(folder)
+    facts = _facts(folder, str(job.number), queued, history)
+    return with_progress(JobStatus(**facts, attempt=_attempt(history)), folder)
 
 
-def _facts(
-    folder: RunFolder, job: SubmittedJob, queued: QueuedJob | None, history: list[dict[str, Any]]
-) -> dict[str, Any]:
+def status_without_slurm(folder: RunFolder, job: SubmittedJob, why: UserError) -> JobStatus:
+    """The status by the run's own records alone, while Slurm does not answer."""
+    history = _history(folder)
+    training = _is_training(history, str(job.number))
+    evidence = f": {why.evidence.splitlines()[-1]}" if why.evidence else ""
+    reason = f"{why.what}{evidence}; this is what the run itself wrote down"
+    return with_progress(
+        JobStatus("running" if training else "waiting", reason=reason, attempt=_attempt(history)), folder
+    )
+
+
+def status_of_copy(folder: RunFolder, job: SubmittedJob) -> JobStatus:
+    reason = f"a copy of {job.folder}, where job {job.number} belongs; `windlass run` goes on from the last checkpoint"
+    status = JobStatus(
+        "stopped", exit_code=int(ExitCode.INTERRUPTED), reason=reason, attempt=_attempt(_history(folder))
+    )
+    return with_progress(status, folder)
+
+
+def status_of_unconfirmed(why: UserError | None) -> JobStatus:
+    if why is not None:
+        return JobStatus("waiting", reason=f"it is not known whether Slurm took the job: {why.what}")
+    return JobStatus("waiting", reason="Slurm did not take the job; `windlass run` submits it again")
+
+
+def _facts(folder: RunFolder, number: str, queued: QueuedJob | None, history: list[dict[str, Any]]) -> dict[str, Any]:
     if queued is None:
-        return _forgotten(job, history)
+        return _forgotten(number, history)
     if queued.state in IN_QUEUE:
-        return {"state": "waiting", "reason": explain(queued.reason, job=job.number, name=folder.name)}
+        return {"state": "waiting", "reason": explain(queued.reason, job=number, name=folder.name)}
     if queued.state in ON_NODES:
-        launches = [index for index, one in enumerate(history) if one.get("event") == "launched"]
-        mine = launches and history[launches[-1]].get("job") == job.number
-        since = history[launches[-1] :] if mine else []
-        training = any(one.get("event") in ("started", "resumed") for one in since)
+        training = _is_training(history, number)
         return {"state": "running" if training else "waiting", "reason": None if training else "ranks are starting"}
     state, code = ENDED_AS.get(queued.state, ("failed", ExitCode.FAILED))
     why = ENDS.get(queued.state, f"Slurm says: {queued.state}")
@@ -76,11 +194,18 @@ def _facts(
     if state == "failed":
         if is_full(folder.path):
             why += f"; the disk of {folder.path} is full"
-        why += f"; see logs/slurm-{job.number}.out"
+        why += f"; see logs/slurm-{number}.out"
     return {"state": state, "exit_code": int(code), "reason": why}
 
 
-def _forgotten(job: SubmittedJob, history: list[dict[str, Any]]) -> dict[str, Any]:
+def _is_training(history: Sequence[Mapping[str, Any]], number: str) -> bool:
+    launches = [index for index, one in enumerate(history) if one.get("event") == "launched"]
+    mine = launches and history[launches[-1]].get("job") == number
+    since = history[launches[-1] :] if mine else []
+    return any(one.get("event") in ("started", "resumed") for one in since)
+
+
+def _forgotten(number: str, history: list[dict[str, Any]]) -> dict[str, Any]:
     for one in reversed(history):
         if one.get("event") == "finished":
             return {"state": "finished", "exit_code": int(ExitCode.OK)}
@@ -88,7 +213,7 @@ def _forgotten(job: SubmittedJob, history: list[dict[str, Any]]) -> dict[str, An
             return {"state": "preempted", "exit_code": int(ExitCode.PREEMPTED), "reason": "saved and left"}
         if one.get("event") in ("submitted", "launched"):
             break
-    reason = f"Slurm no longer knows job {job.number}; `windlass run` goes on from the last checkpoint"
+    reason = f"Slurm no longer knows job {number}; `windlass run` goes on from the last checkpoint"
     return {"state": "failed", "exit_code": int(ExitCode.FAILED), "reason": reason}
 
 

@@ -1,0 +1,159 @@
+"""One run folder, one job, on a real Slurm: whatever happens around sbatch, and whoever else submits."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.slurm.conftest import events, job_of, wait
+
+pytestmark = pytest.mark.slurm
+HELD = "target.slurm.sbatch=[--hold]"
+
+
+@pytest.fixture
+def site(bench, cluster):
+    """Puts a site's own command before Slurm's on PATH; `real` in its text is the command it stands before."""
+    folder = bench.folder / "site-bin"
+    folder.mkdir()
+
+    def install(command, text):
+        real = cluster.ask("which", command)
+        path = folder / command
+        # only where a job is sent: windlass also asks for the version
+        text = f'case " $* " in *" --parsable "*) ;; *) exec @real "$@" ;; esac\n{text}'
+        path.write_text("#!/bin/bash\n" + text.replace("@real", real).replace("@controller", str(controller(cluster))))
+        path.chmod(0o755)
+        bench.environment["PATH"] = f"{folder}:{cluster.environment()['PATH']}"
+
+    def remove():
+        bench.environment["PATH"] = cluster.environment()["PATH"]
+
+    install.remove = remove
+    yield install
+    remove()
+
+
+def controller(cluster):
+    return cluster.daemons["slurmctld"].pid
+
+
+def jobs_named(cluster, name):
+    """Jobs of a name in the queue, those that wait and those that run; elements of an array one by one."""
+    text = cluster.ask("squeue", "-h", "-r", "-t", "PD,R,CF,S", "-o", "%i|%j")
+    return sorted(line.split("|")[0] for line in text.splitlines() if line.split("|")[1] == name)
+
+
+def submit(bench, name, *arguments, timeout=300):
+    return bench.windlass(
+        "run", bench.file, f"name={name}", "--on", "slurm", "--detach", HELD, *arguments, timeout=timeout
+    )
+
+
+def assert_one_job(bench, cluster, name):
+    """Running it again attaches to the one job there is, and stop takes exactly that one back."""
+    again = submit(bench, name)
+    assert again.returncode == 0, again
+    jobs = jobs_named(cluster, name)
+    assert jobs == [job_of(bench.run_folder(name))], (jobs, again)
+    assert bench.show(name)["state"] == "waiting"
+    stopped = bench.windlass("stop", name)
+    assert stopped.returncode == 0, stopped
+    assert jobs_named(cluster, name) == []
+
+
+def test_a_controller_that_is_frozen_around_sbatch(bench, cluster, site):
+    """sbatch gives up after MessageTimeout, and the controller takes the job when it goes on."""
+    site("sbatch", 'kill -STOP @controller\n(sleep 8; kill -CONT @controller) >/dev/null 2>&1 &\nexec @real "$@"\n')
+    first = submit(bench, "frozen")
+    print(first.returncode, first.stderr)
+    site.remove()
+    wait(lambda: jobs_named(cluster, "frozen"), "the controller takes it", bench.run_folder("frozen"), 30)
+    assert_one_job(bench, cluster, "frozen")
+
+
+def test_the_terminal_goes_away_just_after_sbatch_was_accepted(bench, cluster, site):
+    site("sbatch", '@real "$@" >/dev/null\nkill -HUP $PPID\nsleep 1\n')
+    assert submit(bench, "hung-up").returncode == -signal.SIGHUP
+    site.remove()
+    assert len(jobs_named(cluster, "hung-up")) == 1
+    assert bench.show("hung-up")["state"] == "waiting"
+    assert_one_job(bench, cluster, "hung-up")
+
+
+@pytest.mark.parametrize("words", ['echo; echo "Thank you for computing with us: 3"; echo 17', "exec >/dev/null"])
+def test_a_site_that_prints_lines_of_its_own(bench, cluster, site, words):
+    before = 'out=$(@real "$@") || exit\n'
+    text = f"{before}{words}\n" if words.startswith("exec") else f'{before}echo "$out"\n{words}\n'
+    site("sbatch", text)
+    first = submit(bench, "chatty")
+    assert first.returncode == 0, first
+    site.remove()
+    assert_one_job(bench, cluster, "chatty")
+
+
+def test_a_damaged_record_of_the_job(bench, cluster):
+    folder = bench.submit("damaged", HELD)
+    record = folder.path / "slurm.json"
+    sent = job_of(folder)
+    for content in ("", '{"job": "--user=root", "host": null}', None):
+        if content is None:
+            record.unlink()
+            record.mkdir()
+        else:
+            record.write_text(content)
+        listed = json.loads(bench.windlass("ls", "--json").stdout)
+        assert [(one["state"], "JobHeldUser" in one["reason"]) for one in listed] == [("waiting", True)], listed
+    again = submit(bench, "damaged")
+    assert again.returncode == 0, again
+    assert jobs_named(cluster, "damaged") == [sent]
+    stopped = bench.windlass("stop", "damaged")
+    assert stopped.returncode == 0, stopped
+    assert jobs_named(cluster, "damaged") == []
+
+
+def test_two_sweeps_at_once_are_one_array(bench, cluster, site):
+    """sbatch takes its time, so that the second sweep has looked at its runs before the first has submitted them."""
+    site("sbatch", 'sleep 3\nexec @real "$@"\n')
+    command = [sys.executable, "-m", "windlass.cli.main", "run", str(bench.file), "name=both", "--on", "slurm", HELD]
+    command += ["--sweep", "train.learning_rate=1e-4,3e-4", "--json"]
+    both = [
+        subprocess.Popen(command, cwd=bench.folder, env=bench.environment, stdout=-1, stderr=-1, text=True)
+        for _ in range(2)
+    ]
+    said = [one.communicate(timeout=300) for one in both]
+    jobs = jobs_named(cluster, "both")
+    cluster.ask("scancel", "--name=both")
+    assert [one.returncode for one in both] == [0, 0], said
+    assert jobs == [job_of(bench.run_folder("both-0")), job_of(bench.run_folder("both-1"))], (jobs, said)
+    submitted = [[row["submitted"] for row in json.loads(out)] for out, _ in said]
+    assert sorted(submitted) == [[False, False], [True, True]], submitted
+
+
+def test_no_attempt_begins_that_is_not_the_recorded_job(bench, cluster, site):
+    """Ctrl-C came before the job's number. Another job of the same script leaves; this one writes its number down."""
+    site("sbatch", '@real "$@" >/dev/null\nkill -INT $PPID\nsleep 1\n')
+    assert submit(bench, "alone").returncode == 130
+    site.remove()
+    folder = bench.run_folder("alone")
+    (right,) = jobs_named(cluster, "alone")
+    with (folder.path / "job.sbatch").open() as script:
+        other = subprocess.run(
+            ["sbatch", "--parsable", "--nice=0"],
+            stdin=script,
+            env=cluster.environment(),
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+    cluster.ask("scontrol", "release", other)
+    wait(lambda: "ExitCode=2:0" in cluster.ask("scontrol", "show", "job", "-o", other), "it leaves", folder, 60)
+    assert not events(folder, "launched")
+    assert "not the job of this run" in (folder.logs / f"slurm-{other}.out").read_text()
+    cluster.ask("scontrol", "release", right)
+    wait(lambda: events(folder, "launched"), "the recorded job begins", folder, 60)
+    assert job_of(folder) == right
+    assert [one["job"] for one in events(folder, "launched")] == [right]
+    stopped = bench.windlass("stop", "alone", "--now")
+    assert stopped.returncode == 0, stopped
