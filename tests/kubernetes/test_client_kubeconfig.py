@@ -1,14 +1,27 @@
 """Kubeconfig files, as kubectl reads them."""
 
+import base64
+import contextlib
 import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
 
 import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
-from tests.kubernetes.api_server import write_kubeconfig
+from tests.kubernetes.api_server import Server, write_kubeconfig
 from windlass.errors import UserError
 from windlass.targets.kubernetes import kubeconfig
-from windlass.targets.kubernetes.credentials import Credentials, run_plugin, tls
+from windlass.targets.kubernetes.api import Api
+from windlass.targets.kubernetes.credentials import parse_answer, run_plugin, tls
 from windlass.targets.kubernetes.kubeconfig import access
+from windlass.targets.kubernetes.refusals import UnreachableError
 
 
 @pytest.fixture
@@ -111,4 +124,454 @@ def test_certificates_that_are_none(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(path))
     found = access()
     with pytest.raises(UserError, match="certificates of the context here"):
-        tls(found, Credentials(found))
+        tls(found)
+
+
+@pytest.fixture
+def server():
+    one = Server()
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def api_of(server, tmp_path, monkeypatch):
+    made = []
+
+    def make(user=None, url=None, **cluster):
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "config", url or server.url, user, **cluster)))
+        made.append(Api(access()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def script(path, *lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(("#!/bin/sh", *lines)) + "\n")
+    path.chmod(0o755)
+    return path
+
+
+def printing(**status):
+    return f"printf %s '{json.dumps({'kind': 'ExecCredential', 'status': status})}'"
+
+
+# -- as another user
+
+
+def headers_of(server, api):
+    seen = []
+    server.on("/h", lambda one: (seen.extend(one.headers.items()), one.json({}))[1])
+    api.get("/h")
+    return [(name, value) for name, value in seen if name.startswith("Impersonate")]
+
+
+def test_a_user_acts_as_the_one_it_impersonates(server, api_of):
+    user = {
+        "token": "admin",
+        "as": "readonly",
+        "as-uid": "7",
+        "as-groups": ["viewers", "staff"],
+        "as-user-extra": {"acme.com/reason": ["test", "é"]},
+    }
+    assert headers_of(server, api_of(user)) == [
+        ("Impersonate-User", "readonly"),
+        ("Impersonate-Uid", "7"),
+        ("Impersonate-Group", "viewers"),
+        ("Impersonate-Group", "staff"),
+        ("Impersonate-Extra-acme.com%2Freason", "test"),
+        ("Impersonate-Extra-acme.com%2Freason", "é".encode().decode("latin1")),
+    ]
+
+
+def test_commands_in_pods_run_as_the_one_it_impersonates(server, api_of):
+    seen = []
+    server.on("/exec", lambda one: (seen.append(dict(one.headers.items())), one.status(403, "Forbidden", "no"))[1])
+    api = api_of({"token": "admin", "as": "readonly", "as-groups": ["viewers"]})
+    with pytest.raises(UserError), api.websocket("/exec", [], ["v4.channel.k8s.io"]):
+        pass
+    assert {(one.get("Impersonate-User"), one.get("Impersonate-Group")) for one in seen} == {("readonly", "viewers")}
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        {"as-groups": ["viewers"]},
+        {"as-uid": "7"},
+        {"as": "a", "as-groups": "viewers"},
+        {"as": "a", "as-user-extra": {"k": "v"}},
+        {"as": "a\r\nX: y"},
+    ],
+)
+def test_an_impersonation_of_nobody_is_refused(api_of, user):
+    with pytest.raises(UserError, match="impersonates"):
+        api_of({"token": "t", **user})
+
+
+# -- plugins as client-go calls them
+
+
+def test_a_plugin_is_told_the_cluster_and_found_beside_the_kubeconfig(tmp_path, monkeypatch):
+    info = tmp_path / "info"
+    script(tmp_path / "bin" / "plugin", f'printf %s "$KUBERNETES_EXEC_INFO" > {info}', printing(token="t"))
+    (tmp_path / "ca.crt").write_text("authority")
+    entry = {"command": "./bin/plugin", "apiVersion": "client.authentication.k8s.io/v1", "provideClusterInfo": True}
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}
+    path = write_kubeconfig(
+        tmp_path / "config",
+        "https://one:6443",
+        {"exec": {**entry, "interactiveMode": "IfAvailable"}},
+        **{"certificate-authority": "ca.crt", "tls-server-name": "api", "extensions": [extension]},
+    )
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.chdir("/")
+    assert run_plugin(access()).token == "t"
+    spec = json.loads(info.read_text())["spec"]
+    assert spec == {
+        "interactive": False,
+        "cluster": {
+            "server": "https://one:6443",
+            "certificate-authority-data": base64.b64encode(b"authority").decode(),
+            "tls-server-name": "api",
+            "config": {"audience": "x"},
+        },
+    }
+
+
+def test_a_plugin_that_needs_a_terminal_says_so_where_there_is_none(tmp_path, monkeypatch):
+    script(tmp_path / "plugin", printing(token="t"))
+    entry = {"command": str(tmp_path / "plugin"), "interactiveMode": "Always"}
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "config", "https://one", {"exec": entry})))
+    with pytest.raises(UserError, match="wants to ask somebody at a terminal"):
+        run_plugin(access())
+
+
+@pytest.mark.parametrize(("mode", "answer"), [("IfAvailable", "typed"), ("Always", "typed"), ("Never", "")])
+def test_at_a_terminal_a_plugin_may_ask(tmp_path, mode, answer):
+    plugin = script(
+        tmp_path / "plugin",
+        "echo 'who are you?' >&2",
+        "read name",
+        'echo "{\\"status\\": {\\"token\\": \\"t-$name\\"}}"',
+    )
+    entry = {"command": str(plugin), "interactiveMode": mode, "apiVersion": "client.authentication.k8s.io/v1"}
+    path = write_kubeconfig(tmp_path / "config", "https://one", {"exec": entry})
+    program = (
+        "from windlass.targets.kubernetes.kubeconfig import access\n"
+        "from windlass.targets.kubernetes.credentials import run_plugin\n"
+        "print(run_plugin(access()).token)\n"
+    )
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "KUBECONFIG": str(path)},
+    )
+    os.write(ours, b"typed\n")
+    out, err = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert out.strip() == f"t-{answer}"
+    assert ("who are you?" in err) == (mode != "Never")
+
+
+def test_plugins_that_are_not_well_formed(tmp_path, monkeypatch):
+    path = tmp_path / "config"
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    (tmp_path / "not-executable").write_text("x")
+    for entry, words in (
+        ({"args": []}, "names no command"),
+        ({"command": "x", "env": [{"name": "A"}]}, "env a list of name and value"),
+        ({"command": "x", "args": 7}, "args is a list"),
+        ({"command": "./not-executable"}, "cannot be started"),
+        ("text", "names no command"),
+    ):
+        write_kubeconfig(path, "https://one", {"exec": entry})
+        with pytest.raises(UserError, match=words):
+            run_plugin(access())
+
+
+def test_an_old_token_serves_on_while_the_plugin_fails(server, api_of, tmp_path):
+    """A plugin that is called some time before the token expires may fail until then."""
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 40))
+    plugin = script(
+        tmp_path / "plugin",
+        f"[ -e {tmp_path / 'offline'} ] && exit 1",
+        printing(token="t", expirationTimestamp=soon),
+    )
+    server.on("/x", lambda one: one.json({"said": one.headers["Authorization"]}))
+    api = api_of({"exec": {"command": str(plugin)}})
+    (tmp_path / "offline").touch()
+    assert api.get("/x") == {"said": "Bearer t"}
+
+
+# -- certificates
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """An authority, a server's certificate for 127.0.0.1, and two of users."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*words):
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=authority", "-days", "2")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for name in ("server", "first", "second"):
+        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        signing = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *signing)
+    return folder
+
+
+@pytest.fixture
+def tls_server(server, certificates):
+    """A server that asks for certificates and says whose it got."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+    context.load_verify_locations(certificates / "ca.crt")
+    context.verify_mode = ssl.CERT_OPTIONAL
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+
+    def whoami(one):
+        subject = (one.connection.getpeercert() or {}).get("subject") or ()
+        one.json({"user": next((value for part in subject for key, value in part if key == "commonName"), None)})
+
+    server.on("/whoami", whoami)
+    return server
+
+
+def as_data(path):
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+@pytest.mark.parametrize("certificate", ["file", "data"])
+@pytest.mark.parametrize("key", ["file", "data"])
+def test_a_certificate_and_its_key_are_given_as_files_or_as_data(tls_server, certificates, api_of, certificate, key):
+    user = {}
+    for kind, how, path in (
+        ("client-certificate", certificate, certificates / "first.crt"),
+        ("client-key", key, certificates / "first.key"),
+    ):
+        user |= {kind: str(path)} if how == "file" else {f"{kind}-data": as_data(path), kind: "/not/there"}
+    url = f"https://127.0.0.1:{tls_server.server_port}"
+    api = api_of(user, url, **{"certificate-authority": str(certificates / "ca.crt")})
+    assert api.get("/whoami") == {"user": "first"}
+
+
+def test_a_certificate_without_its_key_is_refused(api_of, certificates):
+    with pytest.raises(UserError, match="certificates of the context") as error:
+        api_of({"client-certificate": str(certificates / "first.crt")})
+    assert "has no client-key" in error.value.evidence
+
+
+def test_a_certificate_that_a_plugin_issues_is_renewed(tls_server, certificates, api_of, tmp_path):
+    """By its time, and when the server does not take it any more."""
+    first, second = (
+        printing(
+            clientCertificateData=(certificates / f"{name}.crt").read_text(),
+            clientKeyData=(certificates / f"{name}.key").read_text(),
+            expirationTimestamp=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600)),
+        )
+        for name in ("first", "second")
+    )
+    plugin = script(tmp_path / "plugin", f"if [ -e {tmp_path / 'later'} ]; then {second}; else {first}; fi")
+    refused = set()
+    whoami = tls_server.answers["/whoami"][0]
+
+    def guarded(one):
+        subject = dict(part[0] for part in one.connection.getpeercert()["subject"])
+        if subject["commonName"] in refused:
+            one.status(401, "Unauthorized", "Unauthorized")
+        else:
+            whoami(one)
+
+    tls_server.on("/whoami", guarded)
+    url = f"https://127.0.0.1:{tls_server.server_port}"
+    api = api_of({"exec": {"command": str(plugin)}}, url, **{"certificate-authority": str(certificates / "ca.crt")})
+    assert api.get("/whoami") == {"user": "first"}
+    (tmp_path / "later").touch()
+    assert api.get("/whoami") == {"user": "first"}
+    refused.add("first")
+    assert api.get("/whoami") == {"user": "second"}
+
+
+def test_tls_is_verified_unless_it_is_said_as_yes(tls_server, api_of):
+    url = f"https://127.0.0.1:{tls_server.server_port}"
+    with pytest.raises(UnreachableError):
+        api_of({}, url, **{"insecure-skip-tls-verify": "false"}).get("/whoami")
+    assert api_of({}, url, **{"insecure-skip-tls-verify": True}).get("/whoami") == {"user": None}
+
+
+# -- kubectl's own logins
+
+
+def jwt(seconds):
+    body = base64.urlsafe_b64encode(json.dumps({"exp": time.time() + seconds}).encode()).decode().rstrip("=")
+    return f"e30.{body}.sig"
+
+
+def test_an_openid_token_is_used_while_it_is_good_and_read_again_when_kubectl_has_renewed_it(server, api_of, tmp_path):
+    user = lambda token: {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}  # noqa: E731
+    server.on("/x", lambda one: one.json({"said": one.headers["Authorization"]}))
+    good = jwt(600)
+    assert api_of(user(good)).get("/x") == {"said": f"Bearer {good}"}
+    api = api_of(user(jwt(-5)))
+    with pytest.raises(UserError, match="has expired") as error:
+        api.get("/x")
+    assert "kubectl --context here version" in error.value.fix
+    write_kubeconfig(tmp_path / "config", server.url, user(good))
+    assert api.get("/x") == {"said": f"Bearer {good}"}
+
+
+@pytest.mark.parametrize(("name", "fix"), [("gcp", "gke-gcloud-auth-plugin"), ("azure", "kubelogin"), ("", "plugin")])
+def test_logins_that_kubectl_has_given_up_are_named_with_what_came_after_them(server, api_of, name, fix):
+    api = api_of({"auth-provider": {"name": name}})
+    with pytest.raises(UserError, match="auth-provider") as error:
+        api.get("/x")
+    assert fix in error.value.fix
+    assert not server.requests
+
+
+# -- the way to the server
+
+
+def test_a_socks_proxy_works_or_is_named_with_its_library(server, api_of):
+    listener = socket.create_server(("127.0.0.1", 0))
+    proxy = f"socks5://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        import socksio  # noqa: F401
+    except ImportError:
+        with pytest.raises(UserError, match="SOCKS proxy") as error:
+            api_of({"token": "t"}, **{"proxy-url": proxy})
+        assert error.value.fix == "pip install socksio"
+        return
+    finally:
+        listener.close()
+    with pytest.raises(UnreachableError):
+        api_of({"token": "t"}, **{"proxy-url": proxy}).get("/x")
+
+
+@pytest.mark.parametrize(
+    "cluster", [{"proxy-url": "ftp://x"}, {"proxy-url": "http://[::1"}, {"proxy-url": "http://a:b"}]
+)
+def test_a_proxy_that_is_none(api_of, cluster):
+    with pytest.raises(UserError, match="address"):
+        api_of({"token": "t"}, **cluster).get("/x")
+
+
+PAGE = b"<html><title>Please log in</title></html>"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"), [(PAGE, "text/html"), (b"[]", "application/json"), (b"", "text/plain"), (b"[" * 99999, "x/y")]
+)
+def test_something_else_answers_in_the_place_of_the_api(server, api_of, content, kind):
+    def answer(one):
+        one.send_response(200)
+        one.send_header("Content-Type", kind)
+        one.send_header("Content-Length", str(len(content)))
+        one.end_headers()
+        one.wfile.write(content)
+
+    server.on("/x", answer)
+    api = api_of({"token": "t"})
+    with pytest.raises(UnreachableError, match="is not the Kubernetes API") as error:
+        api.get("/x")
+    assert len(server.requests) == 1
+    if content is PAGE:
+        assert "Please log in" in error.value.evidence
+        with pytest.raises(UnreachableError, match="is not the Kubernetes API"):
+            list(api.lines("/x", {"follow": "true"}))
+
+
+def test_a_token_with_a_line_break_is_no_header(server, api_of):
+    with pytest.raises(UserError, match="characters that no token has"):
+        api_of({"token": "a\r\nX-Evil: 1"}).get("/x")
+    assert not server.requests
+
+
+# -- whatever the files hold
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("c") | st.just("here")
+ANYTHING = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+)
+USER_KEYS = ("token", "auth-provider", "as", "as-groups", "as-user-extra", "client-certificate-data", "client-key-data")
+CLUSTER_KEYS = ("server", "namespace", "proxy-url", "certificate-authority-data", "certificate-authority")
+ENTRY_KEYS = st.sampled_from(("name", "context", "cluster", "user", *USER_KEYS, *CLUSTER_KEYS))
+ENTRIES = st.dictionaries(ENTRY_KEYS, ANYTHING, max_size=5)
+NAMED = st.one_of(
+    *(
+        st.fixed_dictionaries({"name": st.just(name) | ANYTHING, kind: ENTRIES | ANYTHING})
+        for name, kind in (("here", "context"), ("c", "cluster"), ("ann", "user"))
+    )
+)
+CONFIGS = st.fixed_dictionaries(
+    {
+        "current-context": st.just("here") | ANYTHING,
+        "contexts": st.lists(NAMED, max_size=3) | ANYTHING,
+        "clusters": st.lists(NAMED, max_size=3) | ANYTHING,
+        "users": st.lists(NAMED, max_size=3) | ANYTHING,
+    }
+)
+GOOD = {
+    "current-context": "here",
+    "contexts": [{"name": "here", "context": {"cluster": "c", "user": "ann"}}],
+    "clusters": [{"name": "c", "cluster": {"server": "https://one"}}],
+}
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(config=CONFIGS, user=ENTRIES, cluster=ENTRIES)
+def test_fuzz_a_kubeconfig_is_read_or_refused_in_words(tmp_path_factory, config, user, cluster):
+    path = tmp_path_factory.getbasetemp() / "fuzzed-config"
+    users, clusters = [{"name": "ann", "user": user}], [{"name": "c", "cluster": cluster}]
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
+        patch.setenv("KUBECONFIG", str(path))
+        path.write_text(json.dumps({**GOOD, "users": users, "clusters": clusters}))
+        Api(access()).close()
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
+        patch.setenv("KUBECONFIG", str(path))
+        path.write_text(json.dumps(config))
+        access()
+
+
+@settings(deadline=None)
+@given(content=st.binary(max_size=60) | ANYTHING.map(lambda value: yaml.safe_dump(value).encode()))
+@example(content=b"[" * 1500)
+@example(content=b"&a [*a, *a]")
+@example(content=b"\xff\xfe")
+def test_fuzz_any_file_is_a_kubeconfig_or_refused_in_words(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "fuzzed-config"
+    path.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(path))
+        with pytest.raises(UserError):
+            access()
+
+
+STATUS_KEYS = st.sampled_from(("token", "clientCertificateData", "clientKeyData", "expirationTimestamp"))
+
+
+@settings(deadline=None)
+@given(
+    text=st.text(max_size=40)
+    | ANYTHING.map(json.dumps)
+    | st.dictionaries(STATUS_KEYS, ANYTHING).map(lambda status: json.dumps({"status": status}))
+)
+@example(text='{"status": {"token": "t", "expirationTimestamp": "2999-01-01"}}')
+@example(text="[" * 100_000)
+def test_fuzz_what_a_plugin_prints_is_a_credential_or_none(text):
+    answer = parse_answer(text)
+    if answer is not None:
+        assert answer.token or (answer.certificate and answer.key)
+        assert isinstance(answer.seconds_left(), float)

@@ -82,7 +82,7 @@ def access(context: str | None = None, namespace: str | None = None) -> Access:
             fix=f"{chosen}    kubectl config get-contexts lists them",
         )
     entry = config.contexts[name].value
-    cluster = _entry_of(config, "cluster", entry.get("cluster"), config.clusters, name)
+    cluster = _entry_of(config, "cluster", str(entry.get("cluster") or ""), config.clusters, name)
     user_name = str(entry.get("user") or "")
     user = _entry_of(config, "user", user_name, config.users, name) if user_name else _Entry({}, Path())
     return Access(
@@ -126,15 +126,23 @@ def _read_all(paths: list[Path]) -> _Config:
     config = _Config(paths)
     for path in paths:
         values = _read(path)
-        config.current = config.current or values.get("current-context") or None
+        config.current = config.current or str(values.get("current-context") or "") or None
         for key, single, known in (
             ("contexts", "context", config.contexts),
             ("clusters", "cluster", config.clusters),
             ("users", "user", config.users),
         ):
-            for one in values.get(key) or ():
-                if isinstance(one, dict) and one.get("name"):
-                    known.setdefault(str(one["name"]), _Entry(one.get(single) or {}, path.parent))
+            entries = values.get(key) or []
+            for one in entries if isinstance(entries, list) else (entries,):
+                value = (one.get(single) or {}) if isinstance(one, dict) else None
+                if not isinstance(value, dict):
+                    raise UserError(
+                        f"{path} is no kubeconfig: {key} is a list of names, each with a {single}",
+                        evidence=f"{key}: {str(one)[:80]}",
+                        fix=NEW_FILE,
+                    )
+                if one.get("name"):
+                    known.setdefault(str(one["name"]), _Entry(value, path.parent))
     return config
 
 
@@ -143,17 +151,17 @@ def _read(path: Path) -> dict[str, Any]:
 
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
+    except (OSError, ValueError, TypeError, yaml.YAMLError, RecursionError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]  # an unhashable key is a TypeError
         raise UserError(f"the kubeconfig {path} cannot be read", evidence=reason, fix=NEW_FILE) from None
     if values is not None and not isinstance(values, dict):
         raise UserError(f"{path} is no kubeconfig: it holds a {type(values).__name__}", fix=NEW_FILE)
     return values or {}
 
 
-def _entry_of(config: _Config, what: str, name: Any, known: Mapping[str, _Entry], context: str) -> _Entry:
+def _entry_of(config: _Config, what: str, name: str, known: Mapping[str, _Entry], context: str) -> _Entry:
     if name in known:
-        return known[str(name)]
+        return known[name]
     raise UserError(
         f"the context {context!r} names the {what} {name!r}, which {config.source} does not have",
         evidence=f"{what}s there: {', '.join(known) or 'none'}",
