@@ -133,3 +133,59 @@ def test_the_golden_kinds_are_what_the_cluster_serves(cluster):
     served = cluster.kubectl("api-resources", "--no-headers", "-o", "name").split()
     for kind, one in KINDS.items():
         assert f"{one.plural}.{GROUPS[kind]}" in served
+
+
+def test_a_named_runtime_in_one_zone(bench):
+    """Somebody else's runtime, as its administrator made it, changed only as a TrainJob may."""
+    bench.cluster.need_box("labels nodes")
+    pod = {"containers": [{"name": "node", "image": "nowhere/nothing:1"}]}
+    step = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+    job = {"name": "node", "template": {"metadata": step, "spec": {"template": {"spec": pod}}}}
+    runtime = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": bench.namespace, "labels": {"trainer.kubeflow.org/framework": "torch"}},
+        "spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [job]}}},
+    }
+    zone = "topology.kubernetes.io/zone"
+    here, there, *others = bench.cluster.nodes
+    bench.cluster.kubectl("label", "node", here, *others, f"{zone}=a")
+    bench.cluster.kubectl("label", "node", there, f"{zone}=b")
+    try:
+        bench.cluster.apply(runtime)
+        asked = ("resources.nodes=2", "train.steps=4", f"target.kubernetes.runtime={bench.namespace}")
+        run_when_operators_answer(bench, "run", bench.file, "name=named", "target.kubernetes.same_zone=true", *asked)
+        assert events(bench.run_folder("named"), "started")[0]["world_size"] == 2
+        pods = bench.cluster.get("pods", namespace=bench.namespace, selector="windlass.dev/run=named")["items"]
+        assert len(pods) == 2
+        nodes = {one["spec"]["nodeName"] for one in pods}
+        assert nodes == {there} or there not in nodes
+    finally:
+        bench.cluster.kubectl("label", "node", *bench.cluster.nodes, f"{zone}-")
+        bench.cluster.kubectl("delete", "clustertrainingruntime", bench.namespace, "--ignore-not-found")
+
+
+def test_a_deadline_ends_a_job_and_its_remains_go(bench):
+    asked = ("resources.nodes=1", "train.global_batch=2", "train.steps=100000", "target.kubernetes.job=job")
+    limits = ("target.kubernetes.deadline=25s", "target.kubernetes.keep_for=3s")
+    answer = bench.windlass("run", bench.file, "name=late", *asked, *limits)
+    assert answer.returncode == 1, answer.stdout + answer.stderr
+    assert "DeadlineExceeded" in answer.stderr
+    left = ("get", "jobs,pods,configmaps,services", "-n", bench.namespace, "-l", "windlass.dev/run=late", "-o", "name")
+    bench.wait(lambda: bench.cluster.kubectl(*left).split() == [], "an empty namespace", "late")
+    assert bench.show("late")["state"] == "failed"
+
+
+def test_a_run_goes_on_with_fewer_nodes(bench):
+    """One of three pods finds no room: with min_nodes the others train, and end without it."""
+    bench.cluster.need_box("knows how large the nodes are")
+    quiet = 'target.kubernetes.environment={"WINDLASS_ELASTIC_SECONDS": "3"}'
+    asked = ("train.steps=4", "target.kubernetes.min_nodes=2", "target.kubernetes.spread=hosts", quiet)
+    node = bench.cluster.expendable[0]
+    bench.cluster.kubectl("cordon", node)
+    try:
+        bench.must("run", bench.file, "name=fewer", "target.kubernetes.job=job", *asked)
+    finally:
+        bench.cluster.uncordon(node)
+    assert events(bench.run_folder("fewer"), "started")[0]["world_size"] == 2
+    assert bench.show("fewer")["state"] == "finished"
