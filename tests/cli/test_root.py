@@ -23,7 +23,7 @@ def test_help_imports_nothing_heavy():
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stderr.strip() == "[]"
-    assert "Write a commented run file." in answer.stdout
+    assert "Write a run file to start from." in answer.stdout
 
 
 def test_help_answers_at_once():

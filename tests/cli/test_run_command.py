@@ -184,3 +184,19 @@ def test_a_run_under_way_keeps_its_settings(windlass, run_file, ended):
     assert answer.code == 2
     assert "is under way with other settings" in answer.err
     assert "windlass stop small" in answer.err
+
+
+def test_compare(windlass, run_file, ended):
+    run = ended.load_run()
+    other = RunFolder(ended.path.with_name("other"))
+    other.create(run.model_copy(update={"name": "other", "train": run.train.model_copy(update={"steps": 4})}))
+    for step in (1, 2, 3, 4):
+        append_json_line(other.metrics, {"kind": "step", "step": step, "steps": 4, "loss": 5.0 - step, "attempt": 1})
+    text = windlass("compare", "small", "other").out
+    assert "train.steps" in text
+    assert "loss at step 4" in text
+    facts = windlass("compare", "small", "other", "--json").json
+    assert facts["common_step"] == 4
+    assert [one["settings"]["train.steps"] for one in facts["runs"]] == [6, 4]
+    assert [one["loss_at_common_step"] for one in facts["runs"]] == [3.0, 1.0]
+    assert windlass("compare", "small").code == 2

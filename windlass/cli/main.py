@@ -17,13 +17,14 @@ from windlass.errors import ExitCode, UserError
 
 # The help of a command stands here so that `windlass --help` imports none of them; a test compares it with theirs.
 COMMANDS = {
-    "init": ("windlass.cli.init:init", "Write a commented run file."),
+    "init": ("windlass.cli.init:init", "Write a run file to start from."),
     "plan": ("windlass.cli.plan:plan", "Say what a run will need and cost."),
     "run": ("windlass.cli.run:run", "Train what a run file describes."),
     "ls": ("windlass.cli.ls:ls", "List the runs."),
     "show": ("windlass.cli.show:show", "Show where a run stands."),
     "logs": ("windlass.cli.logs:logs", "Print what the ranks of a run said."),
     "stop": ("windlass.cli.stop:stop", "Save a checkpoint and stop a run."),
+    "compare": ("windlass.cli.compare:compare", "Compare runs: settings and results."),
     "rm": ("windlass.cli.rm:rm", "Delete runs that have ended."),
     "exec": ("windlass.cli.exec:exec_command", "Run a command where a rank runs."),
     "top": ("windlass.cli.top:top", "Show what every pod of a run uses."),
@@ -71,8 +72,8 @@ def cli() -> None:
     """Train PyTorch models from one run file: here, and on clusters.
 
     \b
-    windlass init my.yaml --preset llama3.2-1b    writes a run file
-    windlass run my.yaml train.steps=200          trains it
+    windlass init my.yaml                   writes a run file
+    windlass run my.yaml train.steps=200    trains it
     """
 
 

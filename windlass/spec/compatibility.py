@@ -101,7 +101,7 @@ def told(changes: Changes) -> list[str]:
 
 
 def _all_differences(earlier: Run, now: Run) -> Changes:
-    before, after = dict(_leaves(earlier.model_dump(mode="json"))), dict(_leaves(now.model_dump(mode="json")))
+    before, after = dict(leaves(earlier.model_dump(mode="json"))), dict(leaves(now.model_dump(mode="json")))
     return {
         key: (before.get(key), after.get(key))
         for key in sorted(before.keys() | after.keys())
@@ -115,9 +115,10 @@ def _is_free(key: str) -> bool:
     return ".".join(parts[:2]) in free or parts[0] in FREE_SECTIONS or key == "name"
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested sections, by its dotted key."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

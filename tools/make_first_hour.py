@@ -1,0 +1,212 @@
+"""Write docs/first-hour.md: every command of it is run here, and what it printed goes into the page.
+
+`python tools/make_first_hour.py` writes the page; tests/test_first_hour.py runs the same commands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "first-hour.md"
+WIDTH = 80
+
+QUESTIONS = (
+    ("Who is Emma?", "Emma Woodhouse, handsome, clever, and rich."),
+    ("Who is Darcy?", "A gentleman of large fortune and few words."),
+    ("Where is Pemberley?", "In Derbyshire, and it is worth the journey."),
+    ("Who is Elizabeth?", "The second of five sisters, and the quickest."),
+    ("What is a windlass?", "A machine that hauls a heavy chain by turning."),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A paragraph, and the command that follows it."""
+
+    text: str
+    command: str
+    shows: tuple[str, ...] = ()  # what the output must hold
+    code: int = 0
+    lines: int = 14  # of the output, in the page
+
+
+STEPS = (
+    Step(
+        "## Train a model\n\n`init` writes a short run file; without options, for a tiny model and a text that windlass "
+        "ships. No account, no download, no GPU.",
+        "windlass init base.yaml",
+        ("wrote base.yaml",),
+    ),
+    Step("This is all of it:", "cat base.yaml", ("preset: llama-tiny",)),
+    Step(
+        "`plan` says what a run will do and checks it, without starting anything.",
+        "windlass plan base.yaml",
+        ("model",),
+    ),
+    Step(
+        "`run` trains it and shows a bar. Here one process is killed on purpose, with `kill -9` at step 120: the run "
+        "restarts itself from its last checkpoint. Ctrl-C only detaches.",
+        "windlass run base.yaml --inject kill:rank=0,step=120",
+        ("killed by SIGKILL", "resumed from the checkpoint of step 100", "finished"),
+        lines=30,
+    ),
+    Step(
+        "`show` tells the story of a run again at any time.", "windlass show base", ("finished", "restarts"), lines=30
+    ),
+    Step(
+        "## Fine-tune it on your own chats\n\n`export` writes a Hugging Face folder.",
+        "windlass ckpt export base",
+        ("runs/base/export",),
+    ),
+    Step("Chats are one JSON object per line:", "head -n 1 chats.jsonl", ('"messages"',)),
+    Step(
+        "`init` has a task for them, which starts from that folder (or from any model of the hub).",
+        "windlass init chat.yaml --task chat --model runs/base/export --data chats.jsonl",
+        ("wrote chat.yaml",),
+    ),
+    Step("See what will be trained on before you train:", "windlass data inspect chat.yaml", (), lines=24),
+    Step("Train for 40 steps:", "windlass run chat.yaml train.steps=40", ("finished",), lines=24),
+    Step(
+        "## Go on, with another learning rate\n\nThe same command with more steps goes on from the last checkpoint. The "
+        "learning rate, the schedule, the clip and the batch may change on the way; what changes is shown and recorded.",
+        "windlass run chat.yaml train.steps=60 train.learning_rate=1e-5",
+        ("train.learning_rate is 1e-05 from here on; it was 2e-05", "finished"),
+        lines=30,
+    ),
+    Step(
+        "## Branch, and compare\n\n`--from RUN@STEP` begins a new run with the weights and the optimizer of another.",
+        "windlass run chat.yaml name=bolder --from chat@40 train.steps=60 train.learning_rate=1e-4",
+        ("finished",),
+        lines=24,
+    ),
+    Step(
+        "`compare` shows in which settings runs differ, and what came of it.",
+        "windlass compare chat bolder",
+        ("train.learning_rate",),
+    ),
+    Step("All runs, newest last:", "windlass ls", ("base", "chat", "bolder")),
+    Step(
+        "## Use it\n\nThe exported folder is an ordinary transformers model.",
+        "windlass ckpt export bolder",
+        ("runs/bolder/export",),
+    ),
+    Step("", "python load.py", ("<assistant>",)),
+    Step("What is no longer needed goes with `rm`:", "windlass rm base --yes", (), lines=4),
+)
+
+LOAD = '''"""Load an exported model and let it answer."""
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "runs/bolder/export"
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+question = [{"role": "user", "content": "Who is Emma?"}]
+prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+tokens = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+answer = model.generate(**tokens, max_new_tokens=24, do_sample=False, pad_token_id=tokenizer.eos_token_id)
+print(tokenizer.decode(answer[0]))
+'''
+
+BEGINNING = """# The first hour
+
+From a fresh clone to a model that was fine-tuned on your own chats, killed, resumed with a lower learning rate, branched,
+compared, exported and loaded: on a laptop, without a GPU or an account, in a few minutes. Every command of this page was run
+by `python tools/make_first_hour.py`, which wrote it; CI runs the same commands.
+
+```sh
+make setup                         # or: pip install -e '.[train]'
+export PATH=$PWD/.venv/bin:$PATH
+mkdir first-hour && cd first-hour
+```
+"""
+
+END = """
+## What may change when a run goes on
+
+| may change | how |
+|---|---|
+| steps, learning rate, schedule, warm-up, clip, weight decay, betas | from the next step on; shown, and in the history |
+| global batch | the order of the data goes on where it is; not for streams (`hf:`) |
+| ranks, nodes, target, sharding, micro-batch, compile, fp8 | freely; the numbers stay the same, but for rounding |
+| checkpoints, validation, logging | freely |
+| model, data, tokenizer, sequence length, seed, precision | not in the same run: `name=OTHER`, or `--from RUN` for another run that begins with its state |
+
+A run that never saved a checkpoint may change everything.
+
+## Where next
+
+[Every key of the run file](run-file.md) · [data](data.md) · [fine-tuning](fine-tuning.md) · [checkpoints](checkpoints.md) ·
+[Slurm](slurm.md) · [Kubernetes](kubernetes.md)
+"""
+
+
+def write_files(folder: Path) -> None:
+    """What a user would have: some chats, and four lines of transformers."""
+    chats = [
+        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+        for _ in range(12)
+        for question, answer in QUESTIONS
+    ]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    (folder / "load.py").write_text(LOAD)
+
+
+def perform(step: Step, folder: Path) -> str:
+    """Run one command as a user does, and return what it printed; raises where that is not what the page promises."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = {**os.environ, "PATH": path, "COLUMNS": str(WIDTH), "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    environment.pop("WINDLASS_RUNS", None)
+    done = subprocess.run(
+        step.command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != step.code:
+        raise AssertionError(f"{step.command} ended with {done.returncode}, not {step.code}:\n{done.stdout}")
+    for text in step.shows:
+        if text not in done.stdout:
+            raise AssertionError(f"{step.command} did not print {text!r}:\n{done.stdout}")
+    return done.stdout
+
+
+def shown(output: str, most: int, folder: Path) -> str:
+    """What the page keeps of an output: no progress lines, no path of this machine, not more than fits."""
+    lines = [line.rstrip() for line in output.replace(str(folder), "~/first-hour").splitlines()]
+    lines = [line for line in lines if not re.search(r"\r|it/s\]", line)]
+    while lines and not lines[-1]:
+        lines.pop()
+    if len(lines) > most:
+        lines = [*lines[: most // 2], "…", *lines[-(most - most // 2) :]]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parts = [BEGINNING]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_files(folder)
+        for step in STEPS:
+            print(f"$ {step.command}", flush=True)
+            output = perform(step, folder)
+            parts.append(f"{step.text}\n" if step.text else "")
+            parts.append(f"```console\n$ {step.command}\n{shown(output, step.lines, folder)}\n```\n")
+    PAGE.write_text("\n".join(parts) + END)
+
+
+if __name__ == "__main__":
+    main()
