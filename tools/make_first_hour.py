@@ -40,8 +40,8 @@ class Step:
 
 STEPS = (
     Step(
-        "## Train a model\n\n`init` writes a short run file; without options, for a tiny model and a text that windlass "
-        "ships. No account, no download, no GPU.",
+        "## Train a model\n\n`init` writes a short run file; without options, for a tiny model and a text that "
+        "windlass ships. No account, no download, no GPU.",
         "windlass init base.yaml",
         ("wrote base.yaml",),
     ),
@@ -75,8 +75,8 @@ STEPS = (
     Step("See what will be trained on before you train:", "windlass data inspect chat.yaml", (), lines=24),
     Step("Train for 40 steps:", "windlass run chat.yaml train.steps=40", ("finished",), lines=24),
     Step(
-        "## Go on, with another learning rate\n\nThe same command with more steps goes on from the last checkpoint. The "
-        "learning rate, the schedule, the clip and the batch may change on the way; what changes is shown and recorded.",
+        "## Go on, with another learning rate\n\nThe same command with more steps goes on from the last checkpoint. "
+        "Learning rate, schedule, clip and batch may change on the way; what changes is shown and recorded.",
         "windlass run chat.yaml train.steps=60 train.learning_rate=1e-5",
         ("train.learning_rate is 1e-05 from here on; it was 2e-05", "finished"),
         lines=30,
@@ -118,9 +118,9 @@ print(tokenizer.decode(answer[0]))
 
 BEGINNING = """# The first hour
 
-From a fresh clone to a model that was fine-tuned on your own chats, killed, resumed with a lower learning rate, branched,
-compared, exported and loaded: on a laptop, without a GPU or an account, in a few minutes. Every command of this page was run
-by `python tools/make_first_hour.py`, which wrote it; CI runs the same commands.
+From a fresh clone to a model that was fine-tuned on your own chats, killed, resumed with a lower learning rate,
+branched, compared, exported and loaded: on a laptop, without a GPU or an account, in a few minutes. Every command of
+this page was run by `python tools/make_first_hour.py`, which wrote it; CI runs the same commands.
 
 ```sh
 make setup                         # or: pip install -e '.[train]'
@@ -134,18 +134,18 @@ END = """
 
 | may change | how |
 |---|---|
-| steps, learning rate, schedule, warm-up, clip, weight decay, betas | from the next step on; shown, and in the history |
+| steps, learning rate, schedule, warm-up, clip, decay, betas | from the next step on; shown, and in the history |
 | global batch | the order of the data goes on where it is; not for streams (`hf:`) |
 | ranks, nodes, target, sharding, micro-batch, compile, fp8 | freely; the numbers stay the same, but for rounding |
 | checkpoints, validation, logging | freely |
-| model, data, tokenizer, sequence length, seed, precision | not in the same run: `name=OTHER`, or `--from RUN` for another run that begins with its state |
+| model, data, tokenizer, sequence length, seed, precision | not in the same run: `name=OTHER`, or `--from RUN` |
 
 A run that never saved a checkpoint may change everything.
 
 ## Where next
 
-[Every key of the run file](run-file.md) · [data](data.md) · [fine-tuning](fine-tuning.md) · [checkpoints](checkpoints.md) ·
-[Slurm](slurm.md) · [Kubernetes](kubernetes.md)
+[Every key of the run file](run-file.md) · [data](data.md) · [fine-tuning](fine-tuning.md) ·
+[checkpoints](checkpoints.md) · [Slurm](slurm.md) · [Kubernetes](kubernetes.md)
 """
 
 

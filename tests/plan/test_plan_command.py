@@ -90,3 +90,11 @@ def test_a_model_whose_layout_is_not_known(plan):
     code, out, _ = plan("model={path: someone/model}", "--gpu", "H200", "--json")
     assert code == 0
     assert "not known before" in json.loads(out)["unknown"]
+
+
+def test_a_model_too_small_for_a_gpu_gets_no_promise(plan):
+    code, out, _ = plan("model.preset=llama-tiny", "data.source=corpus:austen", "sequence_length=64", "--gpu", "H200")
+    assert code == 0
+    assert "bound by the host" in out
+    assert "tokens/s" not in out
+    assert " 0.0 " not in out

@@ -124,6 +124,10 @@ def _rows(expected: Forecast) -> list[tuple[str, str]]:
     from windlass.plan.memory import GIB
 
     memory, speed, cost, gpu = expected.memory, expected.speed, expected.cost, expected.hardware.gpu
+    if speed.launch_bound:
+        note = "not estimated: a step this small is bound by the host, which launches kernels, not by the GPU"
+        peak = f"{memory.peak_gib * 1024:,.0f} MiB of {gpu.memory_gib:.1f} GiB per GPU"
+        return [("hardware", expected.hardware.describe()), ("memory", peak), ("speed, time, cost", note)]
     share = memory.peak_gib / gpu.memory_gib
     items = ", ".join(f"{name} {size / GIB:.1f}" for name, size in memory.items)
     parts = ", ".join(f"{part} {seconds / speed.step_s:.0%}" for part, seconds in speed.parts)

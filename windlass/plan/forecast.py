@@ -50,6 +50,7 @@ class Forecast:
                 "host_gib_per_node": self.memory.host_bytes * self.hardware.gpus_per_node / GIB,
             },
             "speed": {
+                "launch_bound": self.speed.launch_bound,
                 "step_s": self.speed.step_s,
                 "tokens_per_s": self.speed.tokens_per_s,
                 "tokens_per_s_per_gpu": self.speed.tokens_per_s / self.layout.ranks,
@@ -109,7 +110,7 @@ def check_host(run: Run, hardware: Hardware, shape: ModelShape, memory: MemoryEs
         nodes = hardware.nodes * -(-needed // there)
         raise UserError(
             f"the offloaded state does not fit: {needed:.0f} GiB per node, {hardware.instance.type} has {there} GiB",
-            evidence=f"{shape.parameters:,} parameters × 16 bytes over {hardware.nodes} node(s)",
+            evidence=f"{shape.parameters:,} parameters × 16 bytes over the nodes: {hardware.nodes}",
             fix=f"resources.nodes={nodes:.0f}" if nodes <= run.train.global_batch else None,
         )
 

@@ -31,6 +31,8 @@ LINK_SHARE = 0.75  # of a link's rate that collectives reach
 OVERLAP_COST = 0.3  # of hidden communication still seen: it takes memory bandwidth and SMs, and has edges
 HOST_LINK_GB_S = 25.0  # pinned copies between GPU and host
 
+LAUNCH_BOUND_S = 0.01  # a few hundred kernels a step take the host about this long
+
 
 @dataclass(frozen=True)
 class SpeedEstimate:
@@ -42,6 +44,11 @@ class SpeedEstimate:
     @property
     def step_s(self) -> float:
         return sum(seconds for _, seconds in self.parts)
+
+    @property
+    def launch_bound(self) -> bool:
+        """Whether the host takes longer to launch a step's kernels than the GPU to run them: then nothing is known."""
+        return self.step_s < LAUNCH_BOUND_S
 
     @property
     def tokens_per_s(self) -> float:

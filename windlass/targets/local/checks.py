@@ -88,7 +88,7 @@ def space_is_there(folder: Path, bytes_needed: int | None) -> None:
     free = free_bytes(folder)
     if bytes_needed is not None and bytes_needed > free:
         raise UserError(
-            f"the checkpoints of this run need {bytes_needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free",
+            f"the checkpoints of this run need {_size(bytes_needed)}, {_size(free)} are free",
             evidence=f"file system of {folder}",
             fix="checkpoint.keep=1    or set WINDLASS_RUNS to a larger disk",
         )
@@ -99,3 +99,8 @@ def warnings(run: Run, machine: Machine) -> list[str]:
     if not run.resources.gpus_per_node and ranks * threads > machine.cores:
         return [f"{ranks} processes of {threads} thread(s) share {machine.cores} cores: training will be slow"]
     return []
+
+
+def _size(number: int) -> str:
+    """Bytes in a unit in which they are not nothing."""
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
