@@ -84,3 +84,26 @@ def test_a_disk_that_cannot_be_written_is_told_in_words(shell, tmp_path):
     assert answer.returncode == 1, answer
     assert "Read-only file system" in answer.stderr
     assert "unexpected" not in answer.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small disk")
+def test_a_full_disk_is_named_where_a_run_has_fallen_silent(shell, tmp_path):
+    """The trainer goes on and keeps its lines until there is room; `ls` must not look as if all were well."""
+    program = (
+        "import json, os, time; from pathlib import Path; from windlass.targets.local.processes import start_time\n"
+        "alive = {'pid': os.getppid(), 'start_time': start_time(os.getppid()), 'host': os.uname().nodename}\n"
+        "run = Path('disk/runs/small'); (run / 'supervisor.json').write_text(json.dumps(alive))\n"
+        '(run / \'history.jsonl\').write_text(\'{"event": "launched", "attempt": 1}\\n{"event": "started"}\\n\')\n'
+        "os.utime(run / 'metrics.jsonl', (time.time() - 600,) * 2)\n"
+    )
+    (tmp_path / "make_live.py").write_text(program)
+    inside = "mount -t tmpfs -o size=256k none disk && cp -r runs disk/ && PYTHON make_live.py && "
+    inside += "(cat /dev/zero > disk/filler 2>/dev/null; true) && WINDLASS_RUNS=disk/runs COMMAND ls --json"
+    inside = inside.replace("PYTHON", sys.executable).replace("COMMAND", COMMAND)
+    line = f"mkdir disk && unshare -m sh -c '{inside}'"
+    answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    if "permission denied" in answer.stderr.lower() or "unshare" in answer.stderr:
+        pytest.skip(answer.stderr)
+    (row,) = json.loads(answer.stdout)
+    assert row["state"] == "running", row
+    assert row["reason"] == "the disk of disk/runs/small is full: no step written for 10 min"

@@ -24,7 +24,7 @@ def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[st
     rows = [
         ("model", f"{run.model.preset or run.model.path}, {_count(count)} parameters, {weights}"),
         ("data", f"{_sources(run)}, sequences of {length:,} tokens, tokenizer {run.data.tokenizer}"),
-        ("ranks", f"{world_size} on {run.resources.nodes} node(s), {effective_sharding(run, world_size)} sharding"),
+        ("ranks", _ranks(run, world_size)),
         ("batch", f"{train.global_batch} sequences = {tokens:,} tokens a step; {num_micro} × {micro} per rank"),
         ("steps", f"{train.steps:,} ({train.steps * tokens:,} tokens), {train.precision}, {train.schedule} schedule"),
         (
@@ -37,6 +37,16 @@ def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[st
         every = f"every {train.validate_every} steps and at the end" if train.validate_every else "at the end"
         rows.append(("validation", f"{train.validation_sequences} sequences {every}"))
     return rows
+
+
+def _ranks(run: Run, world_size: int) -> str:
+    nodes = run.resources.nodes
+    where = f" on {nodes} nodes" if nodes > 1 else ""
+    sharding = effective_sharding(run, world_size)
+    how = {"none": "the whole model on it", "ddp": "a copy of the model on each (DDP)"}.get(
+        sharding, f"{sharding} sharding"
+    )
+    return f"{world_size}{where}, {how}"
 
 
 def _sources(run: Run) -> str:
