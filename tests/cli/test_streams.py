@@ -43,23 +43,27 @@ def shell(tmp_path, monkeypatch, run_file):
     return run_in_shell
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-@pytest.mark.parametrize("arguments", ["ls", "show small --curve", "run small.yaml", "plan small.yaml", "doctor"])
+@pytest.mark.parametrize(
+    ("arguments", "encoding"),
+    [
+        *((arguments, "ascii") for arguments in ("ls", "show small --curve", "run small.yaml", "plan small.yaml")),
+        *(("show small --curve", encoding) for encoding in ("latin-1", "utf-8")),
+    ],
+)
 def test_any_encoding(shell, encoding, arguments):
     answer = shell(f"windlass {arguments}", PYTHONIOENCODING=encoding)
     assert answer.returncode == 0, answer
     answer.stdout.decode(encoding)
 
 
-@pytest.mark.parametrize("arguments", ["ls", "show small --curve", "run small.yaml", "ls --json", "--help"])
+@pytest.mark.parametrize("arguments", ["ls", "show small --curve", "run small.yaml"])
 def test_nobody_reads(shell, arguments):
-    assert shell(f"windlass {arguments} >&-").returncode == 0
     assert shell(f"windlass {arguments} >&- 2>&- <&-").returncode == 0
     answer = shell(f"windlass {arguments} | head -c 1")
     assert answer.returncode == 0, answer
 
 
-@pytest.mark.parametrize("arguments", ["ls", "ls --json", "show small --curve", "--help", "logs small"])
+@pytest.mark.parametrize("arguments", ["ls", "ls --json", "--help", "logs small"])
 def test_no_room_for_the_output_is_an_error_in_words(shell, arguments):
     RunFolder(Path("runs/small")).rank_log(0).write_text("hello\n")
     answer = shell(f"windlass {arguments} > /dev/full")

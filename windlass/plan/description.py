@@ -43,10 +43,8 @@ def _ranks(run: Run, world_size: int) -> str:
     nodes = run.resources.nodes
     where = f" on {nodes} nodes" if nodes > 1 else ""
     sharding = effective_sharding(run, world_size)
-    how = {"none": "the whole model on it", "ddp": "a copy of the model on each (DDP)"}.get(
-        sharding, f"{sharding} sharding"
-    )
-    return f"{world_size}{where}, {how}"
+    alone = {"none": "the whole model on it", "ddp": "a copy of the model on each (DDP)"}
+    return f"{world_size}{where}, {alone.get(sharding, f'{sharding} sharding')}"
 
 
 def _sources(run: Run) -> str:
