@@ -55,6 +55,37 @@ def test_lines_for_files_and_pipes(folder, capsys):
     ]
 
 
+def test_what_happened_between_two_looks_is_told_in_its_order(folder, capsys):
+    """A short run is over before it is looked at again: its events stand in one file, its steps in another."""
+
+    class Short(Ending):
+        def status(self, _job):
+            self.looks += 1
+            if self.looks == 1:
+                append_json_line(self.folder.history, {"event": "started", "world_size": 1, "time": 1.0})
+                append_json_line(self.folder.history, {"event": "checkpoint", "step": 2, "seconds": 1, "time": 3.5})
+                append_json_line(self.folder.history, {"event": "finished", "step": 4, "time": 6.0})
+                for step in (1, 2, 3, 4):
+                    append_json_line(
+                        self.folder.metrics, {"kind": "step", "step": step, "steps": 4, "time": step + 1.0}
+                    )
+                append_json_line(self.folder.metrics, {"kind": "validation", "step": 4, "loss": 1, "time": 5.5})
+            return JobStatus("finished", exit_code=0)
+
+    news = Lines()
+    Follower(folder).follow(Short(folder), JobRef("local", "r", folder), news)
+    lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "started on 1 rank",
+        "step 1/4",
+        "step 2/4",
+        "saved the checkpoint of step 2 (1.0 s)",
+        "step 4/4",
+        "step 4: validation loss 1.0000",
+        "trained to step 4",
+    ]
+
+
 def test_a_bar_for_terminals(folder, capsys):
     follow(folder, Bar(10))
     shown = capsys.readouterr().out

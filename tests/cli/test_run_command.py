@@ -200,3 +200,26 @@ def test_compare(windlass, run_file, ended):
     assert [one["settings"]["train.steps"] for one in facts["runs"]] == [6, 4]
     assert [one["loss_at_common_step"] for one in facts["runs"]] == [3.0, 1.0]
     assert windlass("compare", "small").code == 2
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_model_too_large_for_this_machine_is_refused(windlass, run_file, tmp_path, command, monkeypatch):
+    """A run of 70 billion parameters on the CPU: 16 bytes each, whatever machine this is."""
+    monkeypatch.setattr("windlass.targets.local.checks.free_bytes", lambda _path: 2**60)
+    answer = windlass(command, run_file, "model.preset=llama3.1-70b", "data.tokenizer=bytes", "data.sequence_length=8")
+    assert answer.code == 2
+    assert "of memory, and this machine has" in answer.err
+    assert "70,553,706,496 parameters × 16 bytes" in answer.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_plan_says_what_a_run_on_cpus_holds(windlass, run_file):
+    answer = windlass("plan", run_file)
+    assert "at least 0." in answer.out
+    assert "2, full sharding" in answer.out
+    assert "1, the whole model on it" in windlass("plan", run_file, "resources.processes_per_node=1").out
+
+
+def test_a_quiet_run_of_a_finished_run_says_nothing_new(windlass, run_file, ended):
+    answer = windlass("run", run_file, "--quiet")
+    assert answer.code == 0

@@ -102,6 +102,9 @@ def test_a_run_survives_a_kill_grows_and_stops(really, run_file, tmp_path):
     assert (died["rank"], died["signal"]) == (1, "SIGKILL")
     assert sorted(steps_of(folder)) == [1, 2, 3, 4, 5, 6]
 
+    exported = really("ckpt", "export", "small")  # what comes after the end does not change how it ended
+    assert exported.returncode == 0, exported
+    assert json.loads(really("show", "small", "--json").stdout)["state"] == "finished"
     again = really("run", run_file)
     assert again.returncode == 0
     assert "is finished" in again.stdout

@@ -68,7 +68,9 @@ def test_sharding_by_itself() -> None:
 def test_the_plan_in_words() -> None:
     rows = dict(describe(resolve(run_of("llama3.2-1b", train={"global_batch": 24, "micro_batch": 4})), 2))
     assert rows["model"] == "llama3.2-1b, 1.24 B parameters, random weights"
-    assert rows["ranks"] == "2 ranks, fully sharded (FSDP2)"
+    assert rows["ranks"] == "2, full sharding"
+    assert dict(describe(resolve(run_of()), 1))["ranks"] == "1, the whole model on it"
+    assert dict(describe(resolve(run_of(resources={"nodes": 2})), 16))["ranks"] == "16 on 2 nodes, full sharding"
     assert rows["batch"] == "24 sequences = 49,152 tokens a step; 3 × 4 per rank"
     assert "13.81 GiB each" in rows["checkpoints"]
     assert "validation" not in rows

@@ -48,6 +48,8 @@ for step in range(first + 1, run.train.steps + 1):
     time.sleep(plan.get("pause", 0.02))
     if plan.get("kill") == [rank, step] and (attempt == 1 or plan.get("always")):
         os.kill(os.getpid(), signal.SIGKILL)
+    if plan.get("fill_memory") == [rank, step]:
+        hoard = [bytearray(b"x") * 2**26 for _ in range(2**10)]
     if plan.get("error") == [rank, step]:
         error = UserError("loss is not finite at step 3", fix="train.learning_rate=1e-4").as_dict()
         error |= {"rank": rank, "attempt": attempt, "time": time.time(), "retry": False, "exit_code": 1}

@@ -117,9 +117,24 @@ class JsonLines:
         pass
 
 
-def reporter(steps: int, *, as_json: bool) -> Reporter:
+class Silence:
+    """For --quiet: the exit code and the run folder say how it went."""
+
+    def step(self, record: dict[str, Any]) -> None:
+        pass
+
+    def say(self, text: str, record: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def reporter(steps: int, *, as_json: bool, quiet: bool = False) -> Reporter:
     if as_json:
         return JsonLines()
+    if quiet:
+        return Silence()
     return Bar(steps) if sys.stdout.isatty() else Lines()
 
 

@@ -41,9 +41,11 @@ def plan(
     else the GPUs of this machine.
     """
     from windlass.cli.output import print_json
+    from windlass.cli.preparation import memory_on_cpus
     from windlass.plan import check, describe, resolve
     from windlass.plan.forecast import forecast
     from windlass.spec import load_run
+    from windlass.targets import target
 
     if gpu_name and instance_name:
         raise UserError("give either --gpu or --instance, and not both")
@@ -59,6 +61,9 @@ def plan(
     expected = forecast(run, hardware) if hardware else None
     unknown = None if expected else _why_unknown(run, hardware)
     rows = describe(run, world_size, hardware.gpu if hardware else None)
+    on_cpus = memory_on_cpus(run, target(run.target), world_size)
+    if on_cpus:
+        rows.append(("memory", on_cpus))
     if as_json:
         result = {"run": run.name, "ranks": world_size, "unknown": unknown}
         print_json(result | (expected.as_dict() if expected else {}) | {"resolved": run.model_dump(mode="json")})

@@ -83,6 +83,7 @@ def prepare(
     if earlier is None or not is_under_way(earlier):
         warnings += where.check(run, bytes_needed=bytes_needed(run))
         check(run, world_size)
+        memory_on_cpus(run, where, world_size)
         check_data(run)
         warnings += [] if offline else check_hub(run)
         expected = forecast(run, hardware) if hardware else None  # refuses what will not fit
@@ -137,6 +138,20 @@ def _check_branch(run: Run) -> None:
             cause="steps count from the beginning of the run that is branched from",
             fix=f"train.steps={int(step) + run.train.steps}",
         )
+
+
+def memory_on_cpus(run: Run, where: Target[Any], world_size: int) -> str | None:
+    """What a run on this machine's CPUs needs at least, in words; refuses what cannot fit. None elsewhere."""
+    from windlass.plan.host_memory import check_host_memory
+    from windlass.targets.local.client import LocalTarget
+
+    if not isinstance(where, LocalTarget) or run.resources.gpus_per_node:
+        return None
+    there = where.machine.memory_bytes
+    needed = check_host_memory(run, world_size, there)
+    if needed is None:
+        return None
+    return f"at least {needed.bytes / 2**30:.1f} of this machine's {there / 2**30:.1f} GiB, and activations"
 
 
 def hardware_of(run: Run, where: Target[Any]) -> Hardware | None:

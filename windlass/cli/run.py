@@ -26,14 +26,7 @@ if TYPE_CHECKING:
     help="Where to train: local, slurm, kubernetes[:CONTEXT].",
 )
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
-@click.option(
-    "--sweep",
-    "sweeps",
-    multiple=True,
-    metavar="KEY=A,B,…",
-    shell_complete=complete_overrides,
-    help="One run per value, as one Slurm array.",
-)
+@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as one Slurm array.")
 @click.option("--from", "source", metavar="RUN[@STEP]", help="Begin with a checkpoint of another run: a branch of it.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
 @click.option("--offline", is_flag=True, help="With --dry-run: render from the run file alone, ask no cluster.")
@@ -41,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--inject", "faults", metavar="FAULTS", help="Faults to survive, for example kill:rank=1,step=60.")
+@click.option("--quiet", "-q", is_flag=True, help="Print errors only; the exit code says how it ended.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; progress as JSON lines on stderr.")
 def run(
     run_file: str,
@@ -55,6 +49,7 @@ def run(
     fresh: bool,
     yes: bool,
     faults: str | None,
+    quiet: bool,
     as_json: bool,
 ) -> int:
     """Train what a run file describes.
@@ -89,7 +84,7 @@ def run(
     prepared = prepare(run_file, changes, fresh=fresh, faults=faults)
     if prepared.is_finished:
         return _say_finished(prepared, as_json=as_json)
-    if not as_json:
+    if not as_json and not quiet:
         _print_plan(prepared)
     if fresh and prepared.folder.path.exists():
         _move_aside(prepared, yes=yes, as_json=as_json)
@@ -99,7 +94,7 @@ def run(
         begin_anew(prepared.folder)  # or a store would offer what the run before this one left there
     if fresh:
         _move_aside_there(prepared, as_json=as_json)
-    return _train(prepared, detach=detach, as_json=as_json)
+    return _train(prepared, detach=detach, as_json=as_json, quiet=quiet)
 
 
 def _branch(source: str) -> str:
@@ -212,7 +207,7 @@ def _move_aside_there(prepared: Prepared, *, as_json: bool) -> None:
             click.echo(f"the old run folder in the cluster is now {aside}", err=as_json)
 
 
-def _train(prepared: Prepared, *, detach: bool, as_json: bool) -> int:
+def _train(prepared: Prepared, *, detach: bool, as_json: bool, quiet: bool) -> int:
     from windlass.cli.follow import Follower, reporter
     from windlass.targets.protocol import SubmitsOnce
 
@@ -228,18 +223,21 @@ def _train(prepared: Prepared, *, detach: bool, as_json: bool) -> int:
     if detach:
         if as_json:
             _print_result(prepared, prepared.target.status(job))
-        else:
+        elif not quiet:
             click.echo(_how_to_go_on(name))
         return ExitCode.OK
     try:
-        status = follower.follow(prepared.target, job, reporter(prepared.run.train.steps, as_json=as_json))
+        news = reporter(prepared.run.train.steps, as_json=as_json, quiet=quiet)
+        status = follower.follow(prepared.target, job, news)
     except KeyboardInterrupt:
         click.echo(f"\ndetached; {name} goes on.\n{_how_to_go_on(name)}", err=True)
         return ExitCode.INTERRUPTED
     if as_json:
         _print_result(prepared, status)
-    else:
+    elif not quiet:
         _print_end(prepared, status)
+    elif status.state == "failed":
+        click.echo(str(why_failed(prepared, status)), err=True)
     return int(ExitCode.FAILED if status.exit_code is None else status.exit_code)
 
 

@@ -39,18 +39,12 @@ def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[st
     return rows
 
 
-SHARDINGS = {
-    "none": "",
-    "full": ", fully sharded (FSDP2)",
-    "hybrid": ", sharded in groups (FSDP2)",
-    "ddp": ", a whole copy each (DDP)",
-}
-
-
 def _ranks(run: Run, world_size: int) -> str:
-    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-    nodes = f" on {run.resources.nodes} nodes" if run.resources.nodes > 1 else ""
-    return f"{ranks}{nodes}{SHARDINGS[effective_sharding(run, world_size)]}"
+    nodes = run.resources.nodes
+    where = f" on {nodes} nodes" if nodes > 1 else ""
+    sharding = effective_sharding(run, world_size)
+    alone = {"none": "the whole model on it", "ddp": "a copy of the model on each (DDP)"}
+    return f"{world_size}{where}, {alone.get(sharding, f'{sharding} sharding')}"
 
 
 def _sources(run: Run) -> str:

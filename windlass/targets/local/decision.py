@@ -45,6 +45,7 @@ class AttemptEnd:
     events: Sequence[Mapping[str, Any]] = ()  # history.jsonl since this attempt was launched
     errors: Sequence[Mapping[str, Any]] = ()  # the ranks' error files of this attempt
     deaths: Sequence[RankDeath] = ()  # the first one first
+    launcher_oom: str | None = None  # why the kernel killed torchrun itself for memory
     stop_requested: bool = False  # by the run's owner: `windlass stop`
     told_to_leave: bool = False  # by a signal: the machine is shut down, say
 
@@ -116,7 +117,7 @@ def decide(end: AttemptEnd, budget: RestartBudget) -> Done | Restart:
     killed = any(death.code < 0 or death.code == ExitCode.PREEMPTED for death in end.deaths) or end.launcher_code < 0
     if not end.errors and not killed:
         return Done("failed", ExitCode.FAILED, f"{why}; see logs/launcher.log")
-    if any(death.oom for death in end.deaths) and budget.used:
+    if budget.used and (end.launcher_oom or any(death.oom for death in end.deaths)):
         advice = "it needs more memory, or a smaller train.micro_batch or data.sequence_length"
         return Done("failed", ExitCode.FAILED, f"{why}, {_times(budget.used + 1)} without a new checkpoint; {advice}")
     if budget.left <= 0:
@@ -143,7 +144,7 @@ def why_it_ended(end: AttemptEnd) -> str:
     if end.errors:
         return _told(end.errors[0])
     if end.launcher_code < 0:
-        return f"torchrun was killed by {_signal_name(-end.launcher_code)}"
+        return f"torchrun {how_it_died(_signal_name(-end.launcher_code), None, end.launcher_oom)}"
     return f"torchrun exited with code {end.launcher_code}"
 
 

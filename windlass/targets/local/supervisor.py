@@ -140,6 +140,7 @@ class Supervisor:
                 env={**os.environ, **self.request.environment, ATTEMPT_VARIABLE: str(attempt)},
                 preexec_fn=processes.die_with_parent,  # one thread here, so fork is safe
             )
+        launcher = self.launcher.pid
         code = self._watch(self.launcher, Tail(log, offset=log_begins))
         self.launcher = None
         # torchrun ends its ranks; if it was itself killed, they are still there
@@ -151,6 +152,7 @@ class Supervisor:
             events=Tail(self.folder.history, offset=history_begins).records(),
             errors=self.folder.errors(attempt),
             deaths=_with_oom(deaths, memory),
+            launcher_oom=memory.why([launcher]) if code == -signal.SIGKILL and not self.stop_now else None,
             stop_requested=self.stop_requested,
             told_to_leave=self.stop_at is not None or self.stop_now,
         )
@@ -228,7 +230,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 os.utime(self.folder.path / SUPERVISOR_FILE)
             self._write_unwritten()
-        if not self.stop_requested:
+        if not self.stop_now:
             self._read_stop_request()
 
     def _read_stop_request(self) -> None:
@@ -236,11 +238,12 @@ class Supervisor:
             request = parse_record((self.folder.path / STOP_FILE).read_bytes())
         except OSError:
             return
-        if request is None:
+        save_first = request is not None and request.get("save_first") is not False
+        if request is None or (self.stop_requested and save_first):
             return
         self.stop_requested = True
-        self._record("stop-requested", save_first=bool(request.get("save_first", True)), by=request.get("by"))
-        if request.get("save_first", True):
+        self._record("stop-requested", save_first=save_first, by=request.get("by"))
+        if save_first:
             self.stop_at = self.stop_at or time.monotonic()
         else:
             self.stop_now = True
