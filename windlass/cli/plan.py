@@ -42,6 +42,7 @@ def plan(
     """
     from windlass.cli.output import print_json
     from windlass.cli.preparation import memory_on_cpus
+    from windlass.data.checks import check_data
     from windlass.plan import check, describe, resolve
     from windlass.plan.forecast import forecast
     from windlass.spec import load_run
@@ -58,6 +59,7 @@ def plan(
     run = resolve(run)
     world_size = hardware.ranks if hardware else (run.resources.processes_per_node or 1) * run.resources.nodes
     check(run, world_size)
+    warnings = check_data(run)
     expected = forecast(run, hardware) if hardware else None
     unknown = None if expected else _why_unknown(run, hardware)
     rows = describe(run, world_size, hardware.gpu if hardware else None)
@@ -69,6 +71,8 @@ def plan(
         print_json(result | (expected.as_dict() if expected else {}) | {"resolved": run.model_dump(mode="json")})
     else:
         _print(run.name, rows, expected, unknown)
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
     return ExitCode.OK
 
 

@@ -84,7 +84,7 @@ def prepare(
         warnings += where.check(run, bytes_needed=bytes_needed(run))
         check(run, world_size)
         memory_on_cpus(run, where, world_size)
-        check_data(run)
+        warnings += check_data(run, thorough=True)
         warnings += [] if offline else check_hub(run)
         expected = forecast(run, hardware) if hardware else None  # refuses what will not fit
         warnings += expected.warnings if expected else ()

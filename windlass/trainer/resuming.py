@@ -31,6 +31,9 @@ NOT_THE_MODEL = frozenset(
 ABSENT = object()
 NAMED = 12
 
+# What the data and the tokenizer of a run are by their content; checkpoints of earlier versions do not say it.
+CONTENT = frozenset({"data_fingerprint", "tokenizer_fingerprint"})
+
 
 def newest_whole(checkpointer: Checkpointer) -> Offer | None:
     """The newest step that is whole, of equal ones the nearest; those that are not are named and passed over."""
@@ -103,28 +106,36 @@ def check_same_run(manifest: Manifest, *, model: dict[str, Any], order: dict[str
     check_same_model(
         manifest.model, model, where=where, fix="give this run another name (name=…), or begin again with --fresh"
     )
-    different = different_order(manifest, order)
-    if different:
+    unknown = unknown_content(manifest, order)
+    if unknown:
+        log.warning(
+            "whether %s was made with the same content is not known: it has no %s", where, ", no ".join(unknown)
+        )
+    keys = different_order(manifest, order)
+    if keys:
         raise UserError(
             f"{where} was made with other data or another order",
-            evidence="\n".join(different),
-            cause="going on would read some sequences twice and others never",
+            evidence="\n".join(f"{key}: {manifest.order.get(key)!r} there, {order.get(key)!r} here" for key in keys),
+            cause="the names are the same, but the content of the files has changed since"
+            if CONTENT.issuperset(keys)
+            else "going on would read some sequences twice and others never",
             fix="give this run another name (name=…), or begin again with --fresh",
         )
 
 
 def different_order(manifest: Manifest, order: dict[str, Any]) -> list[str]:
-    """What of the data, or of the order in which it is read, is not as it was when a checkpoint was made.
+    """Keys of the data, or of the order in which it is read, that are not as they were when a checkpoint was made.
 
-    Another global batch is not among it: the number of sequences read says where to go on. Only the lanes of a stream
+    Another global batch is not among them: the number of sequences read says where to go on. Only the lanes of a stream
     belong to places of one batch.
     """
-    free = {"global_batch"} if manifest.data_state is None else set()
-    return [
-        f"{key}: {manifest.order.get(key)!r} there, {order.get(key)!r} here"
-        for key in sorted({*manifest.order, *order} - free)
-        if manifest.order.get(key) != order.get(key)
-    ]
+    free = set(unknown_content(manifest, order)) | ({"global_batch"} if manifest.data_state is None else set())
+    return sorted(key for key in {*manifest.order, *order} - free if manifest.order.get(key) != order.get(key))
+
+
+def unknown_content(manifest: Manifest, order: dict[str, Any]) -> list[str]:
+    """Fingerprints of content that a checkpoint of an earlier version, or a source that cannot tell, does not have."""
+    return sorted(key for key in CONTENT if manifest.order.get(key) is None or order.get(key) is None)
 
 
 def check_same_model(theirs: dict[str, Any], ours: dict[str, Any], *, where: str, fix: str) -> None:
