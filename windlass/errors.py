@@ -63,3 +63,7 @@ class UserError(Exception):
             fix=value.get("fix"),
             exit_code=ExitCode(value.get("exit_code", ExitCode.FAILED)),
         )
+
+
+class NoAnswerError(UserError):
+    """A cluster or scheduler that is not configured or does not answer: what it would say is not known."""

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from windlass.errors import UserError
+from windlass.errors import NoAnswerError, UserError
 
 SSH_VARIABLE = "WINDLASS_SSH"  # another ssh program or options, `ssh -F file` say, as GIT_SSH_COMMAND is for git
 TIMEOUT_SECONDS = 60.0  # while the controller is down, Slurm's commands wait for minutes
@@ -25,8 +25,10 @@ KEPT = r"SLURM_(CONF|CLUSTERS|JWT|SACK)[A-Za-z0-9_]*"
 _CLEAN_THERE = f"unset $(env | sed -n -E '/^{KEPT}=/d; s/^({INHERITED})=.*/\\1/p') WINDLASS_NOTHING; exec \"$@\""
 
 
-class NoAnswerError(UserError):
-    """Slurm could not be asked, or its answer did not arrive: what it was asked to do may have happened or not."""
+class SilentError(NoAnswerError):
+    """Slurm is there, and its answer did not arrive. What it was asked to do may have happened, if the request did."""
+
+    may_have_acted = True
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Commands:
     def call(self, *argv: str, text: str | None = None, timeout: float = TIMEOUT_SECONDS) -> Answer:
         """Run one command; raises if it could not be run or found no controller. Its own refusals are the caller's."""
         if not self.host and shutil.which(argv[0]) is None:
-            raise UserError(
+            raise NoAnswerError(
                 f"there is no {argv[0]} here",
                 cause="Slurm's commands are not installed, or not on PATH",
                 fix="run it on a login node    or target.host=LOGIN_NODE, over SSH",
@@ -68,7 +70,7 @@ class Commands:
                 env=without_options(os.environ),
             )
         except subprocess.TimeoutExpired:
-            raise NoAnswerError(
+            raise SilentError(
                 f"{argv[0]} did not answer within {timeout:.0f} s{self._there}",
                 cause="Slurm's controller is down, or the network is",
             ) from None
@@ -78,7 +80,9 @@ class Commands:
         if self.host:
             self._check_ssh(argv, answer)
         if answer.code != 0 and any(sign in answer.err for sign in CONTROLLER_GONE):
-            raise NoAnswerError(f"Slurm does not answer{self._there}", evidence=answer.complaint)
+            silent = SilentError(f"Slurm does not answer{self._there}", evidence=answer.complaint)
+            silent.may_have_acted = False  # nobody took the connection
+            raise silent
         return answer
 
     def must(self, *argv: str) -> str:
@@ -107,7 +111,7 @@ class Commands:
 
     def _check_ssh(self, argv: Sequence[str], answer: Answer) -> None:
         if answer.code == SSH_FAILED:
-            raise NoAnswerError(
+            raise SilentError(
                 f"{self.host} cannot be reached over SSH",
                 evidence=answer.complaint,
                 fix=f"ssh {self.host} true    must work without a question",
