@@ -66,4 +66,5 @@ class UserError(Exception):
 
 
 class NoAnswerError(UserError):
-    """A cluster or scheduler that is not configured or does not answer: what it would say is not known."""
+    """A cluster or scheduler could not be asked, or its answer did not arrive: what it was asked to do may have
+    happened or not."""

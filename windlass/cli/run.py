@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--on", "place", metavar="TARGET", help="Where to train: local, slurm, kubernetes[:CONTEXT].")
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
-@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as Slurm arrays.")
+@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as one Slurm array.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
 @click.option("--detach", is_flag=True, help="Start, and do not follow.")
 @click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
