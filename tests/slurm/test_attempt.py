@@ -1,6 +1,8 @@
 """What follows when the ranks have ended on their nodes. Pure, or in a folder alone."""
 
 import shutil
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -208,3 +210,22 @@ def test_a_full_disk_does_not_hide_the_end(folder, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert out == "exit 1\n"
     assert "No space left" in err
+
+
+MANY_LOCKS = """
+import contextlib, resource, sys
+from pathlib import Path
+from windlass.runfolder import RunFolder
+from windlass.targets.slurm.client import _allow_open_files, _locked
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+_allow_open_files(400)
+with contextlib.ExitStack() as held:
+    for index in range(400):
+        held.enter_context(_locked(RunFolder(Path(sys.argv[1]) / f"run-{index}")))
+"""
+
+
+def test_a_large_sweep_holds_more_locks_than_a_shell_allows_files(tmp_path):
+    """And a folder that became no run is gone again."""
+    subprocess.run([sys.executable, "-c", MANY_LOCKS, str(tmp_path / "runs")], check=True, timeout=120)
+    assert not (tmp_path / "runs").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import secrets
 import shutil
 import sys
@@ -111,6 +112,7 @@ class SlurmTarget:
         job is found again, and one that nobody knows starts no ranks. If Slurm refuses, nothing is left behind.
         """
         jobs = [JobRef("slurm", run.name, RunFolder(path)) for run, path in zip(runs, request.folders, strict=True)]
+        _allow_open_files(len(jobs))
         with contextlib.ExitStack() as held:
             for job in jobs:
                 held.enter_context(_locked(job.folder))
@@ -397,6 +399,17 @@ class _Undo:
         with contextlib.suppress(OSError):
             if self.folder.history.exists():
                 self.folder.record("not-submitted", submission=intent.submission)
+
+
+def _allow_open_files(locks: int) -> None:
+    """Every lock is an open file: a large sweep needs more of them than many a shell allows by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = locks + 256
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextlib.contextmanager
