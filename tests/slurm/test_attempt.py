@@ -1,12 +1,20 @@
 """What follows when the ranks have ended on their nodes. Pure, or in a folder alone."""
 
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
 import pytest
 
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import parse_run
 from windlass.targets.local.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget
-from windlass.targets.slurm.attempt import JobFacts, Requeue, begin, budget_of, end, follow_up
-from windlass.targets.slurm.state import SubmittedJob
+from windlass.targets.protocol import JobRef
+from windlass.targets.slurm.attempt import JobFacts, Requeue, begin, budget_of, end, follow_up, is_recorded
+from windlass.targets.slurm.client import SlurmTarget
+from windlass.targets.slurm.state import SubmittedJob, lock
 
 RUNNING, REQUEUED, CANCELLED = JobFacts("RUNNING", 0), JobFacts("COMPLETING", 1), JobFacts("COMPLETING", 0)
 SAVED = [{"event": "checkpoint", "step": 8}, {"event": "preempted", "step": 8}]
@@ -122,6 +130,64 @@ def test_begin_counts_and_gives_up(folder, capsys):
     assert begin(folder, job="8", port=None) == 0  # submitted again by somebody
 
 
+SUBMITTED = SubmittedJob(None, submission="0123456789abcdef")
+CARRIES_IT = "JobId=9 Comment=for the lab windlass:0123456789abcdef Restarts=0"
+
+
+@pytest.mark.parametrize(
+    ("record", "job", "facts", "expected"),
+    [
+        (SubmittedJob("9"), "9", "", True),
+        (SubmittedJob("9"), "8", CARRIES_IT, False),
+        (SubmittedJob("9_1"), "9_2", "", False),
+        (SUBMITTED, "9", CARRIES_IT, True),
+        (SUBMITTED, "9", "slurm_load_jobs error: Socket timed out", False),
+        (SUBMITTED, "9", "JobId=9 Comment=windlass:fedcba9876543210", False),
+        (None, "9", CARRIES_IT, False),
+    ],
+)
+def test_a_folder_belongs_to_one_job(folder, capsys, record, job, facts, expected):
+    if record is None:
+        (folder.path / "slurm.json").unlink()
+    else:
+        record.write(folder)
+    assert is_recorded(folder, job=job, facts=facts, patience=0) == expected
+    if expected:
+        assert SubmittedJob.of(folder).number == job
+    else:
+        assert begin(folder, job=job, port=None, facts=facts) == 2
+        assert [one["event"] for one in read_json_lines(folder.history)] == ["job-left"]
+        assert f"{job} is not the job of this run" in capsys.readouterr().err
+
+
+def test_a_job_waits_for_whoever_submits_it(folder):
+    """The client holds the lock while sbatch works: the job that has begun meanwhile leaves the decision to it."""
+    SUBMITTED.write(folder)
+    with lock(folder, patience=0) as is_held:
+        assert is_held
+        threading.Timer(0.5, lambda: SUBMITTED.confirm(folder, "9")).start()
+        assert is_recorded(folder, job="9", facts="", patience=20)
+    SUBMITTED.write(folder)
+    with lock(folder, patience=0):
+        threading.Timer(0.5, lambda: SUBMITTED.confirm(folder, "10")).start()
+        assert not is_recorded(folder, job="9", facts=CARRIES_IT.replace("0123", "4567"), patience=20)
+
+
+def test_a_copied_run_folder_has_no_job(folder, tmp_path):
+    """So that `stop` of the copy does not end the original."""
+    replace(SubmittedJob("7"), folder=str(folder.path)).write(folder)
+    folder.record("launched", attempt=1, job="7")
+    shutil.copytree(folder.path, tmp_path / "copy")
+    copy = JobRef("slurm", "copy", RunFolder(tmp_path / "copy"))
+    status = SlurmTarget().status(copy)
+    assert (status.state, status.ended, f"a copy of {folder.path}" in status.reason) == ("stopped", True, True)
+    assert SlurmTarget().stop(copy, save_first=False) == status
+    assert SubmittedJob.of(folder).belongs_to(folder)
+    link = tmp_path / "link"
+    link.symlink_to(folder.path)
+    assert SubmittedJob.of(RunFolder(link)).belongs_to(RunFolder(link))
+
+
 def test_the_end_of_a_node_that_was_thought_lost_changes_nothing(folder, capsys):
     begin(folder, job="7", port=None)
     begin(folder, job="7", port=None)
@@ -144,3 +210,22 @@ def test_a_full_disk_does_not_hide_the_end(folder, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert out == "exit 1\n"
     assert "No space left" in err
+
+
+MANY_LOCKS = """
+import contextlib, resource, sys
+from pathlib import Path
+from windlass.runfolder import RunFolder
+from windlass.targets.slurm.client import _allow_open_files, _locked
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+_allow_open_files(400)
+with contextlib.ExitStack() as held:
+    for index in range(400):
+        held.enter_context(_locked(RunFolder(Path(sys.argv[1]) / f"run-{index}")))
+"""
+
+
+def test_a_large_sweep_holds_more_locks_than_a_shell_allows_files(tmp_path):
+    """And a folder that became no run is gone again."""
+    subprocess.run([sys.executable, "-c", MANY_LOCKS, str(tmp_path / "runs")], check=True, timeout=120)
+    assert not (tmp_path / "runs").exists()

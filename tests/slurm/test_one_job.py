@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.slurm.conftest import events, job_of, wait
+from windlass.targets.slurm.state import SubmittedJob
 
 pytestmark = pytest.mark.slurm
 HELD = "target.slurm.sbatch=[--hold]"
@@ -133,27 +134,40 @@ def test_two_sweeps_at_once_are_one_array(bench, cluster, site):
 
 
 def test_no_attempt_begins_that_is_not_the_recorded_job(bench, cluster, site):
-    """Ctrl-C came before the job's number. Another job of the same script leaves; this one writes its number down."""
+    """Ctrl-C twice before a job's number came; of two accepted jobs the recorded one trains, and the other leaves."""
+    sent = bench.folder / "sent"
+    site("sbatch", f'cat >{sent}\nprintf "%s\\n" "$@" >{sent}.options\nkill -INT $PPID\nsleep 1\n')
+    assert submit(bench, "alone").returncode == 130
+    shown = bench.show("alone")
+    assert (shown["state"], "did not take the job" in shown["reason"]) == ("waiting", True), shown
     site("sbatch", '@real "$@" >/dev/null\nkill -INT $PPID\nsleep 1\n')
     assert submit(bench, "alone").returncode == 130
     site.remove()
     folder = bench.run_folder("alone")
-    (right,) = jobs_named(cluster, "alone")
-    with (folder.path / "job.sbatch").open() as script:
-        other = subprocess.run(
-            ["sbatch", "--parsable", "--nice=0"],
-            stdin=script,
-            env=cluster.environment(),
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
-    cluster.ask("scontrol", "release", other)
-    wait(lambda: "ExitCode=2:0" in cluster.ask("scontrol", "show", "job", "-o", other), "it leaves", folder, 60)
+    (recorded,) = jobs_named(cluster, "alone")
+    with sent.open() as script:  # the first request arrives after all
+        options = (bench.folder / "sent.options").read_text().splitlines()
+        answer = subprocess.run(
+            ["sbatch", *options], stdin=script, env=cluster.environment(), capture_output=True, text=True, check=True
+        )
+    late = answer.stdout.strip()
+    cluster.ask("scontrol", "release", late)
+    wait(lambda: "ExitCode=2:0" in cluster.ask("scontrol", "show", "job", "-o", late), "it leaves", folder, 60)
     assert not events(folder, "launched")
-    assert "not the job of this run" in (folder.logs / f"slurm-{other}.out").read_text()
-    cluster.ask("scontrol", "release", right)
+    assert "not the job of this run" in (folder.logs / f"slurm-{late}.out").read_text()
+    cluster.ask("scontrol", "release", recorded)
     wait(lambda: events(folder, "launched"), "the recorded job begins", folder, 60)
-    assert job_of(folder) == right
-    assert [one["job"] for one in events(folder, "launched")] == [right]
+    assert job_of(folder) == recorded
+    assert [one["job"] for one in events(folder, "launched")] == [recorded]
     stopped = bench.windlass("stop", "alone", "--now")
     assert stopped.returncode == 0, stopped
+
+
+def test_a_submission_that_never_arrived_is_taken_back(bench, cluster, site):
+    site("sbatch", "kill -9 $PPID\n")
+    assert submit(bench, "nobody").returncode == -signal.SIGKILL
+    site.remove()
+    stopped = bench.windlass("stop", "nobody", "--json")
+    assert (stopped.returncode, json.loads(stopped.stdout)["state"]) == (0, "stopped"), stopped
+    assert jobs_named(cluster, "nobody") == []
+    assert SubmittedJob.of(bench.run_folder("nobody")) is None

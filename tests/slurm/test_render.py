@@ -70,6 +70,23 @@ def test_what_is_printed_is_what_is_sent():
     assert request.as_dict()["script"] == request.script
 
 
+def test_a_sweep_is_an_array_for_all_that_ask_for_the_same():
+    runs = [make(name=f"llama-{index}", time="4h" if index % 2 else "2h") for index in range(5)]
+    first, second = render_sweep("llama", runs, [0, 1, 2, 3, 7], PLACE)
+    assert (first.indices, second.indices) == ((0, 2, 7), (1, 3))
+    assert ("--time=120" in first.script, "--time=240" in second.script) == (True, True)
+    assert [folder.name for folder in first.folders] == ["llama-0", "llama-2", "llama-7"]
+    left = first.only([1])
+    assert left.command("ab") == ("sbatch", "--parsable", "--comment=windlass:ab", "--array=2")
+    assert left.folders == (PLACE.runs / "llama-2",)
+
+
+@pytest.mark.parametrize("option", ["--comment=for the lab", '--comment "for the lab"', "--comment='for the lab'"])
+def test_the_users_own_comment_stays(option):
+    request = render(make(sbatch=["--nice", option]), PLACE)
+    assert request.command("ab")[2] == "--comment=for the lab windlass:ab"
+
+
 @pytest.mark.parametrize(
     ("text", "quoted"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import secrets
 import shutil
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from windlass.errors import ExitCode, NoAnswerError, UserError
+from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root, write_atomically
 from windlass.spec import Run
 from windlass.targets.local.client import LOCK_FILE
@@ -21,7 +22,7 @@ from windlass.targets.local.state import is_running, told_end
 from windlass.targets.local.tail import Tail
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 from windlass.targets.slurm import checks, queue, render, state
-from windlass.targets.slurm.commands import CONTROLLER_GONE, Commands, ignored_options
+from windlass.targets.slurm.commands import Commands, SilentError, ignored_options
 from windlass.targets.slurm.render import Place, SlurmRequest
 
 SCRIPT_FILE = "job.sbatch"
@@ -45,7 +46,7 @@ class SlurmTarget:
     """A Slurm cluster."""
 
     # when, for how long that holds, and the answer
-    _asked: dict[state.SubmittedJob, tuple[float, float, queue.QueuedJob | NoAnswerError | None]] = field(
+    _asked: dict[state.SubmittedJob, tuple[float, float, queue.QueuedJob | SilentError | None]] = field(
         default_factory=dict
     )
     _partitions: dict[str | None, dict[str, queue.Partition]] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class SlurmTarget:
         job is found again, and one that nobody knows starts no ranks. If Slurm refuses, nothing is left behind.
         """
         jobs = [JobRef("slurm", run.name, RunFolder(path)) for run, path in zip(runs, request.folders, strict=True)]
+        _allow_open_files(len(jobs))
         with contextlib.ExitStack() as held:
             for job in jobs:
                 held.enter_context(_locked(job.folder))
@@ -156,7 +158,7 @@ class SlurmTarget:
         if submitted.number is None:
             try:
                 known = self._find(job.folder, submitted)
-            except NoAnswerError as error:
+            except SilentError as error:
                 return state.status_of_unconfirmed(error)
             if known is None:
                 return told or state.status_of_unconfirmed(None)
@@ -165,7 +167,7 @@ class SlurmTarget:
             return told
         try:
             status = state.status_of(job.folder, submitted, self._ask(submitted))
-        except NoAnswerError as error:
+        except SilentError as error:
             status = state.status_without_slurm(job.folder, submitted, error)
         # it may have written down its end while Slurm was being asked
         return (told_end(job.folder) or status) if status.ended else status
@@ -227,16 +229,16 @@ class SlurmTarget:
         return [JobRef("slurm", path.parent.name, RunFolder(path.parent)) for path in found]
 
     def _ask(self, job: state.SubmittedJob) -> queue.QueuedJob | None:
-        """What Slurm says of a job; raises NoAnswerError, also without asking, while it does not answer."""
+        """What Slurm says of a job; raises SilentError, also without asking, while it does not answer."""
         when, pause, answer = self._asked.get(job, (float("-inf"), 0.0, None))
         if time.monotonic() - when >= pause:
             try:
                 answer = queue.job(Commands(job.host), str(job.number))
-            except NoAnswerError as error:
+            except SilentError as error:
                 answer = error
-            pause = RETRY_SECONDS if isinstance(answer, NoAnswerError) else ASK_SECONDS
+            pause = RETRY_SECONDS if isinstance(answer, SilentError) else ASK_SECONDS
             self._asked[job] = (time.monotonic(), pause, answer)
-        if isinstance(answer, NoAnswerError):
+        if isinstance(answer, SilentError):
             raise answer
         return answer
 
@@ -300,36 +302,36 @@ class SlurmTarget:
         try:
             answer = commands.call(*request.command(str(intent.submission)), text=request.script)
             complaint = answer.complaint
-        except NoAnswerError as error:
-            if any(sign in (error.evidence or "") for sign in CONTROLLER_GONE):
-                raise UserError(error.what, evidence=error.evidence) from None  # it was never sent
+        except SilentError as error:
+            if not error.may_have_acted:
+                raise
             answer, complaint = None, "\n".join(filter(None, (error.what, error.evidence)))
-        if answer is not None and answer.code == 0:
-            number = queue.parse_sbatch(answer.out)
-            if number is not None:
-                return number
-        elif answer is not None and not LOST_ON_THE_WAY.search(answer.err) and answer.code > 0:
-            raise UserError(
-                "Slurm did not take the job", evidence=complaint, fix="--dry-run    shows what it was asked"
-            )
-        return self._number_of(commands, request, intent, complaint)
+        if answer is not None and answer.code > 0 and not LOST_ON_THE_WAY.search(answer.err):
+            raise _not_taken(complaint)
+        number = queue.parse_sbatch(answer.out) if answer is not None and answer.code == 0 else None
+        if answer is not None and number is not None and answer.out.strip().split(";")[0] == number:
+            return number
+        try:
+            return self._number_of(commands, intent, complaint)
+        except UserError:
+            if number is None:
+                raise
+            return number  # among other lines, and the site has put a comment of its own in the place of ours
 
-    def _number_of(self, commands: Commands, request: SlurmRequest, intent: state.SubmittedJob, complaint: str) -> str:
+    def _number_of(self, commands: Commands, intent: state.SubmittedJob, complaint: str) -> str:
         """The number of a job of which sbatch said nothing that can be used: the queue has it, or will have it soon."""
         began, answered_at = time.monotonic(), None
         while True:
             try:
                 number = queue.find_submission(commands, str(intent.submission), intent.index)
                 answered_at = answered_at or time.monotonic()
-            except NoAnswerError:
+            except SilentError:
                 number = None
             now = time.monotonic()
             if number is not None:
                 return number.split("_")[0]
             if answered_at is not None and now - answered_at > IN_FLIGHT_SECONDS:
-                raise UserError(
-                    "Slurm did not take the job", evidence=complaint, fix="--dry-run    shows what it was asked"
-                )
+                raise _not_taken(complaint)
             if now - began > SEARCH_SECONDS:
                 raise _UnconfirmedError(
                     "it is not known whether Slurm took the job",
@@ -348,6 +350,10 @@ class SlurmTarget:
             raise UserError(
                 f"job {job.number} could not be stopped", evidence=answer.complaint, exit_code=ExitCode.FAILED
             )
+
+
+def _not_taken(complaint: str) -> UserError:
+    return UserError("Slurm did not take the job", evidence=complaint, fix="--dry-run    shows what it was asked")
 
 
 class _UnconfirmedError(UserError):
@@ -398,6 +404,17 @@ class _Undo:
         with contextlib.suppress(OSError):
             if self.folder.history.exists():
                 self.folder.record("not-submitted", submission=intent.submission)
+
+
+def _allow_open_files(locks: int) -> None:
+    """Every lock is an open file: a large sweep needs more of them than many a shell allows by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = locks + 256
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextlib.contextmanager

@@ -25,6 +25,12 @@ KEPT = r"SLURM_(CONF|CLUSTERS|JWT|SACK)[A-Za-z0-9_]*"
 _CLEAN_THERE = f"unset $(env | sed -n -E '/^{KEPT}=/d; s/^({INHERITED})=.*/\\1/p') WINDLASS_NOTHING; exec \"$@\""
 
 
+class SilentError(NoAnswerError):
+    """Slurm is there, and its answer did not arrive. What it was asked to do may have happened, if the request did."""
+
+    may_have_acted = True
+
+
 @dataclass(frozen=True)
 class Answer:
     code: int
@@ -64,7 +70,7 @@ class Commands:
                 env=without_options(os.environ),
             )
         except subprocess.TimeoutExpired:
-            raise NoAnswerError(
+            raise SilentError(
                 f"{argv[0]} did not answer within {timeout:.0f} s{self._there}",
                 cause="Slurm's controller is down, or the network is",
             ) from None
@@ -74,7 +80,9 @@ class Commands:
         if self.host:
             self._check_ssh(argv, answer)
         if answer.code != 0 and any(sign in answer.err for sign in CONTROLLER_GONE):
-            raise NoAnswerError(f"Slurm does not answer{self._there}", evidence=answer.complaint)
+            silent = SilentError(f"Slurm does not answer{self._there}", evidence=answer.complaint)
+            silent.may_have_acted = False  # nobody took the connection
+            raise silent
         return answer
 
     def must(self, *argv: str) -> str:
@@ -103,7 +111,7 @@ class Commands:
 
     def _check_ssh(self, argv: Sequence[str], answer: Answer) -> None:
         if answer.code == SSH_FAILED:
-            raise NoAnswerError(
+            raise SilentError(
                 f"{self.host} cannot be reached over SSH",
                 evidence=answer.complaint,
                 fix=f"ssh {self.host} true    must work without a question",

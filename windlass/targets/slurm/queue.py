@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windlass.errors import NoAnswerError, UserError
+from windlass.errors import UserError
 from windlass.spec.slurm import SLURM_TIME
-from windlass.targets.slurm.commands import Commands
+from windlass.targets.slurm.commands import Commands, SilentError
 from windlass.targets.slurm.render import comment_of, time_seconds
 
 SEPARATOR = "\x1f"  # in no name
@@ -81,7 +81,7 @@ def _number(text: str) -> int | None:
 
 
 def parse_sbatch(text: str) -> str | None:
-    """The job's number in what `sbatch --parsable` printed, `12` or `12;cluster`; None where that is not clear."""
+    """The job's number among what `sbatch --parsable` printed, `12` or `12;cluster`; None where that is not clear."""
     lines = [line.strip() for line in text.splitlines()]
     numbers = {match[1] for line in lines if (match := re.fullmatch(r"([0-9]{1,12})(;\S*)?", line))}
     return numbers.pop() if len(numbers) == 1 else None
@@ -96,7 +96,7 @@ def job(commands: Commands, number: str) -> QueuedJob | None:
         if found is not None:
             return _with_limit(commands, number, _with_exit_code(commands, number, found))
     elif NO_SUCH_JOB not in answer.err:
-        raise NoAnswerError("squeue failed", evidence=answer.complaint)
+        raise SilentError("squeue failed", evidence=answer.complaint)
     return _from_accounting(commands, number)
 
 
@@ -114,7 +114,7 @@ def find_submission(commands: Commands, submission: str, index: int | None) -> s
     options = ("--noheader", "--array", "--states=all", "--me")
     answer = commands.call("squeue", *options, "--format", text, timeout=ASK_TIMEOUT_SECONDS)
     if answer.code != 0:
-        raise NoAnswerError("squeue failed", evidence=answer.complaint)
+        raise SilentError("squeue failed", evidence=answer.complaint)
     numbers = parse_comments(answer.out, submission)
     return next((one for one in numbers if index is None or one.endswith(f"_{index}")), None)
 
