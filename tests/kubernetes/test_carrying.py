@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 import tracemalloc
 from importlib import resources
 
@@ -20,7 +21,7 @@ from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes import code
 from windlass.targets.kubernetes.code import Carried, config_maps, gather, pack_code
 from windlass.targets.kubernetes.facts import JobKind
-from windlass.targets.kubernetes.outlet import Outlet, Records, Teller
+from windlass.targets.kubernetes.outlet import Outlet, Records, Teller, errors_of
 from windlass.targets.kubernetes.place import interface_of, launcher_environment, node_index
 from windlass.targets.kubernetes.render import render, settle
 from windlass.targets.kubernetes.unpacking import NotArrivedError, code_digest, unpack_code
@@ -359,6 +360,45 @@ def test_records_are_said_once_with_their_place_and_go_on_in_another_pod(tmp_pat
     (line,) = said(capsys)
     assert line.split()[2].startswith(f"{identity}@")
     assert json.loads(line.split(maxsplit=3)[3])["event"] == "resumed"
+
+
+def test_a_file_that_cannot_be_read_for_a_while_silences_nobody(tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    folder.metrics.mkdir()  # as with a file system that is gone for a moment: every reading fails
+    teller = Teller(Outlet(), Records(folder))
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    teller.listen(logs, logs / "launcher.log", first_rank=0)
+    (logs / "launcher.log").write_text("first\n")
+    said_so_far, deadline = [], time.monotonic() + 20
+    while len(said_so_far) < 2 and time.monotonic() < deadline:
+        said_so_far += said(capsys)
+        time.sleep(0.05)
+    folder.metrics.rmdir()
+    folder.metrics.write_text('{"kind":"step"}\n')
+    while not any(line.startswith("windlass-record metrics") for line in said_so_far) and time.monotonic() < deadline:
+        said_so_far += said(capsys)
+        time.sleep(0.05)
+    teller.close()
+    assert "first" in said_so_far
+    assert sum("cannot be read" in line or "Is a directory" in line for line in said_so_far) == 1
+    assert said_so_far[-1].startswith("windlass-record metrics ")
+
+
+@pytest.mark.parametrize("note", ["[]", "{}", '{"id": 7, "metrics": "x"}', "torn", '{"id": "a", "metrics": null}'])
+def test_a_note_that_is_none_begins_anew(tmp_path, note):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "emitted.json").write_text(note)
+    assert [file.offset for file in Records(folder).files] == [0, 0]
+
+
+@pytest.mark.parametrize("rank", [None, "x", [], 1e999])
+def test_an_error_file_without_a_rank_is_nobodys(tmp_path, rank):
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    for number, value in enumerate((rank, 1)):
+        folder.rank_error(number).write_text(json.dumps({"attempt": 1, "rank": value, "error": "boom"}))
+    assert [one["rank"] for one in errors_of(folder, 1, range(2))] == [1]
 
 
 def test_ranks_speak_with_their_rank_in_whole_lines(tmp_path, capsys):

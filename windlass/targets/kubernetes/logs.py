@@ -28,6 +28,7 @@ COMMIT_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 LEAVE_SECONDS = 15.0
+LAG_SECONDS = 5.0  # between the watches of a job and of its pods
 MOMENT = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})")
 
 
@@ -149,11 +150,16 @@ class Collector:
         self.archive.commit()
 
     def drain(self, seconds: float) -> bool:
-        """Wait until every pod that has ended, or is gone, was read to its end."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        """Wait until every pod that has ended, or is gone, was read to its end.
+
+        The job's end may be known a moment before its pods': those that still seem to run get that moment.
+        """
+        begin = time.monotonic()
+        while time.monotonic() < begin + seconds:
             pods = self.picture.read().pods
-            waiting = [uid for uid, pod in pods.items() if pod.ended and not self.archive.cursor(uid).done]
+            lagging = time.monotonic() < begin + LAG_SECONDS
+            unread = {uid: pod for uid, pod in pods.items() if pod.started and not self.archive.cursor(uid).done}
+            waiting = [uid for uid, pod in unread.items() if pod.ended or lagging]
             gone = [uid for uid, thread in self._streams.items() if uid not in pods and thread.is_alive()]
             if not waiting and not gone:
                 return True
