@@ -2,9 +2,14 @@
 
 import base64
 import hashlib
+import io
 import json
+import os
 import subprocess
 import sys
+import tarfile
+import time
+import tracemalloc
 from importlib import resources
 
 import pytest
@@ -16,7 +21,7 @@ from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes import code
 from windlass.targets.kubernetes.code import Carried, config_maps, gather, pack_code
 from windlass.targets.kubernetes.facts import JobKind
-from windlass.targets.kubernetes.outlet import Outlet, Records, Teller
+from windlass.targets.kubernetes.outlet import Outlet, Records, Teller, errors_of
 from windlass.targets.kubernetes.place import interface_of, launcher_environment, node_index
 from windlass.targets.kubernetes.render import render, settle
 from windlass.targets.kubernetes.unpacking import NotArrivedError, code_digest, unpack_code
@@ -95,6 +100,137 @@ def test_code_that_is_too_large_is_refused_with_its_largest_files(project, monke
     assert "image" in error.value.fix
     with pytest.raises(UserError, match="no folder"):
         pack_code(project / "nothing")
+
+
+@pytest.mark.parametrize("linked", ["file", "folder", "nothing"])
+def test_a_link_out_of_the_folder_is_refused_by_name(project, tmp_path, linked):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "passwd").write_text("root:x:0:0")
+    target = {"file": outside / "passwd", "folder": outside, "nothing": tmp_path / "gone"}[linked]
+    (project / "package" / "link").symlink_to(target)
+    with pytest.raises(UserError, match="leads out of the folder") as error:
+        pack_code(project)
+    assert f"package/link -> {target}" in error.value.evidence
+    (project / "package" / "link").unlink()
+    (project / "package" / ".link").symlink_to(target)  # hidden: it stays here
+    assert pack_code(project)
+
+
+def test_links_inside_the_folder_arrive(project, tmp_path):
+    (project / "same.py").symlink_to("package/module.py")
+    (project / "alias").symlink_to("package")
+    (project / "package" / "absolute").symlink_to(project / "package")
+    (project / "package" / "loop").symlink_to("..")
+    mount(tmp_path / "carried", config_maps("run-code", pack_code(project)))
+    there = unpack_code(tmp_path / "carried", tmp_path / "scratch", code_digest(tmp_path / "carried"))
+    assert (there / "same.py").read_text() == "answer = 42\n"
+    assert (there / "alias" / "module.py").read_text() == "answer = 42\n"
+    assert (there / "package" / "absolute" / "module.py").resolve() == (there / "package" / "module.py").resolve()
+    assert (there / "package" / "loop").resolve() == there.resolve()
+
+
+def test_libraries_and_packages_with_odd_names_arrive(project):
+    (project / "fast.so").write_bytes(b"\x7fELF")
+    (project / "package" / "runs").mkdir()
+    (project / "package" / "runs" / "__init__.py").write_text("")
+    assert names_in(pack_code(project)) == ["fast.so", "package/module.py", "package/runs/__init__.py", "start.sh"]
+
+
+def names_in(archive):
+    return tarfile.open(fileobj=io.BytesIO(archive)).getnames()
+
+
+def test_a_large_file_is_not_read_to_learn_its_size(project):
+    with (project / "weights.bin").open("wb") as file:
+        file.truncate(3 << 30)  # sparse
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="too large") as error:
+            pack_code(project)
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+    assert "largest: weights.bin (3072.0 MiB)" in error.value.evidence
+
+
+def test_what_is_no_file_is_refused(project):
+    os.mkfifo(project / "pipe")
+    with pytest.raises(UserError, match="neither a file nor a folder"):
+        pack_code(project)
+
+
+@pytest.mark.parametrize("folder", [".aws", ".ssh", ".kube", ".config/gcloud", "."])
+def test_a_folder_of_credentials_is_no_code(tmp_path, monkeypatch, folder):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    (tmp_path / folder / "config").write_text("k")
+    for path in (tmp_path / folder, tmp_path / "innocent"):
+        if path.name == "innocent":
+            path.symlink_to(tmp_path / folder)
+        with pytest.raises(UserError, match=r"credentials|home folder") as error:
+            pack_code(path)
+        assert "target.kubernetes.secrets" in error.value.fix
+
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQ\n"
+HOLDING_SECRETS = [
+    ("deploy.pem", KEY),
+    ("notes.txt", "aws_secret_access_key = wJalrXUtnFEMIxK7MDENGxbPxRfiCYEXAMPLEKEYx\n"),
+    ("train.sh", "export HF_TOKEN=hf_" + "aB3" * 11 + "x\n"),
+    ("sa.json", '{"private_key": "-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0B"}'),
+    ("cluster.yaml", "users:\n- name: a\n  user:\n    client-key-data: LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVktLS0t\n"),
+    ("id_ed25519", "anything"),
+    ("credentials", "anything"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), HOLDING_SECRETS)
+def test_a_file_that_holds_a_secret_is_refused_by_name(project, name, text):
+    (project / "package" / name).write_text(text)
+    with pytest.raises(UserError, match="secret") as error:
+        pack_code(project)
+    assert f"package/{name}" in error.value.evidence
+    assert "b3Blbn" not in str(error.value)
+    assert "hf_aB3" not in str(error.value)
+
+
+def test_code_that_only_speaks_of_secrets_is_no_secret(project):
+    (project / "package" / "keys.py").write_text(
+        'BEGIN = "-----BEGIN PRIVATE KEY-----"\ntoken = os.environ["HF_TOKEN"]\naws_secret_access_key = None\n'
+    )
+    (project / "authority.pem").write_text("-----BEGIN CERTIFICATE-----\nMIIBszCCAVmgAwIBAgIUZ\n")
+    assert "package/keys.py" in names_in(pack_code(project))
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"HF_TOKEN": "hf_abc"}, ["HF_TOKEN"]),
+        ({"WANDB_API_KEY": "0123456789", "DB_PASSWORD": "hunter2"}, ["DB_PASSWORD", "WANDB_API_KEY"]),
+        ({"ANY": "hf_" + "aB3" * 11 + "x"}, ["ANY"]),
+        ({"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "7", "GOOGLE_APPLICATION_CREDENTIALS": "/secrets/key"}, []),
+        ({"HF_TOKEN_PATH": "/run/token", "SSH_KEY": "/keys/one", "HF_TOKEN": ""}, []),
+    ],
+)
+def test_a_secret_in_plain_sight_is_warned_of(variables, named):
+    run = run_of("llama-tiny", JobKind.INDEXED, environment=variables)
+    cluster = cluster_of("llama-tiny")
+    warnings = render(resolve(settle(run, cluster)), cluster, Carried(), submission="a").warnings
+    assert [name for name in variables if any(name in one for one in warnings)] == sorted(
+        named, key=list(variables).index
+    )
+    for one in warnings:
+        assert "target.kubernetes.secrets" in one
+        assert not any(value and value in one for value in variables.values())
+
+
+def test_a_secret_in_the_overlay_is_warned_of():
+    overlay = {"containers": [{"name": "trainer", "env": [{"name": "HF_TOKEN", "value": "hf_abc"}]}]}
+    run = run_of("llama-tiny", JobKind.INDEXED, pod=overlay)
+    cluster = cluster_of("llama-tiny")
+    (warning,) = render(resolve(settle(run, cluster)), cluster, Carried(), submission="a").warnings
+    assert "HF_TOKEN" in warning
 
 
 def test_windlass_itself_can_go_along_and_starts(tmp_path):
@@ -224,6 +360,45 @@ def test_records_are_said_once_with_their_place_and_go_on_in_another_pod(tmp_pat
     (line,) = said(capsys)
     assert line.split()[2].startswith(f"{identity}@")
     assert json.loads(line.split(maxsplit=3)[3])["event"] == "resumed"
+
+
+def test_a_file_that_cannot_be_read_for_a_while_silences_nobody(tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    folder.metrics.mkdir()  # as with a file system that is gone for a moment: every reading fails
+    teller = Teller(Outlet(), Records(folder))
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    teller.listen(logs, logs / "launcher.log", first_rank=0)
+    (logs / "launcher.log").write_text("first\n")
+    said_so_far, deadline = [], time.monotonic() + 20
+    while len(said_so_far) < 2 and time.monotonic() < deadline:
+        said_so_far += said(capsys)
+        time.sleep(0.05)
+    folder.metrics.rmdir()
+    folder.metrics.write_text('{"kind":"step"}\n')
+    while not any(line.startswith("windlass-record metrics") for line in said_so_far) and time.monotonic() < deadline:
+        said_so_far += said(capsys)
+        time.sleep(0.05)
+    teller.close()
+    assert "first" in said_so_far
+    assert sum("cannot be read" in line or "Is a directory" in line for line in said_so_far) == 1
+    assert said_so_far[-1].startswith("windlass-record metrics ")
+
+
+@pytest.mark.parametrize("note", ["[]", "{}", '{"id": 7, "metrics": "x"}', "torn", '{"id": "a", "metrics": null}'])
+def test_a_note_that_is_none_begins_anew(tmp_path, note):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "emitted.json").write_text(note)
+    assert [file.offset for file in Records(folder).files] == [0, 0]
+
+
+@pytest.mark.parametrize("rank", [None, "x", [], 1e999])
+def test_an_error_file_without_a_rank_is_nobodys(tmp_path, rank):
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    for number, value in enumerate((rank, 1)):
+        folder.rank_error(number).write_text(json.dumps({"attempt": 1, "rank": value, "error": "boom"}))
+    assert [one["rank"] for one in errors_of(folder, 1, range(2))] == [1]
 
 
 def test_ranks_speak_with_their_rank_in_whole_lines(tmp_path, capsys):

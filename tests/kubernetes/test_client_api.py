@@ -3,15 +3,18 @@
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from tests.kubernetes.api_server import Server, write_kubeconfig
 from windlass.targets.kubernetes import api as api_module
-from windlass.targets.kubernetes.api import Api, GoneError, Halt
-from windlass.targets.kubernetes.kubeconfig import access
+from windlass.targets.kubernetes.api import Api, GoneError, Halt, parse_change
+from windlass.targets.kubernetes.kubeconfig import Access, access
 from windlass.targets.kubernetes.picture import Watched
-from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError
+from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError, from_status
 
 
 @pytest.fixture
@@ -125,6 +128,28 @@ def test_a_watched_list_heals(server, connect):
     assert [params.get("resourceVersion") for _, _, params in server.requests] == [None, "1", "5", None, "9"]
     assert any("does not answer" in one for one in troubles if one)
     assert troubles[-1] is None
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6) | st.sampled_from(("ERROR", "ADDED")),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("type", "object", "metadata", "resourceVersion", "code", "x")), inner)
+    ),
+)
+
+
+@settings(deadline=None)
+@given(line=st.binary(max_size=40) | ANYTHING.map(lambda value: json.dumps(value).encode()))
+@example(line=change("ADDED", "a", "1").strip())
+@example(line=b"[" * 100_000)
+def test_fuzz_a_line_of_a_watch_is_a_change_or_none(line):
+    found = parse_change(line)
+    if found is not None and found["type"] != "ERROR":
+        assert isinstance(found["object"]["metadata"]["resourceVersion"], str)
+    elif found is not None:
+        here = Access("here", "team", "https://one", {}, {}, "ann", Path(), Path(), "file")
+        assert isinstance(from_status(here, found["object"], "to watch"), RefusedError)
 
 
 def test_a_stream_is_broken_off_from_another_thread(server, connect):

@@ -6,13 +6,13 @@ import resource
 import signal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.runfolder import RunFolder, append_json_line, read_json_lines
 from windlass.targets.kubernetes import archive as archive_module
 from windlass.targets.kubernetes.archive import Skipper, opened
-from windlass.targets.kubernetes.logs import full_moment
+from windlass.targets.kubernetes.logs import full_moment, parse_line
 
 
 @pytest.fixture
@@ -149,6 +149,44 @@ def test_moments_are_compared_in_full():
     assert full_moment("2026-11-15T06:00:00Z") == "2026-11-15T06:00:00.000000000Z"
     assert full_moment("2026-11-15T06:00:00.5Z") < full_moment("2026-11-15T06:00:00.51Z")
     assert full_moment("unable to retrieve container logs") is None
+    assert full_moment("2026-11-15T08:00:00.25+02:00") == "2026-11-15T06:00:00.250000000Z"  # a node's own time zone
+    assert full_moment("2026-11-14T22:30:00-07:30") == "2026-11-15T06:00:00.000000000Z"
+    assert full_moment("0001-01-01T00:00:00+23:00") is None
+
+
+PIECES = [
+    "[rank ",
+    "] ",
+    "windlass-record ",
+    "metrics ",
+    "error ",
+    "history - ",
+    "ab@",
+    "7",
+    "{",
+    "}",
+    '"rank":',
+    "-1",
+    "x",
+]
+TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=8).map("".join).map(str.encode)
+
+
+@settings(deadline=None, max_examples=60)
+@given(lines=st.lists(st.binary(max_size=40) | TEXTS, max_size=12), stamped=st.booleans())
+def test_fuzz_whatever_a_pod_writes_the_next_line_is_kept(tmp_path_factory, lines, stamped):
+    folder = RunFolder(tmp_path_factory.mktemp("fuzz") / "run")
+    raw = [line.replace(b"\n", b"") for line in lines]
+    whole = [f"{stamp(0)} ".encode() + line if stamped else line for line in raw]
+    with opened(folder) as archive:
+        skipper = Skipper(archive.cursor("pod"))
+        for line in (*whole, f"{stamp(1)} [rank 999] last".encode()):
+            said = parse_line(line)
+            if said is not None:
+                archive.take(skipper, *said, 0)
+    assert folder.rank_log(999).read_text().splitlines()[-1] == "last"
+    if stamped and not any(line.startswith((b"[rank ", b"windlass-record ")) for line in raw) and raw:
+        assert (folder.logs / "launcher-0.log").read_bytes() == b"".join(line + b"\n" for line in raw)
 
 
 @pytest.fixture

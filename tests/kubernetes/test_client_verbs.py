@@ -6,10 +6,15 @@ import sys
 import pytest
 
 from tests.cli.conftest import run_file, windlass  # noqa: F401
+from tests.kubernetes.api_server import Server, write_kubeconfig
 from windlass.cli.exec import _split
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
-from windlass.spec import load_run
+from windlass.spec import dump_run, load_run, parse_run
+from windlass.targets.kubernetes.facts import JobKind
+from windlass.targets.kubernetes.jobfile import ClusterJob
+from windlass.targets.kubernetes.request import PodLayout
+from windlass.targets.kubernetes.syncing import folder_to_send
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,65 @@ def test_a_run_without_pods(windlass, local_run, command):  # noqa: F811
     answer = windlass(*(one.format(local_run) for one in command))
     assert answer.code == 2
     assert "is on the target local" in answer.err
+
+
+def cluster_job(**facts):
+    layout = PodLayout("windlass.dev/run=run", ("index",), None, 1, 1, "trainer")
+    kind = facts.pop("kind", JobKind.INDEXED)
+    return ClusterJob("here", "team", kind, "batch/v1", "jobs", "run", "u1", "d", "s", layout, **facts)
+
+
+def run_with_code(folder):
+    options = {"kind": "kubernetes", "kubernetes": {"code": folder}}
+    return parse_run(
+        {"name": "run", "model": {"preset": "llama-tiny"}, "data": {"source": "corpus:austen"}, "target": options}
+    )
+
+
+def test_a_run_file_from_the_cluster_does_not_choose_the_folder_that_is_sent():
+    mine, adopted, run = cluster_job(), cluster_job(adopted=True), run_with_code("~/thesis")
+    assert folder_to_send(mine, run, None) == "~/thesis"
+    with pytest.raises(UserError, match="not said which folder") as error:
+        folder_to_send(adopted, run, None)
+    assert "~/thesis" in error.value.evidence
+    assert error.value.fix == "windlass sync run --code FOLDER"
+    assert folder_to_send(adopted, run, "src") == "src"
+
+
+def test_code_is_not_sent_to_who_cannot_start_with_it():
+    with pytest.raises(UserError, match="cannot be started anew") as error:
+        folder_to_send(cluster_job(kind=JobKind.HYPERPOD), run_with_code("src"), None)
+    assert "windlass stop run" in error.value.fix
+    with pytest.raises(UserError, match="carries no code"):
+        folder_to_send(cluster_job(), run_with_code(None), None)
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    server = Server()
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", server.url, {"token": "t"})))
+    yield server
+    server.stop()
+
+
+def test_sync_of_an_adopted_run_sends_nothing_unasked(windlass, cluster, tmp_path):  # noqa: F811
+    """From the cluster to a run folder here, and no further."""
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "draft.py").write_text("x = 1")
+    run = dump_run(run_with_code(str(tmp_path / "thesis")))
+    job = {
+        "metadata": {"name": "run", "uid": "u1", "annotations": {"windlass.dev/name": "run"}},
+        "status": {},
+    }
+    cluster.on("/apis/batch/v1/namespaces/team/jobs", lambda one: one.json({"metadata": {}, "items": [job]}))
+    run_map = {"metadata": {"name": "run-run"}, "data": {"run.yaml": run}}
+    cluster.on("/api/v1/namespaces/team/configmaps/run-run", lambda one: one.json(run_map))
+    cluster.on("/apis", lambda one: one.json({"groups": []}))
+    cluster.on("/version", lambda one: one.json({"major": "1", "minor": "36"}))
+    answer = windlass("sync", "run", "--on", "kubernetes")
+    assert "not said which folder" in answer.err, answer
+    assert answer.code == 2
+    assert {method for method, _, _ in cluster.requests} == {"GET"}
 
 
 def test_only_clusters_know_their_runs(windlass):  # noqa: F811

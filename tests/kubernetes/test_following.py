@@ -14,12 +14,15 @@ from windlass.cli.follow import Follower
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
 from windlass.targets.kubernetes import api as api_module
+from windlass.targets.kubernetes import logs as logs_module
 from windlass.targets.kubernetes import picture as picture_module
 from windlass.targets.kubernetes.api import Api, Halt
+from windlass.targets.kubernetes.archive import opened
 from windlass.targets.kubernetes.client import KubernetesTarget
 from windlass.targets.kubernetes.facts import JobKind
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.kubeconfig import access
+from windlass.targets.kubernetes.logs import Collector
 from windlass.targets.kubernetes.picture import LivePicture, Watched
 from windlass.targets.kubernetes.request import PodLayout
 from windlass.targets.protocol import JobRef
@@ -76,7 +79,7 @@ class Cluster:
 
     def __init__(self, server, watch_seconds=0.05):
         self.finished, self.server, self.watch_seconds = False, server, watch_seconds
-        self.running_pods = []
+        self.running_pods, self.restarts = [], {}
         server.on(JOBS, self.jobs)
         server.on(PODS, self.pods)
         server.on(EVENTS, self.nothing)
@@ -91,7 +94,8 @@ class Cluster:
 
     def pods(self, one):
         if not self.watches(one):
-            items = [running_pod(node, ended=self.finished) for node in self.running_pods]
+            restarts = self.restarts
+            items = [running_pod(node, self.finished, restarts.get(node, 0)) for node in self.running_pods]
             one.json({"metadata": {"resourceVersion": "5"}, "items": items})
 
     def nothing(self, one):
@@ -114,7 +118,7 @@ class Cluster:
         return True
 
 
-def running_pod(node, ended=False):
+def running_pod(node, ended=False, restarts=0):
     state = {"terminated": {"exitCode": 0}} if ended else {"running": {}}
     return {
         "metadata": {
@@ -125,14 +129,14 @@ def running_pod(node, ended=False):
         },
         "status": {
             "phase": "Succeeded" if ended else "Running",
-            "containerStatuses": [{"name": "trainer", "state": state}],
+            "containerStatuses": [{"name": "trainer", "state": state, "restartCount": restarts}],
         },
     }
 
 
-def cluster_job():
+def cluster_job(nodes=1):
     index = ("batch.kubernetes.io/job-completion-index",)
-    layout = PodLayout("windlass.dev/run=run", index, None, 1, 1, "trainer")
+    layout = PodLayout("windlass.dev/run=run", index, None, nodes, 1, "trainer")
     return ClusterJob("here", "team", JobKind.INDEXED, "batch/v1", "jobs", "run", "u1", "d", "s", layout)
 
 
@@ -431,3 +435,44 @@ def test_a_full_disk_loses_no_line_and_ends_no_thread(server, connect, follow):
     thread.join(PATIENCE)
     assert [one.state for one in ended] == ["finished"]
     assert log.read_text() == "".join(line.partition("[rank 0] ")[2] for line in lines)
+
+
+def test_many_pods_are_read_in_streams_and_in_turns_without_loss_or_repetition(server, connect, tmp_path, monkeypatch):
+    """More pods than streams; every line of every pod once and in order, those of a container before a restart too."""
+    monkeypatch.setattr(logs_module, "MAX_STREAMS", 3)
+    monkeypatch.setattr(logs_module, "TURN_SECONDS", 0.3)
+    monkeypatch.setattr(logs_module, "LOOK_SECONDS", 0.1)
+    cluster, nodes, num_lines = Cluster(server), range(8), 30
+    cluster.running_pods, cluster.restarts = list(nodes), {5: 1}
+    grown = dict.fromkeys(nodes, 5)
+
+    def line(node, tick, word="line"):
+        return f"2026-11-15T06:00:{tick:02d}.{tick % 2}Z [rank {node}] {word} {tick}\n".encode()
+
+    def log_of(node):
+        def answer(one):
+            since = one.params.get("sinceTime", "")
+            if one.params.get("previous"):
+                first = [b"2026-11-15T05:00:00Z [rank 5] before the restart\n"]
+            else:
+                grown[node] = min(num_lines, grown[node] + 5)  # it says more each time
+                first = [line(node, tick) for tick in range(grown[node])]
+            one.stream(b"".join(text for text in first if text[:19] >= since[:19].encode()), broken=grown[node] == 15)
+
+        return answer
+
+    for node in nodes:
+        server.on(f"{PODS}/run-{node}/log", log_of(node))
+    folder = RunFolder(tmp_path / "runs" / "run")
+    with (
+        LivePicture(connect(), cluster_job(nodes=len(nodes))) as live,
+        opened(folder) as archive,
+        Collector(live.api, live.job, live, archive) as collector,
+    ):
+        wait_until(lambda: all(grown[node] == num_lines for node in nodes), "all lines")
+        cluster.finished = True
+        assert collector.drain(PATIENCE)
+    for node in nodes:
+        wanted = [f"line {tick}" for tick in range(num_lines)]
+        before = ["before the restart"] if node == 5 else []
+        assert folder.rank_log(node).read_text().splitlines() == before + wanted

@@ -43,7 +43,11 @@ class Errands:
 
     def ask(self, task: str, *arguments: str, timeout: float = 60.0) -> Any:
         """The JSON that a task of inside.py answers with."""
-        return json.loads(self.read(task, *arguments, timeout=timeout).splitlines()[-1])
+        said = self.read(task, *arguments, timeout=timeout)
+        try:
+            return json.loads(said.splitlines()[-1])
+        except (IndexError, ValueError, RecursionError):
+            raise self.failed(task, 0, said or b"it printed nothing") from None
 
     def read(self, task: str, *arguments: str, timeout: float = 60.0) -> bytes:
         """What a task prints."""

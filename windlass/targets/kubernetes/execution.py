@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -40,28 +39,26 @@ def execute(
     timeout: float | None = None,
 ) -> int:
     """The exit code of the command; what it says goes to the sinks as it comes."""
-    from httpx2.websockets import WebSocketDisconnect, WebSocketNetworkError
+    from httpx2.websockets import HTTPXWSException
 
     asked: list[tuple[str, str | int | float | bool | None]] = [("container", container), ("stdout", "true")]
     asked += [("stderr", "false" if terminal else "true"), ("tty", "true" if terminal else "false")]
     asked += [("stdin", "true" if stdin is not None else "false")]
     asked += [("command", word) for word in command]
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
-    with api.websocket(path, asked, PROTOCOLS) as session:
-        if terminal:
-            _send_size(session)
+    with api.websocket(path, asked, PROTOCOLS) as session, _sending_size(session) if terminal else _nothing():
         sender = _start_sending(session, stdin) if stdin is not None else None
         try:
             while True:
                 message = session.receive_bytes(timeout=timeout)
-                channel, data = message[0], message[1:]
-                if channel == STDOUT and data:
+                channel, data = message[:1], message[1:]
+                if channel == bytes((STDOUT,)) and data:
                     stdout(data)
-                elif channel == STDERR and data:
+                elif channel == bytes((STDERR,)) and data:
                     stderr(data)
-                elif channel == ERROR:
-                    return _exit_code(api, json.loads(data), pod)
-        except (WebSocketDisconnect, WebSocketNetworkError) as error:
+                elif channel == bytes((ERROR,)):
+                    return _exit_code(api, data, pod)
+        except HTTPXWSException as error:
             raise UserError(
                 f"the connection to {pod} broke while the command ran",
                 evidence=str(error) or type(error).__name__,
@@ -143,19 +140,63 @@ def _input() -> Iterator[bytes]:
         yield chunk
 
 
-def _exit_code(api: Api, status: dict[str, Any], pod: str) -> int:
-    if status.get("status") == "Success":
-        return 0
-    causes = (status.get("details") or {}).get("causes") or ()
-    for cause in causes:
-        if cause.get("reason") == "ExitCode":
-            return int(cause["message"])
-    raise from_status(api.access, status, f"the command in {pod}")
+def _exit_code(api: Api, data: bytes, pod: str) -> int:
+    status, code = parse_status(data)
+    if code is None:
+        raise from_status(api.access, status, f"the command in {pod}")
+    return code
 
 
-def _send_size(session: Any) -> None:
-    size = shutil.get_terminal_size()
-    session.send_bytes(bytes((RESIZE,)) + json.dumps({"Width": size.columns, "Height": size.lines}).encode())
+def parse_status(data: bytes) -> tuple[dict[str, Any], int | None]:
+    """The Status object that ends a command, and the exit code that it tells of; None where it tells of none."""
+    try:
+        status = json.loads(data)
+        if not isinstance(status, dict):
+            raise ValueError
+        if status.get("status") == "Success":
+            return status, 0
+        for cause in (status.get("details") or {}).get("causes") or ():
+            if cause.get("reason") == "ExitCode":
+                return status, int(cause["message"])
+    except (ValueError, RecursionError):
+        return {"message": data[:200].decode(errors="replace")}, None
+    except (KeyError, TypeError, AttributeError):
+        return status, None
+    return status, None
+
+
+def _nothing() -> contextlib.nullcontext[None]:
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _sending_size(session: Any) -> Iterator[None]:
+    """Tell the pod how large this terminal is, now and whenever its window changes.
+
+    A thread sends it: the signal may come while the main thread is inside the connection's own code.
+    """
+    changed, ended = threading.Event(), threading.Event()
+
+    def send() -> None:
+        from httpx2.websockets import HTTPXWSException
+
+        with contextlib.suppress(HTTPXWSException, OSError, ValueError):
+            while not ended.is_set():
+                size = os.get_terminal_size(sys.stdout.fileno())
+                told = {"Width": size.columns, "Height": size.lines}
+                session.send_bytes(bytes((RESIZE,)) + json.dumps(told).encode())
+                changed.wait()
+                changed.clear()
+
+    before = signal.signal(signal.SIGWINCH, lambda *_: changed.set())
+    sender = threading.Thread(target=send, name="window size", daemon=True)
+    sender.start()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+        ended.set()
+        changed.set()
 
 
 @contextlib.contextmanager
@@ -166,10 +207,8 @@ def _raw_terminal() -> Iterator[None]:
 
     handle = sys.stdin.fileno()
     before = termios.tcgetattr(handle)
-    old = signal.getsignal(signal.SIGWINCH)
     try:
         tty.setraw(handle)
         yield
     finally:
         termios.tcsetattr(handle, termios.TCSADRAIN, before)
-        signal.signal(signal.SIGWINCH, old)

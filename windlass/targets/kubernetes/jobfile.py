@@ -28,6 +28,7 @@ class ClusterJob:
     submission: str
     layout: PodLayout
     ended: bool = False  # the cluster has said so: it need not be asked again
+    adopted: bool = False  # submitted elsewhere: the run file here came from the cluster
 
     @property
     def path(self) -> str:

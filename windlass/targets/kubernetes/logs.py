@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +14,7 @@ from dataclasses import dataclass, field
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.api import Api, Halt
-from windlass.targets.kubernetes.archive import Archive, Cursor, Skipper
+from windlass.targets.kubernetes.archive import Archive, Cursor, Moment, Skipper
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.picture import LivePicture
 from windlass.targets.kubernetes.pods import Pod
@@ -26,6 +28,8 @@ COMMIT_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 LEAVE_SECONDS = 15.0
+LAG_SECONDS = 5.0  # between the watches of a job and of its pods
+MOMENT = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})")
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,37 @@ class LogReader:
         skipper = Skipper(cursor)
         try:
             for line in self.api.lines(f"{self.job.pods_path}/{pod.name}/log", asked, self.halt):
-                stamp, _, text = line.partition(b" ")
-                moment = full_moment(stamp.decode(errors="replace"))
-                if moment is None:  # not a line of the log: the kubelet says that it cannot read it
-                    continue
-                self.archive.take(skipper, moment, text.decode(errors="surrogateescape"), pod.node_rank)
+                said = parse_line(line)
+                if said is not None:  # else the kubelet says that it cannot read the log
+                    self.archive.take(skipper, *said, pod.node_rank)
         except RefusedError as error:
             # 400: the container is not there (yet, or any more); 404: the pod is gone. There is nothing to read.
             if error.code not in (400, 404):
                 raise
 
 
-def full_moment(text: str) -> str | None:
-    """A time with all nine digits behind the second: the API leaves out zeros, and times are compared as text."""
-    if len(text) < 20 or text[10] != "T" or not text.endswith("Z"):
+def parse_line(line: bytes) -> tuple[Moment, str] | None:
+    """The time and the text of a log's line; None where it has no time."""
+    stamp, _, text = line.partition(b" ")
+    moment = full_moment(stamp.decode(errors="replace"))
+    return (moment, text.decode(errors="surrogateescape")) if moment else None
+
+
+def full_moment(text: str) -> Moment | None:
+    """A time in UTC with all nine digits behind the second: times are compared as text.
+
+    The API leaves out zeros, and gives the time of a node that is not on UTC with its offset.
+    """
+    found = MOMENT.fullmatch(text)
+    if found is None:
         return None
-    second, _, fraction = text[:-1].partition(".")
+    second, fraction, offset = found[1], (found[2] or "")[1:], found[3]
+    if offset != "Z":
+        try:
+            there = datetime.datetime.fromisoformat(f"{second}{offset}")
+            second = f"{there.astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%S}"
+        except (ValueError, OverflowError):
+            return None
     return f"{second}.{fraction:0<9}Z"
 
 
@@ -131,11 +150,16 @@ class Collector:
         self.archive.commit()
 
     def drain(self, seconds: float) -> bool:
-        """Wait until every pod that has ended, or is gone, was read to its end."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        """Wait until every pod that has ended, or is gone, was read to its end.
+
+        The job's end may be known a moment before its pods': those that still seem to run get that moment.
+        """
+        begin = time.monotonic()
+        while time.monotonic() < begin + seconds:
             pods = self.picture.read().pods
-            waiting = [uid for uid, pod in pods.items() if pod.ended and not self.archive.cursor(uid).done]
+            lagging = time.monotonic() < begin + LAG_SECONDS
+            unread = {uid: pod for uid, pod in pods.items() if pod.started and not self.archive.cursor(uid).done}
+            waiting = [uid for uid, pod in unread.items() if pod.ended or lagging]
             gone = [uid for uid, thread in self._streams.items() if uid not in pods and thread.is_alive()]
             if not waiting and not gone:
                 return True

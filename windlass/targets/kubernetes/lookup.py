@@ -89,6 +89,7 @@ def job_of(api: Api, found: Found, run: Run) -> ClusterJob:
         digest=str((metadata.get("annotations") or {}).get(DIGEST_ANNOTATION) or ""),
         submission="",
         layout=layout_of(found.kind, run),
+        adopted=True,
     )
 
 

@@ -63,15 +63,13 @@ class Records:
 
     def __init__(self, folder: RunFolder) -> None:
         self.note = folder.path / NOTE_FILE
+        paths = {"metrics": folder.metrics, "history": folder.history}
         try:
             known = json.loads(self.note.read_text())
-            identity, offsets = str(known["id"]), known
-        except (OSError, ValueError, KeyError):
-            identity, offsets = secrets.token_hex(4), {}
-        self.files = [
-            RecordFile(path, kind, identity, int(offsets.get(kind, 0)))
-            for kind, path in (("metrics", folder.metrics), ("history", folder.history))
-        ]
+            identity, offsets = str(known["id"]), {kind: int(known.get(kind, 0)) for kind in paths}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):  # none yet, or not ours
+            identity, offsets = secrets.token_hex(4), dict.fromkeys(paths, 0)
+        self.files = [RecordFile(path, kind, identity, offsets[kind]) for kind, path in paths.items()]
         self._write()
 
     def new_lines(self) -> list[str]:
@@ -95,6 +93,7 @@ class Teller:
         self._folder: Path | None = None
         self._first_rank = 0
         self._busy = threading.Lock()
+        self._complained = False  # that something cannot be read: said once, until it can
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="teller", daemon=True)
         self._thread.start()
@@ -109,20 +108,26 @@ class Teller:
     def flush(self, *, rest: bool = True) -> None:
         """Say all there is; with `rest`, lines that are not finished too."""
         with self._busy:
-            if self._folder:
-                for path in sorted(self._folder.glob("*/attempt_0/*/std*.log")):
-                    rank = self._first_rank + int(path.parent.name)
-                    self._tails.setdefault(path, (f"[rank {rank}] ", Tail(path)))
-            for prefix, tail in self._tails.values():
-                self.outlet.say(*(f"{prefix}{line}" for line in _plain(tail.lines(rest=rest), prefix)))
-            if self.records:
-                lines = self.records.new_lines()
-                if lines:
-                    self.outlet.say(*lines)
-                    try:
-                        self.records.said()
-                    except OSError as error:  # a full disk must not silence the run
-                        self.outlet.say(f"windlass: {self.records.note} cannot be written: {error}")
+            try:
+                self._say_all(rest=rest)
+                self._complained = False
+            except OSError as error:  # a file system that is full, or gone for a while, must not silence the pod
+                if not self._complained:
+                    self.outlet.say(f"windlass: what is new cannot be read or noted at the moment: {error}")
+                self._complained = True
+
+    def _say_all(self, *, rest: bool) -> None:
+        if self._folder:
+            for path in sorted(self._folder.glob("*/attempt_0/*/std*.log")):
+                rank = self._first_rank + int(path.parent.name)
+                self._tails.setdefault(path, (f"[rank {rank}] ", Tail(path)))
+        for prefix, tail in self._tails.values():
+            self.outlet.say(*(f"{prefix}{line}" for line in _plain(tail.lines(rest=rest), prefix)))
+        if self.records:
+            lines = self.records.new_lines()
+            if lines:
+                self.outlet.say(*lines)
+                self.records.said()
 
     def close(self) -> None:
         self._ending.set()
@@ -148,4 +153,4 @@ def _is_record(text: str) -> bool:
 
 def errors_of(folder: RunFolder, attempt: int, ranks: range) -> list[dict[str, Any]]:
     """The error files that this pod's ranks wrote in an attempt."""
-    return [one for one in folder.errors(attempt) if int(one.get("rank", -1)) in ranks]
+    return [one for one in folder.errors(attempt) if isinstance(one.get("rank"), int) and one["rank"] in ranks]

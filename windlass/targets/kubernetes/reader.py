@@ -45,7 +45,8 @@ def reader_pod(api: Api, run: Run, *, read_only: bool = True) -> Iterator[Errand
         _wait_until_running(api, f"{path}/{name}", name)
         yield Errands(api, namespace, name, CONTAINER, run.target.kubernetes.python)
     finally:
-        api.delete(f"{path}/{name}", grace=0)
+        with contextlib.suppress(UserError):  # it ends by itself; what was read counts
+            api.delete(f"{path}/{name}", grace=0)
 
 
 def reader_manifest(run: Run, namespace: str, name: str, *, read_only: bool) -> dict[str, Any]:

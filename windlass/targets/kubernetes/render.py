@@ -34,6 +34,7 @@ from windlass.targets.kubernetes.pod import CONTAINERS, image_of, may_lock_memor
 from windlass.targets.kubernetes.pytorchjob import pytorch_job
 from windlass.targets.kubernetes.request import KubernetesRequest, Manifest, PodLayout
 from windlass.targets.kubernetes.resources import NodeShape, settle, shape_of
+from windlass.targets.kubernetes.secrets import plain_secrets
 from windlass.targets.kubernetes.storage import is_shared
 from windlass.targets.kubernetes.trainjob import train_job
 
@@ -151,8 +152,9 @@ def check(run: Run, kind: JobKind = JobKind.INDEXED) -> list[str]:
             f"target.kubernetes.min_nodes is {asked.min_nodes} but the run has {num_nodes} nodes",
             fix=f"target.kubernetes.min_nodes={num_nodes}",
         )
+    warnings = plain_secrets(run)
     if is_shared(run):
-        return []
+        return warnings
     if num_nodes > 1:
         raise UserError(
             f"{num_nodes} pods have no place in common for their checkpoints",
@@ -160,10 +162,9 @@ def check(run: Run, kind: JobKind = JobKind.INDEXED) -> list[str]:
             fix="target.kubernetes.storage=pvc:CLAIM    a ReadWriteMany claim, such as FSx or EFS",
         )
     if run.checkpoint.store:
-        return []
-    return [
-        "target.kubernetes.storage is none: checkpoints are lost with the pod; pvc:CLAIM or checkpoint.store keeps them"
-    ]
+        return warnings
+    lost = "target.kubernetes.storage is none: checkpoints are lost with the pod"
+    return [*warnings, f"{lost}; pvc:CLAIM or checkpoint.store keeps them"]
 
 
 def layout_of(kind: JobKind, run: Run) -> PodLayout:

@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from windlass.errors import UserError
 from windlass.spec import Run
+
+# What secrets look like: private keys, kubeconfigs, and tokens whose issuers mark them.
+SECRET_TEXT = re.compile(
+    rb"""^-----BEGIN[ ](?:[A-Z]+[ ])*PRIVATE[ ]KEY-----\s+[A-Za-z0-9+/=]{16}
+    | "private_key"\s*:\s*"-----BEGIN
+    | ^\s*(?:aws_secret_access_key\s*[=:]\s*[A-Za-z0-9/+]{40}|client-key-data:\s*[A-Za-z0-9+/=]{16})
+    | \b(?:hf_[A-Za-z0-9]{34}|gh[opsu]_[A-Za-z0-9]{36}|github_pat_\w{60}|glpat-[\w-]{20}|xox[bp]-[\w-]{20})""",
+    re.MULTILINE | re.VERBOSE | re.IGNORECASE,
+)
+SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET|SSH)_KEY)$")
+
+
+def plain_secrets(run: Run) -> list[str]:
+    """A warning for every variable that looks like a secret and stands in the run file for all to read."""
+    return [
+        f"target.kubernetes.{where} holds what looks like a secret: {name}. It is shown by `kubectl get`, printed by "
+        f"--dry-run and kept in the run folder; export it here and use target.kubernetes.secrets=['{name}']"
+        for where, name, value in _plain_variables(run)
+        if _is_secret(name, value)
+    ]
+
+
+def _plain_variables(run: Run) -> Iterator[tuple[str, str, str]]:
+    asked = run.target.kubernetes
+    for name, value in asked.environment.items():
+        yield "environment", name, value
+    for container in asked.pod.get("containers") or ():
+        for one in (container.get("env") or ()) if isinstance(container, dict) else ():
+            if isinstance(one, dict) and isinstance(one.get("value"), str):
+                yield "pod", str(one.get("name")), one["value"]
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """By the look of the value, or by the name unless the value is a path or a small number."""
+    if SECRET_TEXT.search(value.encode(errors="replace")):
+        return True
+    harmless = not value or value.startswith(("/", "~", "./")) or (value.isdecimal() and len(value) < 6)
+    return bool(SECRET_NAME.search(name.upper())) and not harmless
 
 
 def secret_name(object_name: str) -> str:

@@ -22,21 +22,40 @@ POLL_SECONDS = 1.0
 CODE_ANNOTATION = f"{DOMAIN}/code"
 
 
-def sync(api: Api, job: ClusterJob, run: Run, first: Errands, pods: Sequence[str], say: Callable[[str], None]) -> bool:
-    """Bring the code of the run's folder into its pods and restart the ranks; False if it is there already."""
-    asked = run.target.kubernetes.code
+def folder_to_send(job: ClusterJob, run: Run, named: str | None) -> str:
+    """The folder of code that goes to the pods: the named one, or the one that the run was submitted with from here.
+
+    A run file that came from the cluster was written by whoever can write there: it does not choose a folder of this
+    machine.
+    """
+    submitted = run.target.kubernetes.code
     if job.kind is JobKind.HYPERPOD:
         raise UserError(
-            f"{run.name} is a HyperPodPyTorchJob, whose ranks only HyperPod's operator can start anew",
-            fix=f"windlass stop {run.name}    and then `windlass run` again",
+            f"the ranks of {run.name} cannot be started anew with other code",
+            cause="HyperPod's own agent starts them, and reads the code once, when its pod starts",
+            fix=f"windlass stop {run.name}    and then `windlass run` again: it goes on from the last checkpoint",
         )
-    if not asked:
+    if not submitted:
         raise UserError(
             f"{run.name} carries no code",
             cause="target.kubernetes.code was not set when it was submitted",
             fix="target.kubernetes.code=FOLDER    on `windlass run`; stop it first",
         )
-    archive = pack_code(Path(asked).expanduser())
+    if job.adopted and not named:
+        raise UserError(
+            f"it is not said which folder of this machine goes to the pods of {run.name}",
+            evidence=f"its run file, which came from the cluster, says {submitted}",
+            cause="the run was submitted from another machine, and a run file from elsewhere sends nothing from here",
+            fix=f"windlass sync {run.name} --code FOLDER",
+        )
+    return named or submitted
+
+
+def sync(
+    api: Api, job: ClusterJob, run: Run, folder: str, first: Errands, pods: Sequence[str], say: Callable[[str], None]
+) -> bool:
+    """Bring a folder of code into the pods of a run and restart the ranks; False if it is there already."""
+    archive = pack_code(Path(folder).expanduser())
     digest = archive_digest(archive)
     maps = existing_maps(api, job)
     if any((one.get("data") or {}).get(f"{CODE}.{DIGEST_KEY}") == digest for one in maps):

@@ -1,0 +1,154 @@
+"""Commands in pods, over a real websocket."""
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection
+
+from tests.kubernetes.api_server import Server, write_kubeconfig
+from windlass.errors import UserError
+from windlass.targets.kubernetes.api import Api
+from windlass.targets.kubernetes.execution import output_of, parse_status
+from windlass.targets.kubernetes.kubeconfig import access
+
+PATH = "/api/v1/namespaces/team/pods/run-0/exec"
+SUCCESS = b'\x03{"status":"Success"}'
+
+
+class Shell:
+    """The far end of `exec`: keeps what comes and sends what it is told to."""
+
+    def __init__(self, *messages):
+        self.messages, self.came, self.ready = messages, [], threading.Event()
+
+    def __call__(self, one):
+        key = one.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+        one.send_response(101)
+        for name, value in (
+            ("Upgrade", "websocket"),
+            ("Connection", "Upgrade"),
+            ("Sec-WebSocket-Accept", accept),
+            ("Sec-WebSocket-Protocol", "v5.channel.k8s.io"),
+        ):
+            one.send_header(name, value)
+        one.end_headers()
+        one.wfile.flush()
+        wire, speech = one.connection, Connection(ConnectionType.SERVER)
+        for message in self.messages:
+            wire.sendall(speech.send(BytesMessage(message)))
+        one.close_connection = True
+        while data := wire.recv(4096):
+            speech.receive_data(data)
+            for event in speech.events():
+                if isinstance(event, BytesMessage):
+                    self.came.append(bytes(event.data))
+                    if event.data[:1] == b"\x00":  # a key was pressed: the command ends
+                        wire.sendall(speech.send(BytesMessage(SUCCESS)))
+                elif isinstance(event, CloseConnection):
+                    return
+
+    @property
+    def sizes(self):
+        return [(one["Width"], one["Height"]) for one in (json.loads(m[1:]) for m in self.came if m[:1] == b"\x04")]
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    one = Server()
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "config", one.url, {"token": "t"})))
+    yield one
+    one.stop()
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.02)
+
+
+def test_the_pod_learns_of_every_new_size_of_the_window(server):
+    shell = Shell()
+    server.on(PATH, shell)
+    program = (
+        "import sys\n"
+        "from windlass.targets.kubernetes.api import Api\n"
+        "from windlass.targets.kubernetes.execution import interactively\n"
+        "from windlass.targets.kubernetes.kubeconfig import access\n"
+        "sys.exit(interactively(Api(access()), 'team', 'run-0', ['bash'], container='trainer'))\n"
+    )
+    ours, theirs = os.openpty()
+
+    def resize(columns, lines):
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    resize(80, 24)
+    environment = {**os.environ, "COLUMNS": "7", "LINES": "7"}  # what a shell exports is of when it started
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=theirs, stdout=theirs, env=environment)
+    try:
+        wait_until(lambda: shell.sizes == [(80, 24)], "the first size")
+        for size in ((120, 40), (100, 30)):
+            resize(*size)
+            process.send_signal(signal.SIGWINCH)
+            wait_until(lambda size=size: shell.sizes[-1] == size, f"the size {size}")
+        os.write(ours, b"q")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        os.close(ours)
+        os.close(theirs)
+    assert shell.sizes == [(80, 24), (120, 40), (100, 30)]
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([b"", b"\x01out", b"\x07?", SUCCESS], None),
+        ([b"\x03nonsense"], "the command in run-0"),
+        ([b"\x03[]"], "the command in run-0"),
+        ([b'\x03{"status":"Failure","code":"x","details":7}'], "the command in run-0"),
+    ],
+)
+def test_what_no_pod_says_is_an_error_in_words(server, messages, words):
+    server.on(PATH, Shell(*messages))
+    api = Api(access())
+    if words is None:
+        assert output_of(api, "team", "run-0", ["true"], container="trainer") == (0, b"out", b"")
+    else:
+        with pytest.raises(UserError, match=words):
+            output_of(api, "team", "run-0", ["true"], container="trainer")
+    api.close()
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.just("ExitCode"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("status", "details", "causes", "reason", "message")), inner, max_size=4)
+    ),
+)
+
+
+@settings(deadline=None)
+@given(data=st.binary(max_size=40) | ANYTHING.map(lambda value: json.dumps(value).encode()))
+@example(data=b'{"details":{"causes":[{"reason":"ExitCode","message":"7"}]}}')
+@example(data=b"[" * 100_000)
+def test_fuzz_the_end_of_a_command(data):
+    status, code = parse_status(data)
+    assert isinstance(status, dict)
+    assert code is None or isinstance(code, int)
