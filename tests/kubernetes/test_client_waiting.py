@@ -87,6 +87,19 @@ def test_pods_that_are_refused_are_explained_by_the_events_of_whoever_makes_them
     assert QUOTA in told
 
 
+def test_pods_that_have_ended_are_waited_for_in_the_shape_of_others(server, api):
+    serve_events(server)
+    ended = {"state": {"terminated": {"exitCode": 143}}, "phase": "Failed"}
+    killed = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "phase": "Failed"}
+    pods = [pod_value(f"llama-{i}", i, **one) for i, one in enumerate((ended, killed, ended, ended))]
+    seen = {one["metadata"]["uid"]: pod_of(one, LAYOUT, submission_label="x") for one in pods}
+    told = Waiting(api, cluster_job()).explain(Picture(job=ALIVE, pods=seen))
+    assert told.startswith(
+        "4 of 4 pods: 4 Failed; llama-1 ended with code 137 (OOMKilled): its memory limit was reached"
+    )
+    assert told.endswith("new pods take their place")
+
+
 def serve_pages(server, path, make, total):
     def answer(handler):
         begin = int(handler.params.get("continue") or 0)

@@ -1,10 +1,15 @@
 """What follows the end of the ranks of all pods, decided once for all of them."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import parse_run
+from windlass.targets.kubernetes.entry import BROKEN
 from windlass.targets.kubernetes.launching import describe_limit, oom_kills
 from windlass.targets.kubernetes.record import Chronicle
 from windlass.targets.kubernetes.verdict import Again, NodeEnd, verdict
@@ -218,3 +223,23 @@ def test_a_folder_of_another_run_is_refused(chronicle):
     chronicle.folder.record("checkpoint", step=5, tier="shared")
     with pytest.raises(UserError, match="exists with other settings"):
         Chronicle(chronicle.folder, chronicle.run).open()
+
+
+def test_an_entry_that_breaks_is_worth_another_pod_and_one_that_is_refused_is_not(chronicle, tmp_path):
+    """Codes of 1 and 2 end the job; a file system that is away must not."""
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    environment = {
+        **os.environ,
+        "WINDLASS_RUN_FILE": str(chronicle.folder.run_file),
+        "WINDLASS_SCRATCH": str(in_the_way / "scratch"),
+        "WINDLASS_RUNS": str(tmp_path),
+        "WINDLASS_NODE_INDEX": "0",
+    }
+    command = [sys.executable, "-m", "windlass.targets.kubernetes.entry"]
+    broken = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert broken.returncode == BROKEN, broken.stderr
+    assert "NotADirectoryError" in broken.stderr
+    lost = {**environment, "WINDLASS_NODE_INDEX": ""}
+    refused = subprocess.run(command, env=lost, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2, refused.stderr

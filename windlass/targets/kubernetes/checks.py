@@ -196,6 +196,8 @@ def explain(api: Api, error: RefusedError, manifest: Manifest, request: Kubernet
         )
     if error.code == 413 or any(text in error.message for text in TOO_LARGE):
         return _too_large(error, manifest, what)
+    if error.code == 422 and manifest["kind"] == "Pod" and "must be less than or equal to" in error.message:
+        return _limit_range(error, what, request.namespace)  # whose default limit is below what is asked
     if error.code in (400, 422):
         return UserError(
             f"the cluster does not accept the {what}",
@@ -246,12 +248,16 @@ def _not_admitted(error: RefusedError, what: str, namespace: str) -> UserError:
             fix="target.kubernetes.pod={securityContext: …}    (docs/kubernetes.md, PodSecurity), or another namespace",
         )
     if "per Container" in message or "per Pod" in message:
-        return UserError(
-            f"a limit range of the namespace {namespace} does not allow the {what}",
-            evidence=message,
-            fix=f"kubectl -n {namespace} describe limitrange    and target.kubernetes.cpu, target.kubernetes.memory",
-        )
+        return _limit_range(error, what, namespace)
     return error
+
+
+def _limit_range(error: RefusedError, what: str, namespace: str) -> UserError:
+    return UserError(
+        f"a limit range of the namespace {namespace} does not allow the {what}",
+        evidence=error.message,
+        fix=f"kubectl -n {namespace} describe limitrange    and target.kubernetes.cpu, target.kubernetes.memory",
+    )
 
 
 def _too_large(error: RefusedError, manifest: Manifest, what: str) -> UserError:

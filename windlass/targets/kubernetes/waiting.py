@@ -16,7 +16,7 @@ from windlass.targets.kubernetes.labels import RUN_LABEL
 from windlass.targets.kubernetes.picture import Picture
 from windlass.targets.kubernetes.pods import HELD_BACK, Pod, newest_by_node, phases
 from windlass.targets.kubernetes.refusals import RefusedError
-from windlass.targets.kubernetes.state import OUT_OF_MEMORY, how_it_ended, suspended_by
+from windlass.targets.kubernetes.state import ENDS, how_it_ended, suspended_by
 from windlass.targets.kubernetes.trainjob import STEP
 
 COUNT_SECONDS = 30.0  # between two counts of a cluster: it may have thousands of pods
@@ -88,9 +88,10 @@ class Waiting:
         if starting:
             told = self._events_of(starting[0].name)
             return f"{counts}; {starting[0].name}: {told}" if told else counts
-        short = [pod for pod in picture.now() if pod.reason == OUT_OF_MEMORY]
-        if short and len(short) == sum(pod.ended for pod in pods):
-            return f"{counts}; {how_it_ended(short[-1])}"
+        ended = [pod for pod in pods if pod.ended]
+        if ended:
+            why = next((f"{how_it_ended(pod)}; " for pod in ended if pod.reason in ENDS), "")
+            return f"{counts}; {why}new pods take their place"
         return f"{counts}; ranks are starting"
 
     def _why_unscheduled(self, pods: Sequence[Pod]) -> list[str]:
