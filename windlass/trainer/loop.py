@@ -25,7 +25,7 @@ from windlass.trainer.judging import Judge
 from windlass.trainer.lean import join_weights
 from windlass.trainer.ledger import Ledger, NotFiniteError, OpenStep, sum_over_ranks
 from windlass.trainer.lora import draw_adapters
-from windlass.trainer.model import ModelFacts, persistent_buffers
+from windlass.trainer.model import ModelFacts, attention_name, persistent_buffers
 from windlass.trainer.parallelize import parallelize, use_bf16_copies
 from windlass.trainer.preemption import Preemption
 from windlass.trainer.preparation import Prepared, build
@@ -164,6 +164,7 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn
     """The model, spread over the ranks; with its first weights unless a checkpoint will bring them."""
     model = build(prepared.config, run, prepared.adapter, prepared.added, quantize=True)
     use_attention(model, run, ranks)
+    log.info("attention: %s", attention_name(model))
     return_loss(model, fused=use_fused_head(prepared.config, run, ranks))
     parallelize(model, run, ranks)
     materialize(model, torch.device("cpu") if run.parallel.cpu_offload else ranks.device)
