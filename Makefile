@@ -15,7 +15,8 @@ AGAIN := --reruns 1
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-slurm test-image test-cluster test-oldest-torch lint docs bench bench-gpu \
+.PHONY: help setup demo test test-fast test-slurm test-image test-cluster test-gpu test-architectures test-oldest-torch \
+	lint docs bench bench-gpu \
 	bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick
 
 help:  ## this list
@@ -49,6 +50,12 @@ test-image: setup  ## build, test and push real images (root, and the packages t
 
 test-cluster: setup  ## run on a real Kubernetes: three nodes on this machine (root), or the cluster that KUBECONFIG names
 	$(PYTEST) -m cluster tests/cluster --durations=10
+
+test-gpu: setup  ## the trainer on 1, 2 and 4 CUDA ranks, compared and hurt; ranks share a GPU where there are fewer
+	$(BIN)/python -m tests.gpu
+
+test-architectures: setup  ## every causal model that transformers registers, tiny, three steps each: works, refused and why
+	$(BIN)/python -m tests.trainer.architectures
 
 test-quick: test-fast  ## the same as test-fast
 

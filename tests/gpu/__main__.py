@@ -14,7 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--keep", type=Path, help="run folders, logs and the table go here and stay")
     parser.add_argument("--only-equal", action="store_true", help="compare numbers, hurt nobody")
-    parser.add_argument("--only", default="", help="names of cases whose numbers are compared, with commas")
+    parser.add_argument("--only", default="", help="names of cases, with commas; also sigstop, kill, torchrun")
     asked = parser.parse_args()
     only = [name for name in asked.only.split(",") if name]
     if asked.keep:

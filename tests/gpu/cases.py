@@ -12,9 +12,12 @@ TINY = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "h
 DENSE = {"preset": "llama3.2-tiny", "config": TINY}
 WIDE = {"preset": "llama3.2-tiny", "config": {**TINY, "hidden_size": 1024, "intermediate_size": 1024, "head_dim": 64}}
 EXPERTS = {"preset": "mixtral-tiny", "config": TINY}
-# Largest relative difference of a step's loss or gradient norm. fp32 differs by the order of sums alone; bf16 gathers
-# and scatters round once more than one rank does; fp8 takes its scales from each rank's own tokens.
-FP32, BF16, FP8 = 2e-5, 4e-3, 2e-2
+# Largest relative differences of a step's loss and of its gradient norm. fp32 differs by the order of sums alone; bf16
+# rounds what is gathered and scattered; fp8 takes its scales from each rank's own tokens.
+Tolerance = tuple[float, float]
+FP32: Tolerance = (2e-6, 2e-5)
+BF16: Tolerance = (2e-4, 2e-3)
+FP8: Tolerance = (2e-3, 2e-2)
 PLANTED = 1.02  # the wrong scale of one rank's gradient, which must be found
 
 
@@ -23,11 +26,12 @@ class Case:
     """A run on several numbers of ranks, the first of them the reference."""
 
     name: str
-    tolerance: float
+    tolerance: Tolerance
     ranks: tuple[int, ...] = (1, 2, 4)
     changes: dict[str, Any] = field(default_factory=dict)  # section.key: value
     one_rank: dict[str, Any] = field(default_factory=dict)  # what differs where there is one rank
     local_world_size: int | None = None  # ranks of what counts as a node
+    fresh: bool = False  # in processes of their own: torch 2.11 splits no NCCL group of a world that was made anew
     planted: bool = False  # rank 1 scales its gradient wrongly: the case passes if that is seen
 
     def run(self, corpus: Path, ranks: int, **more: Any) -> dict[str, Any]:
@@ -61,19 +65,20 @@ def _bf16(**more: Any) -> dict[str, Any]:
 
 
 NONE = {"parallel.sharding": "none"}
+AUTOCAST = {"train.bf16_weights": False}  # fp32 weights that are cast on every use, as under DDP
 EQUAL = (
     Case("full-fp32", FP32, one_rank=NONE),
     Case("ddp-fp32", FP32, changes={"parallel.sharding": "ddp"}, one_rank=NONE),
-    Case("hybrid-fp32", FP32, (1, 4), {"parallel.sharding": "hybrid"}, one_rank=NONE, local_world_size=2),
+    Case("hybrid-fp32", FP32, (1, 4), {"parallel.sharding": "hybrid"}, one_rank=NONE, local_world_size=2, fresh=True),
     Case("accumulation-fp32", FP32, changes={"train.micro_batch": 1}, one_rank=NONE),
     Case("offload-fp32", FP32, (1, 2), {"parallel.cpu_offload": True}, one_rank=NONE | {"parallel.cpu_offload": False}),
     Case("recompute-fp32", FP32, (1, 2), {"parallel.activation_checkpointing": "full"}, one_rank=NONE),
     Case("moe-fp32", FP32, changes={"model": EXPERTS}, one_rank=NONE),
     Case("moe-ddp-fp32", FP32, (1, 2), {"model": EXPERTS, "parallel.sharding": "ddp"}, one_rank=NONE),
     Case("full-bf16", BF16, changes=_bf16()),
-    Case("ddp-bf16", BF16, (1, 2, 4), _bf16() | {"parallel.sharding": "ddp"}, one_rank={"parallel.sharding": "full"}),
+    Case("ddp-bf16", BF16, (1, 2, 4), _bf16() | {"parallel.sharding": "ddp"}, one_rank=NONE | AUTOCAST),
     Case("moe-bf16", BF16, changes=_bf16(model=EXPERTS)),
-    Case("fp8", FP8, changes=_bf16(model=WIDE) | {"train.fp8": True}),
+    Case("fp8", FP8, changes=_bf16(model=WIDE) | {"train.fp8": True, "train.learning_rate": 1e-4}),
     Case("lora-bf16", BF16, (1, 2, 4), _bf16(model="LORA"), one_rank=NONE),
     Case("lora-ddp-bf16", BF16, (1, 2), _bf16(model="LORA") | {"parallel.sharding": "ddp"}, one_rank=NONE),
     Case("compile-full-bf16", BF16, changes=_bf16() | {"train.compile": True}),

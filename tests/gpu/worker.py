@@ -6,6 +6,8 @@ import gc
 import json
 import logging
 import os
+import random
+import socket
 import sys
 import time
 from pathlib import Path
@@ -39,6 +41,7 @@ def train(job: dict[str, Any], rank: int) -> int:
     from windlass.trainer.preemption import Preemption
 
     os.environ.update(job["environment"])
+    os.environ["MASTER_PORT"] = agreed_port(Path(job["done"]) / f"{job['name']}.port", rank)
     os.environ["LOCAL_RANK"] = str(rank % int(os.environ["LOCAL_WORLD_SIZE"]))
     preemption = Preemption()
     if "term:" in job["environment"].get("WINDLASS_FAULTS", ""):
@@ -49,6 +52,23 @@ def train(job: dict[str, Any], rank: int) -> int:
     finally:
         if restore:
             restore()
+
+
+def agreed_port(file: Path, rank: int) -> str:
+    """Of rank 0's choice just before it is used, below those that the kernel gives to connections."""
+    if rank == 0:
+        draw = random.Random(f"{file}{os.getpid()}")
+        while True:
+            port = draw.randint(15000, 31000)
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) != 0:
+                    break
+        partial = file.with_suffix(".new")
+        partial.write_text(str(port))
+        partial.rename(file)
+    if not wait_for(file, 60):
+        raise TimeoutError(f"rank 0 has chosen no port: {file}")
+    return file.read_text()
 
 
 def plant_wrong_scale() -> Any:

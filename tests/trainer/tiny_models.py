@@ -13,10 +13,10 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "ffn_hidden_size", "dim_ff"), 32),
     **dict.fromkeys(("intermediate_size_mlp", "expert_ffn_hidden_size", "shared_intermediate_size", "dff"), 32),
     **dict.fromkeys(("moe_shared_expert_intermediate_size", "mlp_intermediate_size"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), LAYERS),
-    **dict.fromkeys(("num_decoder_layers",), LAYERS),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "encoder_attention_heads"), HEADS),
-    **dict.fromkeys(("num_decoder_attention_heads", "linear_num_value_heads"), HEADS),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
+    **dict.fromkeys(("decoder_layers", "encoder_layers", "num_decoder_layers"), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "linear_num_value_heads"), HEADS),
+    **dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads", "num_decoder_attention_heads"), HEADS),
     **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads", "num_global_key_value_heads"), 2),
     **dict.fromkeys(("head_dim", "v_head_dim", "linear_key_head_dim", "linear_value_head_dim", "global_head_dim"), 8),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "attention_head_dim", "kv_channels"), 8),
@@ -45,9 +45,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 4},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
+    "lfm2_moe": {"num_dense_layers": 1},
+    "falcon_h1": {"mamba_d_ssm": 64},
     "recurrent_gemma": {"num_hidden_layers": 3, "block_types": ["recurrent", "recurrent", "attention"]},
-    "dbrx": {"attn_config": {"kv_n_heads": 2}, "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "xlnet": {"d_head": 8},
     "reformer": {"attn_layers": ["local", "lsh"], "axial_pos_embds": False, "is_decoder": True},
 }
@@ -58,7 +63,10 @@ def tiny_config(model_type: str) -> Any:
     from transformers import CONFIG_MAPPING
 
     plain = CONFIG_MAPPING[model_type]()
-    values = small(plain.to_dict(), FAMILIES.get(model_type, {}))
+    own = FAMILIES.get(model_type, {})
+    if getattr(plain, "kv_lora_rank", None):  # one latent for all heads: there are no groups of them
+        own = {"num_key_value_heads": HEADS, **own}
+    values = small(plain.to_dict(), own)
     for name in ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype"):
         values.pop(name, None)
     return CONFIG_MAPPING[model_type](**values)
@@ -73,6 +81,10 @@ def small(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
             made[name] = SIZES[name]
         elif name in TOKENS and isinstance(value, int) and value >= VOCABULARY:
             made[name] = 1
+        elif name == "per_layer_config" and isinstance(value, dict):
+            made[name] = {}
+        elif name in SIZES and isinstance(value, list) and all(isinstance(one, int) for one in value):
+            made[name] = [SIZES[name]] * LAYERS
         elif name in ("layer_types", "mlp_layer_types", "layers_block_type") and isinstance(value, list):
             kinds = list(dict.fromkeys(value))  # every kind of layer once, if there is room
             made[name] = [kinds[index % len(kinds)] for index in range(LAYERS)]

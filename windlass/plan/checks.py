@@ -18,7 +18,7 @@ from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 
 # Fields of a configuration that change what is computed and no weight's shape or meaning.
-KEEPS_WEIGHTS = re.compile(r"^rope_|^max_position_embeddings$|dropout|_pdrop$|^router_aux_loss_coef$")
+KEEPS_WEIGHTS = re.compile(r"^rope_|^max_position_embeddings$|^is_decoder$|dropout|_pdrop$|^router_aux_loss_coef$")
 FP8_SMALLEST = 1024  # of fp8.py in the trainer: narrower products gain less than their quantisation costs
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -50,6 +50,11 @@ def check_model(config: dict[str, Any], run: Run) -> None:
             f"the model cannot be built: num_attention_heads {heads} is not divisible by "
             f"num_key_value_heads {kv_heads}",
             fix=f"model.config.num_key_value_heads={_nearest_divisor(heads, kv_heads)}",
+        )
+    if config.get("is_encoder_decoder"):
+        raise UserError(
+            f"{config.get('model_type')} is an encoder-decoder model, and causal models are trained here",
+            evidence="is_encoder_decoder is true",
         )
     longest, asked = config.get("max_position_embeddings"), run.data.sequence_length
     if longest and asked and asked > longest:

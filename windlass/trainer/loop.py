@@ -27,7 +27,7 @@ from windlass.trainer.judging import Judge
 from windlass.trainer.lean import join_weights
 from windlass.trainer.ledger import Ledger, NotFiniteError, OpenStep, sum_over_ranks
 from windlass.trainer.lora import draw_adapters
-from windlass.trainer.model import ModelFacts, persistent_buffers
+from windlass.trainer.model import ModelFacts, attention_name, persistent_buffers
 from windlass.trainer.parallelize import parallelize, use_bf16_copies
 from windlass.trainer.preemption import Preemption
 from windlass.trainer.preparation import Prepared, build
@@ -183,7 +183,11 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn
     model = build(prepared.config, run, prepared.adapter, prepared.added, quantize=True)
     clock.mark("structure")
     use_attention(model, run, ranks)
+<<<<<<< HEAD
     clock.mark("attention tried")
+=======
+    log.info("attention: %s", attention_name(model))
+>>>>>>> trainer
     return_loss(model, fused=use_fused_head(prepared.config, run, ranks))
     parallelize(model, run, ranks)
     materialize(model, torch.device("cpu") if run.parallel.cpu_offload else ranks.device)

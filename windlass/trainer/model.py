@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,10 +75,41 @@ def model_config(run: Run, *, folder: Path | None = None, vocab_size: int = 0) -
     if not run.model.preset and not run.model.trust_remote_code:
         check_config_keys(run, config_keys(config))
     check_model(config.to_dict(), run)
+    check_causal(config)
     text = config.get_text_config()
     if vocab_size > (getattr(text, "vocab_size", None) or vocab_size):
         text.vocab_size = vocab_size
     return config
+
+
+# Families registered as causal whose tokens see later ones: prefix and permuted models.
+NOT_CAUSAL = {"cpmant", "xlnet", "xlm", "git"}
+OTHER_SENSES = re.compile(r"(^|\.)(vision|audio|image|speech|sound)_?")
+
+
+def check_causal(config: Any) -> None:
+    """Refuse, in words, families that transformers registers as causal and that do not train as such."""
+    kind = config.model_type
+    if getattr(config, "is_decoder", None) is False:
+        raise UserError(
+            f"{kind} is an encoder: its tokens see those after them, and a loss on the next token means nothing",
+            evidence="is_decoder is false",
+            fix="model.config.is_decoder=true    masks what comes after",
+        )
+    if kind in NOT_CAUSAL:
+        raise UserError(
+            f"{kind} is not trained here: its tokens see those after them", cause="it is not a causal family"
+        )
+
+
+def check_text_only(model: nn.Module) -> None:
+    other = next((name for name, _ in model.named_parameters() if OTHER_SENSES.search(name)), None)
+    if other:
+        raise UserError(
+            f"{type(model).__name__} also reads images or sound, and text alone does not train that part",
+            evidence=f"it holds {other}",
+            fix="model.path of the text model, where the family has one of its own",
+        )
 
 
 def config_keys(config: Any) -> set[str]:
@@ -108,25 +140,34 @@ def meta_model(config: Any, run: Run) -> nn.Module:
             evidence=str(error).strip().splitlines()[0],
             fix="model.attention=auto" if attention else None,
         ) from None
+    check_text_only(model)
     model.config.use_cache = False
     return model.train()  # type: ignore[no-any-return]
 
 
 def attention_name(model: nn.Module) -> str:
     """What transformers computes attention with: sdpa, eager, flex_attention, or a name of ours."""
-    return str(getattr(model.config, "_attn_implementation", None))
+    name = str(getattr(model.config, "_attn_implementation", None))
+    if name == "eager":
+        return "eager, which holds every pair of tokens: transformers has nothing faster for this family"
+    return name
 
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The repeated decoder blocks by name: the largest list of equal modules, outermost first."""
+    """The repeated decoder blocks by name: the largest list of equal modules, outermost first.
+
+    Hybrids, whose blocks are of two kinds, have no list of equal ones but short ones inside blocks.
+    """
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    lists = [(name, module) for name, module in modules if len(module)]
+    equal = [(name, module) for name, module in lists if len({type(child) for child in module}) == 1]
     best: dict[str, nn.Module] = {}
     best_size = 0
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or len({type(child) for child in module}) != 1:
-            continue
-        size = sum(parameter.numel() for parameter in module.parameters())
-        if size > best_size:
-            best, best_size = {f"{name}.{key}": child for key, child in module.named_children()}, size
+    for candidates in (equal, lists):
+        for name, module in candidates:
+            size = sum(parameter.numel() for parameter in module.parameters())
+            if size > best_size * (1 if candidates is equal else 2):
+                best, best_size = {f"{name}.{key}": child for key, child in module.named_children()}, size
     if not best:
         raise UserError(f"{type(model).__name__} has no repeated blocks to shard or recompute")
     return best

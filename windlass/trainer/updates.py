@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from windlass.errors import UserError
 from windlass.spec.training import TrainSection
 
 
@@ -33,7 +34,11 @@ class Slot:
     def local_gradient(self) -> Tensor:
         gradient = self.sum if self.sum is not None else self.parameter.grad
         if gradient is None:
-            raise RuntimeError(f"{self.name} has no gradient")
+            raise UserError(
+                f"the model cannot be trained on the next token alone: its loss does not reach {self.name}",
+                evidence="there is no gradient after the backward pass",
+                cause="the part is for another loss, another input or another length than the run has",
+            )
         return local(gradient)
 
 

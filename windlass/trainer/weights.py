@@ -106,7 +106,10 @@ def restore_buffers(model: nn.Module, reference: nn.Module, device: torch.device
             target = modules[name].get_buffer(key)
             target.copy_(buffer.to(target.device))
             if target.is_floating_point() and not bool(target.isfinite().all()):
-                raise RuntimeError(f"buffer {name}.{key} is not finite after initialisation")
+                raise UserError(
+                    f"{type(reference).__name__} cannot be trained: its buffer {name}.{key} has no value",
+                    cause="the model computes it in a way that is not known here",
+                )
 
 
 def _fresh_module(module: nn.Module, reference: nn.Module, device: torch.device) -> nn.Module:
@@ -123,4 +126,9 @@ def _fresh_module(module: nn.Module, reference: nn.Module, device: torch.device)
             if buffer.is_floating_point():
                 buffer.fill_(float("nan"))
         reference._init_weights(own)  # type: ignore[operator]
+    if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in own.buffers(recurse=False)):
+        try:
+            return type(module)().to(device)  # constants of an activation, which take no configuration
+        except TypeError:
+            log.debug("%s takes arguments", type(module).__name__)
     return own
