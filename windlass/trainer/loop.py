@@ -183,11 +183,8 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn
     model = build(prepared.config, run, prepared.adapter, prepared.added, quantize=True)
     clock.mark("structure")
     use_attention(model, run, ranks)
-<<<<<<< HEAD
     clock.mark("attention tried")
-=======
     log.info("attention: %s", attention_name(model))
->>>>>>> trainer
     return_loss(model, fused=use_fused_head(prepared.config, run, ranks))
     parallelize(model, run, ranks)
     materialize(model, torch.device("cpu") if run.parallel.cpu_offload else ranks.device)
