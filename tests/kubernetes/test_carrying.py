@@ -233,6 +233,14 @@ def test_a_secret_in_the_overlay_is_warned_of():
     assert "HF_TOKEN" in warning
 
 
+@pytest.mark.parametrize(("more", "warned"), [({}, True), ({"dnsPolicy": "ClusterFirstWithHostNet"}, False)])
+def test_pods_in_the_nodes_network_need_the_clusters_names(more, warned):
+    run = run_of("llama-tiny", JobKind.INDEXED, pod={"hostNetwork": True, **more})
+    cluster = cluster_of("llama-tiny")
+    warnings = render(resolve(settle(run, cluster)), cluster, Carried(), submission="a").warnings
+    assert any("dnsPolicy" in one for one in warnings) == warned
+
+
 def test_windlass_itself_can_go_along_and_starts(tmp_path):
     run = run_of("llama-tiny", JobKind.INDEXED, carry_windlass=True)
     cluster = cluster_of("llama-tiny")
