@@ -122,8 +122,8 @@ def check(run: Run) -> list[str]:
     warnings = plain_secrets(run)
     if asked.pod.get("hostNetwork") and "dnsPolicy" not in asked.pod:
         warnings.append(
-            "target.kubernetes.pod has hostNetwork and no dnsPolicy: the pods ask their node's DNS, which does not know "
-            "the cluster's names, and do not find each other; add dnsPolicy: ClusterFirstWithHostNet"
+            "target.kubernetes.pod has hostNetwork and no dnsPolicy: the pods ask their node's DNS, which knows none "
+            "of the cluster's names, and do not find each other; add dnsPolicy: ClusterFirstWithHostNet"
         )
     if is_shared(run):
         return warnings
