@@ -18,6 +18,9 @@ def run_file_page() -> str:
         "",
         "Written by `make docs` from the code. `windlass schema --keys` prints it; `run.schema.json` is for editors.",
         "Only `model` and `data` are needed. On the command line: `windlass run my.yaml train.steps=200`.",
+        "",
+        "**A run file is code.** It chooses programs, images, folders and files to read and to send. Run one from",
+        "somebody else as you would run their script: read it first, and look at `--dry-run`.",
     ]
     for section in (*sections(), *options_of_targets()):
         if section.name:

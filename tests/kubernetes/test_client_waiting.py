@@ -356,6 +356,7 @@ def cluster_of_objects(server):
         server.on(base, create)
 
     collection("configmaps", "v1")
+    collection("secrets", "v1")
     collection("services", "v1")
     collection("jobs", "batch/v1")
     return there, refuse
@@ -375,9 +376,10 @@ def test_everything_that_goes_with_a_job_belongs_to_it(api, cluster_of_objects):
     assert sorted(there) == [
         ("configmaps", "llama-tiny-run"),
         ("jobs", "llama-tiny"),
+        ("secrets", "llama-tiny-secrets"),
         ("services", "llama-tiny-host"),
     ]
-    for plural in ("configmaps", "services"):
+    for plural in ("configmaps", "secrets", "services"):
         (value,) = [value for (kind, _), value in there.items() if kind == plural]
         assert [one["uid"] for one in value["metadata"]["ownerReferences"]] == [made.uid]
 

@@ -115,6 +115,28 @@ def test_the_pod_learns_of_every_new_size_of_the_window(server):
     assert shell.sizes == [(80, 24), (120, 40), (100, 30)]
 
 
+@pytest.mark.parametrize("verb", ["get", "create"])
+def test_the_verb_that_is_missing_is_named(server, verb):
+    """1.36 asks for `create` when a websocket is opened, and still for `get` when a plain question is."""
+    message = (
+        f'pods "run-0" is forbidden: User "ann" cannot {verb} resource "pods/exec" in API group "" in the namespace'
+    )
+
+    def answer(one):
+        upgrades = one.headers.get("Upgrade") == "websocket"
+        if upgrades or (one.command == "GET") == (verb == "get"):
+            one.status(403, "Forbidden", f'{message} "team"')
+        else:
+            one.status(400, "BadRequest", "Upgrade request required")
+
+    server.on(PATH, answer)
+    api = Api(access())
+    with pytest.raises(UserError, match=f"you may not {verb} pods/exec in the namespace team") as error:
+        output_of(api, "team", "run-0", ["true"], container="trainer")
+    assert f"--verb={verb} --resource=pods/exec" in error.value.fix
+    api.close()
+
+
 @pytest.mark.parametrize(
     ("messages", "words"),
     [

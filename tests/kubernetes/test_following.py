@@ -14,6 +14,7 @@ from windlass.cli.follow import Follower
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
 from windlass.targets.kubernetes import api as api_module
+from windlass.targets.kubernetes import credentials as credentials_module
 from windlass.targets.kubernetes import logs as logs_module
 from windlass.targets.kubernetes import picture as picture_module
 from windlass.targets.kubernetes.api import Api, Halt
@@ -54,6 +55,15 @@ def connect(server, tmp_path, monkeypatch):
         one.close()
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """The same waits, shorter."""
+    monkeypatch.setattr(picture_module, "RETRY_SECONDS", (0.1, 0.2, 0.4, 0.8))
+    monkeypatch.setattr(picture_module, "BLINK_SECONDS", 0.3)
+    monkeypatch.setattr(credentials_module, "PAUSE_SECONDS", 0.3)
+    monkeypatch.setattr(logs_module, "LAG_SECONDS", 2.0)
+
+
 class Plugin:
     """A credential plugin that writes down its calls, and fails while it is told to."""
 
@@ -77,7 +87,7 @@ class Plugin:
 class Cluster:
     """A job that trains, and its watches."""
 
-    def __init__(self, server, watch_seconds=0.05):
+    def __init__(self, server, watch_seconds=1.05):
         self.finished, self.server, self.watch_seconds = False, server, watch_seconds
         self.running_pods, self.restarts = [], {}
         server.on(JOBS, self.jobs)
@@ -152,7 +162,7 @@ def is_finished(picture):
     return any(one["type"] == "Complete" for one in conditions)
 
 
-def test_a_plugin_that_fails_for_a_while_is_reported_and_the_watches_go_on(server, connect, tmp_path):
+def test_a_plugin_that_fails_for_a_while_is_reported_and_the_watches_go_on(server, connect, quick, tmp_path):
     plugin, cluster = Plugin(tmp_path), Cluster(server)
     with LivePicture(connect(plugin.user), cluster_job()) as live:
         assert live.wait_until_known(PATIENCE)
@@ -356,7 +366,7 @@ class News:
 
 
 @pytest.fixture
-def follow(tmp_path, monkeypatch):
+def follow(tmp_path, quick):
     """`windlass run` of a job that trains, without a terminal: what it says, until it ends."""
     run = parse_run({"name": "run", "model": {"preset": "llama-tiny"}, "data": {"source": "corpus:austen"}})
     folder = RunFolder(tmp_path / "runs" / "run")
@@ -382,7 +392,7 @@ def test_an_api_that_is_silent_is_named_while_the_run_trains_and_when_it_is_back
     monkeypatch.setattr(picture_module, "ANSWER_SECONDS", 0.3)
     cluster = Cluster(server, watch_seconds=60.0)
     cluster.running_pods = [0]
-    server.on(f"{PODS}/run-0/log", lambda one: (time.sleep(5), one.stream()))
+    server.on(f"{PODS}/run-0/log", lambda one: (time.sleep(0.3), one.stream()))
     connect()
     silent, back = threading.Event(), threading.Event()
     server.on("/version", lambda one: back.wait(PATIENCE) if silent.is_set() else one.json({}))
@@ -392,7 +402,7 @@ def test_an_api_that_is_silent_is_named_while_the_run_trains_and_when_it_is_back
     assert not news.said
     silent.set()
     wait_until(lambda: news.has("does not answer since"), "word of the silence", 10)
-    cluster.watch_seconds = 0.05  # of watches that are opened from now on: those that are open stay silent
+    cluster.watch_seconds = 1.05  # of watches that are opened from now on: those that are open stay silent
     silent.clear()
     back.set()
     wait_until(lambda: news.has("all is well again"), "word of its end", 10)

@@ -36,7 +36,7 @@ class KubernetesOptions(Section):
     """Python of the image that has torch and, unless `carry_windlass` is set, windlass."""
     code: str | None = None
     """Folder with your own Python code, sent with the job and put first on PYTHONPATH; `windlass sync` sends it again
-    without a new image."""
+    without a new image. Refused: secrets in it, and links that lead out of it. Hidden files stay here."""
     carry_windlass: bool = False
     """Send windlass itself with the job too, for images that have torch and transformers alone."""
     storage: str = "none"
@@ -48,7 +48,7 @@ class KubernetesOptions(Section):
     """Variables that pods get from a Secret: `HF_TOKEN` (its value from your environment), `HF_TOKEN=file:PATH`, or
     `HF_TOKEN=secret:NAME/KEY`, a Secret that is there already. Values are in no manifest."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Further variables of every pod; not for secrets."""
+    """Further variables of every pod, for all to read: secrets go into `secrets`."""
     cpu: str | None = None
     """CPUs per pod, `8` or `500m`. Default: with GPUs nearly all that the node has; else threads × processes."""
     memory: str | None = None

@@ -238,12 +238,17 @@ class Api:
             raise unreachable(self.access, error) from None
 
     def _why_no_upgrade(self, path: str, params: Any, response: httpx2.Response) -> RefusedError:
-        """A refused websocket comes without its reason; the same question as a plain one is refused with it."""
-        if response.status_code in (401, 403, 404):
+        """A refused websocket comes without its reason; the same question as a plain one is refused with it.
+
+        Kubernetes 1.36 wants the verb `create` for it, earlier ones `get`: where a plain GET is not forbidden, a POST
+        is. Neither carries anything out, for a command needs a connection that can be spoken over.
+        """
+        for method in ("GET", "POST") if response.status_code in (401, 403, 404) else ():
             try:
-                self._call("GET", path, dict(params))
+                self._call(method, path, dict(params))
             except RefusedError as error:
-                return error
+                if error.code == response.status_code:
+                    return error
         return refused(self.access, response, b"")
 
     def _call(

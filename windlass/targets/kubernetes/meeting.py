@@ -34,7 +34,7 @@ from windlass.targets.local.decision import Done
 BEAT_SECONDS = 3.0
 SILENCE_SECONDS = 60.0  # a pod that says nothing for so long is lost, though its connection may look open
 HELLO_SECONDS = 15.0  # for a connection to say who it is
-MOST_STRANGERS = 64  # connections that have not said who they are; the oldest one makes room
+MOST_STRANGERS = 64  # connections, beside one per node, that have not said who they are; the oldest makes room
 REMIND_SECONDS = 30.0
 QUIET_SECONDS = 60.0  # with min_nodes: how long to wait for those that are still missing
 LARGEST_BACKOFF = 30.0
@@ -125,7 +125,7 @@ class Meeting:
 
     def _admit(self) -> None:
         strangers = [member for member in self.guests if member.hello is None]
-        if len(strangers) >= MOST_STRANGERS:
+        if len(strangers) >= MOST_STRANGERS + self.nodes:
             self._lose(strangers[0], "others knock")
         try:
             connection, _ = self.listener.accept()

@@ -19,7 +19,7 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 SHORT_SECONDS = 1.0  # a watch that ends sooner is ended by something other than its own timeout
 HEALTHY_SECONDS = 20.0  # after which an earlier failure does not count any more
 BLINK_SECONDS = 2.0  # a connection that is lost and made anew within this time is no news
-PROBE_SECONDS = 8.0  # silence of all watches after which the API is asked whether it is there at all
+PROBE_SECONDS = 6.0  # silence of all watches after which the API is asked whether it is there at all
 ANSWER_SECONDS = 4.0  # and how long its answer may take
 
 
@@ -235,29 +235,31 @@ class LivePicture:
                 self._picture.job = None if kind == "DELETED" else mine
         self._tell()
 
-    def _trouble(self, whose: str, text: str | None) -> None:
+    def _trouble(self, whose: str, text: str | None, since: float | None = None) -> None:
         with self._lock:
             if text is None:
                 self._troubles.pop(whose, None)
             else:
-                since = self._troubles.get(whose, ("", time.time()))[1]
-                self._troubles[whose] = (text, since)
+                known = self._troubles.get(whose)
+                self._troubles[whose] = (text, known[1] if known else since or time.time())
 
     def _probe(self) -> None:
         """Notice an API that is silent: its connections may look open for minutes, and no news look like good news."""
-        was_silent = False
-        while not self.halt.wait(PROBE_SECONDS):
-            if not was_silent and time.monotonic() - max(self._job.heard, self._pods.heard) < PROBE_SECONDS:
+        answered, is_silent = time.monotonic(), False
+        while not self.halt.wait(PROBE_SECONDS / 4):
+            heard = max(answered, self._job.heard, self._pods.heard)
+            if not is_silent and time.monotonic() - heard < PROBE_SECONDS:
                 continue
             try:
                 self.api.ask_whether_there(ANSWER_SECONDS)
             except Exception as error:
-                was_silent = True
-                self._trouble("probe", in_words(error))
+                is_silent = True
+                self._trouble("probe", in_words(error), since=time.time() - (time.monotonic() - heard))
                 continue
+            answered = time.monotonic()
             self._trouble("probe", None)
-            if was_silent:
-                was_silent = False
+            if is_silent:
+                is_silent = False
                 for call in list(self.on_return):
                     call()
 

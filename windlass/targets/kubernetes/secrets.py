@@ -14,7 +14,7 @@ from windlass.spec import Run
 SECRET_TEXT = re.compile(
     rb"""^-----BEGIN[ ](?:[A-Z]+[ ])*PRIVATE[ ]KEY-----\s+[A-Za-z0-9+/=]{16}
     | "private_key"\s*:\s*"-----BEGIN
-    | ^\s*(?:aws_secret_access_key\s*[=:]\s*[A-Za-z0-9/+]{40}|client-key-data:\s*[A-Za-z0-9+/=]{16})
+    | ^[ \t]*(?:aws_secret_access_key[ \t]*[=:][ \t]*[A-Za-z0-9/+]{40}|client-key-data:[ \t]*[A-Za-z0-9+/=]{16})
     | \b(?:hf_[A-Za-z0-9]{34}|gh[opsu]_[A-Za-z0-9]{36}|github_pat_\w{60}|glpat-[\w-]{20}|xox[bp]-[\w-]{20})""",
     re.MULTILINE | re.VERBOSE | re.IGNORECASE,
 )

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from windlass.targets.kubernetes.verdict import NodeEnd
 from windlass.targets.local.decision import RankDeath
@@ -212,12 +212,12 @@ def text(value: object) -> str:
     return "" if value is None else str(value)[:LONGEST_TEXT]
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """An integer that every reader of it can hold."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 
 
