@@ -188,6 +188,30 @@ def test_a_copied_run_folder_has_no_job(folder, tmp_path):
     assert SubmittedJob.of(RunFolder(link)).belongs_to(RunFolder(link))
 
 
+def test_a_silent_slurm_is_asked_once_for_all_runs(folder, tmp_path, monkeypatch):
+    """And what the runs wrote down themselves is shown meanwhile."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text(
+        f"#!/bin/sh\necho >>{tmp_path}/asked\n"
+        "echo 'squeue: error: Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
+    )
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    jobs = []
+    for number in ("7", "8", "9"):
+        one = RunFolder(tmp_path / f"run-{number}")
+        one.create(folder.load_run())
+        belongs_to(one, number)
+        jobs.append(JobRef("slurm", one.name, one))
+    jobs[0].folder.record("launched", attempt=1, job="7")
+    jobs[0].folder.record("started", attempt=1)
+    target = SlurmTarget()
+    found = [target.status(job) for job in jobs]
+    assert [one.state for one in found] == ["running", "waiting", "waiting"]
+    assert all("Unable to contact slurm controller" in one.reason for one in found)
+    assert (tmp_path / "asked").read_text() == "\n"
+
+
 def test_the_end_of_a_node_that_was_thought_lost_changes_nothing(folder, capsys):
     begin(folder, job="7", port=None)
     begin(folder, job="7", port=None)

@@ -147,7 +147,8 @@ def begin(folder: RunFolder, *, job: str, port: int | None, facts: str = "") -> 
         print(
             f"windlass: {job} is not the job of this run: {folder.path}: {whose}; nothing is started", file=sys.stderr
         )
-        folder.record("job-left", job=job, why=f"{job} is not the job of this run: {whose}")
+        with contextlib.suppress(OSError):  # the folder may be gone
+            folder.record("job-left", job=job, why=f"{job} is not the job of this run: {whose}")
         return ExitCode.BAD_INPUT
     history = list(read_json_lines(folder.history))
     allowed = folder.load_run().target.max_restarts

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root, write_atomically
@@ -45,10 +46,9 @@ LOST_ON_THE_WAY = re.compile(
 class SlurmTarget:
     """A Slurm cluster."""
 
-    # when, for how long that holds, and the answer
-    _asked: dict[state.SubmittedJob, tuple[float, float, queue.QueuedJob | SilentError | None]] = field(
-        default_factory=dict
-    )
+    # when Slurm was asked, and what it said or that it did not answer
+    _asked: dict[state.SubmittedJob, tuple[float, queue.QueuedJob | None]] = field(default_factory=dict)
+    _silent: dict[str | None, tuple[float, SilentError]] = field(default_factory=dict)
     _partitions: dict[str | None, dict[str, queue.Partition]] = field(default_factory=dict)
 
     def offline(self) -> SlurmTarget:
@@ -196,18 +196,21 @@ class SlurmTarget:
             submitted = self._find(job.folder, submitted)
         if submitted is None:
             return self._withdraw(job)
-        job.folder.record("stop-requested", save_first=save_first)
+        is_noted = _record(job.folder, "stop-requested", save_first=save_first)
+        # its steps alone: the script lives on to write down how it ended. But it requeues a run that has saved, unless
+        # it reads that an end was asked for
+        steps_alone = is_noted and before.state == "running"
         try:
-            if before.state == "running":  # its steps alone: the script lives on to write down how it ended
+            if steps_alone:
                 self._scancel(submitted, "--signal=TERM" if save_first else "--signal=KILL")
             else:
                 self._scancel(submitted)
         except UserError as error:
-            job.folder.record("stop-refused", why=error.what)  # or the next death would be taken for the end
+            _record(job.folder, "stop-refused", why=error.what)  # or the next death would be taken for the end
             raise
         grace = job.folder.load_run().checkpoint.grace_seconds if save_first else END_SECONDS / 3
         overdue, deadline = time.monotonic() + grace, time.monotonic() + grace + END_SECONDS
-        told_again = before.state != "running"
+        told_again = not steps_alone
         while not (now := self.status(job)).ended:
             if time.monotonic() > overdue and not told_again:
                 told_again = True
@@ -221,7 +224,7 @@ class SlurmTarget:
                 )
             time.sleep(POLL_SECONDS)
         if told_end(job.folder) is None:
-            job.folder.record("exit", state=now.state, code=now.exit_code, reason=now.reason)
+            _record(job.folder, "exit", state=now.state, code=now.exit_code, reason=now.reason)
         return now
 
     def list(self) -> list[JobRef]:
@@ -229,17 +232,18 @@ class SlurmTarget:
         return [JobRef("slurm", path.parent.name, RunFolder(path.parent)) for path in found]
 
     def _ask(self, job: state.SubmittedJob) -> queue.QueuedJob | None:
-        """What Slurm says of a job; raises SilentError, also without asking, while it does not answer."""
-        when, pause, answer = self._asked.get(job, (float("-inf"), 0.0, None))
-        if time.monotonic() - when >= pause:
+        """What Slurm says of a job. While it is silent it is not asked for every job, or `ls` would take minutes."""
+        when, silent = self._silent.get(job.host, (float("-inf"), None))
+        if silent is not None and time.monotonic() - when < RETRY_SECONDS:
+            raise silent
+        when, answer = self._asked.get(job, (float("-inf"), None))
+        if time.monotonic() - when >= ASK_SECONDS:
             try:
                 answer = queue.job(Commands(job.host), str(job.number))
             except SilentError as error:
-                answer = error
-            pause = RETRY_SECONDS if isinstance(answer, SilentError) else ASK_SECONDS
-            self._asked[job] = (time.monotonic(), pause, answer)
-        if isinstance(answer, SilentError):
-            raise answer
+                self._silent[job.host] = (time.monotonic(), error)
+                raise
+            self._asked[job] = (time.monotonic(), answer)
         return answer
 
     def _partitions_of(self, run: Run) -> dict[str, queue.Partition]:
@@ -367,6 +371,15 @@ def place_of(run: Run) -> Place:
     else:
         python = "python3" if asked.container else sys.executable
     return Place(runs=Path(os.path.abspath(runs_root())), working_directory=Path.cwd(), python=python)
+
+
+def _record(folder: RunFolder, event: str, **facts: Any) -> bool:
+    """Whether it could be written down: the disk may be full, or the folder another user's."""
+    try:
+        folder.record(event, **facts)
+    except OSError:
+        return False
+    return True
 
 
 def _intents(request: SlurmRequest, jobs: Sequence[JobRef]) -> list[state.SubmittedJob]:
