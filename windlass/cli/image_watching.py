@@ -84,7 +84,8 @@ def watching(*, as_json: bool) -> Iterator[Watcher]:
     else:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        title = TextColumn("{task.description}", markup=False)
+        columns = (title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=terminal, transient=True) as progress:
             yield Bar(progress)
 

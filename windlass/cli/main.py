@@ -121,7 +121,9 @@ def show_error(error: UserError, *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(error.as_dict()))
     else:
-        click.echo(str(error), err=True)
+        from windlass.cli.output import plain
+
+        click.echo(plain(str(error)), err=True)
     return error.exit_code
 
 

@@ -45,7 +45,7 @@ def progress_bar(title: str, *, shown: bool) -> Iterator[Callable[[int, int], No
     if not shown or not terminal.is_terminal:
         yield None
         return
-    columns = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=terminal, transient=True) as bar:
         task = bar.add_task(title)
         yield lambda done, total: bar.update(task, completed=done, total=total)

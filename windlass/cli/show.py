@@ -73,7 +73,7 @@ def _rows(run: Run, history: History, seconds: float | None) -> list[tuple[str, 
     rows = [("model", str(run.model.preset or run.model.path))]
     if history.began is not None:
         rows.append(("started", moment(history.began)))
-        rows.append(("took" if history.ended is not None else "for", duration(seconds)))
+        rows.append(("took" if history.ended is not None else "running for", duration(seconds)))
     return rows
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from windlass.cli.follow import describe_event
 from windlass.cli.output import count, duration, number
 from windlass.runfolder import RunFolder, parse_record, read_json_lines, real, whole, words
 from windlass.targets.local.state import PACE_STEPS, pace
@@ -116,7 +117,7 @@ class History:
                 self.saves += 1
                 step = whole(record.get("step"))
                 self.newest_save = self.newest_save if step is None else max(step, self.newest_save or 0)
-        else:
+        elif describe_event(record):
             self.news.append(record)
 
     def seconds(self, now: float) -> float | None:

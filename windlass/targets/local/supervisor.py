@@ -43,6 +43,7 @@ LAUNCHER_LOG = "launcher.log"
 STOP_NOW = signal.SIGUSR1
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.5  # between two looks at the folder: for a stop request, and whether it is still there
+GONE_SECONDS = 30.0  # after which a folder that is out of reach is taken for gone
 LARGEST_BACKOFF = 30.0
 WRITE_SECONDS = 10.0  # for a full disk to have room for the last records
 SURVIVOR_SECONDS = 5.0  # for the ranks that outlive a failed one to write down what they saw
@@ -51,16 +52,17 @@ ASKED_TO_LEAVE = "death signal, shutting down workers"
 
 
 class Supervisor:
-    def __init__(self, folder: RunFolder, request: LocalRequest, *, backoff: float = 1.0) -> None:
+    def __init__(self, folder: RunFolder, request: LocalRequest, lock: int, *, backoff: float = 1.0) -> None:
         self.folder = folder
         self.request = request
+        self.lock = lock  # an open file of the folder
         self.backoff = backoff
         self.launcher: subprocess.Popen[bytes] | None = None
         self.stop_at: float | None = None  # when a stop was asked for
         self.stop_now = False
         self.stop_requested = False  # by `windlass stop`, not by a signal from somewhere
         self.folder_gone = False
-        self._inode = folder.path.stat().st_ino
+        self._missing_since: float | None = None
         self._looked_at = self._beat_at = float("-inf")
         self._unwritten: list[dict[str, Any]] = []
 
@@ -214,16 +216,7 @@ class Supervisor:
         if now < self._looked_at + LOOK_SECONDS:
             return
         self._looked_at = now
-        try:
-            here = self.folder.path.stat().st_ino == self._inode and self.folder.run_file.exists()
-        except FileNotFoundError:
-            here = False
-        except OSError:  # a disk or a network that hangs says nothing about the folder
-            return
-        if not here:
-            if not self.folder_gone:
-                print(f"{self.folder.path} was deleted: the ranks are ended", file=sys.stderr, flush=True)
-            self.folder_gone = True
+        if not self._folder_is_here(now):
             return
         if now >= self._beat_at + BEAT_SECONDS:
             self._beat_at = now
@@ -232,6 +225,22 @@ class Supervisor:
             self._write_unwritten()
         if not self.stop_now:
             self._read_stop_request()
+
+    def _folder_is_here(self, now: float) -> bool:
+        """A deleted folder takes its lock along; one that is only out of reach, as a network's disk, may come back."""
+        try:
+            deleted = os.fstat(self.lock).st_nlink == 0
+            here = not deleted and self.folder.run_file.exists()
+        except OSError:  # a disk or a network that hangs says nothing about the folder
+            return False
+        if here:
+            self._missing_since = None
+            return True
+        self._missing_since = self._missing_since or now
+        if not self.folder_gone and (deleted or now > self._missing_since + GONE_SECONDS):
+            self.folder_gone = True
+            print(f"{self.folder.path} was deleted or moved: the ranks are ended", file=sys.stderr, flush=True)
+        return False
 
     def _read_stop_request(self) -> None:
         try:
@@ -302,7 +311,7 @@ def main() -> int:
         os.write(ready, b"ready\n")
         os.close(ready)
 
-    return Supervisor(folder, request).run(say_ready)
+    return Supervisor(folder, request, lock).run(say_ready)
 
 
 if __name__ == "__main__":
