@@ -94,6 +94,21 @@ def test_what_dcp_writes_comes_through(saved: Path) -> None:
     assert list(CheckpointFolder(saved.parent).at(4).damages()) == []
 
 
+def test_enumerations_as_python_3_11_0_wrote_them(saved: Path) -> None:
+    import torch.distributed.checkpoint.metadata as dcp_metadata
+
+    formats = dcp_metadata._MEM_FORMAT_ENCODING
+    data = pickle.dumps(Payload(getattr, formats, "TORCH_CHANNELS_LAST"))
+    assert load_pickle(data) is formats.TORCH_CHANNELS_LAST
+    for call in (
+        Payload(getattr, formats, "__class__"),
+        Payload(getattr, torch.Size, "TORCH_X"),
+        Payload(getattr, 7, 7),
+    ):
+        with pytest.raises(UnsafePickleError):
+            load_pickle(pickle.dumps(call))
+
+
 @pytest.mark.parametrize("kind", ["call", "only a call", "builtin", "bytes", "class", "elsewhere"])
 def test_a_planted_payload_is_damage_and_is_not_run(kind: str, saved: Path, copy: Path, tmp_path: Path) -> None:
     mark = tmp_path / "ran"

@@ -106,7 +106,7 @@ def test_ids_of_run_folders(tmp_path: Path) -> None:
     assert not known_to(folder, "s3://bucket")
 
 
-def test_a_damaged_copy_does_not_cost_the_whole_one_that_is_here(stored: StoredCheckpoints, tmp_path: Path) -> None:
+def test_a_damaged_copy_does_not_cost_the_one_that_is_here(stored: StoredCheckpoints, tmp_path: Path) -> None:
     send(stored, tmp_path / "here", 4)
     here = CheckpointFolder(tmp_path / "here")
     victim = here.at(4).path / "__0_0.distcp"

@@ -11,7 +11,7 @@ import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 DTYPES = (
     *(
@@ -27,11 +27,14 @@ DTYPES = (
     *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool", "complex64", "complex128"),
 )
 METADATA = "torch.distributed.checkpoint.metadata"
+MEMORY_FORMAT = (METADATA, "_MEM_FORMAT_ENCODING")
+GETATTR = ("builtins", "getattr")  # how early Python 3.11 pickles a member of an enumeration
 STORAGE_INFO = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 ALLOWED = frozenset(
     [
         *((METADATA, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "MetadataIndex")),
-        *((METADATA, name) for name in ("ChunkStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING")),
+        *((METADATA, name) for name in ("ChunkStorageMetadata", "StorageMeta")),
+        MEMORY_FORMAT,
         STORAGE_INFO,
         ("torch", "Size"),
         ("torch.serialization", "_get_layout"),
@@ -93,11 +96,18 @@ class _Unpickler(pickle.Unpickler):
         self._find = find
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == GETATTR:
+            return self._member_of_memory_format
         if (module, name) not in ALLOWED:
             raise UnsafePickleError(
                 f"it would run {module}.{name}, which no description of tensors needs: do not load it"
             )
         return self._find(module, name)
+
+    def _member_of_memory_format(self, enumeration: Any, name: Any) -> Any:
+        if enumeration is not self._find(*MEMORY_FORMAT) or not str(name).startswith("TORCH_"):
+            raise UnsafePickleError("it would look into objects with builtins.getattr: do not load it")
+        return getattr(enumeration, name, None)
 
 
 class _Sealed(type):
@@ -108,7 +118,7 @@ class _Sealed(type):
 
 
 class _StandIn(metaclass=_Sealed):
-    def __new__(cls, *args: Any, **options: Any) -> _StandIn:
+    def __new__(cls, *args: Any, **options: Any) -> Self:
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **options: Any) -> None: ...
@@ -119,7 +129,7 @@ class _StandIn(metaclass=_Sealed):
 class _StorageInfo(_StandIn):
     """Where a tensor's bytes are: in a file of the checkpoint's folder, as they are."""
 
-    def __new__(cls, *args: Any, **options: Any) -> _StandIn:
+    def __new__(cls, *args: Any, **options: Any) -> Self:
         if args or options:
             raise UnsafePickleError("it describes files in an unknown way")
         return super().__new__(cls)

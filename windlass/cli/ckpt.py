@@ -72,8 +72,8 @@ def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None
             if step is None or (one.step == step and one.complete):
                 damages = [{"file": d.file, "reason": d.reason} for d in view.damages(one.step)] if one.complete else []
                 removed = bool(damages) and not view.has(one.step)  # by a run that saves and lets older ones go
-                row = {"tier": one.tier, "step": one.step, "complete": one.complete, "removed": removed}
-                rows.append({**row, "damages": [] if removed else damages})
+                state = {"tier": one.tier, "step": one.step, "complete": one.complete, "removed": removed}
+                rows.append({**state, "damages": [] if removed else damages})
     if step is not None and not rows:
         raise UserError(f"no complete checkpoint of step {step} in {name}", fix=f"windlass ckpt ls {name}")
     if as_json:
@@ -81,9 +81,9 @@ def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None
     else:
         for row in rows:
             where = f"{row['tier']:<8}" if len(shown) > 1 else ""
-            state = "whole" if row["complete"] else "incomplete: a save was cut off; it is never resumed from"
-            state = "removed meanwhile" if row["removed"] else state
-            click.echo(f"{where}step {row['step']:>8}  {state if not row['damages'] else 'DAMAGED'}")
+            word = "whole" if row["complete"] else "incomplete: a save was cut off; it is never resumed from"
+            word = "removed meanwhile" if row["removed"] else word
+            click.echo(f"{where}step {row['step']:>8}  {word if not row['damages'] else 'DAMAGED'}")
             for item in row["damages"]:
                 click.echo(f"{'':>15}{item['file']}: {item['reason']}")
     if any(row["damages"] for row in rows):
