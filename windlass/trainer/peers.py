@@ -299,26 +299,27 @@ def enqueued_collectives() -> dict[str, int]:
 
 
 def pending_collectives() -> list[Collective]:
-    """What this rank has begun and not ended, the newest first."""
-    pending = []
+    """The oldest collective of each group that this rank has begun and not ended; the newest of those first."""
+    oldest: dict[str, tuple[int, Collective]] = {}
     for backend, trace in _dumps(includeCollectives=True, onlyActive=False):
+        status = trace.get("pg_status") or {}
         for entry in trace.get("entries") or []:
             if entry.get("retired") or entry.get("state") == "completed" or entry.get("is_p2p"):
                 continue
             name, purpose = [*(entry.get("process_group") or ()), "", ""][:2]
-            pending.append(
-                (
-                    entry.get("time_created_ns") or 0,
-                    Collective(
-                        group=f"{backend}:{entry.get('pg_id', name)}",
-                        number=int(entry.get("collective_seq_id") or 0),
-                        operation=str(entry.get("profiling_name")),
-                        sizes=" ".join(str(one) for one in (entry.get("input_sizes") or [])[:3]),
-                        purpose="" if purpose in ("", "undefined") else f" ({purpose})",
-                    ),
-                )
+            number, group = int(entry.get("collective_seq_id") or 0), str(entry.get("pg_id", name))
+            if number <= int((status.get(group) or {}).get("last_completed_collective") or 0):
+                continue
+            one = Collective(
+                group=f"{backend}:{group}",
+                number=number,
+                operation=str(entry.get("profiling_name")),
+                sizes=" ".join(str(size) for size in (entry.get("input_sizes") or [])[:3]),
+                purpose="" if purpose in ("", "undefined") else f" ({purpose})",
             )
-    return [one for _, one in sorted(pending, key=lambda pair: -pair[0])]
+            if one.group not in oldest or number < oldest[one.group][1].number:
+                oldest[one.group] = (int(entry.get("time_created_ns") or 0), one)
+    return [one for _, one in sorted(oldest.values(), key=lambda pair: -pair[0])]
 
 
 def abort_device_groups(limit_s: float = 5.0) -> None:

@@ -67,6 +67,7 @@ def _draw_unit(reference: nn.Module, name: str, unit: nn.Module, seed: int, devi
             parameter.fill_(float("nan"))
         for module in _children_first(own):
             reference._init_weights(module)  # type: ignore[operator]
+            _fill_constants(module)
     prefix = f"{name}." if name else ""
     values = {f"{prefix}{key}": parameter.detach() for key, parameter in own.named_parameters()}
     for full_name, value in values.items():
@@ -77,6 +78,20 @@ def _draw_unit(reference: nn.Module, name: str, unit: nn.Module, seed: int, devi
                 fix="model.init=pretrained",
             )
     return values
+
+
+def _fill_constants(module: nn.Module) -> None:
+    """What the family's rule leaves to the module itself: learned constants of an activation, made without arguments."""
+    left = {name: one for name, one in module.named_parameters(recurse=False) if bool(one.isnan().all())}
+    if not left or module._modules or len(left) < len(module._parameters):
+        return
+    try:
+        made = dict(type(module)().named_parameters(recurse=False))
+    except TypeError:
+        return
+    for name, parameter in left.items():
+        if name in made and made[name].shape == parameter.shape:
+            parameter.copy_(made[name])
 
 
 def _without_blocks(model: nn.Module, inside: dict[str, nn.Module]) -> nn.Module:
