@@ -138,3 +138,11 @@ def test_a_pause_between_two_starts_by_hand_is_not_lost_time():
     steps = [{"step": 1, "attempt": 1, "time": 0.0}, {"step": 2, "attempt": 2, "time": 3600.0, "step_s": 1.0}]
     assert seconds_lost(steps, restarts=set()) == 0.0
     assert seconds_lost(steps, restarts={2}) == 3599.0
+
+
+def test_ranks_share_a_gpu_in_tests_of_the_trainer_only(windlass, run_file, monkeypatch, tmp_path):
+    monkeypatch.setenv("WINDLASS_SHARE_GPUS", "1")
+    refused = windlass("run", run_file, "--dry-run")
+    assert refused.exit_code == 2
+    assert "WINDLASS_SHARE_GPUS is set" in refused.output
+    assert "unset WINDLASS_SHARE_GPUS" in refused.output
