@@ -140,9 +140,9 @@ def test_a_pause_between_two_starts_by_hand_is_not_lost_time():
     assert seconds_lost(steps, restarts={2}) == 3599.0
 
 
-def test_ranks_share_a_gpu_in_tests_of_the_trainer_only(windlass, run_file, monkeypatch, tmp_path):
+def test_ranks_share_a_gpu_in_tests_of_the_trainer_only(windlass, run_file, monkeypatch):
     monkeypatch.setenv("WINDLASS_SHARE_GPUS", "1")
     refused = windlass("run", run_file, "--dry-run")
-    assert refused.exit_code == 2
-    assert "WINDLASS_SHARE_GPUS is set" in refused.output
-    assert "unset WINDLASS_SHARE_GPUS" in refused.output
+    assert refused.code == 2
+    assert "WINDLASS_SHARE_GPUS is set" in refused.err
+    assert "unset WINDLASS_SHARE_GPUS" in refused.err

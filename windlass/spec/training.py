@@ -155,7 +155,7 @@ class ParallelSection(Section):
     reshard_after_forward: bool = True
     """Free a block's gathered parameters between forward and backward: less memory, more communication."""
     timeout_minutes: PositiveFloat = 10.0
-    """A collective that takes longer than this ends the attempt. A rank that dies is named by the others within seconds,
+    """A collective that takes longer than this ends the attempt. A rank that dies is named by the others in seconds,
     one that sends nothing for 0.8 of this, at most two minutes, with the collective it missed."""
 
 
