@@ -223,3 +223,11 @@ def test_plan_says_what_a_run_on_cpus_holds(windlass, run_file):
 def test_a_quiet_run_of_a_finished_run_says_nothing_new(windlass, run_file, ended):
     answer = windlass("run", run_file, "--quiet")
     assert answer.code == 0
+
+
+def test_ranks_share_a_gpu_in_tests_of_the_trainer_only(windlass, run_file, monkeypatch):
+    monkeypatch.setenv("WINDLASS_SHARE_GPUS", "1")
+    refused = windlass("run", run_file, "--dry-run")
+    assert refused.code == 2
+    assert "WINDLASS_SHARE_GPUS is set" in refused.err
+    assert "unset WINDLASS_SHARE_GPUS" in refused.err

@@ -54,16 +54,18 @@ def test_what_changes_weights_may_not() -> None:
 
 
 def test_fp8_where_there_are_no_gpus_or_no_large_layers() -> None:
-    assert "gpus_per_node is 0" in refusal(
-        {"preset": "llama3.2-1b"}, train={"fp8": True}, resources={"gpus_per_node": 0}
-    ).what
+    assert (
+        "gpus_per_node is 0"
+        in refusal({"preset": "llama3.2-1b"}, train={"fp8": True}, resources={"gpus_per_node": 0}).what
+    )
     assert "large enough" in refusal({"preset": "llama3.2-tiny"}, train={"fp8": True}).what
     assert refusal({"preset": "llama3.2-1b"}, train={"fp8": True, "precision": "fp32"}).fix == "train.precision=bf16"
     check(run_of({"preset": "llama3.2-1b"}, train={"fp8": True}), 1)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "fix"), [("q_prj", "model.lora.targets=[q_proj]"), ("attention.*", None), ("layers.99.mlp.up_proj", None)]
+    ("pattern", "fix"),
+    [("q_prj", "model.lora.targets=[q_proj]"), ("attention.*", None), ("layers.99.mlp.up_proj", None)],
 )
 def test_lora_targets_that_match_nothing(pattern: str, fix: str | None) -> None:
     error = refusal({"preset": "llama3.2-1b", "init": "pretrained", "lora": {"targets": [pattern]}})

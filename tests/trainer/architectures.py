@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.trainer.tiny_models import tiny_config
 
-LENGTH, LIMIT_S = 16, 60
+LENGTH, LIMIT_S = 16, 120
 
 
 @dataclass(frozen=True)

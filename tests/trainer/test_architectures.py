@@ -12,7 +12,6 @@ WORKS = {
     "gpt2": "sdpa",
     "gpt_oss": "eager",  # sinks
     "gptj": "eager",  # no SDPA in transformers
-    "apertus": "sdpa",  # constants of its activation are buffers
     "qwen3_moe": "sdpa",
 }
 REFUSED = {

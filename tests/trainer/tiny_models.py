@@ -39,6 +39,12 @@ SIZES: dict[str, Any] = {
     "time_step_rank": 4,
     "mamba_dt_rank": 4,
 }
+UNSET: dict[str, Any] = {  # where a default configuration leaves open what its model needs
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "rope_theta": 10000.0,
+    "head_dim": 8,
+    "num_key_value_heads": HEADS,
+}
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "mask_token_id", "decoder_start_token_id")
 # Where sizes depend on each other in a way that only the family has.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -81,10 +87,14 @@ def small(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
             made[name] = SIZES[name]
         elif name in TOKENS and isinstance(value, int) and value >= VOCABULARY:
             made[name] = 1
+        elif value is None and name in UNSET:
+            made[name] = UNSET[name]
         elif name == "per_layer_config" and isinstance(value, dict):
             made[name] = {}
         elif name in SIZES and isinstance(value, list) and all(isinstance(one, int) for one in value):
             made[name] = [SIZES[name]] * LAYERS
+        elif name == "activation_sparsity_pattern" and value:
+            made[name] = [0.0] * LAYERS
         elif name in ("layer_types", "mlp_layer_types", "layers_block_type") and isinstance(value, list):
             kinds = list(dict.fromkeys(value))  # every kind of layer once, if there is room
             made[name] = [kinds[index % len(kinds)] for index in range(LAYERS)]

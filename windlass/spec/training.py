@@ -50,11 +50,12 @@ class ModelSection(Section):
     init: Literal["random", "pretrained"] = "random"
     """`random` draws fresh weights from the seed; `pretrained` loads the model's own safetensors."""
     config: dict[str, Any] = Field(default={})
-    """Fields of the transformers configuration to change, for example `{num_hidden_layers: 8}`."""
+    """Fields of the transformers configuration to change, for example `{num_hidden_layers: 8}`. With `init: pretrained`
+    only what leaves the weights as they are: RoPE, `max_position_embeddings`, dropout."""
     attention: Literal["auto", "flash4", "sdpa", "eager", "flex_attention"] = "auto"
     """`flash4`: the flash-attn-4 package (extra `flash`), on Hopper GPUs · `sdpa`: torch's own, cuDNN first there ·
     `eager`, `flex_attention`: transformers' · `auto`: `flash4` where it is installed and was measured faster, else
-    `sdpa`. The kernel that really ran is in the log of the first step."""
+    `sdpa`, or `eager` for families that transformers runs with nothing else. The log says which kernel ran."""
     trust_remote_code: bool = False
     """Run Python code that ships with the model. Off unless asked by name."""
     lora: LoraSection | None = None
@@ -78,7 +79,7 @@ class TrainSection(Section):
     """Sequences per optimizer step over all ranks; the same on any number of ranks."""
     micro_batch: PositiveInt | None = None
     """Sequences a rank takes through the model at once; the rest is accumulated. Default: on GPUs the most that
-    `windlass plan` expects to fit, else its share, at most 8."""
+    `windlass plan` expects to fit into the smallest GPU of the run, else its share, at most 8."""
     learning_rate: PositiveFloat = 3e-4
     """Peak learning rate."""
     min_learning_rate: NonNegativeFloat | None = None
@@ -145,7 +146,7 @@ class ParallelSection(Section):
     """`full`: FSDP2 over all ranks · `hybrid`: FSDP2 inside groups, copies across them · `ddp`: a whole copy per rank ·
     `none`: one rank only. `auto`: `none` for one rank, else `full`."""
     shard_group: PositiveInt | None = None
-    """Ranks per group of `hybrid`. Default: the ranks of one node."""
+    """Ranks per group of `hybrid`. Default: the ranks of one node, as many as there are."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory between uses (FSDP2 only)."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
@@ -154,7 +155,8 @@ class ParallelSection(Section):
     reshard_after_forward: bool = True
     """Free a block's gathered parameters between forward and backward: less memory, more communication."""
     timeout_minutes: PositiveFloat = 10.0
-    """A collective that takes longer than this ends the run with an error that names the waiting rank."""
+    """A collective that takes longer than this ends the attempt. A rank that dies is named by the others in seconds,
+    one that sends nothing for 0.8 of this, at most two minutes, with the collective it missed."""
 
 
 class ResourcesSection(Section):

@@ -97,9 +97,7 @@ def check_causal(config: Any) -> None:
             fix="model.config.is_decoder=true    masks what comes after",
         )
     if kind in NOT_CAUSAL:
-        raise UserError(
-            f"{kind} is not trained here: its tokens see those after them", cause="it is not a causal family"
-        )
+        raise UserError(f"{kind} is not trained here: its tokens see those after them", cause="no causal family")
 
 
 def check_text_only(model: nn.Module) -> None:

@@ -31,7 +31,7 @@ SILENT_S = (
     120.0  # a rank that sends nothing for so long is lost, and named after a quarter of it; less than timeout_minutes
 )
 GRACE_S = 5.0  # for a rank's own main thread to leave with an error of its own, which usually says more
-CONNECT_S = 20.0
+CONNECT_S = 10.0
 SEND_S = 5.0
 LONGEST_MESSAGE = 1 << 16
 
@@ -106,12 +106,11 @@ class PeerWatch:
             return
         self.ranks, self.where, self.on_lost = ranks, where, on_lost
         self.silent_s = min(SILENT_S, 0.8 * limit_s)  # before the collective itself gives up, which says less
-        listening = socket.create_server(("", 0), backlog=ranks.world_size) if ranks.is_first else None
-        offer = (listening.getsockname()[1], secrets.token_hex(16)) if listening else None
-        port, self.secret = ranks.broadcast(offer)
-        problem = None
-        if listening is None:
-            problem = self._connect(os.environ["MASTER_ADDR"], port)
+        listening = _listen(ranks.world_size) if ranks.is_first else None
+        hosts = [os.environ["MASTER_ADDR"], socket.gethostname()]
+        offer = (hosts, listening.getsockname()[1], secrets.token_hex(16)) if listening else None
+        hosts, port, self.secret = ranks.broadcast(offer)
+        problem = self._connect(hosts, port) if listening is None else None
         self._thread = threading.Thread(target=self._serve, args=(listening,), name="peers", daemon=True)
         self._thread.start()
         problems = [f"rank {rank}: {one}" for rank, one in enumerate(ranks.gather(problem)) if one]
@@ -132,16 +131,21 @@ class PeerWatch:
             self._known.wait(wait_s)
         return self.lost
 
-    def _connect(self, host: str, port: int) -> str | None:
-        try:
-            connection = socket.create_connection((host, port), timeout=CONNECT_S)
-        except OSError as error:
-            return f"{host}:{port}: {error}"
-        connection.settimeout(SEND_S)
-        peer = Peer(connection, rank=0, host=host)
-        peer.send(hello=self.ranks.rank, host=socket.gethostname(), secret=self.secret)
-        self._peers.append(peer)
-        return None
+    def _connect(self, hosts: list[str], port: int) -> str | None:
+        """Reach rank 0 by one of its names; what went wrong with the last."""
+        problem = None
+        for host in hosts:
+            try:
+                connection = socket.create_connection((host, port), timeout=CONNECT_S)
+            except OSError as error:
+                problem = f"{host}:{port}: {error}"
+                continue
+            connection.settimeout(SEND_S)
+            peer = Peer(connection, rank=0, host=host)
+            peer.send(hello=self.ranks.rank, host=socket.gethostname(), secret=self.secret)
+            self._peers.append(peer)
+            return None
+        return problem
 
     def _serve(self, listening: socket.socket | None) -> None:
         selector = selectors.DefaultSelector()
@@ -258,6 +262,12 @@ class PeerWatch:
         return ", ".join(part for part in parts if part) or None
 
 
+def _listen(backlog: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+    return socket.create_server(("", 0), backlog=backlog)
+
+
 @dataclass(frozen=True)
 class Collective:
     group: str  # backend and number of the group
@@ -299,26 +309,27 @@ def enqueued_collectives() -> dict[str, int]:
 
 
 def pending_collectives() -> list[Collective]:
-    """What this rank has begun and not ended, the newest first."""
-    pending = []
+    """The oldest collective of each group that this rank has begun and not ended; the newest of those first."""
+    oldest: dict[str, tuple[int, Collective]] = {}
     for backend, trace in _dumps(includeCollectives=True, onlyActive=False):
+        status = trace.get("pg_status") or {}
         for entry in trace.get("entries") or []:
             if entry.get("retired") or entry.get("state") == "completed" or entry.get("is_p2p"):
                 continue
             name, purpose = [*(entry.get("process_group") or ()), "", ""][:2]
-            pending.append(
-                (
-                    entry.get("time_created_ns") or 0,
-                    Collective(
-                        group=f"{backend}:{entry.get('pg_id', name)}",
-                        number=int(entry.get("collective_seq_id") or 0),
-                        operation=str(entry.get("profiling_name")),
-                        sizes=" ".join(str(one) for one in (entry.get("input_sizes") or [])[:3]),
-                        purpose="" if purpose in ("", "undefined") else f" ({purpose})",
-                    ),
-                )
+            number, group = int(entry.get("collective_seq_id") or 0), str(entry.get("pg_id", name))
+            if number <= int((status.get(group) or {}).get("last_completed_collective") or 0):
+                continue
+            one = Collective(
+                group=f"{backend}:{group}",
+                number=number,
+                operation=str(entry.get("profiling_name")),
+                sizes=" ".join(str(size) for size in (entry.get("input_sizes") or [])[:3]),
+                purpose="" if purpose in ("", "undefined") else f" ({purpose})",
             )
-    return [one for _, one in sorted(pending, key=lambda pair: -pair[0])]
+            if one.group not in oldest or number < oldest[one.group][1].number:
+                oldest[one.group] = (int(entry.get("time_created_ns") or 0), one)
+    return [one for _, one in sorted(oldest.values(), key=lambda pair: -pair[0])]
 
 
 def abort_device_groups(limit_s: float = 5.0) -> None:

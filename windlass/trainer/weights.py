@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -66,7 +66,8 @@ def _draw_unit(reference: nn.Module, name: str, unit: nn.Module, seed: int, devi
         for parameter in own.parameters():  # what the family's own rule leaves alone must not pass for a weight
             parameter.fill_(float("nan"))
         for module in _children_first(own):
-            reference._init_weights(module)  # type: ignore[operator]
+            _rule(module, reference)(module)
+            _fill_constants(module)
     prefix = f"{name}." if name else ""
     values = {f"{prefix}{key}": parameter.detach() for key, parameter in own.named_parameters()}
     for full_name, value in values.items():
@@ -77,6 +78,26 @@ def _draw_unit(reference: nn.Module, name: str, unit: nn.Module, seed: int, devi
                 fix="model.init=pretrained",
             )
     return values
+
+
+def _rule(module: nn.Module, reference: nn.Module) -> Callable[[nn.Module], None]:
+    """The initialisation that transformers would use: a model inside a model has its own."""
+    rule: Callable[[nn.Module], None] = getattr(module, "_init_weights", None) or reference._init_weights  # type: ignore[assignment]
+    return rule
+
+
+def _fill_constants(module: nn.Module) -> None:
+    """What the family's rule leaves to the module itself: learned constants of an activation."""
+    left = {name: one for name, one in module.named_parameters(recurse=False) if bool(one.isnan().all())}
+    if not left or module._modules or len(left) < len(module._parameters):
+        return
+    try:
+        made = dict(type(module)().named_parameters(recurse=False))
+    except TypeError:
+        return
+    for name, parameter in left.items():
+        if name in made and made[name].shape == parameter.shape:
+            parameter.copy_(made[name])
 
 
 def _without_blocks(model: nn.Module, inside: dict[str, nn.Module]) -> nn.Module:
@@ -125,7 +146,7 @@ def _fresh_module(module: nn.Module, reference: nn.Module, device: torch.device)
         for buffer in own.buffers():
             if buffer.is_floating_point():
                 buffer.fill_(float("nan"))
-        reference._init_weights(own)  # type: ignore[operator]
+        _rule(own, reference)(own)
     if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in own.buffers(recurse=False)):
         try:
             return type(module)().to(device)  # constants of an activation, which take no configuration
