@@ -23,7 +23,7 @@ import yaml
 
 from benchmarks.gpu.contestants.own import reason
 from benchmarks.gpu.curves_cases import GPU, GROUPS, TINY, Case, Group, Size
-from benchmarks.gpu.curves_start import write_start
+from benchmarks.gpu.curves_start import packed_shards, write_start
 from benchmarks.gpu.curves_verdicts import Outcome, Row, judge, table
 from benchmarks.gpu.machine import describe, gpu_state
 from windlass.runfolder import RunFolder, read_json_lines, steps_of
@@ -142,7 +142,11 @@ class Workshop:
     def numbers(self, case: Case, steps: int) -> list[tuple[float, float]]:
         """(loss, gradient norm) of every step."""
         run_file = self.folder / f"{case.name}.yaml"  # its name is the run's
-        run_file.write_text(yaml.safe_dump(self.start | run_values(self.plan.size, steps)))
+        start = dict(self.start)
+        if case.packed:
+            source = packed_shards(Path(start["data"]["source"]))
+            start["data"] = start["data"] | {"source": str(source), "document_mask": True}
+        run_file.write_text(yaml.safe_dump(start | run_values(self.plan.size, steps)))
         if case.kind == "plain":
             out = self.folder / f"{case.name}.json"
             self.call(case.name, "benchmarks.gpu.curves_reference", str(run_file), f"--out={out}")

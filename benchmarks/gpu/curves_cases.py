@@ -90,6 +90,7 @@ class Case:
     overrides: tuple[str, ...] = ()  # of the run file
     against: str | None = None
     kind: str = "trainer"
+    packed: bool = False  # documents shorter than a sequence, kept apart
     fast: bool = True  # with this device's `Size.fast`
     gpu_only: str = ""  # why it says nothing on a CPU
 
@@ -116,6 +117,10 @@ FP32 = ("train.precision=fp32", "train.compile=false", "train.fused_head=false")
 # Its adapters begin at nothing and have 20 steps.
 LORA = ("model.lora.rank=16", "train.learning_rate=5e-3")
 
+NF4 = (*LORA, "model.lora.quantize=nf4")
+SHARDED = ("parallel.sharding=full",)
+BF16_LORA = Bound(relative=0.02, mean=0.02, norm=0.1, fall=0.05)
+
 CURVES = Group(
     "curves",
     (
@@ -123,6 +128,14 @@ CURVES = Group(
         Case("fp32", EXACT, FP32, against="reference", fast=False),
         Case("fast", BF16, against="reference"),
         Case("fp8", FP8, ("train.fp8=true",), against="fast"),
+        Case("sharded", BF16, SHARDED, against="reference"),
+        Case("sharded-fp8", FP8, (*SHARDED, "train.fp8=true"), against="fast"),
+        Case("reference-packed", Bound(fall=FALL), kind="plain", packed=True),
+        Case("packed", BF16, against="reference-packed", packed=True),
+        Case("lora-fp32", FALLS, (*LORA, *FP32), fast=False),
+        Case("lora-fast", BF16_LORA, LORA, against="lora-fp32"),
+        Case("nf4-fp32", FALLS, (*NF4, *FP32), fast=False),
+        Case("nf4-fast", BF16_LORA, NF4, against="nf4-fp32"),
     ),
 )
 MODES = Group(
@@ -143,7 +156,8 @@ MODES = Group(
         Case("no-bf16-weights", SAME, ("train.bf16_weights=false",), against="default"),
         Case("no-fused-head", SAME, ("train.fused_head=false",), against="default"),
         Case("lora", FALLS, LORA),
-        Case("lora-nf4", FALLS, (*LORA, "model.lora.quantize=nf4")),
+        Case("lora-nf4", FALLS, NF4),
+        Case("lora-recompute", FALLS, (*LORA, "parallel.activation_checkpointing=full")),
     ),
 )
 GROUPS = (CURVES, MODES)

@@ -45,12 +45,18 @@ def plain_loop(run: Run) -> list[tuple[float, float]]:
         eps=train.epsilon,
     )
     numbers: list[tuple[Tensor, Tensor]] = []
-    for step, tokens_bt in enumerate(batches(run)):
+    for step, (tokens_bt, starts) in enumerate(batches(run)):
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps=train.steps, warmup=train.warmup_steps or 0, peak=train.learning_rate)
         tokens_bt = tokens_bt.to(device)
-        logits = model(input_ids=tokens_bt[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens_bt[:, 1:].flatten())
+        labels_bt, apart = tokens_bt[:, 1:].clone(), {}
+        if run.data.document_mask:
+            positions = [restarting(one, labels_bt.shape[1]) for one in starts]
+            apart = {"position_ids": torch.stack(positions).to(device)}  # transformers makes a mask of these
+            for row, one in zip(labels_bt, starts, strict=True):
+                row[[start - 1 for start in one if start]] = -100  # what follows belongs to another document
+        logits = model(input_ids=tokens_bt[:, :-1], use_cache=False, **apart).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels_bt.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), train.grad_clip)
         optimizer.step()
@@ -59,15 +65,24 @@ def plain_loop(run: Run) -> list[tuple[float, float]]:
     return [(float(loss), float(norm)) for loss, norm in numbers]
 
 
-def batches(run: Run) -> Iterator[Tensor]:
-    """B rows of T + 1 tokens for every step."""
+def restarting(starts: list[int], length: int) -> Tensor:
+    """0, 1, 2, … anew at every start."""
+    ends = [*starts[1:], length] if starts[0] == 0 else [*starts, length]
+    begins = starts if starts[0] == 0 else [0, *starts]
+    return torch.cat([torch.arange(end - begin) for begin, end in zip(begins, ends, strict=True)])
+
+
+def batches(run: Run) -> Iterator[tuple[Tensor, list[list[int]]]]:
+    """B rows of T + 1 tokens for every step, and where documents begin within the first T of each."""
     assert run.data.tokenizer
     sequences = open_sequences(run, "train", tokenizer=run.data.tokenizer)
     assert sequences is not None
     positions = list(range(run.train.global_batch))
     for step in range(run.train.steps):
         rows = sequences.batch(step, run.train.global_batch, positions).sequences
-        yield torch.stack([torch.from_numpy(row.tokens) for row in rows])
+        tokens_bt = torch.stack([torch.from_numpy(row.tokens) for row in rows])
+        inside = tokens_bt.shape[1] - 1
+        yield tokens_bt, [[int(one) for one in row.document_starts if one < inside] or [0] for row in rows]
 
 
 def rate(step: int, *, steps: int, warmup: int, peak: float) -> float:

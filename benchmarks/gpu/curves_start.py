@@ -29,10 +29,20 @@ def write_start(folder: Path, size: Size) -> dict[str, Any]:
     )
     writer.append(tokens.reshape(-1), np.full(len(tokens), size.length))
     writer.finish()
+    # The same tokens in documents that end within sequences, and some that begin in one and end in the next.
+    packed = ShardWriter(packed_shards(shards), from_folder(tokenizer, str(tokenizer)), shard_tokens=1 << 28)
+    document = max(3, size.length * 2 // 5)
+    whole, rest = divmod(tokens.size, document)
+    packed.append(tokens.reshape(-1), np.array([document] * whole + [rest] * bool(rest)))
+    packed.finish()
     return {
         "model": {"path": str(weights), "init": "pretrained"},
         "data": {"source": str(shards), "tokenizer": str(tokenizer), "sequence_length": size.length},
     }
+
+
+def packed_shards(shards: Path) -> Path:
+    return shards.with_name(f"{shards.name}-packed")
 
 
 def write_weights(folder: Path, size: Size) -> None:

@@ -11,8 +11,8 @@ CONVENTIONS = (
     "Median over timed steps (windlass: over windows of 5 steps from its metrics.jsonl; the others: CUDA events), "
     "random tokens, fp32 masters, bf16 compute, AdamW, clip 1.0, no activation checkpointing, one process each. "
     "MFU: 6 FLOPs per matrix weight and token plus causal attention, against the dense bf16 peak (H200: 989 TFLOP/s), "
-    "fp8 too. Peak: torch.cuda.max_memory_allocated. Ratio: to torchtitan, of fp8 contestants to torchtitan-fp8, at LoRA points to peft-compiled. First step: "
-    "from the start of a process to the end of its first step. "
+    "fp8 too. Peak: torch.cuda.max_memory_allocated. Ratio: to torchtitan, of fp8 contestants to torchtitan-fp8, "
+    "at LoRA points to peft-compiled. First step: from the start of a process to the end of its first step. "
     "torchtitan has no tied embeddings: at 1B and 3B it holds and updates a second embedding matrix (FLOPs alike)."
 )
 HEADER = (

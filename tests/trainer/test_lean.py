@@ -94,8 +94,8 @@ def test_losses_and_gradients_are_those_of_transformers_block(family: str, maske
 
 
 def kept_for_backward(model: Any) -> int:
-    """Bytes that one forward pass keeps alive, parameters aside."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    """Bytes that one forward pass keeps alive, parameters and buffers aside."""
+    own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ class SwigluBeside(torch.autograd.Function):
 @torch.library.custom_op("windlass::wide_backward", mutates_args=())
 def wide_backward(grad_no: Tensor, weight_ok: Tensor, a_pi: Tensor) -> Tensor:
     """The gradient of x in the first I columns, the way through `x A'` added; that of `x A'` in the others."""
-    return _complete(grad_no @ weight_ok, a_pi)
+    return _wide_backward(grad_no, weight_ok, a_pi)
 
 
 @wide_backward.register_fake
@@ -168,7 +168,7 @@ def nf4_wide_backward(
     grad_no: Tensor, packed: Sequence[Tensor], scales: Sequence[Tensor], b_op: Tensor, a_pi: Tensor
 ) -> Tensor:
     weight_ok = _brought_back(packed, scales, b_op, sum(a_pi.shape))
-    return _complete(grad_no @ weight_ok, a_pi)
+    return _wide_backward(grad_no, weight_ok, a_pi)
 
 
 @nf4_wide_backward.register_fake
@@ -176,8 +176,12 @@ def _(grad_no: Tensor, packed: Sequence[Tensor], scales: Sequence[Tensor], b_op:
     return grad_no.new_empty(grad_no.shape[0], sum(a_pi.shape))
 
 
-def _complete(grad_nk: Tensor, a_pi: Tensor) -> Tensor:
+def _wide_backward(grad_no: Tensor, weight_ok: Tensor, a_pi: Tensor) -> Tensor:
+    """Two products: one of I + P columns would be cut into tiles that a few columns fill badly."""
     inputs = a_pi.shape[1]
+    grad_nk = grad_no.new_empty(grad_no.shape[0], weight_ok.shape[1])
+    torch.mm(grad_no, weight_ok[:, :inputs], out=grad_nk[:, :inputs])
+    torch.mm(grad_no, weight_ok[:, inputs:], out=grad_nk[:, inputs:])
     grad_nk[:, :inputs].addmm_(grad_nk[:, inputs:], a_pi)
     return grad_nk
 

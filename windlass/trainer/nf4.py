@@ -89,7 +89,7 @@ def level_table(device: torch.device) -> Tensor:
 def dequantize_into(out_oi: Tensor, packed: Tensor, scales: Tensor) -> None:
     """Write a whole matrix, which may be columns of something wider."""
     levels = level_table(packed.device)
-    if packed.is_cuda:
+    if packed.is_cuda and out_oi.shape[1] % BLOCK == 0:  # rows of whole blocks, as all real models have
         from windlass.trainer.kernels.nf4 import dequantize_into as kernel
 
         kernel(out_oi, packed, scales, levels)

@@ -1,4 +1,8 @@
-"""Spread a model over ranks, in the one order that works: fp8 → lean blocks → recompute → compile → shard."""
+"""Spread a model over ranks, in the one order that works: fp8 → lean blocks → recompute and compile → shard.
+
+A block that is computed again whole is compiled first: inside what is compiled, functions with backward passes of their
+own (lean blocks) would keep all they save. What is computed again in part is chosen by the compiler, from inside.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +43,15 @@ def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
         use_fp8(model, run, ranks)
     use_lean_blocks(model, run, ranks, bf16_copies=use_bf16_copies(run, ranks))
     for block in blocks(model).values():
-        if run.parallel.activation_checkpointing != "none":
-            recompute(block, selective=run.parallel.activation_checkpointing == "selective")
+        if run.parallel.activation_checkpointing == "selective":
+            recompute(block, selective=True)
         if should_compile(run, ranks):
             experts = not_compiled(block, bf16=computes_in_bf16(run, ranks))
             for module in experts:
                 module.forward = torch._dynamo.disable(module.forward)
             block.forward = torch.compile(block.forward, fullgraph=not experts)
+        if run.parallel.activation_checkpointing == "full":
+            recompute(block, selective=False)
     if should_compile(run, ranks):
         for module in after_blocks(model):
             module.forward = torch.compile(module.forward, fullgraph=True)
@@ -132,7 +138,8 @@ def _keep_expensive(_context: SelectiveCheckpointContext, op: Any, *_args: Any, 
 def shard(model: Any, run: Run, ranks: Ranks) -> None:
     """FSDP2: each block is a group of its own; so are embedding and head, unless they are tied. The rest is the root's.
 
-    The head's gradient then leaves while the blocks go backward, and its weight comes while they go forward.
+    The head's gradient then leaves while the blocks go backward, and its weight comes while they go forward. Where
+    there is nobody to send it to, that would only take memory while activations take most.
     """
     options: dict[str, Any] = {
         "mesh": mesh(run, ranks),
@@ -145,7 +152,7 @@ def shard(model: Any, run: Run, ranks: Ranks) -> None:
     for block in blocks(model).values():
         fully_shard(block, reshard_after_forward=run.parallel.reshard_after_forward, **options)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if own_groups(embedding, head):
+    if options["mesh"]["shard"].size() > 1 and own_groups(embedding, head):
         fully_shard(embedding, **options)
         fully_shard(head, reshard_after_forward=False, **options)  # its backward pass is the next thing to happen
     fully_shard(model, **options)

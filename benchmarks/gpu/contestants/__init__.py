@@ -32,6 +32,7 @@ CONTESTANTS = (
     "torchtitan-autocast",
     "transformers-compiled",
     "windlass-full",
+    "windlass-full-plain",
     "windlass-full-fp8",
     "windlass-nf4",
     "windlass-recompute",

@@ -24,6 +24,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "windlass-fp8": ("train.fp8=true",),
     "windlass-sdpa": ("model.attention=sdpa",),  # torch's own attention
     "windlass-full": (SHARDED,),  # FSDP2 over one rank, as torchtitan
+    "windlass-full-plain": (SHARDED, "train.lean_blocks=false"),
     "windlass-full-fp8": (SHARDED, "train.fp8=true"),
     "windlass-nf4": ("model.lora.quantize=nf4",),
     "windlass-recompute": ("parallel.activation_checkpointing=full",),
