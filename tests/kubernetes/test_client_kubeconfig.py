@@ -530,7 +530,7 @@ GOOD = {
 }
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 @given(config=CONFIGS, user=ENTRIES, cluster=ENTRIES)
 def test_fuzz_a_kubeconfig_is_read_or_refused_in_words(tmp_path_factory, config, user, cluster):
     path = tmp_path_factory.getbasetemp() / "fuzzed-config"
@@ -545,9 +545,9 @@ def test_fuzz_a_kubeconfig_is_read_or_refused_in_words(tmp_path_factory, config,
         access()
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(content=st.binary(max_size=60) | ANYTHING.map(lambda value: yaml.safe_dump(value).encode()))
-@example(content=b"[" * 1500)
+@example(content=b"[" * 1100)
 @example(content=b"&a [*a, *a]")
 @example(content=b"\xff\xfe")
 def test_fuzz_any_file_is_a_kubeconfig_or_refused_in_words(tmp_path_factory, content):
@@ -562,7 +562,7 @@ def test_fuzz_any_file_is_a_kubeconfig_or_refused_in_words(tmp_path_factory, con
 STATUS_KEYS = st.sampled_from(("token", "clientCertificateData", "clientKeyData", "expirationTimestamp"))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(
     text=st.text(max_size=40)
     | ANYTHING.map(json.dumps)

@@ -373,7 +373,7 @@ ENDS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(value=ENDS | ANYTHING)
 def test_fuzz_whatever_a_pod_reports_leads_to_a_verdict(value):
     end = end_of_node(json.loads(json.dumps(value)), 0)
@@ -382,13 +382,13 @@ def test_fuzz_whatever_a_pod_reports_leads_to_a_verdict(value):
             assert type(verdict(ends, [], RestartBudget(3))) in (Done, Again)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(message=st.dictionaries(st.sampled_from(("node", "pod", "born", "submission", "proof")), ANYTHING))
 def test_fuzz_no_hello_without_the_secret(message):
     assert Hello.of(message, TOKEN, "x", "y") is None
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     chunks=st.lists(
         st.binary(max_size=60) | st.sampled_from([b"\n", b'{"word":"beat"}\n', b'{"word":', b'"x"}\n']), max_size=12
