@@ -112,6 +112,10 @@ class Cluster:
                 self.apply(*addons.shared_storage(name))
             yield name
         finally:
+            # a namespace deletes its pods first, and the last pod of a Job that counts by index is held until there is
+            # another or the Job is gone (Kubernetes 1.36): the Jobs go first, and what would make new ones before them
+            makers = "trainjobs,jobsets,pytorchjobs,hyperpodpytorchjobs,jobs" if self.is_box else "jobs"
+            self.kubectl("delete", makers, "--all", "-n", name, "--wait=false", check=False)
             self.kubectl("delete", "namespace", name, "--wait=false")
             if self.is_box:
                 self.kubectl("delete", "persistentvolume", f"{CLAIM}-{name}", "--wait=false")
