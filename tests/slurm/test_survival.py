@@ -11,7 +11,6 @@ import time
 import pytest
 
 from tests.slurm.conftest import EVERY, HELD_STEP, STEPS, Bench, events, hold, job_of, losses, wait
-from windlass.runfolder import steps_of
 from windlass.targets.slurm import queue
 from windlass.targets.slurm.commands import Commands
 
@@ -173,7 +172,7 @@ def test_neither_a_blip_nor_a_refused_stop_nor_another_jobs_variables_end_a_run(
         shown = bench.show("steady")
         assert (shown["state"], "this is what the run itself wrote down" in shown["reason"]) == ("running", True), shown
     # rank 1 dies, and is restarted although somebody had asked for the end
-    wait(lambda: max(steps_of(folder), default=0) >= 10, "restarted", folder, 60)
+    bench.wait_for_step(folder, 10)
     cluster.ask("scontrol", "requeue", job_of(folder))
     wait(lambda: bench.show("steady")["state"] == "waiting", "back in the queue", folder, 30)
     out, err = follower.communicate(timeout=180)

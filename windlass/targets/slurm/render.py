@@ -252,6 +252,7 @@ on_every_node='
         -m windlass.trainer "$WINDLASS_FOLDER/run.yaml"'
 
 limit_near=0
+step=
 happened() {{ # one of these events since the ranks were launched, and none of those after it
     awk -v on="event.:.($1)[^a-z-]" -v off="event.:.(launched${{2:+|$2}})[^a-z-]" \\
         '$0 ~ off {{yes = 0}} $0 ~ on {{yes = 1}} END {{exit !yes}}' "$folder/history.jsonl"
@@ -259,8 +260,9 @@ happened() {{ # one of these events since the ranks were launched, and none of t
 facts() {{ scontrol show job --oneliner "$job" 2>&1; }}
 near_the_limit() {{ # the ranks save; before the first step there is nothing to save
     limit_near=1
-    if happened 'started|resumed'; then scancel --signal=TERM "$job"; else scancel --signal=KILL "$job"; fi
+    if happened 'started|resumed'; then scancel --signal=TERM "$job"; else end_step; fi
 }}
+end_step() {{ if [ -n "$step" ]; then kill -TERM "$step" 2>/dev/null; fi; }} # srun kills its ranks
 trap near_the_limit USR1 # {signal_lead(run)} s before the time limit
 trap : TERM # scancel, preemption, a lost node: the ranks got it too; wait for them
 
@@ -280,9 +282,11 @@ while :; do
             --output="${{folder//%/%%}}/logs/launcher-%n.log" --open-mode=append \\
             "${{auto_resume[@]}}" "${{container[@]}}" bash -c "$on_every_node" "$python" &
         step=$!
+        if [ "$limit_near" = 1 ]; then end_step; fi # since a moment ago
         while kill -0 "$step" 2>/dev/null; do wait "$step"; done
         wait "$step"
         code=$?
+        step=
     fi
     verdict=$({at_most}"${{here[@]}}" end "$folder" --attempt="${ATTEMPT_VARIABLE}" --code="$code" \\
         --limit-near="$limit_near" --restarts="$restarts" --facts="$(facts)")
