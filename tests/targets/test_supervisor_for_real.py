@@ -26,7 +26,9 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(local, make_run):
     assert processes.processes_of(job.folder.path) == []
     lines = [line.text for line in local.target.logs(job, rank=0, follow=False)]
     assert "rank 0 is done" in lines
-    assert {line.rank for line in local.target.logs(job, rank=None, follow=True)} == {0, 1}
+    lines = list(local.target.logs(job, rank=None, follow=True))
+    assert {line.rank for line in lines} == {0, 1, None}
+    assert any("SIGKILL" in line.text for line in lines if line.rank is None), "the launcher says why"
 
 
 def test_stop_lets_the_ranks_save_then_the_run_goes_on_where_it_was(local, make_run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import socket
@@ -31,7 +32,7 @@ class HostIdentity:
     """Where a process runs. A host name may change, or be shared by two machines; the rest does not."""
 
     host: str
-    machine: str | None  # /etc/machine-id: the same after a restart, but also in clones of one disk image
+    machine: str | None  # of /etc/machine-id: the same after a restart, but also in clones of one disk image
     boot: str | None  # new with every start of the kernel, and never the same on two machines
     pids: str | None  # the namespace in which a process number means something: containers have their own
 
@@ -57,10 +58,15 @@ def this_host() -> HostIdentity:
         pids = os.readlink("/proc/self/ns/pid")
     return HostIdentity(
         host=socket.gethostname(),
-        machine=_line("/etc/machine-id") or _line("/var/lib/dbus/machine-id"),
+        machine=_hashed(_line("/etc/machine-id") or _line("/var/lib/dbus/machine-id")),
         boot=_line("/proc/sys/kernel/random/boot_id"),
         pids=pids,
     )
+
+
+def _hashed(identity: str | None) -> str | None:
+    """machine-id(5) asks that the number itself be kept on the machine."""
+    return hashlib.sha256(f"windlass {identity}".encode()).hexdigest()[:16] if identity else None
 
 
 def _line(path: str) -> str | None:
