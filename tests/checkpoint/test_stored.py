@@ -124,7 +124,7 @@ def test_a_fetch_that_was_cut_off_goes_on_where_it_was(stored: StoredCheckpoints
     send(stored, tmp_path / "here", 4)
     back = CheckpointFolder(tmp_path / "back")
     incoming = back.incoming(4)
-    incoming.prepare(stored.manifest(4), former=back.at(4))
+    incoming.prepare(stored.manifest(4))
     assert stored.fetch(4, "__0_0.distcp", stored.manifest(4).files["__0_0.distcp"], incoming.path) is None
     (incoming.path / "__1_0.distcp").write_bytes(b"torn")
     (incoming.path / ".part-__1_0.distcp-77").write_bytes(b"of a process that was killed")

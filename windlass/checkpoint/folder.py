@@ -76,21 +76,24 @@ class Checkpoint:
         """The one moment at which the checkpoint comes to exist."""
         write_atomically(self.path / MANIFEST_NAME, manifest.to_json())
 
-    def prepare(self, manifest: Manifest, former: Checkpoint) -> None:
-        """Make an incoming checkpoint's folder ready: what an attempt before brought whole is kept, what is not of this
-        manifest goes, and what `former` has whole is taken from there.
-        """
+    def prepare(self, manifest: Manifest) -> None:
+        """Make an incoming checkpoint's folder ready: files that an attempt before brought stay, all others go."""
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / MANIFEST_NAME).unlink(missing_ok=True)
         for leftover in [path for path in self.path.iterdir() if path.name not in manifest.files]:
             leftover.unlink()
-        for name, record in manifest.files.items():
-            if self.lacks(name, record) and not damage(former.path / name, record):
-                (self.path / name).unlink(missing_ok=True)
-                link_or_copy(former.path / name, self.path / name)
 
-    def lacks(self, name: str, record: FileRecord) -> bool:
-        return damage(self.path / name, record) is not None
+    def holds(self, name: str, record: FileRecord, *, former: Checkpoint) -> bool:
+        """Whether a file of an incoming checkpoint is here and whole: brought before, or taken from the one that it
+        will replace.
+        """
+        if damage(self.path / name, record) is None:
+            return True
+        if damage(former.path / name, record) is not None:
+            return False
+        (self.path / name).unlink(missing_ok=True)
+        link_or_copy(former.path / name, self.path / name)
+        return True
 
     def delete(self) -> None:
         """Take the manifest away first, so that a half-deleted checkpoint is never taken for a whole one."""
@@ -123,10 +126,8 @@ class CheckpointFolder:
     def recover(self) -> None:
         """Finish a replacement that was cut off between its two renames."""
         for former in self.path.glob(f"{FORMER}*"):
-            target, incoming = (
-                self.path / former.name[len(FORMER) :],
-                self.path / f"{INCOMING}{former.name[len(FORMER) :]}",
-            )
+            name = former.name.removeprefix(FORMER)
+            target, incoming = self.path / name, self.path / f"{INCOMING}{name}"
             if not target.exists():
                 (incoming if (incoming / MANIFEST_NAME).exists() else former).rename(target)
 
@@ -157,9 +158,12 @@ class CheckpointFolder:
 
     def scratch(self, *, older_than_s: float = DAY_S) -> list[Path]:
         """What commands that were cut off left beside the checkpoints."""
-        limit, paths = time.time() - older_than_s, self.path.iterdir() if self.path.is_dir() else ()
-        ours = [path for path in paths if path.name.startswith((INCOMING, FORMER, PINNED))]
-        return [path for path in ours if path.stat().st_mtime <= limit]
+        limit, found = time.time() - older_than_s, []
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError):  # its command may be done this moment
+                if path.name.startswith((INCOMING, FORMER, PINNED)) and path.stat().st_mtime <= limit:
+                    found.append(path)
+        return found
 
     def all(self) -> list[Checkpoint]:
         """Every checkpoint folder, oldest first, complete or not."""

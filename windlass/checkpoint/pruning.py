@@ -59,9 +59,12 @@ def _refuse_to_empty(folder: RunFolder, tier: str | None) -> None:
 
 def clear_leftovers(folder: RunFolder, tier: str | None) -> int:
     """Not of a run that may be saving this very moment, except in a store, where only what is a day old goes."""
+    shown = views(folder, tier)
+    cleared = sum(view.clear_leftovers() for view in shown if view.name == "store")
     with alone(folder) as nobody_trains:
-        at_rest = nobody_trains and not _spoke_recently(folder)
-        return sum(view.clear_leftovers() for view in views(folder, tier) if view.name == "store" or at_rest)
+        if nobody_trains and not _spoke_recently(folder):
+            cleared += sum(view.clear_leftovers() for view in shown if view.name != "store")
+    return cleared
 
 
 def _spoke_recently(folder: RunFolder) -> bool:

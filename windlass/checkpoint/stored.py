@@ -150,9 +150,11 @@ def fetch_whole(stored: StoredCheckpoints, step: int, target: CheckpointFolder) 
         raise _damaged(stored, step, Damage(MANIFEST_NAME, str(error))) from None
     if here.complete and not any(here.damages()) and here.manifest().files == manifest.files:
         return here
-    incoming.prepare(manifest, former=here)
+    incoming.prepare(manifest)
     for name, record in manifest.files.items():
-        found = stored.fetch(step, name, record, incoming.path) if incoming.lacks(name, record) else None
+        found = None
+        if not incoming.holds(name, record, former=here):
+            found = stored.fetch(step, name, record, incoming.path)
         if found:
             incoming.delete()
             raise _damaged(stored, step, found)

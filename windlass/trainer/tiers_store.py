@@ -15,6 +15,7 @@ from torch import Tensor
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest
 from windlass.checkpoint.folder import Damage, expired_steps
+from windlass.checkpoint.manifest import MANIFEST_NAME
 from windlass.checkpoint.stored import StoredCheckpoints
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -209,20 +210,19 @@ class StoreOffer:
         return self._manifest
 
     def prove(self) -> list[tuple[str, str]]:
-        problems = self._stage(self._prepare, first_rank_only=True)
+        problems = self._stage(lambda: self.incoming.prepare(self.manifest), first_rank_only=True)
         problems = problems or self._stage(self._fetch_own_share)
+        if self.ranks.is_first and any(file not in (MANIFEST_NAME, "a file") for file, _ in problems):
+            self.incoming.delete()  # damaged in the store: to bring the rest again is no use
         return problems or self._stage(self._take, first_rank_only=True)
 
     def load(self, state: dict[str, Tensor]) -> None:
         load_state(self.checkpoint, state, self.ranks)
 
-    def _prepare(self) -> None:
-        self.incoming.prepare(self.manifest, former=self.checkpoint)
-
     def _fetch_own_share(self) -> list[Damage]:
         problems = []
         for name, record in sorted(self.manifest.files.items())[self.ranks.rank :: self.ranks.world_size]:
-            if self.incoming.lacks(name, record):
+            if not self.incoming.holds(name, record, former=self.checkpoint):
                 found = self.stored.fetch(self.step, name, record, self.incoming.path)
                 problems += [found] if found else []
                 self.faults.reach("restore.file", self.step)
@@ -238,7 +238,7 @@ class StoreOffer:
             try:
                 found = [(one.file, one.reason) for one in action() or ()]
             except (UserError, OSError, ValueError, TypeError, KeyError) as error:
-                found = [("manifest.json" if first_rank_only else "a file", _in_short(error))]
+                found = [(MANIFEST_NAME if first_rank_only else "a file", _in_short(error))]
         return sorted({one for part in self.ranks.gather(found, patient=True) for one in part})
 
 

@@ -65,15 +65,16 @@ def fetch(errands: Errands, run_name: str, step: int | None, to: Path) -> Checkp
         raise UserError(f"the manifest of step {row['step']} is damaged in the cluster", evidence=str(error)) from None
     folder = CheckpointFolder(to)
     incoming = folder.incoming(row["step"])
-    incoming.prepare(manifest, former=folder.at(row["step"]))
+    incoming.prepare(manifest)
     for attempt in range(ATTEMPTS + 1):
-        wrong = {name: reason for name, one in manifest.files.items() if (reason := damage(incoming.path / name, one))}
+        here = folder.at(row["step"])
+        wrong = [name for name, one in sorted(manifest.files.items()) if not incoming.holds(name, one, former=here)]
         if not wrong:
             incoming.publish(manifest)
             return folder.take(incoming)
         if attempt < ATTEMPTS:
-            _bring(errands, row["path"], sorted(wrong), incoming.path)
-    first = min(wrong.items())
+            _bring(errands, row["path"], wrong, incoming.path)
+    first = (wrong[0], damage(incoming.path / wrong[0], manifest.files[wrong[0]]))
     raise UserError(
         f"the checkpoint of step {row['step']} does not come here whole",
         evidence=f"{first[0]}: {first[1]}",
