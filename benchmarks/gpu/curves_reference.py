@@ -51,7 +51,8 @@ def plain_loop(run: Run) -> list[tuple[float, float]]:
         tokens_bt = tokens_bt.to(device)
         labels_bt, apart = tokens_bt[:, 1:].clone(), {}
         if run.data.document_mask:
-            positions = [restarting(one, labels_bt.shape[1]) for one in starts]
+            length = labels_bt.shape[1]
+            positions = [restarting([begin for begin in one if begin < length], length) for one in starts]
             apart = {"position_ids": torch.stack(positions).to(device)}  # transformers makes a mask of these
             for row, one in zip(labels_bt, starts, strict=True):
                 row[[start - 1 for start in one if start]] = -100  # what follows belongs to another document
@@ -67,13 +68,12 @@ def plain_loop(run: Run) -> list[tuple[float, float]]:
 
 def restarting(starts: list[int], length: int) -> Tensor:
     """0, 1, 2, … anew at every start."""
-    ends = [*starts[1:], length] if starts[0] == 0 else [*starts, length]
-    begins = starts if starts[0] == 0 else [0, *starts]
-    return torch.cat([torch.arange(end - begin) for begin, end in zip(begins, ends, strict=True)])
+    begins = sorted({0, *starts})
+    return torch.cat([torch.arange(end - begin) for begin, end in zip(begins, [*begins[1:], length], strict=True)])
 
 
 def batches(run: Run) -> Iterator[tuple[Tensor, list[list[int]]]]:
-    """B rows of T + 1 tokens for every step, and where documents begin within the first T of each."""
+    """B rows of T + 1 tokens for every step, and where documents begin in each."""
     assert run.data.tokenizer
     sequences = open_sequences(run, "train", tokenizer=run.data.tokenizer)
     assert sequences is not None
@@ -81,8 +81,7 @@ def batches(run: Run) -> Iterator[tuple[Tensor, list[list[int]]]]:
     for step in range(run.train.steps):
         rows = sequences.batch(step, run.train.global_batch, positions).sequences
         tokens_bt = torch.stack([torch.from_numpy(row.tokens) for row in rows])
-        inside = tokens_bt.shape[1] - 1
-        yield tokens_bt, [[int(one) for one in row.document_starts if one < inside] or [0] for row in rows]
+        yield tokens_bt, [[int(one) for one in row.document_starts] for row in rows]
 
 
 def rate(step: int, *, steps: int, warmup: int, peak: float) -> float:

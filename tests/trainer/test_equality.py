@@ -178,9 +178,9 @@ def test_bf16_is_near_fp32_on_any_number_of_ranks(
     models: dict[str, Path], plain: Callable[..., Any], corpus: Path, tmp_path: Path
 ) -> None:
     """bf16 has 8 bits of mantissa: a loss within 0.5 %, a gradient norm within 2 %."""
-    for ranks, copies in ((1, True), (1, False), (2, None)):
+    for ranks, copies, lean in ((1, True, None), (1, False, None), (2, None, True), (2, True, True)):
         run = spread_run(corpus, models["dense"], train__precision="bf16", train__bf16_weights=copies)
-        run["train"]["micro_batch"] = 4
+        run["train"] |= {"micro_batch": 4, "lean_blocks": lean}
         result = train(tmp_path / f"{ranks}-{copies}", run, ranks=ranks)
         losses, norms = plain("dense", 16)
         assert set(result.codes) == {0}, result.output

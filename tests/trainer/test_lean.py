@@ -140,6 +140,7 @@ def test_joined_weights_are_the_parameters_themselves() -> None:
     [
         (("qwen3", {}), asked(), True, "qwen3 blocks"),
         (("llama", {}), asked(), False, "train.bf16_weights is off"),
+        (("llama", {}), asked(sharding="ddp"), False, "sharding is ddp"),
         (("llama", {}), asked(fp8=True), True, "train.fp8"),
         (("llama", {}), asked(attention="eager"), True, "model.attention is eager"),
         (("llama", {"mlp_bias": True}), asked(), True, "biases"),

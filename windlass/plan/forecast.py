@@ -14,7 +14,7 @@ from windlass.plan.layout import Layout, layout
 from windlass.plan.memory import GIB, RESERVE, MemoryEstimate, estimate_memory
 from windlass.plan.resolution import batch_shape
 from windlass.plan.shape import ModelShape
-from windlass.plan.speed import SpeedEstimate, estimate_speed, uses_flash4
+from windlass.plan.speed import DOCUMENT_TOKENS, SpeedEstimate, estimate_speed, uses_flash4
 from windlass.spec import Run
 
 
@@ -88,7 +88,7 @@ def forecast(run: Run, hardware: Hardware) -> Forecast | None:
         memory=memory,
         speed=speed,
         cost=estimate_cost(run, shape, arranged, speed, hardware),
-        assumptions=tuple(_assumptions(run, hardware, flash4=uses_flash4(shape, arranged, hardware.gpu))),
+        assumptions=tuple(_assumptions(run, hardware, arranged, flash4=uses_flash4(shape, arranged, hardware.gpu))),
         warnings=tuple(_warnings(run, memory, hardware, shape)),
     )
 
@@ -119,7 +119,7 @@ def _nodes(number: int) -> str:
     return "1 node" if number == 1 else f"{number} nodes"
 
 
-def _assumptions(run: Run, hardware: Hardware, *, flash4: bool) -> list[str]:
+def _assumptions(run: Run, hardware: Hardware, layout: Layout, *, flash4: bool) -> list[str]:
     instance = hardware.instance
     told = ["no failures or restarts, data never waits, start and compilation (minutes) not counted"]
     if instance and instance.on_demand:
@@ -139,6 +139,8 @@ def _assumptions(run: Run, hardware: Hardware, *, flash4: bool) -> list[str]:
         told.append(
             "flash-attn-4 is installed where it trains (`pip install 'windlass[flash]'`), or model.attention=sdpa"
         )
+    if flash4 and layout.packed and layout.length > DOCUMENT_TOKENS:
+        told.append(f"packed documents of about {DOCUMENT_TOKENS:,} tokens: longer ones take more time")
     if hardware.gpu.name != "H200":
         told.append(f"speed scaled from the H200 by the {hardware.gpu.name}'s peak and bandwidth; not measured on it")
     if hardware.ranks > 1:
@@ -153,8 +155,6 @@ def _warnings(run: Run, memory: MemoryEstimate, hardware: Hardware, shape: Model
     share = memory.peak_gib / hardware.gpu.memory_gib
     if share > 1 - RESERVE:
         told.append(f"{share:.0%} of the GPU's memory: the estimate may be off by 10 %, so it may not fit")
-    if run.model.lora:
-        told.append("model.lora: the speed is that of full training; frozen weights have no gradients, so it is faster")
     if shape.family == "mixtral":
         told.append("mixture of experts: activations and speed are rough, routing is taken as even")
     return told

@@ -28,6 +28,7 @@ class Layout:
     fused_head: bool
     flash4: bool  # attention by flash-attn-4, on GPUs where the trainer takes it
     lean: bool  # joined projections, residual sums inside products
+    packed: bool  # documents kept apart
     compiled: bool
     recompute: str  # none, selective or full
     cpu_offload: bool
@@ -61,11 +62,13 @@ def layout(run: Run, world_size: int, micro: int, shape: ModelShape) -> Layout:
     sharding = effective_sharding(run, world_size)
     rows = -(-run.train.global_batch // world_size)
     shards = {"hybrid": shard_group(run, world_size), "full": world_size}.get(sharding, 1)
-    copies_possible = run.train.precision == "bf16" and sharding == "none" and run.model.lora is None
-    asked = run.train.bf16_weights
+    whole = run.train.precision == "bf16" and sharding != "ddp" and not run.parallel.cpu_offload
     fused = run.train.fused_head
-    copies = copies_possible and asked is not False
-    lean = copies and shape.family in LEAN and not run.train.fp8 and run.train.lean_blocks is not False
+    asked = run.train.bf16_weights if run.train.bf16_weights is not None else sharding == "none"
+    copies = whole and run.model.lora is None and asked
+    gathered = run.train.precision == "bf16" and sharding in ("full", "hybrid")
+    lean = shape.family in LEAN and not run.train.fp8 and run.train.lean_blocks is not False
+    lean = lean and (copies or gathered if run.model.lora is None else lean_lora(run, sharding))
     flash4 = run.model.attention in ("auto", "flash4") and run.train.precision == "bf16"
     return Layout(
         ranks=world_size,
@@ -78,7 +81,8 @@ def layout(run: Run, world_size: int, micro: int, shape: ModelShape) -> Layout:
         fp8=run.train.fp8,
         bf16_weights=copies,
         fused_head=shape.family in PLAIN_HEADS if fused is None else fused,
-        flash4=flash4 and shape.family in PLAIN_HEADS and not run.data.document_mask,
+        flash4=flash4 and shape.family in PLAIN_HEADS,
+        packed=bool(run.data.document_mask),
         lean=lean and run.model.attention in ("auto", "flash4", "sdpa"),
         compiled=run.train.compile is not False,
         recompute=run.parallel.activation_checkpointing,
@@ -88,3 +92,9 @@ def layout(run: Run, world_size: int, micro: int, shape: ModelShape) -> Layout:
         trained=trained_parameters(run, shape),
         four_bits=four_bit_parameters(run, shape),
     )
+
+
+def lean_lora(run: Run, sharding: str) -> bool:
+    """Beside frozen weights that every rank has whole, where each projection has an adapter without dropout."""
+    lora = run.model.lora
+    return lora is not None and sharding in ("none", "ddp") and not lora.targets and not lora.dropout

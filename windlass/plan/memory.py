@@ -79,7 +79,10 @@ def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
         | kept
         | held
         | gathered
-        | {"gradients": waiting + head + _block_gradients(shape, layout), "backward of a block": block_work},
+        | {
+            "gradients": waiting + head + _block_gradients(shape, layout) + _head_under_way(shape, layout),
+            "backward of a block": block_work,
+        },
     )
     yield (
         "end of the backward pass",
@@ -117,9 +120,10 @@ def _state(shape: ModelShape, layout: Layout) -> Items:
     count = float(shape.parameters)
     if layout.cpu_offload:
         return {}
+    mine = count / layout.shards
     if layout.bf16_weights:
-        return {"bf16 weights": 2 * count, "fp32 masters": 4 * count, "moments": 8 * count}
-    return {"fp32 weights": 4 * count / layout.shards, "moments": 8 * count / layout.shards}
+        return {"bf16 weights": 2 * mine, "fp32 masters": 4 * mine, "moments": 8 * mine}
+    return {"fp32 weights": 4 * mine, "moments": 8 * mine}
 
 
 def _gradients_between(shape: ModelShape, layout: Layout) -> float:
@@ -137,9 +141,17 @@ def _block_gradients(shape: ModelShape, layout: Layout) -> float:
     return (layout.element + reduced) * shape.block_parameters
 
 
+def _head_under_way(shape: ModelShape, layout: Layout) -> float:
+    """The head's gradient in fp32 on its way to other ranks, while the last block goes backward; tied, it waits."""
+    if not layout.is_fsdp or layout.shards == 1 or shape.tied:
+        return 0.0
+    return 4.0 * (1 + 1 / layout.shards) * shape.head_parameters
+
+
 def _gradients_at_end(shape: ModelShape, layout: Layout) -> Items:
     if layout.is_fsdp:
-        sharded = 0.0 if layout.cpu_offload else 4.0 * shape.parameters / layout.shards
+        element = 2.0 if layout.bf16_weights and layout.num_micro == 1 else 4.0
+        sharded = 0.0 if layout.cpu_offload else element * shape.parameters / layout.shards
         return {"gradients": sharded + (layout.element + 4.0) * shape.root_parameters}
     if layout.bf16_weights and layout.num_micro == 1:
         return {"gradients": 2.0 * shape.parameters}
@@ -178,6 +190,8 @@ def saved_per_layer(shape: ModelShape, layout: Layout) -> float:
         return layout.element * (2 * d + 2 * q + 2 * kv + 2 * f) + statistics + residual
     if layout.compiled:  # … both norms' outputs and the product of gate and up as well: matmuls take them
         whole = layout.element * (4 * d + 2 * q + 2 * kv + 3 * f) + statistics + residual
+        if layout.trained is not None and layout.lean:  # attention's output once more, with its adapter's beside it
+            whole += layout.element * q
         return whole - (layout.element - 1) * (2 * d + q + f) if layout.fp8 else whole  # kept as the products read them
     # Run op by op, each norm also keeps its input in fp32 and its normalized input, and SiLU its output.
     norms = (4.0 + layout.element) * 2 * d + layout.element * 2 * d

@@ -25,7 +25,12 @@ HOPPER = {"H100", "H200"}  # where the trainer takes flash-attn-4
 CUDNN_TFLOPS = {64: (457.0, 420.0), 128: (648.0, 537.0)}
 FLASH4_TFLOPS = {64: (555.0, 539.0), 128: (687.0, 609.0)}
 EAGER_FACTOR = 4.8  # traffic of unfused elementwise work over fused; HF eager against compiled blocks on the H200
-FSDP_COPY_BYTES = 34.0  # per parameter and micro-batch: casts, copies into and out of the collectives' buffers
+# Per parameter and micro-batch: casts, copies into and out of the collectives' buffers. bf16 shards need no cast.
+FSDP_COPY_BYTES, FSDP_BF16_BYTES = 34.0, 28.0
+DOCUMENT_TOKENS = 1024  # of a packed document, where nobody has read the data yet
+FOUR_BIT_TRAFFIC = 2 * (
+    0.5 + 4 / 64 + 2
+)  # per weight and pass over a micro-batch's blocks: read, brought back, both ways
 AUTOCAST_BYTES = 12.0  # per parameter and micro-batch: weights down to bf16, gradients up to fp32
 LINK_SHARE = 0.75  # of a link's rate that collectives reach
 OVERLAP_COST = 0.3  # of hidden communication still seen: it takes memory bandwidth and SMs, and has edges
@@ -92,8 +97,9 @@ def flops_per_token(shape: ModelShape, length: int) -> float:
 def _matmul_s(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
     """Of one micro-batch; recomputation does the blocks' forward products again."""
     blocks = shape.layers * shape.active_block_parameters
-    passes = 8.0 if layout.recompute == "full" else 6.0
-    work = passes * blocks / (FP8_FACTOR if layout.fp8 else 1.0) + 6.0 * (shape.matmul_parameters - blocks)
+    once = 6.0 if layout.trained is None else 4.0  # frozen weights have no gradients of their own
+    passes = once + 2.0 if layout.recompute == "full" else once
+    work = passes * blocks / (FP8_FACTOR if layout.fp8 else 1.0) + once * (shape.matmul_parameters - blocks)
     return layout.tokens * work / _matmul_rate(layout, gpu)
 
 
@@ -105,7 +111,10 @@ def _matmul_rate(layout: Layout, gpu: Gpu) -> float:
 
 def _attention_s(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
     """Of one micro-batch. The backward pass of a flash kernel does 2.5 times the forward's products."""
-    forward_flops = 2.0 * layout.tokens * layout.length * shape.query_width * shape.layers
+    length = layout.length
+    if layout.packed and uses_flash4(shape, layout, gpu):  # a mask does all the work of one document, in less time each
+        length = min(length, DOCUMENT_TOKENS)
+    forward_flops = 2.0 * layout.tokens * length * shape.query_width * shape.layers
     if layout.precision == "bf16" and gpu.bf16_tflops:
         measured = FLASH4_TFLOPS if uses_flash4(shape, layout, gpu) else CUDNN_TFLOPS
         rates = _attention_rates(measured, shape.head_dim)
@@ -139,6 +148,9 @@ def _elementwise_bytes(shape: ModelShape, layout: Layout) -> float:
         per_token += layout.element * (8 * d + 3 * f + 2 * (q + kv))
     if layout.lean:  # two sums of the residual stream, three gradients of shared inputs
         per_token -= layout.element * 10 * d
+    if layout.trained is not None:  # adapters: inputs read and gradients added to, outputs' gradients read
+        per_token += layout.element * (4 * (2 * d + q + f) + 2 * (q + 2 * kv + 2 * d + 2 * f))
+        per_token += 0.0 if layout.lean else layout.element * 2 * (q + 2 * kv + 2 * d + 2 * f)
     if not layout.compiled:
         per_token *= EAGER_FACTOR
     if layout.fp8:  # inputs and gradients of the products: read for their scale, read again, written in both layouts
@@ -154,8 +166,11 @@ def _head_bytes(shape: ModelShape, layout: Layout) -> float:
 
 def _weight_bytes(shape: ModelShape, layout: Layout) -> float:
     """Casts and copies of the weights themselves in one micro-batch."""
+    if layout.trained is not None:
+        gathered = 4.0 * 2 * shape.parameters if layout.is_fsdp else 0.0
+        return gathered + FOUR_BIT_TRAFFIC * layout.four_bits * (1.5 if layout.recompute == "full" else 1.0)
     if layout.is_fsdp:
-        return FSDP_COPY_BYTES * shape.parameters
+        return (FSDP_BF16_BYTES if layout.bf16_weights else FSDP_COPY_BYTES) * shape.parameters
     if layout.autocast:
         return AUTOCAST_BYTES * shape.parameters
     return 10.0 * shape.parameters if layout.num_micro > 1 else 0.0  # bf16 gradients added to fp32 sums
@@ -163,7 +178,7 @@ def _weight_bytes(shape: ModelShape, layout: Layout) -> float:
 
 def _optimizer_s(shape: ModelShape, layout: Layout, bandwidth: float) -> float:
     """One pass for the norm, one that reads gradient, weight and moments and writes the last two back."""
-    mine = shape.parameters / layout.shards
+    mine = (shape.parameters if layout.trained is None else layout.trained) / layout.shards
     if layout.cpu_offload:  # a fused AdamW on the host, and gradients and weights over its link
         return mine * (8.0 / (HOST_LINK_GB_S * 1e9) + 28.0 / 50e9)
     per_parameter = 2 * 2 + 24 + 2 if layout.bf16_weights and layout.num_micro == 1 else 2 * 4 + 24 + 2

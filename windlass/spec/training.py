@@ -110,13 +110,15 @@ class TrainSection(Section):
     """Compute the blocks' large matrix products in fp8, one scale per tensor: faster from Hopper on, less exact."""
     lean_blocks: bool | None = None
     """Compute q, k and v in one product, gate and up in another, residual sums inside products, and what lies between
-    products in one pass each way. Default: on one GPU with `bf16_weights`, for llama and mistral models with silu and
-    without biases; not with `fp8`."""
+    products in one pass each way; with `model.lora` the adapters' products inside their layers'. Default: on GPUs, for
+    llama and mistral models with silu and without biases; not with `fp8`, with `ddp` unless for LoRA, or for LoRA beside
+    sharded weights, with dropout or on some projections only."""
     fused_head: bool | None = None
     """Compute head and loss together, a block of logits at a time. Default: on GPUs, for families with a plain head."""
     bf16_weights: bool | None = None
     """Hold the weights in bf16 for computing, with fp32 masters in the optimizer alone; the same numbers, fewer copies.
-    One rank and bf16 only, where it is the default."""
+    Needs bf16; not with `model.lora`, `ddp` or `cpu_offload`. Default: on one rank that does not shard; slices can be
+    held so too, which pays on few ranks only."""
     log_every: PositiveInt = 10
     """Steps between log lines. metrics.jsonl has every step whatever this is."""
     validate_every: PositiveInt | None = None

@@ -167,13 +167,16 @@ def obstacle_to_lean_blocks(model: Any, run: Run, world_size: int, *, bf16_copie
         return f"{config.model_type} blocks are not {' or '.join(sorted(LEAN))} blocks"
     if config.hidden_act != "silu":
         return f"the activation is {config.hidden_act}, not silu"
+    sharded = effective_sharding(run, world_size) in ("full", "hybrid")
     if run.model.lora is not None:
-        if effective_sharding(run, world_size) in ("full", "hybrid"):
+        if sharded:
             return "model.lora beside sharded weights"
         if obstacle := obstacle_to_lean_lora(next(iter(blocks(model).values()))):
             return obstacle
-    elif not bf16_copies:
-        return "train.bf16_weights is off: it needs bf16, and sharding none, full or hybrid"
+    elif run.train.precision != "bf16":
+        return f"train.precision is {run.train.precision}"
+    elif not bf16_copies and not sharded:
+        return "fp32 weights are cast on every use: sharding is ddp, or train.bf16_weights is off"
     if run.train.fp8:
         return "train.fp8 computes the products in another way"
     if run.model.attention not in ("auto", "flash4", "sdpa"):

@@ -82,7 +82,11 @@ def after_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def use_bf16_copies(run: Run, ranks: Ranks) -> bool:
-    """Compute in bf16 weights whose fp32 masters only the optimizer sees: whole, or this rank's slices of them."""
+    """Compute in bf16 weights whose fp32 masters only the optimizer sees: whole, or this rank's slices of them.
+
+    Of slices only where asked: FSDP2 casts a slice when it gathers it, which costs less the more ranks there are, and
+    the copy would cost memory.
+    """
     sharding = effective_sharding(run, ranks.world_size)
     possible = run.train.precision == "bf16" and sharding != "ddp" and not run.parallel.cpu_offload
     possible = possible and run.model.lora is None  # adapters are small, and frozen weights have no masters
@@ -94,7 +98,7 @@ def use_bf16_copies(run: Run, ranks: Ranks) -> bool:
             cause="it needs bf16, no model.lora, no CPU offload, and sharding other than ddp",
             fix="train.bf16_weights=false",
         )
-    return possible if run.train.bf16_weights is None else run.train.bf16_weights
+    return possible and sharding == "none" if run.train.bf16_weights is None else run.train.bf16_weights
 
 
 def should_compile(run: Run, ranks: Ranks) -> bool:

@@ -48,7 +48,10 @@ def local(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def compute_in_bf16(model: nn.Module) -> None:
-    """Turn every parameter into bf16, before the first pass. FSDP2 then gathers what it holds, without a cast."""
+    """Turn every parameter into bf16, before the first pass. FSDP2 then gathers what it holds, without a cast.
+
+    Gradients are still summed over ranks in fp32, and over micro-batches too; each sum is rounded to bf16 once.
+    """
     if isinstance(model, FSDPModule):
         model._apply(lambda tensor: tensor.to(torch.bfloat16) if isinstance(tensor, DTensor) else tensor)
         return
