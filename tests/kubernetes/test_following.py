@@ -486,3 +486,29 @@ def test_many_pods_are_read_in_streams_and_in_turns_without_loss_or_repetition(s
         wanted = [f"line {tick}" for tick in range(num_lines)]
         before = ["before the restart"] if node == 5 else []
         assert folder.rank_log(node).read_text().splitlines() == before + wanted
+
+
+def test_leaving_does_not_wait_for_a_kubelet_that_hangs(server, connect, tmp_path, monkeypatch):
+    """And what it says in the end is left to the next who keeps the archive."""
+    monkeypatch.setattr(logs_module, "MAX_STREAMS", 1)
+    monkeypatch.setattr(logs_module, "LEAVE_SECONDS", 0.5)
+    cluster, answer, answered = Cluster(server), threading.Event(), threading.Event()
+    cluster.running_pods = [0, 1]
+
+    def hang(one):
+        answer.wait(PATIENCE)
+        one.stream(b"2026-11-15T06:00:00Z [rank 1] late\n")
+        answered.set()
+
+    for node in (0, 1):
+        server.on(f"{PODS}/run-{node}/log", hang)
+    folder = RunFolder(tmp_path / "runs" / "run")
+    with LivePicture(connect(), cluster_job(nodes=2)) as live, opened(folder) as archive:
+        with Collector(live.api, live.job, live, archive):
+            wait_until(lambda: sum(path.endswith("/log") for _, path, _ in server.requests) == 2, "both questions")
+            begin = time.monotonic()
+        assert time.monotonic() - begin < 5
+    answer.set()
+    assert answered.wait(PATIENCE)
+    time.sleep(0.5)
+    assert not folder.rank_log(1).exists()

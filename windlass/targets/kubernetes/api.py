@@ -201,7 +201,9 @@ class Api:
     @contextlib.contextmanager
     def stream(self, path: str, params: Params, halt: Halt | None = None) -> Iterator[httpx2.Response]:
         """A response whose body is read by the caller."""
-        silence = WATCH_SILENCE_SECONDS if "watch" in params else SILENCE_SECONDS
+        silence = (
+            WATCH_SILENCE_SECONDS if "watch" in params else SILENCE_SECONDS if "follow" in params else READ_SECONDS
+        )
         request = self._request("GET", path, params, timeout=httpx2.Timeout(silence, connect=CONNECT_SECONDS))
         response = self._send(request, stream=True)
         try:

@@ -129,6 +129,7 @@ class Archive:
     _open: deque[_File] = field(default_factory=deque)  # files with a handle, the one that was opened first first
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _dirty: bool = False
+    _closed: bool = False
 
     def cursor(self, pod_uid: str) -> Cursor:
         with self._lock:
@@ -137,6 +138,8 @@ class Archive:
     def take(self, skipper: Skipper, time: Moment, text: str, node_rank: int | None) -> None:
         """Keep one line of a pod, and move its cursor with it."""
         with self._lock:
+            if self._closed:  # by whom this thread outlived: the next who keeps the archive reads the line again
+                return
             if skipper.is_new(time):
                 self._dirty = True
                 self._write(text, node_rank)
@@ -154,7 +157,7 @@ class Archive:
     def commit(self) -> None:
         """Write down how far everything was read."""
         with self._lock:
-            if not self._dirty:
+            if not self._dirty or self._closed:
                 return
             for file in self._files.values():
                 self.sizes[str(file.path.relative_to(self.folder.path))] = file.size()
@@ -177,13 +180,15 @@ class Archive:
             self._dirty = True
 
     def close(self) -> None:
-        try:
-            self.commit()
-        finally:
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
-            self._open.clear()
+        with self._lock:
+            try:
+                self.commit()
+            finally:
+                self._closed = True
+                for file in self._files.values():
+                    file.close()
+                self._files.clear()
+                self._open.clear()
 
     def _take_record(self, kind: str, origin: str | None, offset: str | None, text: str) -> None:
         if origin is not None and offset is not None:

@@ -46,7 +46,10 @@ def execute(
     asked += [("stdin", "true" if stdin is not None else "false")]
     asked += [("command", word) for word in command]
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
-    with api.websocket(path, asked, PROTOCOLS) as session, _sending_size(session) if terminal else _nothing():
+    with (
+        api.websocket(path, asked, PROTOCOLS) as session,
+        _sending_size(session) if terminal else contextlib.nullcontext(),
+    ):
         sender = _start_sending(session, stdin) if stdin is not None else None
         try:
             while True:
@@ -163,10 +166,6 @@ def parse_status(data: bytes) -> tuple[dict[str, Any], int | None]:
     except (KeyError, TypeError, AttributeError):
         return status, None
     return status, None
-
-
-def _nothing() -> contextlib.nullcontext[None]:
-    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from windlass.errors import UserError
@@ -128,9 +128,8 @@ class Collector:
         self.reader = LogReader(api, job, archive, self.halt)
         self._streams: dict[str, threading.Thread] = {}
         self._looked: dict[str, float] = {}
-        self._turns: dict[str, Future[bool]] = {}
+        self._turns: dict[str, threading.Thread] = {}
         self._reported = float("-inf")  # when something could not be written down
-        self._pool = ThreadPoolExecutor(READERS)
         self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
         self._committer = threading.Thread(target=self._commit, name="commit", daemon=True)
         picture.on_return.append(self.halt.break_streams)
@@ -144,9 +143,8 @@ class Collector:
         self.halt.now()
         self.picture.on_return.remove(self.halt.break_streams)
         deadline = time.monotonic() + LEAVE_SECONDS
-        for thread in (self._thread, self._committer, *self._streams.values()):
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for thread in (self._thread, self._committer, *self._streams.values(), *self._turns.values()):
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))  # one may hang with its kubelet
         self.archive.commit()
 
     def drain(self, seconds: float) -> bool:
@@ -182,14 +180,21 @@ class Collector:
             if len(self._streams) < MAX_STREAMS:
                 self._stream(pod)
             elif self._is_due(pod):
-                self._looked[pod.uid] = time.monotonic()
-                self._turns[pod.uid] = self._pool.submit(self._quietly, self.reader.catch_up, pod)
+                self._look(pod)
 
     def _is_due(self, pod: Pod) -> bool:
-        """One look at a time at each pod; the last one when it has ended need not wait for its turn."""
-        if pod.uid in self._turns and not self._turns[pod.uid].done():
+        """One look at a time at each pod, and so many in all; the last one of a pod need not wait for its turn."""
+        self._turns = {uid: thread for uid, thread in self._turns.items() if thread.is_alive()}
+        if pod.uid in self._turns or len(self._turns) >= READERS:
             return False
         return pod.ended or time.monotonic() - self._looked.get(pod.uid, float("-inf")) > TURN_SECONDS
+
+    def _look(self, pod: Pod) -> None:
+        self._looked[pod.uid] = time.monotonic()
+        target, name = self._quietly, f"look at {pod.name}"
+        thread = threading.Thread(target=target, args=(self.reader.catch_up, pod), name=name, daemon=True)
+        thread.start()
+        self._turns[pod.uid] = thread
 
     def _stream(self, pod: Pod) -> None:
         thread = threading.Thread(target=self._follow, args=(pod,), name=f"log {pod.name}", daemon=True)
