@@ -129,6 +129,7 @@ def test_ls_of_two_thousand_runs_takes_a_second_or_two(windlass, make, tmp_path)
     assert time.process_time() - begin < 4.0  # 15 s before; about 1 s on an idle machine
 
 
+@pytest.mark.slow
 def test_show_of_a_long_run_takes_little_memory_and_time(make, tmp_path):
     """A run of 200,000 steps with a restart; of 2 million it took 8.4 GB and half a minute, of these 840 MB."""
     folder = make(steps=1)
