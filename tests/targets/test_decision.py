@@ -35,7 +35,7 @@ def test_an_end_that_is_final(end, state, code):
     ("end", "why"),
     [
         (AttemptEnd(1, deaths=[KILLED]), "rank 1 was killed by SIGKILL"),
-        (AttemptEnd(1, errors=[LOST_PEER], deaths=[RankDeath(0, 1, "t")]), "rank 0 exited with code 1: rank 1 is gone"),
+        (AttemptEnd(1, errors=[LOST_PEER], deaths=[RankDeath(0, 1, "t")]), "rank 0: rank 1 is gone"),
         (AttemptEnd(1, deaths=[RankDeath(0, 75, "t")]), "rank 0 exited with code 75"),  # its disk was full, say
         (AttemptEnd(-9), "torchrun was killed by SIGKILL"),
         (AttemptEnd(1, errors=[LOST_PEER]), "rank 0: rank 1 is gone"),

@@ -238,6 +238,12 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
             return f"submitted as job {get('job')}" + (f" through {get('host')}" if get("host") else "")
         case "requeue":
             return f"back to the queue: {get('why')}"
+        case "job-left":
+            return f"job {get('job')} started nothing: {get('why')}"
+        case "stop-refused":
+            return f"could not be stopped: {get('why')}"
+        case "pod-removed":
+            return f"{get('pod')} was taken off {get('node')}, which does not answer: a new pod takes its place"
         case "node-lost":
             return f"lost node {get('node')}" + (f": {get('why')}" if get("why") else "")
         case "checkpoint":

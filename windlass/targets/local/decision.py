@@ -139,13 +139,18 @@ def stopped_by_owner(step: int | None) -> Done:
 def why_it_ended(end: AttemptEnd) -> str:
     if end.deaths:
         first = end.deaths[0]
-        error = next((one.get("error") for one in end.errors if one.get("rank") == first.rank), None)
-        return f"{first}: {error}" if error and first.code >= 0 else str(first)
+        told = next((one for one in end.errors if one.get("rank") == first.rank and first.code > 0), None)
+        return _told(told) if told else str(first)
     if end.errors:
-        return f"rank {end.errors[0].get('rank')}: {end.errors[0].get('error')}"
+        return _told(end.errors[0])
     if end.launcher_code < 0:
         return f"torchrun {how_it_died(_signal_name(-end.launcher_code), None, end.launcher_oom)}"
     return f"torchrun exited with code {end.launcher_code}"
+
+
+def _told(error: Mapping[str, Any]) -> str:
+    host = f" on {error['host']}" if error.get("host") else ""
+    return f"rank {error.get('rank')}{host}: {error.get('error')}"
 
 
 def _signal_name(number: int) -> str:
