@@ -41,9 +41,11 @@ def plan(
     else the GPUs of this machine.
     """
     from windlass.cli.output import print_json
+    from windlass.cli.preparation import memory_on_cpus
     from windlass.plan import check, describe, resolve
     from windlass.plan.forecast import forecast
     from windlass.spec import load_run
+    from windlass.targets import target
 
     if gpu_name and instance_name:
         raise UserError("give either --gpu or --instance, and not both")
@@ -59,7 +61,9 @@ def plan(
     expected = forecast(run, hardware) if hardware else None
     unknown = None if expected else _why_unknown(run, hardware)
     rows = describe(run, world_size, hardware.gpu if hardware else None)
-    rows += _memory_on_cpus(run, world_size)
+    on_cpus = memory_on_cpus(run, target(run.target), world_size)
+    if on_cpus:
+        rows.append(("memory", on_cpus))
     if as_json:
         result = {"run": run.name, "ranks": world_size, "unknown": unknown}
         print_json(result | (expected.as_dict() if expected else {}) | {"resolved": run.model_dump(mode="json")})
@@ -99,14 +103,6 @@ def _settle(run: Run, gpu_name: str | None) -> tuple[Run, Hardware | None]:
         return run, hardware_of(run, where)
     counted = {"gpus_per_node": hardware.gpus_per_node, "processes_per_node": None}
     return run.model_copy(update={"resources": resources.model_copy(update=counted)}), hardware
-
-
-def _memory_on_cpus(run: Run, world_size: int) -> list[tuple[str, str]]:
-    from windlass.cli.preparation import memory_on_cpus
-    from windlass.targets import target
-
-    text = memory_on_cpus(run, target(run.target), world_size)
-    return [("memory", text)] if text else []
 
 
 def _why_unknown(run: Run, hardware: Hardware | None) -> str:

@@ -109,9 +109,13 @@ def check_host(run: Run, hardware: Hardware, shape: ModelShape, memory: MemoryEs
         nodes = hardware.nodes * -(-needed // there)
         raise UserError(
             f"the offloaded state does not fit: {needed:.0f} GiB per node, {hardware.instance.type} has {there} GiB",
-            evidence=f"{shape.parameters:,} parameters × 16 bytes on {hardware.nodes} {'node' if hardware.nodes == 1 else 'nodes'}",
+            evidence=f"{shape.parameters:,} parameters × 16 bytes on {_nodes(hardware.nodes)}",
             fix=f"resources.nodes={nodes:.0f}" if nodes <= run.train.global_batch else None,
         )
+
+
+def _nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"
 
 
 def _assumptions(run: Run, hardware: Hardware, *, flash4: bool) -> list[str]:
