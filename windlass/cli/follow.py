@@ -232,6 +232,8 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
             return f"rank {get('rank')} {how}" + (f": {get('error')}" if get("error") else "")
         case "restart":
             return f"restarting {_from_where(record)} (attempt {get('attempt')})"
+        case "pod-removed":
+            return f"{get('pod')} was taken off {get('node')}, which does not answer: a new pod takes its place"
         case "submitted" if get("kind"):
             return f"submitted as {get('kind')} {get('job')} to {get('host')}"
         case "submitted":
@@ -242,8 +244,6 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
             return f"job {get('job')} started nothing: {get('why')}"
         case "stop-refused":
             return f"could not be stopped: {get('why')}"
-        case "pod-removed":
-            return f"{get('pod')} was taken off {get('node')}, which does not answer: a new pod takes its place"
         case "node-lost":
             return f"lost node {get('node')}" + (f": {get('why')}" if get("why") else "")
         case "checkpoint":
