@@ -148,6 +148,11 @@ def why_it_ended(end: AttemptEnd) -> str:
     return f"torchrun exited with code {end.launcher_code}"
 
 
+def _told(error: Mapping[str, Any]) -> str:
+    host = f" on {error['host']}" if error.get("host") else ""
+    return f"rank {error.get('rank')}{host}: {error.get('error')}"
+
+
 def _signal_name(number: int) -> str:
     return next((one.name for one in signal.Signals if one == number), f"signal {number}")  # real-time ones have none
 
