@@ -131,7 +131,7 @@ def looks_ahead(model: Any, tokens: Any) -> bool:
     model.eval()
     with torch.no_grad():
         first, second = (float(model(one, labels, None, 1.0)) for one in (tokens, other))
-    return abs(first - second) > 1e-4 * abs(first)
+    return abs(first - second) > 2e-6 * abs(first)
 
 
 @contextmanager

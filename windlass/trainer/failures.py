@@ -149,7 +149,7 @@ def gpu_name() -> str:
     visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
     name = f"GPU {visible[index] if index < len(visible) else index}"
     try:
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             known = torch.cuda.get_device_properties(torch.cuda.current_device())  # cached by torch
             name += f" ({known.name}, UUID {known.uuid})"
     except (RuntimeError, AssertionError):

@@ -84,13 +84,18 @@ def model_config(run: Run, *, folder: Path | None = None, vocab_size: int = 0) -
 
 # Families registered as causal whose tokens see later ones: prefix and permuted models.
 NOT_CAUSAL = {"cpmant", "xlnet", "xlm", "git"}
+# And encoders, causal only where is_decoder says so; others (gpt_neox) have that field and always are.
+ENCODERS = {
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
+    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
+}  # fmt: skip
 OTHER_SENSES = re.compile(r"(^|\.)(vision|audio|image|speech|sound)_?")
 
 
 def check_causal(config: Any) -> None:
     """Refuse, in words, families that transformers registers as causal and that do not train as such."""
     kind = config.model_type
-    if getattr(config, "is_decoder", None) is False:
+    if kind in ENCODERS and not getattr(config, "is_decoder", False):
         raise UserError(
             f"{kind} is an encoder: its tokens see those after them, and a loss on the next token means nothing",
             evidence="is_decoder is false",
@@ -147,7 +152,7 @@ def attention_name(model: nn.Module) -> str:
     """What transformers computes attention with: sdpa, eager, flex_attention, or a name of ours."""
     name = str(getattr(model.config, "_attn_implementation", None))
     if name == "eager":
-        return "eager, which holds every pair of tokens: transformers has nothing faster for this family"
+        return "eager: transformers has nothing faster for this family"
     return name
 
 
