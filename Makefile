@@ -16,8 +16,7 @@ RUN ?= examples/demo.yaml
 NAME ?= demo
 
 .PHONY: help setup demo test test-fast test-slurm test-image test-cluster test-gpu test-architectures test-oldest-torch \
-	lint docs bench bench-gpu \
-	bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick
+	lint docs bench bench-gpu bench-wheels bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | awk -F'\t' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -93,8 +92,12 @@ logs-follow: setup  ## windlass logs NAME=my --follow
 validate-setup: setup  ## whether this machine can train
 	$(BIN)/windlass doctor
 
-bench-gpu: setup  ## one GPU: windlass, torchtitan and plain transformers in one table (wheels of the peers in bench-wheels/site)
+bench-gpu: setup  ## one GPU: windlass, torchtitan and plain transformers in one table (`make bench-wheels` fetches the peers)
+	@[ -d bench-wheels/site/torchtitan ] || echo "the peers are not there: 'make bench-wheels' fills bench-wheels/site; they will be rows that say so"
 	$(BIN)/python -m benchmarks.gpu
+
+bench-wheels:  ## the peers that bench-gpu measures, into bench-wheels/site, beside what is installed
+	$(PYTHON) -m pip install --quiet --no-deps --upgrade --target bench-wheels/site torchtitan==0.2.2 torchao==0.17.0
 
 bench-gpu-curves: setup  ## loss curves of the trainer's fast paths and modes against a plain fp32 loop; tiny without a GPU
 	$(BIN)/python -m benchmarks.gpu.curves

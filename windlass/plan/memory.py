@@ -143,7 +143,7 @@ def _block_gradients(shape: ModelShape, layout: Layout) -> float:
 
 def _head_under_way(shape: ModelShape, layout: Layout) -> float:
     """The head's gradient in fp32 on its way to other ranks, while the last block goes backward; tied, it waits."""
-    if not layout.is_fsdp or layout.shards == 1 or shape.tied:
+    if not layout.is_fsdp or layout.shards == 1 or shape.tied or layout.cpu_offload:
         return 0.0
     return 4.0 * (1 + 1 / layout.shards) * shape.head_parameters
 

@@ -156,7 +156,8 @@ def shard(model: Any, run: Run, ranks: Ranks) -> None:
     for block in blocks(model).values():
         fully_shard(block, reshard_after_forward=run.parallel.reshard_after_forward, **options)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if options["mesh"]["shard"].size() > 1 and own_groups(embedding, head):
+    apart = options["mesh"]["shard"].size() > 1 and not run.parallel.cpu_offload  # which is for want of memory
+    if apart and own_groups(embedding, head):
         fully_shard(embedding, **options)
         fully_shard(head, reshard_after_forward=False, **options)  # its backward pass is the next thing to happen
     fully_shard(model, **options)
