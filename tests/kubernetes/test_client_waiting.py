@@ -559,3 +559,13 @@ def test_a_job_in_a_queue_says_what_kueue_says(server, api, conditions, words):
     assert told.startswith("it is held back: Job suspended; Kueue's queue research")
     assert words in told
     assert {"labelSelector": "kueue.x-k8s.io/job-uid=u1", "limit": "250"} in [one[2] for one in server.requests]
+
+
+def test_who_may_not_exec_is_told_the_verb(server, api):
+    """As Kubernetes 1.36 answers, without a reason."""
+    path = f"{PODS}/llama-0/exec"
+    server.on(path, lambda one: one.status(403, "Forbidden", 'pods "llama-0" is forbidden: '))
+    with pytest.raises(UserError, match="you may not create pods/exec in the namespace team") as error:
+        api.get(path)
+    assert "--verb=create --resource=pods/exec -n team" in error.value.fix
+    assert "kubectl auth can-i create pods --subresource=exec" in error.value.fix

@@ -18,6 +18,8 @@ FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)"'
     r'(?: in API group "(?P<group>[^"]*)")?(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
+# Kubernetes 1.36 asks for `create` on pods/exec where older versions ask for `get`, as the method of a websocket is.
+EXEC = re.compile(r"/namespaces/(?P<namespace>[^/]+)/pods/[^/]+/exec$")
 
 
 class RefusedError(UserError):
@@ -86,29 +88,33 @@ def _explained(access: Access, code: int, reason: str, message: str, asked: str)
             fix=renewal(access),
         )
     if code == 403:
-        return _forbidden(access, code, reason, message)
+        return _forbidden(access, code, reason, message, asked)
     return RefusedError(code, reason, message, f"the Kubernetes API refused {asked}")
 
 
-def _forbidden(access: Access, code: int, reason: str, message: str) -> RefusedError:
+def _forbidden(access: Access, code: int, reason: str, message: str, asked: str) -> RefusedError:
     found = FORBIDDEN.search(message)
-    if found is None:  # an admission controller or a quota: nothing that another role would change
+    if found is not None:
+        user, verb, group, namespace = found["user"], found["verb"], found["group"], found["namespace"]
+        whole = found["resource"]
+    elif place := EXEC.search(asked):  # a second look at websockets, which says no more than no
+        user, verb, group, namespace, whole = access.user_name or "", "create", "", place["namespace"], "pods/exec"
+    else:  # an admission controller or a quota: nothing that another role would change
         return RefusedError(code, reason, message, "the cluster does not admit it")
-    verb, group, namespace = found["verb"], found["group"], found["namespace"]
-    plural, _, sub = found["resource"].partition("/")
+    plural, _, sub = whole.partition("/")
     resource = f"{plural}.{group}" if group else plural
     where = f" -n {namespace}" if namespace else ""
-    place = f"in the namespace {namespace}" if namespace else "in the cluster"
-    asked = f"kubectl auth can-i {verb} {resource}{f' --subresource={sub}' if sub else ''}{where}"
+    place_text = f"in the namespace {namespace}" if namespace else "in the cluster"
+    question = f"kubectl auth can-i {verb} {resource}{f' --subresource={sub}' if sub else ''}{where}"
     kind = "role" if namespace else "clusterrole"
     granted = f"kubectl create {kind} windlass --verb={verb} --resource={resource}{f'/{sub}' if sub else ''}{where}"
     error = RefusedError(
         code,
         reason,
         message,
-        f"you may not {verb} {found['resource']} {place}",
-        evidence=f"user {found['user']} of the context {access.context}: {message}",
-        fix=f"{asked} --context {access.context}    says whether you may\n"
+        f"you may not {verb} {whole} {place_text}",
+        evidence=f"user {user} of the context {access.context}: {message}",
+        fix=f"{question} --context {access.context}    says whether you may\n"
         f"{granted}    and a binding to it, by who runs the cluster, allow it\n"
         "docs/kubernetes.md, Permissions, has the whole role",
     )
