@@ -118,6 +118,7 @@ FP32 = ("train.precision=fp32", "train.compile=false", "train.fused_head=false")
 LORA = ("model.lora.rank=16", "train.learning_rate=5e-3")
 
 NF4 = (*LORA, "model.lora.quantize=nf4")
+NO_LEAN = "train.lean_blocks=false"
 SHARDED = ("parallel.sharding=full",)
 BF16_LORA = Bound(relative=0.02, mean=0.02, norm=0.1, fall=0.05)
 
@@ -134,6 +135,7 @@ CURVES = Group(
         Case("packed", BF16, against="reference-packed", packed=True),
         Case("lora-fp32", FALLS, (*LORA, *FP32), fast=False),
         Case("lora-fast", BF16_LORA, LORA, against="lora-fp32"),
+        Case("lora-plain", BF16_LORA, (*LORA, NO_LEAN), against="lora-fp32", gpu_only="off on CPUs anyway"),
         Case("nf4-fp32", FALLS, (*NF4, *FP32), fast=False),
         Case("nf4-fast", BF16_LORA, NF4, against="nf4-fp32"),
     ),
@@ -152,7 +154,7 @@ MODES = Group(
         Case("accumulate", SAME, ("train.micro_batch=2",), against="default"),
         Case("no-compile", SAME, ("train.compile=false",), against="default", gpu_only="off on CPUs anyway"),
         Case("sdpa", SAME, ("model.attention=sdpa",), against="default", gpu_only="a CPU has no other kernel anyway"),
-        Case("no-lean-blocks", SAME, ("train.lean_blocks=false",), against="default", gpu_only="off on CPUs anyway"),
+        Case("no-lean-blocks", SAME, (NO_LEAN,), against="default", gpu_only="off on CPUs anyway"),
         Case("no-bf16-weights", SAME, ("train.bf16_weights=false",), against="default"),
         Case("no-fused-head", SAME, ("train.fused_head=false",), against="default"),
         Case("lora", FALLS, LORA),
