@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def compare(names: tuple[str, ...], as_json: bool) -> None:
     """Compare runs: settings and results.
 
-    Settings are those in which the runs differ. The losses at the last step that all of them have are shown too: there a run that trained longer has no advantage.
+    Settings are those in which the runs differ. The losses at the last step that all of them have are shown too: there
+    a run that trained longer has no advantage.
     """
     from windlass.cli.output import count, number, print_json, print_table
     from windlass.cli.summary import summarize
