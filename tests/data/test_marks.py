@@ -29,7 +29,8 @@ CORPUS = [
 ]
 SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
 LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 BYTES = [f"<0x{number:02X}>" for number in range(256)]
 
@@ -118,8 +119,8 @@ KINDS: dict[str, tuple[str, Any]] = {
 TEMPLATES = {
     "chatml": "{% for m in messages %}<|im_start|>{{m.role}}\n{{m.content}}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    "vicuna": "{{bos_token}}{% for m in messages %}{% if m.role=='user' %}USER: {{m.content}} {% elif m.role=='system' %}"
-    "{{m.content}} {% else %}ASSISTANT: {{m.content}}{{eos_token}}{% endif %}{% endfor %}"
+    "vicuna": "{{bos_token}}{% for m in messages %}{% if m.role=='user' %}USER: {{m.content}} "
+    "{% elif m.role=='system' %}{{m.content}} {% else %}ASSISTANT: {{m.content}}{{eos_token}}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT: {% endif %}",
     "spaces": "{% for m in messages %}[{{m.role}}]  {{m.content}}   {% endfor %}"
     "{% if add_generation_prompt %}[assistant]  {% endif %}",
@@ -198,14 +199,31 @@ def marked(one: ExampleTokenizer, example_: dict[str, Any]) -> list[tuple[int, b
     return [(number & ~TRAINED, bool(number & TRAINED)) for number in ids]
 
 
-WORDS = ["good", " ", "  ", "\n", "\t", "yes", "no", "Is it", ".", "x", "naive", "\n    return x", "—", "A:", "  \n", "I"]
+WORDS = [
+    "good",
+    " ",
+    "  ",
+    "\n",
+    "\t",
+    "yes",
+    "no",
+    "Is it",
+    ".",
+    "x",
+    "naive",
+    "\n    return x",
+    "—",
+    "A:",
+    "  \n",
+    "I",
+]
 ODD = ["é", "😀", "漢", "naïve", "👩‍👧"]
 TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map("".join)
 ODD_TEXT = st.lists(st.sampled_from(WORDS + ODD), min_size=1, max_size=8).map("".join)
 
 
 def text_for(kind: str, plain: str, odd: str) -> str:
-    """Unigram and wordpiece have one `<unk>` for what they do not know, which spells nothing: plain letters for them."""
+    """Unigram and wordpiece have one `<unk>` for what they do not know, which spells nothing: plain letters there."""
     return plain if KINDS[kind][0] == "words" or kind.startswith("unigram") else odd
 
 

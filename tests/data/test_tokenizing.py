@@ -100,7 +100,7 @@ def test_datasets_source(write_files: Callable[..., list[Path]], tmp_path: Path,
         (b'{"body": "x", "n": 1}', r"bad\.jsonl:212 has no field 'text'"),
         (b'{"text": 5}', r"bad\.jsonl:212: the field 'text' is no text"),
         (b'["x"]', r"bad\.jsonl:212 is list, not a JSON object"),
-        (b'{"text": "\xff"}', r"bad\.jsonl:212 is not valid JSON"),
+        (b'{"text": "\xff"}', r"bad\.jsonl:212 is not UTF-8 text"),
     ],
 )
 def test_bad_lines_are_named(

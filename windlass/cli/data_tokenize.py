@@ -30,6 +30,13 @@ from windlass.cli.quantities import count, progress_bar
 @click.option(
     "--train-on", type=click.Choice(["all", "last"]), default="all", help="Assistant turns of a chat to mark."
 )
+@click.option(
+    "--bad-records",
+    type=click.Choice(["refuse", "skip"]),
+    default="refuse",
+    show_default=True,
+    help="Name a record that cannot be read and end, or leave such records out and count them.",
+)
 @click.option("--special-token", "special_tokens", multiple=True, help="Token to add to the tokenizer; repeat it.")
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option("--shard-tokens", callback=count, default="100M", show_default=True, help="Tokens per shard.")
@@ -56,6 +63,7 @@ def tokenize(
     prompt_field: str,
     completion_field: str,
     train_on: Literal["all", "last"],
+    bad_records: Literal["refuse", "skip"],
     special_tokens: tuple[str, ...],
     workers: int | None,
     shard_tokens: int,
@@ -71,10 +79,10 @@ def tokenize(
 ) -> None:
     """Turn text into memory-mapped token shards.
 
-    SOURCE is a file, a folder or a glob of .jsonl, .txt or .parquet files (.jsonl and .txt also as .gz), the same as
-    s3://…, corpus:austen, or hf:NAME for a `datasets` source. A line of .jsonl and a row of .parquet is a document; so
-    is a whole .txt file. Every document ends with the tokenizer's end token. The result does not depend on the number
-    of workers. After a kill the same command goes on where it stopped.
+    SOURCE is a file, a folder or a glob of .jsonl, .csv, .txt or .parquet files (all but the last also as .gz, .zst,
+    .bz2 or .xz), the same as s3://…, corpus:austen, or hf:NAME for a `datasets` source. A line of .jsonl and a row of
+    .csv or .parquet is a document; so is a whole .txt file. Every document ends with the tokenizer's end token. The
+    result does not depend on the number of workers. After a kill the same command goes on where it stopped.
     """
     from windlass.data.chat import encoder
     from windlass.data.records import selector
@@ -103,10 +111,14 @@ def tokenize(
             split=split,
             files=files if one.startswith("hf:") else (),
             text_field=selector(section),
+            skip_bad=bad_records == "skip",
         )
         if not isinstance(source, FileSource | HubSource):
             raise UserError(f"{one} holds token shards already", fix=f"windlass data inspect {one}")
         opened.append(source)
+        unread = source.about_ignored() if isinstance(source, FileSource) else None
+        if unread:
+            click.echo(f"warning: {unread}", err=True)
     begin = time.perf_counter()
     with progress_bar("tokenizing", shown=not as_json) as progress:
         index = run(

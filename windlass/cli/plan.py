@@ -38,6 +38,7 @@ def plan(
     else the GPUs of this machine.
     """
     from windlass.cli.output import print_json
+    from windlass.data.checks import check_data
     from windlass.plan import check, describe, resolve
     from windlass.plan.forecast import forecast
     from windlass.spec import load_run
@@ -53,6 +54,7 @@ def plan(
     run = resolve(run)
     world_size = hardware.ranks if hardware else (run.resources.processes_per_node or 1) * run.resources.nodes
     check(run, world_size)
+    warnings = check_data(run)
     expected = forecast(run, hardware) if hardware else None
     unknown = None if expected else _why_unknown(run, hardware)
     rows = describe(run, world_size, hardware.gpu if hardware else None)
@@ -61,6 +63,8 @@ def plan(
         print_json(result | (expected.as_dict() if expected else {}) | {"resolved": run.model_dump(mode="json")})
     else:
         _print(run.name, rows, expected, unknown)
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
     return ExitCode.OK
 
 

@@ -66,7 +66,7 @@ def prepare(path: str, overrides: Sequence[str], *, fresh: bool = False, faults:
     if earlier is None or not is_under_way(earlier):
         warnings = where.check(run, bytes_needed=bytes_needed(run))
         check(run, world_size)
-        check_data(run)
+        warnings += check_data(run, thorough=True)
         warnings += check_hub(run)
         expected = forecast(run, hardware) if hardware else None  # refuses what will not fit
         warnings += expected.warnings if expected else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 
 from windlass.data.destination import Destination
 from windlass.data.processes import remove_part
+from windlass.data.reading import SKIPPED_SHOWN
 from windlass.data.seen import SeenDigests
 from windlass.data.shards import DTYPES, Index, ShardFacts
 from windlass.data.tokenizer import Tokenizer
-from windlass.data.work import Work
+from windlass.data.work import Work, read_object
 from windlass.data.worker import DIGEST_BYTES, LENGTH_DTYPE
 from windlass.data.writing import DamagedWorkError, ShardWriter
 from windlass.errors import UserError
@@ -67,6 +69,8 @@ class Assembly:
         self.next_unit = progress["next_unit"] if progress else 0
         self.num_read = progress["num_read"] if progress else 0
         self.num_duplicates = progress["num_duplicates"] if progress else 0
+        self.left_out = Counter[str](progress.get("left_out", {}) if progress else {})
+        self.reasons: list[str] = list(progress.get("reasons", [])) if progress else []
         self._writers = {}
         for name in ["", *([VALIDATION] if self.recipe.validation else [])]:
             state = progress["writers"][name] if progress else None
@@ -119,6 +123,9 @@ class Assembly:
                     self._writers[name].append(tokens, lengths)
                 elif kept.any():
                     self._writers[name].append(tokens[np.repeat(kept, lengths.astype(np.int64))], lengths[kept])
+        done = read_object(part.with_suffix(".done")) or {}
+        self.left_out.update(done.get("left_out", {}))
+        self.reasons = [*self.reasons, *done.get("reasons", [])][:SKIPPED_SHOWN]
         self.num_read += len(lengths)
         self.next_unit = number + 1
         self._done.append(part)
@@ -150,6 +157,8 @@ class Assembly:
                 "num_read": self.num_read,
                 "num_duplicates": self.num_duplicates,
                 "num_seen": len(self._seen),
+                "left_out": dict(self.left_out),
+                "reasons": self.reasons,
                 "writers": {name: writer.state() for name, writer in self._writers.items()},
             }
         )
@@ -162,7 +171,14 @@ class Assembly:
 
     def finish(self, names: str) -> Index:
         if not self.num_documents:
-            raise UserError(f"{names} holds no text", cause="every file is empty, or every document in them")
+            left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
+            raise UserError(
+                f"{names} holds nothing to train on" if self.tokenizer.marks_loss else f"{names} holds no text",
+                evidence="\n".join([f"left out: {left_out}", *self.reasons]) if left_out else None,
+                cause=None if left_out else "every file is empty, or every document in them",
+            )
+        for reason in self.reasons:
+            log.warning("left out: %s", reason)
         counts = {name: writer.num_documents for name, writer in self._writers.items()}
         for name, count in counts.items():
             if not count:
@@ -171,6 +187,6 @@ class Assembly:
                     evidence=f"{self.num_documents:,} documents in all",
                     fix="another share, or more text; data.holdout keeps sequences apart instead of documents",
                 )
-        left_out = {"duplicates": self.num_duplicates} if self.recipe.dedup else {}
+        left_out = {**({"duplicates": self.num_duplicates} if self.recipe.dedup else {}), **self.left_out}
         indexes = {name: writer.finish(left_out if not name else None) for name, writer in self._writers.items()}
         return indexes[""]

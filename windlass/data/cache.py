@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,8 @@ def open_shards(
 
 def cache_key(source: FileSource, tokenizer_fingerprint: str) -> str:
     facts = [VERSION, tokenizer_fingerprint, source.text_field, *map(file_fingerprint, source.files)]
+    if source.skip_bad:
+        facts.append("without bad records")
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
@@ -82,6 +85,23 @@ def file_fingerprint(path: InputFile) -> list[str | int]:
     return [path.name, status.st_size, status.st_mtime_ns, digest.hexdigest()]
 
 
+def check_cache() -> None:
+    """Raise a UserError where nothing could be kept on this machine."""
+    folder = cache_root() / "tokens"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"the cache folder {folder} cannot be written to", evidence=str(error), fix=f"export {CACHE_VARIABLE}=FOLDER"
+    )
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """One process at a time; a process that dies gives the lock back."""
@@ -89,11 +109,7 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.open("w")
     except OSError as error:
-        raise UserError(
-            f"the cache folder {path.parent} cannot be written to",
-            evidence=str(error),
-            fix=f"export {CACHE_VARIABLE}=FOLDER",
-        ) from None
+        raise unwritable(path.parent, error) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -74,7 +74,7 @@ class ExampleTokenizer(Tokenizer):
             self._template  # noqa: B018
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
-        rendered = [self._rendered(json.loads(text)) for text in texts]
+        rendered = [self.rendered(json.loads(text)) for text in texts]
         encoded = self._exact.encode_batch([text for text, _ in rendered], add_special_tokens=False)
         documents = []
         for one, (_, spans) in zip(encoded, rendered, strict=True):
@@ -84,7 +84,7 @@ class ExampleTokenizer(Tokenizer):
             documents.append(ids)
         return documents
 
-    def _rendered(self, example: dict[str, Any]) -> tuple[str, list[Span]]:
+    def rendered(self, example: dict[str, Any]) -> tuple[str, list[Span]]:
         """The text of an example and where its completions are."""
         if self.form == "instruction":
             prompt, completion = example["prompt"], example["completion"]
@@ -131,11 +131,16 @@ def completions(template: Template, example: dict[str, Any], *, last_only: bool)
     text, spans = template.render(messages, tools)
     if not spans:
         turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        spans = [turn(template, messages, tools, place, text) for place in (turns[-1:] if last_only else turns)]
+        spans = [
+            turn(template, messages, tools, place, text, last_only=last_only)
+            for place in (turns[-1:] if last_only else turns)
+        ]
     return text, spans[-1:] if last_only else spans
 
 
-def turn(template: Template, messages: list[dict[str, Any]], tools: Any, place: int, text: str) -> Span:
+def turn(
+    template: Template, messages: list[dict[str, Any]], tools: Any, place: int, text: str, *, last_only: bool
+) -> Span:
     """Where one assistant's message is, from what the template makes of the messages up to it and with it.
 
     What comes before must be rendered the same whatever follows, else the place would be a guess.
@@ -151,6 +156,8 @@ def turn(template: Template, messages: list[dict[str, Any]], tools: Any, place: 
             f"the chat template of {template.name} renders a message differently when others follow it",
             evidence=f"message {place + 1} of {json.dumps(messages, ensure_ascii=False)[:120]}…",
             cause="so the assistant's turns cannot be told apart, and no {% generation %} block marks them",
-            fix="data.train_on=last    trains on the last turn of every record",
+            fix="put {% generation %} … {% endgeneration %} around the assistant's text in the template"
+            if last_only
+            else "data.train_on=last    trains on the last turn of every record",
         )
     return len(before), len(upto)

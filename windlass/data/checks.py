@@ -15,20 +15,26 @@ from windlass.errors import UserError
 from windlass.spec import Run
 
 
-def check_data(run: Run) -> None:
-    """Raise a UserError if the run's data cannot be what it says."""
+def check_data(run: Run, *, thorough: bool = False) -> list[str]:
+    """Raise a UserError if the run's data cannot be what it says; warnings for what is left aside.
+
+    Thorough: text files on this machine are read, as far as that takes no longer than some seconds.
+    """
     from windlass.data.mixing import parts_of
     from windlass.data.opening import check_weights
 
     check_weights(run.data)
+    warnings: list[str] = []
     for data in parts_of(run.data):
         part = run.model_copy(update={"data": data})
-        check_part(part, parse_source(data, "train"), training=True)
+        warnings += check_part(part, parse_source(data, "train"), training=True, thorough=thorough)
     if run.data.validation_source:
-        check_part(run, parse_source(run.data, "validation"), training=False)
+        warnings += check_part(run, parse_source(run.data, "validation"), training=False, thorough=thorough)
+    return warnings
 
 
-def check_part(run: Run, source: Source, *, training: bool) -> None:
+def check_part(run: Run, source: Source, *, training: bool, thorough: bool) -> list[str]:
+    warnings: list[str] = []
     match source:
         case HubSource():
             if run.data.format != "text":
@@ -42,6 +48,13 @@ def check_part(run: Run, source: Source, *, training: bool) -> None:
         case FileSource():
             check_files(source)
             check_template(run)
+            unread = source.about_ignored()
+            warnings += [unread] if unread else []
+            if thorough:
+                from windlass.data.scanning import scan
+
+                warnings += scan(source, run, training=training)
+    return warnings
 
 
 def check_shards(run: Run, source: ShardSource | StoreShardSource, *, training: bool) -> None:
@@ -97,7 +110,8 @@ def check_files(source: FileSource) -> None:
             f"{source.files[0]} is" if len(source.files) == 1 else f"all {len(source.files)} files of {source.name} are"
         )
         raise UserError(f"{names} empty", fix="data.source=corpus:austen    is text to try with")
-    check_first_record(filled[0], source.text_field)
+    if not source.skip_bad:
+        check_first_record(filled[0], source.text_field)
 
 
 def check_first_record(path: InputFile, text_field: str) -> None:

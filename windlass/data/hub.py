@@ -6,10 +6,11 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from windlass.catalog.hub import chain, first_line, retry_after
-from windlass.data.records import example_text, is_selector
+from windlass.data.records import BadRecordError, example_text, is_selector, require_unicode
 from windlass.data.sources import HubSource
 from windlass.errors import ExitCode, UserError
 
@@ -21,6 +22,14 @@ LONGEST_WAIT_S = 600.0
 FIRST_DELAY_S = 0.5
 PERMANENT_STATUSES = frozenset({400, 401, 403, 404, 410, 416, 451})
 NETWORK_MODULES = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub", "fsspec")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a `datasets` source, and what is known of its version."""
+
+    url: str  # or a path
+    origin: tuple[str, ...]  # (repository, commit) on a hub, the server's ETag, or a time
 
 
 class DocumentFiles(Protocol):
@@ -41,15 +50,24 @@ class HubFiles:
         self.name = source.name
         self.source = source
         self._sleep = sleep
-        self._dataset = persistently(lambda: load(source), self.name, "cannot be opened", sleep)
+        self._dataset, self.data_files = persistently(lambda: load(source), self.name, "cannot be opened", sleep)
         self.num_files = int(self._dataset.num_shards)
         if self.num_files < 1:
             raise empty_source(self.name)
 
-    def documents(self, file: int, skip: int) -> Iterator[str]:
-        """The texts of one file from document `skip` on."""
+    def documents(self, file: int, skip: int, skipped: Callable[[UserError], None] | None = None) -> Iterator[str]:
+        """The texts of one file from document `skip` on; of records that are left out an empty one."""
         for document, row in enumerate(self.records(file, skip), start=skip):
-            yield self._text(row, file, document)
+            try:
+                yield self._text(row, file, document)
+            except BadRecordError as error:
+                if not self.source.skip_bad:
+                    raise
+                if skipped:
+                    skipped(error)
+                else:
+                    log.warning("left out: %s", error.what)
+                yield ""
 
     def records(self, file: int, skip: int) -> Iterator[dict[str, Any]]:
         """The records of one file from number `skip` on; a broken connection is taken up where it broke."""
@@ -75,8 +93,9 @@ class HubFiles:
 
     def _text(self, row: dict[str, Any], file: int, document: int) -> str:
         field = self.source.text_field
+        where = f"document {document:,} of file {file:,} of {self.name}"
         if is_selector(field):
-            return example_text(row, field, f"document {document:,} of file {file:,} of {self.name}")
+            return example_text(row, field, where)
         if field not in row:
             raise UserError(
                 f"the records of {self.name} have no field {field!r}",
@@ -87,12 +106,12 @@ class HubFiles:
         if text is None:
             return ""
         if not isinstance(text, str):
-            raise UserError(
-                f"the field {field!r} of document {document:,} of file {file:,} of {self.name} is no text",
+            raise BadRecordError(
+                f"the field {field!r} of {where} is no text",
                 evidence=f"it is {type(text).__name__}: {str(text)[:80]}",
                 fix="data.text_field=…",
             )
-        return text
+        return require_unicode(text, where)
 
 
 def persistently(
@@ -129,7 +148,8 @@ def wait_or_give_up(error: Exception, failures: int, name: str, failure: str, sl
     sleep(delay)
 
 
-def load(source: HubSource) -> Any:
+def load(source: HubSource) -> tuple[Any, list[DataFile]]:
+    """The dataset opened for streaming, and its files."""
     datasets = import_datasets()
     # After a failed read its own retry goes on in the middle of a gzip stream and can lose bytes unnoticed: one try
     # only, so that a failure reaches us and the file is opened again at a known document.
@@ -149,17 +169,18 @@ def load(source: HubSource) -> Any:
             raise UserError(
                 f"{source.name} names URLs, and aiohttp is not installed", fix="pip install aiohttp"
             ) from None
-    dataset = datasets.load_dataset(
+    builder = datasets.load_dataset_builder(
         source.path,
         source.config,
-        split=source.split,
-        streaming=True,
         **({"revision": source.revision} if source.revision else {}),
         **({"data_files": {source.split: list(source.files)}} if source.files else {}),
     )
+    dataset = builder.as_streaming_dataset(split=source.split)
     if not isinstance(dataset, datasets.IterableDataset):
         raise UserError(f"{source.name} is not one split but several", fix="data.split=train")
-    return dataset
+    listed = (builder.config.data_files or {}).get(source.split.partition("[")[0], [])
+    origins = getattr(listed, "origin_metadata", None) or [()] * len(listed)
+    return dataset, [DataFile(str(url), tuple(map(str, origin))) for url, origin in zip(listed, origins, strict=False)]
 
 
 def import_datasets() -> Any:

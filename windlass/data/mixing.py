@@ -26,6 +26,7 @@ def parts_of(data: DataSection) -> list[DataSection]:
                 "sources": (),
                 "config": one.config,
                 "split": one.split or data.split,
+                "revision": one.revision,
                 "files": one.files,
                 "text_field": one.text_field or data.text_field,
             }

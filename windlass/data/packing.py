@@ -28,6 +28,7 @@ class Packing:
     lengths: NDArray[np.int64]
     room: int  # tokens of a row
     too_long: TooLong
+    unlabelled: NDArray[np.bool_] | None = None  # examples of which only tokens that are not trained on would be left
 
     @cached_property
     def begins(self) -> NDArray[np.int64]:
@@ -35,15 +36,21 @@ class Packing:
 
     @cached_property
     def rows(self) -> list[list[int]]:
-        return pack(self.lengths, self.room, drop=self.too_long == "drop")
+        lengths = self.lengths if self.unlabelled is None else np.where(self.unlabelled, 0, self.lengths)
+        return pack(lengths, self.room, drop=self.too_long == "drop")
+
+    @cached_property
+    def num_unlabelled(self) -> int:
+        return 0 if self.unlabelled is None else int(self.unlabelled.sum())
 
     @cached_property
     def num_too_long(self) -> int:
-        return int((self.lengths > self.room).sum())
+        return int((self.lengths > self.room).sum()) - self.num_unlabelled
 
     @cached_property
     def fullness(self) -> float:
-        kept = self.lengths[self.lengths <= self.room] if self.too_long == "drop" else self.lengths
+        kept = self.lengths if self.unlabelled is None else self.lengths[~self.unlabelled]
+        kept = kept[kept <= self.room] if self.too_long == "drop" else kept
         return float(np.minimum(kept, self.room).sum()) / (self.room * max(1, len(self.rows)))
 
     def place(self, example: int) -> tuple[int, int]:
@@ -60,12 +67,17 @@ class PackedRows(Windows):
 
     @classmethod
     def packed(cls, shards: TokenShards, name: str, sequence_length: int, too_long: TooLong) -> PackedRows:
-        packing = Packing(shards.document_lengths(), sequence_length + 1, too_long)
+        lengths, room = shards.document_lengths(), sequence_length + 1
+        cut = None if too_long == "drop" else cut_away(shards, lengths, room)
+        packing = Packing(lengths, room, too_long, cut)
         if not packing.rows:
-            raise UserError(
-                f"{name} holds no example that fits into {sequence_length:,} tokens",
-                evidence=f"{shards.num_documents:,} examples, all longer, and data.too_long is {too_long}",
-                fix="a longer data.sequence_length, or data.too_long=truncate",
+            raise nothing_fits(name, sequence_length, shards.num_documents, too_long)
+        if packing.num_unlabelled:
+            log.warning(
+                "%s: %s examples are left out: their prompts alone fill %s tokens",
+                name,
+                f"{packing.num_unlabelled:,}",
+                f"{sequence_length:,}",
             )
         return cls(shards, name, sequence_length, first=0, num_sequences=len(packing.rows), packing=packing)
 
@@ -75,6 +87,8 @@ class PackedRows(Windows):
         packing, long = self.packing, ""
         if packing.num_too_long:
             long = f", {packing.num_too_long:,} too long: {'cut' if packing.too_long == 'truncate' else 'left out'}"
+        if packing.num_unlabelled:
+            long += f", {packing.num_unlabelled:,} left out: their prompts alone are too long"
         return (
             f"{self.name}, {self.shards.num_documents:,} examples, {count} of {self.sequence_length:,}, "
             f"{packing.fullness:.0%} full{long}"
@@ -97,6 +111,32 @@ class PackedRows(Windows):
         if here < size:
             starts.append(here)  # padding is a document of its own: it sees no example, and none sees it
         return Sequence(f"row:{window}", tokens, np.array(starts, dtype=np.int64), loss)
+
+
+def cut_away(shards: TokenShards, lengths: NDArray[np.int64], room: int) -> NDArray[np.bool_]:
+    """Which examples have no token to train on within a row's room; of those that fit, tokenizing saw to it."""
+    found = np.zeros(len(lengths), dtype=np.bool_)
+    begins = np.cumsum(lengths) - lengths
+    for example in np.flatnonzero(lengths > room):
+        begin = int(begins[example])
+        _, _, trained = shards.read_marked(begin, begin + room)
+        found[example] = trained is not None and not trained[1:].any()
+    return found
+
+
+def nothing_fits(name: str, sequence_length: int, num_examples: int, too_long: TooLong) -> UserError:
+    if too_long == "drop":
+        return UserError(
+            f"{name} holds no example that fits into {sequence_length:,} tokens",
+            evidence=f"{num_examples:,} examples, all longer, and data.too_long is drop",
+            fix="a longer data.sequence_length, or data.too_long=truncate",
+        )
+    return UserError(
+        f"{name} holds no example with a completion within {sequence_length:,} tokens",
+        evidence=f"{num_examples:,} examples, all with prompts that fill a sequence alone",
+        cause="of an example that is cut, nothing would be left to train on",
+        fix="a longer data.sequence_length",
+    )
 
 
 def pack(lengths: NDArray[np.int64], room: int, *, drop: bool) -> list[list[int]]:

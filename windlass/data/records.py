@@ -14,6 +14,46 @@ from windlass.spec.data import DataSection
 
 MARK = "@"
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# ShareGPT: {"conversations": [{"from": "human", "value": "…"}, …]}
+SHAREGPT_FIELD = "conversations"
+SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+
+
+class BadRecordError(UserError):
+    """One record that cannot be read; data.bad_records=skip leaves it out."""
+
+    def __init__(self, what: str, *, fix: str | None = None, **more: Any) -> None:
+        skip = "data.bad_records=skip (tokenize: --bad-records skip)    leaves such records out, and counts them"
+        super().__init__(what, fix=f"{fix}\n{skip}" if fix else skip, **more)
+
+
+def require_unicode(text: str, where: str) -> str:
+    """Half of a surrogate pair can be written in JSON, and is no character that a tokenizer could read."""
+    try:
+        if not text.isascii():
+            text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        escaped_byte = 0xDC80 <= code <= 0xDCFF  # how `surrogateescape` writes a byte that is no UTF-8
+        raise BadRecordError(
+            f"{where} is not UTF-8 text" if escaped_byte else f"{where} holds half a character, U+{code:04X}",
+            evidence=f"after {text[max(0, error.start - 40) : error.start]!r}",
+            cause=None if escaped_byte else "a text was cut inside a surrogate pair before it was written",
+            fix="iconv -f latin1 -t utf-8 OLD > NEW" if escaped_byte else None,
+        ) from None
+    return text
 
 
 def selector(data: DataSection) -> str:
@@ -34,56 +74,91 @@ def is_selector(field: str) -> bool:
 def columns(field: str, there: list[str]) -> list[str]:
     """The columns of a table that a selector looks at."""
     kind, *names = field.removeprefix(MARK).split(":")
-    return [*names, *(["tools"] if kind == "chat" and "tools" in there else [])]
+    return [
+        *names,
+        *(
+            [name for name in (SHAREGPT_FIELD, "system", "tools") if name in there and name not in names]
+            if kind == "chat"
+            else []
+        ),
+    ]
 
 
 def example_text(record: Any, field: str, where: str) -> str:
     """The example of a record as JSON; a UserError that names the place where the record is none."""
     kind, *names = field.removeprefix(MARK).split(":")
     if not isinstance(record, dict):
-        raise UserError(f"{where} is {type(record).__name__}, not a JSON object with the field {names[0]!r}")
+        raise BadRecordError(f"{where} is {type(record).__name__}, not a JSON object with the field {names[0]!r}")
+    if kind == "chat" and names[0] not in record and SHAREGPT_FIELD in record:
+        names = [SHAREGPT_FIELD]
     for name in names:
         if name not in record:
-            raise UserError(
+            raise BadRecordError(
                 f"{where} has no field {name!r}",
                 evidence=f"fields there: {', '.join(map(str, record)) or 'none'}",
                 cause=f"data.format is {kind}",
                 fix=f"data.{'messages' if kind == 'chat' else 'prompt' if name == names[0] else 'completion'}_field=…",
             )
     if kind == "chat":
-        example: dict[str, Any] = {"messages": check_messages(without_nulls(record[names[0]]), where)}
+        messages = with_roles(without_nulls(parsed(record[names[0]])), record)
+        example: dict[str, Any] = {"messages": check_messages(messages, where)}
         if record.get("tools"):
-            example["tools"] = without_nulls(record["tools"])
+            example["tools"] = without_nulls(parsed(record["tools"]))
     else:
         example = {"prompt": record[names[0]], "completion": record[names[1]]}
         for part, value in example.items():
             if not isinstance(value, str):
-                raise UserError(f"{where}: the {part} is {type(value).__name__}, not a text")
+                raise BadRecordError(f"{where}: the {part} is {type(value).__name__}, not a text")
         if not example["completion"].strip():
             raise empty_completion(where)
-    return json.dumps(example, ensure_ascii=False)
+    return require_unicode(json.dumps(example, ensure_ascii=False), where)
+
+
+def parsed(value: Any) -> Any:
+    """Tables without nested columns, CSV above all, hold messages and tools as JSON."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def with_roles(messages: Any, record: dict[str, Any]) -> Any:
+    """ShareGPT's messages as everybody else's; others as they are."""
+    if not isinstance(messages, list) or not all(
+        isinstance(one, dict) and "from" in one and "role" not in one for one in messages
+    ):
+        return messages
+    found = [
+        {"role": SHAREGPT_ROLES.get(str(one["from"]), one["from"]), "content": one.get("value")} for one in messages
+    ]
+    system = record.get("system")
+    return [{"role": "system", "content": system}, *found] if isinstance(system, str) and system else found
 
 
 def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
-        raise UserError(f"{where}: a chat is a list of messages, not {str(messages)[:60]!r}")
+        raise BadRecordError(f"{where}: a chat is a list of messages, not {str(messages)[:60]!r}")
     for number, message in enumerate(messages, start=1):
         place = f"{where}: message {number}"
         if not isinstance(message, dict) or "role" not in message:
-            raise UserError(f"{place} has no role", evidence=str(message)[:80], fix='{"role": "user", "content": "…"}')
+            raise BadRecordError(
+                f"{place} has no role", evidence=str(message)[:80], fix='{"role": "user", "content": "…"}'
+            )
         role, content = message["role"], message.get("content")
         if role not in ROLES:
-            raise UserError(
+            raise BadRecordError(
                 f"{place} has the role {role!r}", evidence=f"roles: {', '.join(ROLES)}", cause=str(message)[:80]
             )
         if content is None and message.get("tool_calls") is None:
-            raise UserError(f"{place} has no content", evidence=str(message)[:80])
+            raise BadRecordError(f"{place} has no content", evidence=str(message)[:80])
         if content is not None and not isinstance(content, str | list):
-            raise UserError(f"{place} has a content that is no text", evidence=str(message)[:80])
+            raise BadRecordError(f"{place} has a content that is no text", evidence=str(message)[:80])
         if role == "assistant" and not message.get("tool_calls") and not str(content or "").strip():
             raise empty_completion(place)
     if not any(message["role"] == "assistant" for message in messages):
-        raise UserError(
+        raise BadRecordError(
             f"{where} has no message of the assistant",
             cause="only the assistant's messages are trained on",
             fix="leave such records out",
@@ -92,7 +167,7 @@ def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
 
 
 def empty_completion(where: str) -> UserError:
-    return UserError(f"{where} is empty: there is nothing to train on", fix="leave such records out")
+    return BadRecordError(f"{where} is empty: there is nothing to train on", fix="leave such records out")
 
 
 def without_nulls(value: Any) -> Any:

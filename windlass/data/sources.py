@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import glob
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,15 +20,18 @@ CORPORA = {"austen": "austen.jsonl.gz"}
 FILE_BUILDERS = ("json", "text", "parquet", "csv", "arrow")  # `datasets` readers of files that data.files names
 DEFAULT_CONFIGS = {"allenai/c4": "en"}
 INDEX_NAME = "index.json"  # in a folder of token shards
-FORMATS: dict[str, Literal["jsonl", "text", "parquet"]] = {
+Format = Literal["jsonl", "csv", "text", "parquet"]
+FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
-    ".jsonl.gz": "jsonl",
     ".json": "jsonl",
-    ".json.gz": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
     ".txt": "text",
-    ".txt.gz": "text",
     ".parquet": "parquet",
 }
+COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
+KINDS = f"text files end in {', '.join(FORMATS)}; all but the last also with {', '.join(COMPRESSIONS)}"
+OWN_FILES = frozenset({"fetched.yaml"})  # what `windlass data fetch` leaves beside its parts
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,16 @@ class FileSource:
     files: tuple[InputFile, ...]
     text_field: str
     name: str
+    ignored: tuple[str, ...] = ()  # files beside them that are of no known kind
+    skip_bad: bool = False  # records that cannot be read are left out and counted
+
+    def about_ignored(self) -> str | None:
+        """What is said of the files that are not read."""
+        if not self.ignored:
+            return None
+        names = ", ".join(self.ignored[:5]) + ", …" * (len(self.ignored) > 5)
+        count = "1 file" if len(self.ignored) == 1 else f"{len(self.ignored):,} files"
+        return f"of {self.name} not read, being of no known kind: {count}: {names}; {KINDS}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,7 @@ class HubSource:
     files: tuple[str, ...]
     text_field: str
     revision: str | None = None
+    skip_bad: bool = False
 
     @property
     def name(self) -> str:
@@ -78,7 +93,13 @@ def parse_source(data: DataSection, part: Literal["train", "validation"]) -> Sou
     """The source that a run trains on, or the one it validates on."""
     if part == "train":
         return source_named(
-            data.source, config=data.config, split=data.split, files=data.files, text_field=selector(data)
+            data.source,
+            config=data.config,
+            split=data.split,
+            files=data.files,
+            text_field=selector(data),
+            revision=data.revision,
+            skip_bad=data.bad_records == "skip",
         )
     text = data.validation_source or ""
     if text.startswith(HUB_PREFIX) and text.removeprefix(HUB_PREFIX) in FILE_BUILDERS:
@@ -92,12 +113,28 @@ def parse_source(data: DataSection, part: Literal["train", "validation"]) -> Sou
         split=data.validation_split,
         files=(),
         text_field=selector(data),
+        revision=data.revision if text == data.source else None,
+        skip_bad=data.bad_records == "skip",
     )
 
 
 def source_named(
-    text: str, *, config: str | None = None, split: str = "train", files: tuple[str, ...] = (), text_field: str = "text"
+    text: str,
+    *,
+    config: str | None = None,
+    split: str = "train",
+    files: tuple[str, ...] = (),
+    text_field: str = "text",
+    revision: str | None = None,
+    skip_bad: bool = False,
 ) -> Source:
+    source = _source_named(text, config=config, split=split, files=files, text_field=text_field)
+    if isinstance(source, HubSource):
+        return replace(source, revision=revision, skip_bad=skip_bad)
+    return replace(source, skip_bad=skip_bad) if isinstance(source, FileSource) else source
+
+
+def _source_named(text: str, *, config: str | None, split: str, files: tuple[str, ...], text_field: str) -> Source:
     if text.startswith(HUB_PREFIX):
         return hub_source(text, config=config, split=split, files=files, text_field=text_field)
     if files:
@@ -169,10 +206,11 @@ def store_source(url: str, text_field: str) -> StoreShardSource | FileSource:
         raise UserError(
             f"{url} holds neither token shards nor text files",
             evidence=f"it holds {', '.join(one.name for one in found[:5])}{', …' * (len(found) > 5)}",
-            cause=f"shards have an {INDEX_NAME}, written last; text files end in {', '.join(FORMATS)}",
+            cause=f"shards have an {INDEX_NAME}, written last; {KINDS}",
             fix="windlass data tokenize FILES -o FOLDER",
         )
-    return FileSource(tuple(files), text_field, name=url)
+    ignored = tuple(one.name for one in found if one not in files and is_content(one.name))
+    return FileSource(tuple(files), text_field, name=url, ignored=ignored)
 
 
 def local_source(text: str, text_field: str) -> ShardSource | FileSource:
@@ -196,29 +234,61 @@ def local_source(text: str, text_field: str) -> ShardSource | FileSource:
 def folder_source(folder: Path, text_field: str) -> ShardSource | FileSource:
     if (folder / INDEX_NAME).exists():
         return ShardSource(folder, folder.resolve().name)
-    files = tuple(path for path in sorted(folder.rglob("*")) if file_format(path) and path.is_file())
+    found = sorted(files_below(folder))
+    files = tuple(path for path in found if file_format(path))
     if not files:
         names = sorted(path.name for path in folder.iterdir())
         some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
         raise UserError(
             f"{folder} holds neither token shards nor text files" if names else f"{folder} is an empty folder",
             evidence=f"it holds {some}" if names else None,
-            cause=f"shards have an {INDEX_NAME}, written last; text files end in {', '.join(FORMATS)}",
+            cause=f"shards have an {INDEX_NAME}, written last; {KINDS}",
             fix="windlass data tokenize FILES -o FOLDER",
         )
-    return FileSource(files, text_field, name=folder.resolve().name)
+    ignored = tuple(str(path.relative_to(folder)) for path in found if not file_format(path) and is_content(path.name))
+    return FileSource(files, text_field, name=folder.resolve().name, ignored=ignored)
 
 
-def file_format(path: Path) -> Literal["jsonl", "text", "parquet"] | None:
+def files_below(folder: Path) -> Iterator[Path]:
+    """Every file below a folder, also of folders that are linked into it, each folder once."""
+    entered: set[Path] = set()
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        if here.resolve() in entered:
+            continue  # two links to one folder, or a link to a folder above
+        entered.add(here.resolve())
+        for path in sorted(here.iterdir()):
+            if path.name.startswith("."):
+                continue
+            if path.is_dir():
+                waiting.append(path)
+            elif path.is_file():
+                yield path
+
+
+def is_content(name: str) -> bool:
+    """Whether a file may be meant as data, so that leaving it unread is worth a word."""
+    return not name.startswith(".") and name not in OWN_FILES
+
+
+def file_format(path: Path) -> Format | None:
     name = path.name.lower()
     if name.startswith("."):
         return None
-    return next((kind for suffix, kind in FORMATS.items() if name.endswith(suffix)), None)
+    plain = name.removesuffix(compression(name) or "")
+    kind = next((kind for suffix, kind in FORMATS.items() if plain.endswith(suffix)), None)
+    return None if kind == "parquet" and plain != name else kind
+
+
+def compression(name: str) -> str | None:
+    """The suffix that says how a file is compressed, in lower case."""
+    return next((suffix for suffix in COMPRESSIONS if name.lower().endswith(suffix)), None)
 
 
 def readable(path: Path) -> Path:
     if file_format(path) is None:
-        raise UserError(f"{path} is of no known kind", cause=f"text files end in {', '.join(FORMATS)}")
+        raise UserError(f"{path} is of no known kind", cause=KINDS)
     return path
 
 

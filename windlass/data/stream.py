@@ -163,7 +163,7 @@ class Stream:
 
     def _open_lanes(self, numbers: Collection[int], step: int) -> None:
         self._is_open = True
-        positions = {number: START for number in numbers}
+        positions = dict.fromkeys(numbers, START)
         self._next_step = self._next_entry = 0
         if self._saved is not None and step >= self._saved[0]:
             self._next_step, saved = self._saved[0], self._with_entries(self._saved[1])

@@ -86,7 +86,7 @@ def plan_of(
         "recipe": asdict(recipe),
         "units": [num_units, reading.UNIT_BYTES],
         "sources": [
-            [source.text_field, *map(file_fingerprint, source.files)]
+            [source.text_field, source.skip_bad, *map(file_fingerprint, source.files)]
             if isinstance(source, FileSource)
             else asdict(source)
             for source in sources

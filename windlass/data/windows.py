@@ -50,11 +50,7 @@ class Windows:
     def whole(cls, shards: TokenShards, name: str, sequence_length: int) -> Windows:
         count = max(0, shards.num_tokens - 1) // sequence_length
         if count < 1:
-            raise UserError(
-                f"{name} holds {shards.num_tokens:,} tokens, fewer than one sequence of {sequence_length:,} needs",
-                evidence=f"{sequence_length + 1:,} tokens make one sequence and its last target",
-                fix=f"data.sequence_length={max(2, shards.num_tokens - 1)} or more text",
-            )
+            raise too_little(name, shards.num_tokens, sequence_length)
         return cls(shards, name, sequence_length, first=0, num_sequences=count)
 
     @property
@@ -76,11 +72,7 @@ class Windows:
         held_out = math.ceil(holdout * self.num_sequences)
         training = self.num_sequences - held_out
         if holdout and training < 1:
-            raise UserError(
-                f"data.holdout={holdout} leaves nothing to train on",
-                evidence=f"{self.name} holds {self.num_sequences} sequence of {self.sequence_length:,} tokens",
-                fix="data.holdout=0, a shorter data.sequence_length or more text",
-            )
+            raise all_held_out(self.name, self.num_sequences, self.sequence_length, holdout)
         return (
             replace(self, num_sequences=training, _ahead=Lookahead()),
             replace(self, first=self.first + training, num_sequences=held_out, _ahead=Lookahead()),
@@ -134,6 +126,22 @@ class Windows:
 
     def restore(self, step: int, state: dict[str, Any] | None) -> None:
         """Nothing to do: the order follows from the step."""
+
+
+def too_little(name: str, num_tokens: int, sequence_length: int) -> UserError:
+    return UserError(
+        f"{name} holds {num_tokens:,} tokens, fewer than one sequence of {sequence_length:,} needs",
+        evidence=f"{sequence_length + 1:,} tokens make one sequence and its last target",
+        fix=f"data.sequence_length={max(2, num_tokens - 1)} or more text",
+    )
+
+
+def all_held_out(name: str, num_sequences: int, sequence_length: int, holdout: float) -> UserError:
+    return UserError(
+        f"data.holdout={holdout} leaves nothing to train on",
+        evidence=f"{name} holds {num_sequences} sequence of {sequence_length:,} tokens",
+        fix="data.holdout=0, a shorter data.sequence_length or more text",
+    )
 
 
 @lru_cache(maxsize=64)

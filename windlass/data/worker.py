@@ -12,15 +12,17 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from dataclasses import asdict, dataclass, field
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from windlass.data.reading import Unit, documents
+from windlass.data.chat import TRAINED
+from windlass.data.reading import HubPiece, Skipped, Unit, documents
 from windlass.data.shards import DTYPES
+from windlass.data.templates import ChatTemplateError
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import write_atomically
@@ -50,26 +52,59 @@ class Done:
     num_tokens: int
     num_documents: int
     sha256: dict[str, str]  # by suffix
+    left_out: dict[str, int] = field(default_factory=dict)  # records that became no document, by the reason
+    reasons: list[str] = field(default_factory=list)  # of the first records that could not be read
+
+
+BAD_RECORDS = "bad records"
+WITHOUT_COMPLETION = "examples without a token to train on"
 
 
 def run(job: Job, tokenizer: Tokenizer) -> Done:
     dtype = DTYPES[tokenizer.dtype]
     num_tokens = num_documents = 0
+    skipped, unlabelled = Skipped(), 0
     with Columns(job.out, ("tokens", "lengths", *(["digests"] if job.digests else []))) as columns:
-        texts = (text for piece in job.unit for text in documents(piece))
+        texts = (text for piece in job.unit for text in documents(piece, skipped))
+        skip_bad = any(piece.source.skip_bad if isinstance(piece, HubPiece) else piece.skip_bad for piece in job.unit)
         for some in batches(islice(texts, job.limit)):
-            encoded = tokenizer.encode_documents(some)
+            kept, encoded = encode(tokenizer, some, skipped if skip_bad else None)
+            if tokenizer.marks_loss:
+                labelled = [has_label(ids) for ids in encoded]
+                unlabelled += labelled.count(False)
+                kept, encoded = list(compress(kept, labelled)), list(compress(encoded, labelled))
             counts = np.fromiter(map(len, encoded), dtype=LENGTH_DTYPE, count=len(encoded))
             flat = np.fromiter(chain.from_iterable(encoded), dtype=dtype, count=int(counts.sum()))
             columns.write("tokens", flat.tobytes())
             columns.write("lengths", counts.tobytes())
             if job.digests:
-                columns.write("digests", b"".join(map(text_digest, some)))
+                columns.write("digests", b"".join(map(text_digest, kept)))
             num_tokens += len(flat)
             num_documents += len(counts)
-    done = Done(num_tokens, num_documents, columns.sha256)
+    left_out = {BAD_RECORDS: skipped.count, WITHOUT_COMPLETION: unlabelled}
+    left_out = {reason: count for reason, count in left_out.items() if count}
+    done = Done(num_tokens, num_documents, columns.sha256, left_out, skipped.reasons)
     write_atomically(job.out.with_suffix(".done"), json.dumps(asdict(done)))
     return done
+
+
+def encode(tokenizer: Tokenizer, texts: list[str], skipped: Skipped | None) -> tuple[list[str], list[list[int]]]:
+    """The texts and their tokens; those that the chat template refuses are left out where such records are skipped."""
+    try:
+        return texts, tokenizer.encode_documents(texts)
+    except ChatTemplateError as error:
+        if skipped is None:
+            raise
+        if len(texts) == 1:
+            skipped.add(error)
+            return [], []
+    found = [encode(tokenizer, [text], skipped) for text in texts]
+    return [text for kept, _ in found for text in kept], [ids for _, encoded in found for ids in encoded]
+
+
+def has_label(ids: list[int]) -> bool:
+    """Whether a token is trained on that another one comes before."""
+    return any(number & TRAINED for number in islice(ids, 1, None))
 
 
 class Columns:
@@ -129,6 +164,11 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         except OSError as error:
             answer = UserError(
                 f"{job.out.parent} cannot be written", evidence=str(error), exit_code=ExitCode.FAILED
+            ).as_dict()
+        except Exception as error:  # of the tokenizer: the library raises plain ones
+            names = ", ".join(dict.fromkeys(str(getattr(piece, "path", piece)) for piece in job.unit))
+            answer = UserError(
+                f"a text of {names} cannot be tokenized", evidence=f"{type(error).__name__}: {error}"
             ).as_dict()
         try:
             pickle.dump(answer, answers)

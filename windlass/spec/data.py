@@ -20,6 +20,8 @@ class MixedSource(Section):
     """Configuration of a `hf:` source."""
     split: str | None = None
     """Split of a `hf:` source."""
+    revision: str | None = None
+    """Commit, tag or branch of a `hf:` dataset."""
     files: tuple[str, ...] = ()
     """Data files of a `hf:json`, `hf:text` or `hf:parquet` source."""
     text_field: str | None = None
@@ -30,8 +32,8 @@ class DataSection(Section):
     """What is read, and how it becomes sequences."""
 
     source: str = "hf:allenai/c4"
-    """`corpus:austen` (shipped) · a folder of token shards (`windlass data tokenize`) · JSONL, text or parquet files
-    (a path or a glob; tokenized once into a cache) · either of them as `s3://BUCKET/…` · `hf:NAME` (a `datasets`
+    """`corpus:austen` (shipped) · a folder of token shards (`windlass data tokenize`) · JSONL, CSV, text or parquet
+    files (a path or a glob; tokenized once into a cache) · either of them as `s3://BUCKET/…` · `hf:NAME` (a `datasets`
     source, streamed)."""
     sources: tuple[MixedSource, ...] = ()
     """Several sources instead of one, mixed by weight: `[{source: shards, weight: 3}, {source: "hf:NAME"}]`."""
@@ -41,6 +43,8 @@ class DataSection(Section):
     """Configuration of a `hf:` source; `en` for allenai/c4."""
     split: str = "train"
     """Split of a `hf:` source."""
+    revision: str | None = None
+    """Commit, tag or branch of a `hf:` dataset. Default: its newest."""
     files: tuple[str, ...] = ()
     """Data files of a `hf:json`, `hf:text` or `hf:parquet` source: paths or URLs."""
     text_field: str = "text"
@@ -49,7 +53,8 @@ class DataSection(Section):
     """What a record is: `text` · `chat`: messages with roles, rendered by the tokenizer's own template · `instruction`:
     a prompt and its completion. Of the last two only completions are trained on, and examples are packed whole."""
     messages_field: str = "messages"
-    """Field of a `chat` record that holds its messages; a field `tools`, where there is one, goes to the template."""
+    """Field of a `chat` record that holds its messages, each with `role` and `content`, or with `from` and `value`
+    (ShareGPT; then `conversations` is looked for too). A field `tools`, where there is one, goes to the template."""
     prompt_field: str = "prompt"
     """Field of an `instruction` record that holds the prompt."""
     completion_field: str = "completion"
@@ -58,6 +63,9 @@ class DataSection(Section):
     """Assistant turns of a `chat` record that are trained on."""
     too_long: Literal["truncate", "drop"] = "truncate"
     """What becomes of a `chat` or `instruction` record with more tokens than a sequence has room for."""
+    bad_records: Literal["refuse", "skip"] = "refuse"
+    """What becomes of a record that cannot be read: bad JSON, a missing field, an unknown role, text that is not
+    Unicode. `refuse` names it and ends; `skip` leaves it out and counts it."""
     special_tokens: tuple[str, ...] = ()
     """Tokens added to the tokenizer; the model gets a row for each, and trains it, also beside frozen weights."""
     tokenizer: str | None = None

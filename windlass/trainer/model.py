@@ -58,6 +58,13 @@ def model_config(run: Run, *, folder: Path | None = None, vocab_size: int = 0) -
                 **copy.deepcopy(run.model.config),
             )
         except (OSError, ValueError) as error:
+            if "trust_remote_code" in str(error):
+                raise UserError(
+                    f"the model {run.model.path} brings code of its own, which is not run unless you say so",
+                    evidence=str(error).splitlines()[0],
+                    cause="whoever wrote that code could do on every rank what you can",
+                    fix="read the .py files of the model, then model.trust_remote_code=true",
+                ) from None
             raise UserError(
                 f"the model {run.model.path} cannot be read",
                 evidence=str(error).splitlines()[0],

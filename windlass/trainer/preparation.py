@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from windlass.data import Sequences, open_sequences
+from windlass.data.fingerprints import data_fingerprint, tokenizer_fingerprint
 from windlass.data.mixing import Mixture
 from windlass.data.stream import Stream
 from windlass.data.tokenizer import Tokenizer, tokenizer_of
@@ -84,7 +86,7 @@ def prepare(run: Run, ranks: Ranks) -> Prepared:
         facts=model_facts,
         sequences=sequences,
         validation=validation,
-        order=_order(run, sequences),
+        order=_order(run, sequences, ranks),
         weights=weights,
         adapter=adapter,
         added=added,
@@ -137,7 +139,29 @@ def added_tokens(run: Run, tokenizer: str | None = None) -> tuple[int, int] | No
     return loaded.ids_of_added(run.data.special_tokens)
 
 
-def _order(run: Run, sequences: Sequences) -> dict[str, Any]:
+def content_of(run: Run, sequences: Sequences, ranks: Ranks) -> dict[str, Any]:
+    """Fingerprints of the data and its tokenizer. Every rank calls this together; ranks that read other data refuse."""
+    streams = sequences.parts if isinstance(sequences, Mixture) else [sequences]
+    known = ranks.is_first or not any(isinstance(one, Stream) for one in streams)  # files are looked at once
+    own = {
+        "data_fingerprint": data_fingerprint(sequences, run.data) if known else None,
+        "tokenizer_fingerprint": tokenizer_fingerprint(sequences),
+    }
+    everyone = ranks.gather((socket.gethostname(), own if known else None))
+    first_host, content = everyone[0]
+    for host, other in everyone:
+        if other is not None and other != content:
+            raise UserError(
+                f"{host} reads other data than {first_host}",
+                evidence="\n".join(f"{key}: {content[key]} on {first_host}, {other[key]} on {host}" for key in content),
+                cause="the files of that name differ between the machines",
+                fix="copy the same data to all of them, or use a shared folder or s3://…",
+            )
+    assert isinstance(content, dict)
+    return content
+
+
+def _order(run: Run, sequences: Sequences, ranks: Ranks) -> dict[str, Any]:
     data = run.data.model_dump(
         mode="json",
         include={
@@ -166,4 +190,5 @@ def _order(run: Run, sequences: Sequences) -> dict[str, Any]:
         "num_sequences": sequences.num_sequences,
         "global_batch": run.train.global_batch,
         "seed": run.train.seed,
+        **content_of(run, sequences, ranks),
     }

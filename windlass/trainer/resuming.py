@@ -13,6 +13,9 @@ from windlass.trainer.tiers_store import store_offers
 
 log = logging.getLogger(__name__)
 
+# What the data and the tokenizer of a run are by their content; checkpoints of earlier versions do not say it.
+CONTENT = frozenset({"data_fingerprint", "tokenizer_fingerprint"})
+
 
 def newest_whole(checkpointer: Checkpointer) -> Offer | None:
     """The newest step that is whole, of equal ones the nearest; those that are not are named and passed over."""
@@ -94,15 +97,18 @@ def check_same_run(manifest: Manifest, *, model: dict[str, Any], order: dict[str
             evidence="\n".join(different[:6]) or "parameter names or shapes differ",
             fix="give this run another name (name=…), or begin again with --fresh",
         )
-    different = [
-        f"{key}: {manifest.order.get(key)!r} there, {order.get(key)!r} here"
-        for key in sorted({*manifest.order, *order})
-        if manifest.order.get(key) != order.get(key)
-    ]
-    if different:
+    unknown = {key for key in CONTENT if manifest.order.get(key) is None or order.get(key) is None}
+    if unknown:
+        log.warning(
+            "whether %s was made with the same content is not known: it has no %s", where, ", no ".join(unknown)
+        )
+    keys = sorted(key for key in {*manifest.order, *order} - unknown if manifest.order.get(key) != order.get(key))
+    if keys:
         raise UserError(
             f"{where} was made with other data or another order",
-            evidence="\n".join(different),
-            cause="going on would read some sequences twice and others never",
+            evidence="\n".join(f"{key}: {manifest.order.get(key)!r} there, {order.get(key)!r} here" for key in keys),
+            cause="the names are the same, but the content of the files has changed since"
+            if CONTENT.issuperset(keys)
+            else "going on would read some sequences twice and others never",
             fix="give this run another name (name=…), or begin again with --fresh",
         )
