@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windlass.data.cache import open_shards
+from windlass.data.chat import encoder
 from windlass.data.inputs import size_of
 from windlass.data.mixing import Mixture, parts_of
-from windlass.data.reading import documents, units_of
+from windlass.data.packing import PackedRows
+from windlass.data.reading import Skipped, documents, units_of
+from windlass.data.records import selector
 from windlass.data.sequences import Progress, open_sequences
+from windlass.data.shards import LOSS_BIT, TokenShards
 from windlass.data.sources import FileSource, HubSource, ShardSource, StoreShardSource, source_named
-from windlass.data.tokenizer import SHARD_TOKENIZER, load_tokenizer
+from windlass.data.tokenizer import SHARD_TOKENIZER, Tokenizer, load_tokenizer
+from windlass.data.windows import Windows
 from windlass.errors import UserError
 from windlass.spec import Run
+from windlass.spec.data import DataSection
 
 SAMPLE_CHARACTERS = 400
 BARS = 12  # of a histogram, at most
@@ -71,13 +79,28 @@ class Inspection:
     facts: dict[str, Any]
 
 
-def inspect(path: str, *, samples: int, text_field: str) -> Inspection:
-    source = source_named(path, text_field=text_field)
+def inspect(path: str, *, samples: int, data: DataSection, tokenizer: str | None = None) -> Inspection:
+    """What is at a path; chats and instructions, where `data` says so, are shown as a tokenizer makes them."""
+    source = source_named(path, text_field=selector(data), skip_bad=data.bad_records == "skip")
     if isinstance(source, HubSource):
         raise UserError(
             f"{path} is a stream with no known end", fix=f"windlass data fetch {source.path} --samples 1000 -o FOLDER"
         )
-    return inspect_files(source, path, samples) if isinstance(source, FileSource) else inspect_shards(source, samples)
+    if not isinstance(source, FileSource):
+        return inspect_shards(source, samples)
+    if data.format == "text":
+        return inspect_files(source, path, samples, show=shortened)
+    if not tokenizer:
+        raise UserError(
+            f"--format {data.format} needs a tokenizer, whose template it is shown in", fix="--tokenizer NAME"
+        )
+    example = encoder(load_tokenizer(tokenizer), data)
+
+    def rendered(text: str) -> str:
+        tokens = np.array(example.encode_documents([text])[0], dtype=np.int64)
+        return marked_text(example, tokens & ~LOSS_BIT, tokens >= LOSS_BIT)
+
+    return inspect_files(source, path, samples, show=rendered)
 
 
 def inspect_shards(source: ShardSource | StoreShardSource, samples: int) -> Inspection:
@@ -89,7 +112,7 @@ def inspect_shards(source: ShardSource | StoreShardSource, samples: int) -> Insp
     else:
         num_bytes, checksums = index.num_tokens * index.itemsize, "compared when blocks are read"
     tokenizer = load_tokenizer(str(shards.folder / SHARD_TOKENIZER))
-    if tokenizer.fingerprint != index.tokenizer.fingerprint:
+    if not index.loss_bit and tokenizer.fingerprint != index.tokenizer.fingerprint:
         raise UserError(f"{shards.folder / SHARD_TOKENIZER} is not the tokenizer that made the shards")
     return Inspection(
         path=source.url if isinstance(source, StoreShardSource) else str(source.folder),
@@ -97,9 +120,7 @@ def inspect_shards(source: ShardSource | StoreShardSource, samples: int) -> Insp
         num_documents=index.num_documents,
         num_tokens=index.num_tokens,
         lengths=Lengths.of(shards.document_lengths(), "tokens"),
-        samples=[
-            shortened(tokenizer.decode(shards.document(one)[:1000])) for one in spread(index.num_documents, samples)
-        ],
+        samples=[document_text(shards, tokenizer, one) for one in spread(index.num_documents, samples)],
         facts={
             "shards": len(index.shards),
             "bytes": num_bytes,
@@ -113,15 +134,94 @@ def inspect_shards(source: ShardSource | StoreShardSource, samples: int) -> Insp
     )
 
 
-def inspect_files(source: FileSource, path: str, samples: int) -> Inspection:
+def document_text(shards: TokenShards, tokenizer: Tokenizer, number: int) -> str:
+    """A document of shards; of an example all of it, with what is trained on between marks."""
+    if not shards.index.loss_bit:
+        return shortened(tokenizer.decode(shards.document(number)[:1000]))
+    lengths = shards.document_lengths()
+    begin = int(lengths[:number].sum())
+    tokens, _, trained = shards.read_marked(begin, begin + int(lengths[number]))
+    assert trained is not None
+    return marked_text(tokenizer, tokens, trained)
+
+
+def marked_text(tokenizer: Tokenizer, tokens: NDArray[np.int64], trained: NDArray[np.bool_]) -> str:
+    """Tokens as text, those that are trained on between ⟦ and ⟧."""
+    edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(tokens)]
+    parts = []
+    for begin, end in pairwise(edges):
+        text = tokenizer.decode(tokens[begin:end])
+        parts.append(f"⟦{text}⟧" if end > begin and trained[begin] else text)
+    return "".join(parts)
+
+
+@dataclass(frozen=True)
+class SequenceText:
+    """What a training sequence is made of."""
+
+    id: str
+    source: str
+    num_tokens: int
+    num_trained: int
+    documents: list[tuple[int, str]]  # the number of each document of the source, and its text as far as it is here
+
+
+def inspect_sequence(run: Run, name: str, *, tokenizer: str, progress: Progress | None = None) -> SequenceText:
+    """The text of a sequence by the id that errors and logs name it with: window:12, row:3, 1/window:12."""
+    kind, _, rest = name.rpartition("/")[2].partition(":")
+    if kind == "lane":
+        raise UserError(
+            f"{name} is of a stream, whose sequences cannot be found by their number",
+            fix="windlass data tokenize …    makes shards of it, whose sequences can",
+        )
+    opened = open_sequences(run, "train", tokenizer=tokenizer, progress=progress)
+    number = name.partition("/")[0] if "/" in name else "0"
+    parts = opened.parts if isinstance(opened, Mixture) else [opened]
+    part = parts[int(number)] if number.isdigit() and int(number) < len(parts) else None
+    expected = "row" if isinstance(part, PackedRows) else "window"
+    if not isinstance(part, Windows) or kind != expected or not rest.isdigit():
+        raise UserError(f"{name!r} names no sequence of this run", fix=f"--sequence {expected}:0")
+    count = (
+        len(part.packing.rows) if isinstance(part, PackedRows) else (part.shards.num_tokens - 1) // part.sequence_length
+    )
+    if int(rest) >= count:
+        raise UserError(f"there is no {name}", evidence=f"{part.name} holds {count:,}, counted from 0")
+    return _sequence_text(part, int(rest), name, tokenizer)
+
+
+def _sequence_text(part: Windows, number: int, name: str, tokenizer: str) -> SequenceText:
+    shards, sequence = part.shards, part.sequence(number)
+    folder = shards.folder / SHARD_TOKENIZER
+    loaded = load_tokenizer(str(folder) if folder.is_dir() else tokenizer)
+    ends = np.cumsum(shards.document_lengths())
+    documents = []
+    spans = part.spans(number)
+    for begin, end in spans:
+        here = begin
+        while here < end:
+            document = int(np.searchsorted(ends, here, side="right"))
+            stop = min(end, int(ends[document]))
+            tokens, _, trained = shards.read_marked(here, stop)
+            text = loaded.decode(tokens) if trained is None else marked_text(loaded, tokens, trained)
+            documents.append((document, text))
+            here = stop
+    trained = sequence.loss
+    num_tokens = sum(end - begin for begin, end in spans)
+    return SequenceText(
+        name, part.name, num_tokens, num_tokens - 1 if trained is None else int(trained[1:].sum()), documents
+    )
+
+
+def inspect_files(source: FileSource, path: str, samples: int, *, show: Callable[[str], str]) -> Inspection:
     lengths: list[int] = []
     first: list[str] = []
+    skipped = Skipped()
     for unit in units_of([source]):
         for piece in unit:
-            for text in documents(piece):
+            for text in documents(piece, skipped):
                 lengths.append(len(text))
                 if len(first) < samples:
-                    first.append(shortened(text))
+                    first.append(show(text))
     return Inspection(
         path=path,
         kind="text files",
@@ -129,7 +229,12 @@ def inspect_files(source: FileSource, path: str, samples: int) -> Inspection:
         num_tokens=None,
         lengths=Lengths.of(np.array(lengths, dtype=np.int64), "characters"),
         samples=first,
-        facts={"files": len(source.files), "bytes": sum(map(size_of, source.files))},
+        facts={
+            "files": len(source.files),
+            "bytes": sum(map(size_of, source.files)),
+            **({"not read": ", ".join(source.ignored)} if source.ignored else {}),
+            **({"left out: bad records": skipped.count} if skipped.count else {}),
+        },
     )
 
 

@@ -13,6 +13,7 @@ from windlass.data.reading import FilePiece, Skipped, documents, file_pieces
 from windlass.data.sources import FileSource, compression
 from windlass.data.tokenizer import Tokenizer, load_tokenizer
 from windlass.data.windows import all_held_out, too_little
+from windlass.data.worker import encode
 from windlass.spec import Run
 
 SCAN_BYTES = 128 << 20  # read in a second or two
@@ -71,9 +72,10 @@ class Probe:
 
     def add(self, text: str) -> None:
         self.num_documents += 1
-        if isinstance(self.tokenizer, ExampleTokenizer) and self.num_documents <= RENDERED and self.enough:
-            if self.data.bad_records == "refuse":
-                self.tokenizer.rendered(json.loads(text))
+        refuses = isinstance(self.tokenizer, ExampleTokenizer) and self.data.bad_records == "refuse"
+        if refuses and self.enough and self.num_documents <= RENDERED:
+            assert isinstance(self.tokenizer, ExampleTokenizer)
+            self.tokenizer.rendered(json.loads(text))
         if not self.enough:
             self.waiting.append(text)
             if len(self.waiting) >= TOKENIZED_AT_ONCE:
@@ -83,7 +85,8 @@ class Probe:
         assert self.tokenizer is not None
         self.tokenizer.require_eos()
         room = self.length + 1
-        for ids in self.tokenizer.encode_documents(self.waiting):
+        _, encoded = encode(self.tokenizer, self.waiting, Skipped() if self.data.bad_records == "skip" else None)
+        for ids in encoded:
             self.num_tokens += len(ids)
             fits = self.data.too_long == "truncate" or len(ids) <= room
             if self.tokenizer.marks_loss and fits and any(number & TRAINED for number in ids[1:room]):

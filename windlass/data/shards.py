@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import resource
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -283,9 +284,8 @@ def parse_index(text: str, path: str) -> Index:
         if version != VERSION:
             raise UserError(f"{path} is of version {version}; this windlass reads version {VERSION}")
         index = Index.from_json(text)
-        if index.dtype not in DTYPES:
-            raise ValueError(f"dtype {index.dtype!r}")
-    except (ValueError, KeyError, TypeError) as error:
+        check_index(index)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path} is not an index of token shards", evidence=reason) from None
     sums = (sum(one.num_tokens for one in index.shards), sum(one.num_documents for one in index.shards))
@@ -296,6 +296,32 @@ def parse_index(text: str, path: str) -> Index:
             f"{sums[0]} and {sums[1]}",
         )
     return index
+
+
+SHARD_NAME = re.compile(r"shard-[0-9]{1,9}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def check_index(index: Index) -> None:
+    """An index may come from a store: its names become paths here, and its numbers sizes of what is mapped."""
+    if index.dtype not in DTYPES or (index.loss_bit and index.dtype != "uint32"):
+        raise ValueError(f"dtype {index.dtype!r}")
+    facts = index.tokenizer
+    counts = [index.num_tokens, index.num_documents, index.block_bytes, facts.vocab_size, *index.left_out.values()]
+    for shard in index.shards:
+        counts += [shard.num_tokens, shard.num_documents]
+        if not SHARD_NAME.fullmatch(shard.name):
+            raise ValueError(f"shard name {shard.name!r}")
+        for digest in shard.checksums().values():
+            if not SHA256.fullmatch(digest):
+                raise ValueError(f"checksum {digest!r}")
+    for count in counts:
+        if type(count) is not int or not 0 <= count < 1 << 62:
+            raise ValueError(f"count {count!r}")
+    if len({shard.name for shard in index.shards}) < len(index.shards):
+        raise ValueError("a shard is named twice")
+    if not isinstance(facts.name, str) or not isinstance(facts.fingerprint, str):
+        raise ValueError("the tokenizer's name")
 
 
 def check_size(path: Path, expected: int) -> None:

@@ -14,7 +14,7 @@ from windlass.data.destination import name_digest
 from windlass.data.room import only_one
 from windlass.data.shards import DOCUMENT_DTYPE, Index, TokenShards, parse_index
 from windlass.data.sources import INDEX_NAME, StoreShardSource
-from windlass.data.tokenizer import SHARD_TOKENIZER
+from windlass.data.tokenizer import SHARD_TOKENIZER, TOKENIZER_FILES
 from windlass.data.work import sha256_of
 from windlass.errors import UserError
 from windlass.runfolder import write_atomically
@@ -69,8 +69,10 @@ def open_store_shards(source: StoreShardSource, cache_gib: float | None = None) 
     with only_one(root):
         folder.mkdir(exist_ok=True)
         if not (folder / INDEX_NAME).exists():
+            names = [f"{SHARD_TOKENIZER}/{name}" for name in TOKENIZER_FILES]  # whatever else is there stays there
             for entry in list(store.entries(f"{SHARD_TOKENIZER}/")):
-                store.get(entry.name, folder / entry.name)
+                if entry.name in names:
+                    store.get(entry.name, folder / entry.name)
             write_atomically(folder / INDEX_NAME, text)
 
         def digests(name: str) -> bytes:

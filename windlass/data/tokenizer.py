@@ -247,10 +247,10 @@ def from_files(name: str, definition: Path, sides: Sequence[Path]) -> Tokenizer:
     config = next((read_json(path) for path in sides if path.name == CONFIG_FILE and path.is_file()), {})
     template = definition.with_name(TEMPLATE_FILE)
     if template.is_file():
-        config = {**config, "chat_template": template.read_text(encoding="utf-8")}
+        config = {**config, "chat_template": read_text(template)}
     tokenizer = Tokenizer(
         name=name,
-        definition=definition.read_text(encoding="utf-8"),
+        definition=read_text(definition),
         config=config,
         bos_token=special_token("bos", found, definition),
         eos_token=special_token("eos", found, definition),
@@ -282,10 +282,17 @@ def special_token(kind: str, found: Sequence[dict[str, Any]], definition: Path) 
     return None
 
 
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read", evidence=str(error)) from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON", evidence=str(error)) from None
     return value if isinstance(value, dict) else {}
 

@@ -113,7 +113,7 @@ class Ledger:
             f"step {one.after.step} was stopped before its optimizer step: loss {loss}, gradient norm {grad_norm}",
             evidence="\n".join(culprits) or "every rank's loss is finite; the gradient overflowed in the backward pass",
             cause="a bad sequence, or a learning rate that is too high",
-            fix="windlass data inspect names the text of a sequence; or lower train.learning_rate",
+            fix="windlass data inspect RUN.yaml --sequence ID    shows the text of one; or lower train.learning_rate",
             exit_code=ExitCode.FAILED,
         )
         error.good = one.before
