@@ -1,4 +1,4 @@
-"""A fingerprint follows the content of the data: other words, another order, another tokenizer; not names, not times."""
+"""A fingerprint follows the content of the data: other words, order or tokenizer; not names, not times."""
 
 from __future__ import annotations
 
