@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
+from tests.trainer.test_data_order import alone_in_order, in_order, note_ids, read_by_ranks
+from windlass.checkpoint import Manifest
 from windlass.data.tokenizer import load_tokenizer
+from windlass.plan import resolve
+from windlass.spec import parse_run
 
 pytestmark = pytest.mark.train
 
@@ -46,12 +52,37 @@ def test_a_resume_with_other_content_is_refused(texts: list[str], tmp_path: Path
     assert "tokenizer_fingerprint: " in other.output
     (tokenizer / "tokenizer.json").write_text(json.dumps(definition))
     # A checkpoint of an earlier version does not say what its content was: it is gone on from, with a word.
-    manifest = other.folder.checkpoints / "step-00000002" / "manifest.json"
-    kept = json.loads(manifest.read_text())
-    for key in ("data_fingerprint", "tokenizer_fingerprint"):
-        assert kept["order"].pop(key)
-    manifest.write_text(json.dumps(kept))
+    checkpoint = other.folder.checkpoints / "step-00000002"
+    manifest = Manifest.read(checkpoint)
+    order = {key: value for key, value in manifest.order.items() if not key.endswith("_fingerprint")}
+    assert len(order) == len(manifest.order) - 2
+    (checkpoint / "manifest.json").write_text(replace(manifest, order=order).to_json())
     resumed = train(tmp_path, longer, ranks=1, attempt=4)
     assert resumed.codes == [0], resumed.output
     assert max(resumed.losses) == 3
     assert "is not known: it has no" in other.folder.rank_log(0).read_text() + resumed.output
+
+
+def test_ranks_agree_on_who_reads_which_file_of_a_stream(texts: list[str], tmp_path: Path) -> None:
+    """Files of a few documents each, so that lanes come to their ends all the time, at different steps."""
+    for number in range(7):
+        some = texts[20 * number : 20 * number + 2 + 2 * number]
+        (tmp_path / f"part-{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+    run = tiny_run(Path("-"), train__steps=24, train__global_batch=6, train__validate_every=20)
+    files = [str(path) for path in sorted(tmp_path.glob("part-*.jsonl"))]
+    run["data"] = {"source": "hf:json", "files": files, "sequence_length": 32, "validation_source": files[0]}
+    result = train(tmp_path, run, ranks=2, prelude=functools.partial(note_training_ids, tmp_path))
+    assert result.codes == [0, 0], result.output
+    read = read_by_ranks(tmp_path)
+    order = [name for step in range(24) for name in in_order(read[step])]
+    assert order == alone_in_order(resolve(parse_run(run)), 24)
+    assert {name.split(":")[3] for name in order} >= {"0", "1"}  # into a second epoch
+
+
+def note_training_ids(folder: Path, rank: int) -> None:
+    from windlass.trainer.batches import Batches
+
+    read = Batches.read
+    note_ids(folder, rank)
+    noted = Batches.read
+    Batches.read = lambda self, step: noted(self, step) if self.global_batch == 6 else read(self, step)  # type: ignore[method-assign]
