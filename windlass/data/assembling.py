@@ -177,6 +177,8 @@ class Assembly:
                 evidence="\n".join([f"left out: {left_out}", *self.reasons]) if left_out else None,
                 cause=None if left_out else "every file is empty, or every document in them",
             )
+        for kind, count in self.left_out.items():
+            log.warning("%s: %s %s are left out", names, f"{count:,}", kind)
         for reason in self.reasons:
             log.warning("left out: %s", reason)
         counts = {name: writer.num_documents for name, writer in self._writers.items()}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from windlass.data.inputs import InputFile, StoreFile
 from windlass.data.shards import VERSION, TokenShards
-from windlass.data.sources import FileSource, ShardSource, StoreShardSource
+from windlass.data.sources import FileSource, ShardSource, StoreShardSource, file_format
 from windlass.data.tokenizer import Tokenizer, load_tokenizer
 from windlass.errors import UserError
 
@@ -65,6 +65,8 @@ def open_shards(
 
 def cache_key(source: FileSource, tokenizer_fingerprint: str) -> str:
     facts = [VERSION, tokenizer_fingerprint, source.text_field, *map(file_fingerprint, source.files)]
+    if any(file_format(Path(file.name)) == "text" for file in source.files):
+        facts.append("no byte order marks")  # what earlier versions cached has them
     if source.skip_bad:
         facts.append("without bad records")
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

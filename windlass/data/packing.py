@@ -91,7 +91,7 @@ class PackedRows(Windows):
             long += f", {packing.num_unlabelled:,} left out: their prompts alone are too long"
         return (
             f"{self.name}, {self.shards.num_documents:,} examples, {count} of {self.sequence_length:,}, "
-            f"{packing.fullness:.0%} full{long}"
+            f"{packing.fullness:.0%} full{long}{self.left_out}"
         )
 
     def spans(self, window: int) -> list[tuple[int, int]]:

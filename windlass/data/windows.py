@@ -65,7 +65,13 @@ class Windows:
     @property
     def description(self) -> str:
         count = "1 sequence" if self.num_sequences == 1 else f"{self.num_sequences:,} sequences"
-        return f"{self.name}, {self.num_sequences * self.sequence_length:,} tokens, {count} of {self.sequence_length:,}"
+        tokens = f"{self.num_sequences * self.sequence_length:,} tokens"
+        return f"{self.name}, {tokens}, {count} of {self.sequence_length:,}{self.left_out}"
+
+    @property
+    def left_out(self) -> str:
+        """What of the source is not here, in words."""
+        return "".join(f", {count:,} {reason} left out" for reason, count in self.shards.index.left_out.items())
 
     def split(self, holdout: float) -> tuple[Windows, Windows]:
         """The windows to train on, and the last ones, kept out of training."""

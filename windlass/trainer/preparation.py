@@ -178,6 +178,9 @@ def _order(run: Run, sequences: Sequences, ranks: Ranks) -> dict[str, Any]:
             "holdout",
         },
     )
+    for source in data.get("sources", ()):
+        if source["revision"] is None:  # checkpoints of earlier versions do not name it
+            del source["revision"]
     if run.data.format != "text":
         data |= run.data.model_dump(
             mode="json",
