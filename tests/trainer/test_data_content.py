@@ -14,6 +14,7 @@ from tests.trainer.harness import train
 from tests.trainer.test_data_order import alone_in_order, in_order, note_ids, read_by_ranks
 from windlass.checkpoint import Manifest
 from windlass.data.tokenizer import load_tokenizer
+from windlass.errors import UserError
 from windlass.plan import resolve
 from windlass.spec import parse_run
 
@@ -86,3 +87,16 @@ def note_training_ids(folder: Path, rank: int) -> None:
     note_ids(folder, rank)
     noted = Batches.read
     Batches.read = lambda self, step: noted(self, step) if self.global_batch == 6 else read(self, step)  # type: ignore[method-assign]
+
+
+def test_a_model_with_code_of_its_own_is_refused_in_words(tmp_path: Path) -> None:
+    from windlass.trainer.model import model_config
+
+    values = {"model_type": "strange", "auto_map": {"AutoConfig": "strange.StrangeConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "strange.py").write_text("raise SystemExit('this code was run')\n")
+    run = parse_run({"name": "x", "model": {"path": str(tmp_path)}, "data": {"source": "corpus:austen"}})
+    with pytest.raises(UserError, match="brings code of its own") as caught:
+        model_config(run, folder=tmp_path)
+    assert "model.trust_remote_code=true" in str(caught.value)
+    assert "HF_TOKEN" not in str(caught.value)
