@@ -69,7 +69,7 @@ def test_ranks_agree_on_who_reads_which_file_of_a_stream(texts: list[str], tmp_p
     for number in range(7):
         some = texts[20 * number : 20 * number + 2 + 2 * number]
         (tmp_path / f"part-{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
-    run = tiny_run(Path("-"), train__steps=24, train__global_batch=6, train__validate_every=20)
+    run = tiny_run(Path("-"), train__steps=24, train__global_batch=5, train__validate_every=20)
     files = [str(path) for path in sorted(tmp_path.glob("part-*.jsonl"))]
     run["data"] = {"source": "hf:json", "files": files, "sequence_length": 32, "validation_source": files[0]}
     result = train(tmp_path, run, ranks=2, prelude=functools.partial(note_training_ids, tmp_path))
@@ -86,7 +86,7 @@ def note_training_ids(folder: Path, rank: int) -> None:
     read = Batches.read
     note_ids(folder, rank)
     noted = Batches.read
-    Batches.read = lambda self, step: noted(self, step) if self.global_batch == 6 else read(self, step)  # type: ignore[method-assign]
+    Batches.read = lambda self, step: noted(self, step) if self.global_batch == 5 else read(self, step)  # type: ignore[method-assign]
 
 
 def test_a_model_with_code_of_its_own_is_refused_in_words(tmp_path: Path) -> None:

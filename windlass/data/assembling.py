@@ -60,8 +60,8 @@ class Assembly:
         self._done: list[Path] = []  # parts that the saved progress does not cover yet
         try:
             self._open(work.progress())
-        except DamagedWorkError as error:
-            log.warning("starting over: %s", error)
+        except (DamagedWorkError, KeyError, TypeError, ValueError, AttributeError) as error:  # or its progress is
+            log.warning("starting over: %s: %s", type(error).__name__, error)
             work.start_over()
             self._open(None)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from windlass.data.cache import cache_root
 from windlass.data.destination import name_digest
-from windlass.data.sources import file_format
+from windlass.data.sources import compression, file_format
 from windlass.data.work import sha256_of
 from windlass.errors import UserError
 from windlass.runfolder import write_atomically
@@ -181,6 +181,8 @@ class StoreParts:
 
 def fetch_destination(out: str) -> FetchDestination:
     """The place that `-o` names."""
+    if file_format(Path(out)) and compression(out) not in (None, ".gz"):
+        raise UserError(f"{out} cannot be written", cause="files are written plain or as .gz", fix="-o FILE.jsonl.gz")
     if "://" not in out:
         return LocalParts(Path(out))
     from windlass.store import open_store

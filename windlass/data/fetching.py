@@ -120,7 +120,11 @@ def fetch(
 
 def kept(work: Work, out: FetchDestination) -> Reached:
     """What an earlier process finished, if all of it is still as it was."""
-    reached = Reached.from_progress(work.progress())
+    try:
+        reached = Reached.from_progress(work.progress())
+    except (KeyError, TypeError, AttributeError):  # the file was damaged
+        work.start_over()
+        return Reached()
     for part in reached.parts:
         if not out.intact(work.path / "parts", part):
             work.start_over()
