@@ -171,11 +171,11 @@ class Assembly:
 
     def finish(self, names: str) -> Index:
         if not self.num_documents:
-            left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
+            absent = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
             raise UserError(
                 f"{names} holds nothing to train on" if self.tokenizer.marks_loss else f"{names} holds no text",
-                evidence="\n".join([f"left out: {left_out}", *self.reasons]) if left_out else None,
-                cause=None if left_out else "every file is empty, or every document in them",
+                evidence="\n".join([f"left out: {absent}", *self.reasons]) if absent else None,
+                cause=None if absent else "every file is empty, or every document in them",
             )
         for kind, count in self.left_out.items():
             log.warning("%s: %s %s are left out", names, f"{count:,}", kind)

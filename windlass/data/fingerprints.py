@@ -94,7 +94,7 @@ def hub_digests(urls: list[str]) -> dict[str, str]:
 
         files: dict[tuple[str, str], dict[str, str]] = {}
         for url in urls:
-            place = HfFileSystem().resolve_path(url)
+            place: Any = HfFileSystem().resolve_path(url)
             files.setdefault((place.repo_id, place.revision), {})[place.path_in_repo] = url
         found: dict[str, str] = {}
         for (repository, revision), paths in files.items():
