@@ -101,6 +101,7 @@ def share_streams(sequences: Sequences | None, ranks: Ranks) -> None:
         return
     # A group of its own: batches are read by a thread, while the loop uses the others. Slow networks are no hang.
     group = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+    assert isinstance(group, dist.ProcessGroup)  # every rank is a member
 
     def exchange(lanes: Collection[int], num_lanes: int) -> list[int]:
         needs_file = torch.zeros(num_lanes, dtype=torch.uint8)
