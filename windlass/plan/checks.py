@@ -113,8 +113,9 @@ def check_fp8(run: Run, config: dict[str, Any] | None) -> None:
         raise UserError("train.fp8 needs train.precision=bf16", fix="train.precision=bf16")
     if run.resources.gpus_per_node == 0:
         raise UserError("train.fp8 needs GPUs with fp8 units, and resources.gpus_per_node is 0", fix="train.fp8=false")
-    sizes = [config.get(name) for name in ("hidden_size", "intermediate_size")] if config else []
-    if all(isinstance(size, int) for size in sizes) and min([FP8_SMALLEST, *sizes]) < FP8_SMALLEST:
+    found = [config.get(name) for name in ("hidden_size", "intermediate_size")] if config else []
+    sizes = [size for size in found if isinstance(size, int)]
+    if len(sizes) == 2 and min(sizes) < FP8_SMALLEST:
         raise UserError(
             "train.fp8 has nothing to do: no linear layer of the blocks is large enough",
             evidence=f"both sides must be at least {FP8_SMALLEST}; the model has {sizes[0]} and {sizes[1]}",

@@ -48,7 +48,7 @@ def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
         if should_compile(run, ranks):
             experts = not_compiled(block, bf16=computes_in_bf16(run, ranks))
             for module in experts:
-                module.forward = torch._dynamo.disable(module.forward)
+                module.forward = torch._dynamo.disable(module.forward)  # type: ignore[no-untyped-call]
             block.forward = torch.compile(block.forward, fullgraph=not experts)
         if run.parallel.activation_checkpointing == "full":
             recompute(block, selective=False)
