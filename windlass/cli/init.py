@@ -24,11 +24,14 @@ TASKS = {
     "lora": "the same, training a small adapter beside the frozen model",
 }
 # Settings that a laptop trains in minutes; for models that no laptop trains, those that GPUs like.
-LAPTOP = {
+LAPTOP: Values = {
     "train": {"steps": 200, "global_batch": 8, "learning_rate": "1e-3", "precision": "fp32"},
     "data": {"sequence_length": 128},
 }
-GPUS = {"train": {"steps": 1000, "global_batch": 32, "learning_rate": "3e-4"}, "data": {"sequence_length": 2048}}
+GPUS: Values = {
+    "train": {"steps": 1000, "global_batch": 32, "learning_rate": "3e-4"},
+    "data": {"sequence_length": 2048},
+}
 
 
 @click.command(short_help="Write a run file to start from.")
@@ -80,6 +83,7 @@ def init(
 def _settings(task: str, preset: str | None, model: str | None, source: str | None) -> Values:
     """The keys that a run file for the task sets."""
     from windlass.catalog.models import preset as find_preset
+    from windlass.targets.local.machine import this_machine
 
     if preset and model:
         raise UserError("give either --preset or --model, and not both")
@@ -103,6 +107,8 @@ def _settings(task: str, preset: str | None, model: str | None, source: str | No
             "data": {"source": source or "chats.jsonl", "format": "chat", "sequence_length": None, "holdout": 0.05},
             "train": {"steps": 100, "global_batch": 8, "learning_rate": "2e-5", "validate_every": 25},
         }
+        if not this_machine().gpus:
+            values["train"]["precision"] = "fp32"
         if task == "lora":
             chosen["lora"] = {"rank": 16}
             values["train"]["learning_rate"] = "2e-4"

@@ -200,7 +200,8 @@ def join_weights(model: nn.Module) -> None:
             for joint in block.joints:
                 joint.join()
         elif isinstance(block, LeanForward) and not isinstance(block, FSDPModule):
-            attention, mlp = block.self_attn, block.mlp
+            lean: Any = block
+            attention, mlp = lean.self_attn, lean.mlp
             block.joined_qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
             block.joined_gate_up = _joined(mlp.gate_proj, mlp.up_proj)
 

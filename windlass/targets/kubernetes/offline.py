@@ -23,6 +23,9 @@ KINDS = {
 }
 
 
+KUEUE = "kueue.x-k8s.io/v1beta1"  # which version a cluster serves is not known; the job only names its queue
+
+
 class OfflineKubernetes(KubernetesTarget):
     """Any cluster that serves what the run file asks for. The same run file gives the same bytes, for Git and CI."""
 
@@ -41,7 +44,7 @@ class OfflineKubernetes(KubernetesTarget):
 
     def facts(self, run: Run) -> ClusterFacts:
         asked = run.target.kubernetes
-        served = Served({kind: _newest(kind) for kind in JobKind}, jobset=True, kueue=bool(asked.queue))
+        served = Served({kind: _newest(kind) for kind in JobKind}, jobset=True, kueue=KUEUE if asked.queue else None)
         return ClusterFacts(served, namespace=asked.namespace or "default", context=asked.context)
 
     def _assumed(self, run: Run, request: KubernetesRequest) -> list[str]:

@@ -157,11 +157,6 @@ def _signal_name(number: int) -> str:
     return next((one.name for one in signal.Signals if one == number), f"signal {number}")  # real-time ones have none
 
 
-def _told(error: Mapping[str, Any]) -> str:
-    host = f" on {error['host']}" if error.get("host") else ""
-    return f"rank {error.get('rank')}{host}: {error.get('error')}"
-
-
 _FAILURE = re.compile(
     r"^ +time +: (?P<time>\S+)\n +host +: .*\n +rank +: (?P<rank>\d+) \(local_rank: \d+\)\n"
     r" +exitcode +: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)",
