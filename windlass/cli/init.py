@@ -32,9 +32,6 @@ GPUS: Values = {
     "train": {"steps": 1000, "global_batch": 32, "learning_rate": "3e-4"},
     "data": {"sequence_length": 2048},
 }
-    "train": {"steps": 1000, "global_batch": 32, "learning_rate": "3e-4"},
-    "data": {"sequence_length": 2048},
-}
 
 
 @click.command(short_help="Write a run file to start from.")
