@@ -96,3 +96,11 @@ def test_without_a_network_at_all(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "kind: TrainJob" in done.stdout
+
+
+def test_a_sweep_renders_offline(nowhere, tmp_path):
+    (tmp_path / "my.yaml").write_text("model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\n")
+    cpus = ["resources.gpus_per_node=0", "--sweep", "train.learning_rate=1e-4,3e-4"]
+    answer = nowhere("run", "my.yaml", "--on", "slurm", *cpus, "--dry-run", "--offline", "--json")
+    assert answer.code == 0, answer.err
+    assert len(answer.json["runs"]) == 2

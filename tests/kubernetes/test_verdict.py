@@ -130,12 +130,6 @@ def test_an_export_that_failed_is_not_trained_again():
     assert verdict(ends, events("finished", "exported"), FRESH, export=True) == Done("finished", 0)
 
 
-def test_ends_travel_as_json():
-    end = NodeEnd(2, 1, deaths=(KILLED,), errors=(PEER_LOST,), trouble=True, told=True)
-    again = NodeEnd.from_dict(end.as_dict())
-    assert (again.deaths, again.told, again.trouble, list(again.errors)) == ((KILLED,), True, True, [PEER_LOST])
-
-
 @pytest.fixture
 def chronicle(tmp_path):
     run = parse_run(

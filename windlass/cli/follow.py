@@ -244,6 +244,8 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
             pairs = changes.items() if isinstance(changes, dict) else ()
             told = [f"{key} {one[0]!r} → {one[1]!r}" for key, one in pairs if isinstance(one, list) and len(one) == 2]
             return f"goes on with other settings: {', '.join(told)}" if told else "goes on with other settings"
+        case "started-over":
+            return f"began again at step 0: step {get('step')} was saved on the nodes alone, and they are gone"
         case "branched":
             return f"branched from step {get('step')} of {get('source')}; {get('data')}"
         case "submitted" if get("kind"):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     help="Where to train: local, slurm, kubernetes[:CONTEXT].",
 )
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
-@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as one Slurm array.")
+@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as Slurm arrays.")
 @click.option("--from", "source", metavar="RUN[@STEP]", help="Begin with a checkpoint of another run: a branch of it.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
 @click.option("--offline", is_flag=True, help="With --dry-run: render from the run file alone, ask no cluster.")
@@ -74,7 +74,16 @@ def run(
     if sweeps:
         from windlass.cli.sweep import run_sweep
 
-        return run_sweep(run_file, changes, sweeps, fresh=fresh, faults=faults, dry_run=dry_run, as_json=as_json)
+        return run_sweep(
+            run_file,
+            changes,
+            sweeps,
+            fresh=fresh,
+            faults=faults,
+            dry_run=dry_run,
+            offline=offline and dry_run,
+            as_json=as_json,
+        )
     if offline and not dry_run:
         raise UserError(
             "--offline goes with --dry-run: nothing can be trained without asking", fix="--dry-run --offline"

@@ -25,6 +25,7 @@ def run_sweep(
     fresh: bool,
     faults: str | None,
     dry_run: bool,
+    offline: bool,
     as_json: bool,
 ) -> int:
     """Prepare every run of the sweep, and submit those that are neither finished nor under way."""
@@ -39,7 +40,7 @@ def run_sweep(
     elements: list[tuple[int, tuple[str, ...], Prepared]] = []
     for index, settings in enumerate(combinations(sweeps)):
         named = f"name={base.name}-{index}"
-        elements.append((index, settings, _prepared(run_file, [*changes, *settings, named], faults)))
+        elements.append((index, settings, _prepared(run_file, [*changes, *settings, named], faults, offline)))
     for warning in dict.fromkeys(warning for _, _, one in elements for warning in one.warnings):
         click.echo(f"warning: {warning}", err=True)
     left = [(index, one) for index, _, one in elements if not one.is_finished and not one.is_running]
@@ -79,9 +80,9 @@ def run_sweep(
     return ExitCode.OK
 
 
-def _prepared(run_file: str, changes: Sequence[str], faults: str | None) -> Prepared:
+def _prepared(run_file: str, changes: Sequence[str], faults: str | None, offline: bool) -> Prepared:
     try:
-        return prepare(run_file, changes, faults=faults)
+        return prepare(run_file, changes, faults=faults, offline=offline)
     except UserError as error:
         if "--fresh" in (error.fix or ""):  # which a sweep does not take
             error.fix = "name=OTHER    begins another sweep beside this one"

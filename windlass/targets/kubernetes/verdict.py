@@ -36,11 +36,6 @@ class NodeEnd:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> NodeEnd:
-        deaths = [RankDeath(int(one["rank"]), int(one["code"]), str(one["time"])) for one in value["deaths"]]
-        return cls(**{**value, "deaths": tuple(deaths)})
-
 
 @dataclass(frozen=True)
 class Again:

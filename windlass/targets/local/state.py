@@ -252,6 +252,9 @@ def _state_without_supervisor(folder: RunFolder, recent: Sequence[Record]) -> di
     return {"state": "stopped", "reason": f"started without `windlass run`; silent for {silent / 60:.0f} min"}
 
 
+STOPS = ("stop-requested", "stop-refused")
+
+
 def told_end(folder: RunFolder) -> JobStatus | None:
     """The end that a job on a cluster wrote down; None if it has not, or was submitted again since."""
     recent = records_since(folder.history, lambda one: one.get("event") in ("submitted", "launched", "restart"))
@@ -259,7 +262,8 @@ def told_end(folder: RunFolder) -> JobStatus | None:
         one = recent[index]
         if one.get("event") == "exit":
             attempt = max((whole(record.get("attempt")) or 0 for record in recent), default=0)
-            asked = any(record.get("event") == "stop-requested" for record in recent[:index])
+            stops = [record["event"] for record in recent[:index] if record.get("event") in STOPS]
+            asked = stops[-1:] == ["stop-requested"]  # and the scheduler did not refuse to pass it on
             return with_progress(JobStatus(**_named_after_who_asked(_end(one), asked), attempt=attempt), folder)
         if one.get("event") in ("submitted", "launched", "restart"):
             return None
