@@ -149,7 +149,7 @@ def largest_difference(config: Any, device: torch.device, *, documents: bool, le
     def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         parts = [
             torch.nn.functional.scaled_dot_product_attention(
-                *(one[:, :, begin:end] for one in (q, k, v)), is_causal=True, enable_gqa=True
+                q[:, :, begin:end], k[:, :, begin:end], v[:, :, begin:end], is_causal=True, enable_gqa=True
             )
             for begin, end in zip(starts, [*starts[1:], length], strict=True)
         ]

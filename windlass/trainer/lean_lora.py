@@ -225,7 +225,8 @@ class WideProduct(torch.autograd.Function):
             ctx.save_for_backward(wide_nk, a_pi, *held)
             return wide_nk @ held[0].T if residual_no is None else product_plus(wide_nk, held[0], residual_no)
         ctx.save_for_backward(wide_nk, a_pi, *held, b_op)
-        return nf4_wide(wide_nk, list(held[:count]), list(held[count:]), b_op, residual_no)
+        out_no: Tensor = nf4_wide(wide_nk, list(held[:count]), list(held[count:]), b_op, residual_no)
+        return out_no
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -237,9 +238,9 @@ class WideProduct(torch.autograd.Function):
         else:
             grad_nk = wide_backward(grad_no, held[0], a_pi)
         grad_a_pi = (grad_nk[:, inputs:].T @ wide_nk[:, :inputs]).float() * ctx.scale
-        grads_a = grad_a_pi[: count * rank].split(rank)
-        blocks = grad_no.split(ctx.outputs, dim=1)
-        inner = wide_nk[:, inputs : inputs + count * rank].split(rank, dim=1)
+        grads_a = torch.split(grad_a_pi[: count * rank], rank)
+        blocks = torch.split(grad_no, ctx.outputs, dim=1)
+        inner = torch.split(wide_nk[:, inputs : inputs + count * rank], rank, dim=1)
         grads_b = [(block.T @ one).float() for block, one in zip(blocks, inner, strict=True)]
         residual = grad_no if ctx.added else None
         return grad_nk, residual, None, None, None, None, *(None,) * ctx.num_held, *grads_a, *grads_b

@@ -132,7 +132,7 @@ def gathered_product(x_ni: Tensor, weights: Sequence[Tensor]) -> Tensor:
     if min(sizes) < NARROW:
         return x_ni @ torch.cat(list(weights)).T
     out_no = x_ni.new_empty(x_ni.shape[0], sum(sizes))
-    for weight, part in zip(weights, out_no.split(sizes, dim=1), strict=True):
+    for weight, part in zip(weights, torch.split(out_no, sizes, dim=1), strict=True):
         torch.mm(x_ni, weight.T, out=part)
     return out_no
 
@@ -150,7 +150,7 @@ def gathered_product_backward(grad_no: Tensor, x_ni: Tensor, weights: Sequence[T
         return grad_no @ torch.cat(list(weights)), grad_no.T @ x_ni
     grad_x_ni = torch.empty_like(x_ni)
     grad_oi = x_ni.new_empty(sum(sizes), x_ni.shape[1])
-    parts = zip(weights, grad_no.split(sizes, dim=1), grad_oi.split(sizes), strict=True)
+    parts = zip(weights, torch.split(grad_no, sizes, dim=1), torch.split(grad_oi, sizes), strict=True)
     for number, (weight, grad, grad_weight) in enumerate(parts):
         torch.mm(grad.T, x_ni, out=grad_weight)
         if number:

@@ -48,7 +48,9 @@ def compute_in_bf16(model: nn.Module) -> None:
     Gradients are still summed over ranks in fp32, and over micro-batches too; each sum is rounded to bf16 once.
     """
     if isinstance(model, FSDPModule):
-        model._apply(lambda tensor: tensor.to(torch.bfloat16) if isinstance(tensor, DTensor) else tensor)
+        model._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: tensor.to(torch.bfloat16) if isinstance(tensor, DTensor) else tensor
+        )
         return
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
