@@ -195,13 +195,12 @@ def lean_class(lean: Any, block: Any) -> Any:
 def join_weights(model: nn.Module) -> None:
     """Lay the weights of lean blocks side by side, once they are where they stay; the parameters become views."""
     block: Any
-    for block in blocks(model).values():
+    for block in (one for one in blocks(model).values() if isinstance(one, LeanForward | LeanLoraForward)):
+        attention, mlp = block.self_attn, block.mlp
         if isinstance(block, LeanLoraForward):
             for joint in block.joints:
                 joint.join()
-        elif isinstance(block, LeanForward) and not isinstance(block, FSDPModule):
-            lean: Any = block
-            attention, mlp = lean.self_attn, lean.mlp
+        elif not isinstance(block, FSDPModule):
             block.joined_qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
             block.joined_gate_up = _joined(mlp.gate_proj, mlp.up_proj)
 

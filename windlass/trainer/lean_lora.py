@@ -238,9 +238,9 @@ class WideProduct(torch.autograd.Function):
         else:
             grad_nk = wide_backward(grad_no, held[0], a_pi)
         grad_a_pi = (grad_nk[:, inputs:].T @ wide_nk[:, :inputs]).float() * ctx.scale
-        grads_a = grad_a_pi[: count * rank].split(rank)
+        grads_a = torch.split(grad_a_pi[: count * rank], rank)
         blocks = torch.split(grad_no, ctx.outputs, dim=1)
-        inner = wide_nk[:, inputs : inputs + count * rank].split(rank, dim=1)
+        inner = torch.split(wide_nk[:, inputs : inputs + count * rank], rank, dim=1)
         grads_b = [(block.T @ one).float() for block, one in zip(blocks, inner, strict=True)]
         residual = grad_no if ctx.added else None
         return grad_nk, residual, None, None, None, None, *(None,) * ctx.num_held, *grads_a, *grads_b
