@@ -238,7 +238,7 @@ def test_it_brings_its_tokenizer_and_can_be_inspected(remote: FaultyS3, local: P
     run = run_on(URL, tokenizer="tiny")
     check_data(run)
     assert tokenizer_of(run.data).fingerprint == tiny.fingerprint
-    here, there = inspect(str(local), samples=2, text_field="text"), inspect(URL, samples=2, text_field="text")
+    here, there = inspect(str(local), samples=2, data=run.data), inspect(URL, samples=2, data=run.data)
     assert (here.num_documents, here.num_tokens, here.lengths, here.samples) == (
         there.num_documents,
         there.num_tokens,

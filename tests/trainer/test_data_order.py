@@ -21,6 +21,7 @@ from windlass.runfolder import read_json_lines
 from windlass.spec import Run, parse_run
 from windlass.trainer.batches import Batches
 from windlass.trainer.ranks import Ranks
+from windlass.trainer.tiers import Progress
 
 GLOBAL_BATCH, STEPS = 12, 5
 
@@ -30,7 +31,8 @@ def reader(run: Run, rank: int, world_size: int) -> Batches:
     assert sequences is not None
     alone: Any = None  # nothing is exchanged while reading
     ranks = Ranks(rank, world_size, rank, torch.device("cpu"), host=alone, saving=alone)
-    return Batches.for_training(sequences, run, ranks)
+    rows = -(-run.train.global_batch // world_size)
+    return Batches.for_training(sequences, run, ranks, (rows, 1), Progress(0, 0, None))
 
 
 def ids_of(batches: Batches, step: int) -> list[str]:

@@ -11,7 +11,7 @@ from windlass.errors import UserError
 from windlass.plan.hardware import Hardware
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
-from windlass.spec.compatibility import adopt, must_match, steering, told
+from windlass.spec.compatibility import adopt, differences, must_match, steering, told
 from windlass.targets import target
 from windlass.targets.protocol import JobRef, JobStatus, KnowsGpu, RendersOffline, Target
 
@@ -68,10 +68,13 @@ def prepare(
     folder = RunFolder.of(asked)
     before = folder.load_run() if folder.run_file.is_file() and not fresh else None
     earlier = _status_where_it_was(before, asked, where, folder) if before and not offline else None
+    settled = where.settle(asked)
+    run = resolve(adopt(settled, before) if before else settled)
     if before and earlier and not is_under_way(earlier) and not folder.has_checkpoints():
-        before = earlier = None  # it never saved anything: there is nothing that its settings belong to
-    run = where.settle(asked)
-    run = resolve(adopt(run, before) if before else run)
+        changed = differences(before, run) | steering(before, run)
+        if earlier.state != "finished" or changed:  # nothing was saved that its settings would belong to
+            before = earlier = None
+            run = resolve(settled)
     world_size = where.world_size(run)
     warnings: list[str] = []
     if before and earlier:
