@@ -111,6 +111,8 @@ class ShardWriter:
             left_out=left_out or {},
             loss_bit=self._tokenizer.marks_loss,
         )
+        for leftover in self.folder.glob(f".{INDEX_NAME}.*.tmp"):  # of a process killed in the middle of this
+            leftover.unlink()
         write_atomically(self.folder / INDEX_NAME, index.to_json())
         return index
 
