@@ -92,7 +92,7 @@ STEPS = (
         "windlass compare chat bolder",
         ("train.learning_rate",),
     ),
-    Step("All runs, newest last:", "windlass ls", ("base", "chat", "bolder")),
+    Step("All runs, newest first:", "windlass ls", ("base", "chat", "bolder")),
     Step(
         "## Use it\n\nThe exported folder is an ordinary transformers model.",
         "windlass ckpt export bolder",

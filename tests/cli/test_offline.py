@@ -96,3 +96,11 @@ def test_without_a_network_at_all(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "kind: TrainJob" in done.stdout
+
+
+def test_offline_does_not_blame_permissions(nowhere, tmp_path):
+    (tmp_path / "run.yaml").write_text("model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\n")
+    answer = nowhere("run", "run.yaml", "--on", "kubernetes", "--dry-run", "--offline", "image.name=a/b:1")
+    assert answer.code == 2
+    assert "--offline" in answer.err
+    assert "you may not" not in answer.err
