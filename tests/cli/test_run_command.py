@@ -253,3 +253,5 @@ def test_a_branch_goes_on_and_keeps_its_origin(windlass, run_file, ended):
     later = windlass("run", run_file, "steps=9", "checkpoint.branch_from=other@6", "--dry-run")
     assert "began as a branch of other@4" in later.err
     assert "branch_from: other@4" in later.out
+    ended.run_file.write_text(saved.replace("branch_from: null", "branch_from: small@4"))  # as earlier versions left it
+    assert windlass("run", run_file, "steps=9", "checkpoint.branch_from=small@4", "--dry-run").code == 2

@@ -130,9 +130,10 @@ def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
 def _not_branched_again(before: Run, asked: Run) -> list[str]:
     """A run that has checkpoints goes on from them: --from another run would be passed over without a word."""
     wanted, origin = asked.checkpoint.branch_from, before.checkpoint.branch_from
-    if wanted is None or wanted == origin:
+    itself = wanted is not None and wanted.rpartition("@")[0] == asked.name
+    if wanted is None or (wanted == origin and not itself):
         return []
-    if origin and wanted.rpartition("@")[0] == origin.rpartition("@")[0]:
+    if origin and not itself and wanted.rpartition("@")[0] == origin.rpartition("@")[0]:
         return [f"{asked.name} began as a branch of {origin} and goes on from its own checkpoint, not from {wanted}"]
     raise UserError(
         f"the run {asked.name} exists and has checkpoints of its own: it cannot begin from {wanted}",
