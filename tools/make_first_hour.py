@@ -72,7 +72,12 @@ STEPS = (
         "windlass init chat.yaml --task chat --model runs/base/export --data chats.jsonl",
         ("wrote chat.yaml",),
     ),
-    Step("See what will be trained on before you train:", "windlass data inspect chat.yaml", (), lines=24),
+    Step(
+        "See what will be trained on before you train: it stands between ⟦ and ⟧.",
+        "windlass data inspect chats.jsonl --format chat --tokenizer runs/base/export --samples 1",
+        ("⟦Emma Woodhouse",),
+        lines=24,
+    ),
     Step("Train for 40 steps:", "windlass run chat.yaml train.steps=40", ("finished",), lines=24),
     Step(
         "## Go on, with another learning rate\n\nThe same command with more steps goes on from the last checkpoint. "
@@ -92,7 +97,7 @@ STEPS = (
         "windlass compare chat bolder",
         ("train.learning_rate",),
     ),
-    Step("All runs, newest last:", "windlass ls", ("base", "chat", "bolder")),
+    Step("All runs, newest first:", "windlass ls", ("base", "chat", "bolder")),
     Step(
         "## Use it\n\nThe exported folder is an ordinary transformers model.",
         "windlass ckpt export bolder",

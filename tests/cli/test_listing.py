@@ -337,6 +337,14 @@ def test_a_silent_run_says_so(windlass, make):
     assert (row["state"], row["reason"], row["eta"]) == ("running", "no step written for 10 min", None)
 
 
+def test_show_says_running_for_of_what_runs_only(windlass, make):
+    folder = make(state=None)  # its supervisor is gone, and wrote no end
+    answer = windlass("show", folder.name)
+    assert "running for" not in answer.out, answer.out
+    shown = windlass("show", folder.name, "--json").json
+    assert (shown["state"], shown["seconds"]) == ("failed", None)
+
+
 def test_quiet(windlass, make):
     make()
     assert windlass("stop", "small", "--quiet").out == ""

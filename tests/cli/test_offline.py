@@ -104,3 +104,11 @@ def test_a_sweep_renders_offline(nowhere, tmp_path):
     answer = nowhere("run", "my.yaml", "--on", "slurm", *cpus, "--dry-run", "--offline", "--json")
     assert answer.code == 0, answer.err
     assert len(answer.json["runs"]) == 2
+
+
+def test_offline_does_not_blame_permissions(nowhere, tmp_path):
+    (tmp_path / "run.yaml").write_text("model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\n")
+    answer = nowhere("run", "run.yaml", "--on", "kubernetes", "--dry-run", "--offline", "image.name=a/b:1")
+    assert answer.code == 2
+    assert "--offline" in answer.err
+    assert "you may not" not in answer.err

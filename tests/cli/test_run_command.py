@@ -231,3 +231,27 @@ def test_ranks_share_a_gpu_in_tests_of_the_trainer_only(windlass, run_file, monk
     assert refused.code == 2
     assert "WINDLASS_SHARE_GPUS is set" in refused.err
     assert "unset WINDLASS_SHARE_GPUS" in refused.err
+
+
+def test_from_is_refused_where_the_run_has_checkpoints_of_its_own(windlass, run_file, ended):
+    ended.record("checkpoint", step=6, tier="shared")
+    text = run_file.read_text().replace("checkpoint: {every: 2}", "checkpoint: {every: 2, branch_from: other@4}")
+    run_file.write_text(text)
+    answer = windlass("run", run_file, "steps=9", "--dry-run")
+    assert answer.code == 2
+    assert "cannot begin from other@4" in answer.err
+    assert "name=OTHER --from other@4" in answer.err
+
+
+def test_a_branch_goes_on_and_keeps_its_origin(windlass, run_file, ended):
+    ended.record("checkpoint", step=6, tier="shared")
+    saved = ended.run_file.read_text()
+    ended.run_file.write_text(saved.replace("branch_from: null", "branch_from: other@4"))
+    same = windlass("run", run_file, "steps=9", "--dry-run")
+    assert same.code == 0
+    assert "branch_from: other@4" in same.out
+    later = windlass("run", run_file, "steps=9", "checkpoint.branch_from=other@6", "--dry-run")
+    assert "began as a branch of other@4" in later.err
+    assert "branch_from: other@4" in later.out
+    ended.run_file.write_text(saved.replace("branch_from: null", "branch_from: small@4"))  # as earlier versions left it
+    assert windlass("run", run_file, "steps=9", "checkpoint.branch_from=small@4", "--dry-run").code == 2

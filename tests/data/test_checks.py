@@ -177,3 +177,13 @@ def test_shards_of_the_hubs_tokenizer_need_no_hub(hub_shards: Path, tiny: Tokeni
 def test_shards_of_another_name_are_not_taken_at_their_word(hub_shards: Path) -> None:
     assert "cannot be fetched" in fails(hub_shards, tokenizer="acme/others")
     check_data(run_on(str(hub_shards), tokenizer="tiny"))  # another name, the same tokens
+
+
+def test_a_missing_file_is_likened_to_its_name_not_to_its_ending(tmp_path):
+    from windlass.data.sources import closest
+
+    for name in ("short.jsonl", "chats.jsonl.gz", "chats.jsonl"):
+        (tmp_path / name).touch()
+    assert closest(tmp_path / "nothere.jsonl") is None
+    assert closest(tmp_path / "chat.jsonl") == tmp_path / "chats.jsonl"
+    assert closest(tmp_path / "chats.json") == tmp_path / "chats.jsonl"

@@ -21,7 +21,7 @@ Values = dict[str, dict[str, Any]]
 TASKS = {
     "pretrain": "train a model from random weights on text",
     "chat": "fine-tune a pretrained model on chats; only the assistant's turns are trained on",
-    "lora": "the same, training a small adapter beside the frozen model",
+    "lora": "fine-tune on chats with LoRA: a small adapter is trained, the model itself stays as it is",
 }
 # Settings that a laptop trains in minutes; for models that no laptop trains, those that GPUs like.
 LAPTOP: Values = {

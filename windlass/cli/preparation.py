@@ -78,6 +78,8 @@ def prepare(
     world_size = where.world_size(run)
     warnings: list[str] = []
     if before and earlier:
+        warnings += _not_branched_again(before, asked)
+        run = _with_origin(run, before)
         must_match(before, run, folder=str(folder.path))
         warnings += _what_changes(before, run, earlier)
     if run.checkpoint.branch_from and before is None:
@@ -126,6 +128,27 @@ def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
             "every step now counts for another number of tokens, and the learning rate is not scaled"
         )
     return warnings
+
+
+def _not_branched_again(before: Run, asked: Run) -> list[str]:
+    """A run that has checkpoints goes on from them: --from another run would be passed over without a word."""
+    wanted, origin = asked.checkpoint.branch_from, before.checkpoint.branch_from
+    itself = wanted is not None and wanted.rpartition("@")[0] == asked.name
+    if wanted is None or (wanted == origin and not itself):
+        return []
+    if origin and not itself and wanted.rpartition("@")[0] == origin.rpartition("@")[0]:
+        return [f"{asked.name} began as a branch of {origin} and goes on from its own checkpoint, not from {wanted}"]
+    raise UserError(
+        f"the run {asked.name} exists and has checkpoints of its own: it cannot begin from {wanted}",
+        evidence=f"it began {'as a branch of ' + origin if origin else 'without a branch'}",
+        fix=f"name=OTHER --from {wanted}    begins a new run; without --from {asked.name} goes on",
+    )
+
+
+def _with_origin(run: Run, before: Run) -> Run:
+    """Where a run began is part of its record, also when it goes on without --from."""
+    kept = run.checkpoint.model_copy(update={"branch_from": before.checkpoint.branch_from})
+    return run.model_copy(update={"checkpoint": kept})
 
 
 def _check_branch(run: Run) -> None:

@@ -28,6 +28,7 @@ def show(name: str, curve: bool, place: str | None, as_json: bool) -> None:
     from dataclasses import asdict
 
     from windlass.cli.output import print_json, print_pairs
+    from windlass.cli.preparation import is_under_way
     from windlass.cli.summary import History, draw_loss, loss_points, summarize
     from windlass.targets.protocol import HasPods
 
@@ -35,7 +36,8 @@ def show(name: str, curve: bool, place: str | None, as_json: bool) -> None:
     run, status, history = load_run(job.folder), target.status(job), History.of(job.folder)
     summary = summarize(job.folder, history)
     pods = list(target.pods(job)) if isinstance(target, HasPods) else None
-    seconds = history.seconds(time.time())
+    is_timed = history.ended is not None or is_under_way(status)  # of a copy nobody knows when it ended
+    seconds = history.seconds(time.time()) if is_timed else None
     if as_json:
         result: dict[str, Any] = {"name": job.name, "folder": str(job.folder.path), **status.as_dict()}
         result |= {"model": run.model.preset or run.model.path, "started": history.began, "seconds": seconds}
@@ -73,7 +75,8 @@ def _rows(run: Run, history: History, seconds: float | None) -> list[tuple[str, 
     rows = [("model", str(run.model.preset or run.model.path))]
     if history.began is not None:
         rows.append(("started", moment(history.began)))
-        rows.append(("took" if history.ended is not None else "running for", duration(seconds)))
+        if seconds is not None:
+            rows.append(("took" if history.ended is not None else "running for", duration(seconds)))
     return rows
 
 

@@ -305,7 +305,12 @@ def nearest(path: Path) -> str | None:
 def closest(path: Path) -> Path | None:
     if not path.parent.is_dir():
         return None
-    near = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()], 1)
+    names = {one.name: one.name.partition(".")[0] for one in path.parent.iterdir()}
+    stems = difflib.get_close_matches(
+        path.name.partition(".")[0], set(names.values()), 1
+    )  # .jsonl alone is no likeness
+    alike = [name for name, stem in names.items() if stem in stems]
+    near = difflib.get_close_matches(path.name, alike, 1, cutoff=0.0)
     return path.parent / near[0] if near else None
 
 

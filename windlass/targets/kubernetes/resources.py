@@ -60,7 +60,7 @@ def _gpus_there(run: Run, cluster: ClusterFacts) -> int:
         return most
     selector = run.target.kubernetes.node_selector
     if not cluster.nodes:
-        cause = "you may not list the cluster's nodes, and the run file does not say"
+        cause = "the cluster's nodes were not listed (--offline, or it is not allowed), and the run file does not say"
     elif not nodes:
         labels = ", ".join(f"{key}={value}" for key, value in selector.items())
         cause = "no node that is ready takes such pods" + (f": none has the labels {labels}" if labels else "")
