@@ -32,7 +32,28 @@ MARKED = (
     "{{ eos_token }}{% endgeneration %}{% else %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endif %}"
     "{%- endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-TOOLS = "{% if tools %}<|tools|>{{ tools | tojson }}{% endif %}" + PLAIN
+TOOLS = "{% if tools %}<|tools|>{{ tools | tojson }}{% endif %}" + PLAIN.replace(
+    "{{ m['content'] }}", "{{ m['content'] }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+)
+CONCATENATES = PLAIN.replace(
+    "{{ m['content'] }}",
+    "{{ m['content'] }}{% for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments }}{% endfor %}",
+)
+PRINTS = CONCATENATES.replace("c.function.name + c.function.arguments", "c.function.name }}{{ c.function.arguments")
+TWO_BLOCKS = (  # the text and its end are marked each for itself
+    "{%- for m in messages %}<|{{ m['role'] }}|>{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}"
+    "{% endgeneration %}{% generation %}{{ eos_token }}{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}"
+    "{%- endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+THOUGHTFUL = PLAIN.replace("<|assistant|>{% endif %}", "<|assistant|><think>{% endif %}")
+ENDED = (  # a token ends the whole chat, beside those that end its messages
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}"
+)
+PARTS_ONLY = (  # of models that see pictures: a content is a list
+    "{% for m in messages %}<|{{ m['role'] }}|>{% for part in m['content'] %}{{ part.text }}{% endfor %}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 FORGETFUL = (  # shows what the assistant thought in its last message alone
     "{% for m in messages %}<|{{ m['role'] }}|>{% if m['role'] == 'assistant' and loop.last %}(thinking){% endif %}"
     "{{ m['content'] }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -110,6 +131,54 @@ def test_tools_go_to_the_template() -> None:
     assert '"name": "turn"' in text
     assert "turned" not in "".join(runs)
     assert "Done." in runs[-1]
+
+
+def call(arguments: Any, name: str = "turn") -> list[dict[str, Any]]:
+    function = {"name": name, "arguments": arguments}
+    return [
+        {"role": "user", "content": "turn it"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+    ]
+
+
+@pytest.mark.parametrize("template", [TOOLS, CONCATENATES, PRINTS])
+@pytest.mark.parametrize("arguments", [{"by": 3}, '{"by": 3}'])
+def test_arguments_of_tool_calls_are_written_once(template: str, arguments: Any) -> None:
+    """As an object or, as OpenAI has it, as a text: the template gets what it is made for."""
+    _, _, (run,) = encoded(chat(call(arguments)), template)
+    assert '{"by": 3}' in run
+
+
+def test_what_a_template_leaves_out_is_not_trained_on_as_nothing() -> None:
+    with pytest.raises(UserError, match="leaves out the tool calls"):
+        encoded(chat(call({})), PLAIN)
+    with pytest.raises(UserError, match="leaves out the text"):
+        encoded(chat(), PARTS_ONLY)
+    parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in CHAT]
+    assert len(encoded(chat(parts), PARTS_ONLY)[2]) == 2
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED, TWO_BLOCKS, THOUGHTFUL, ENDED])
+def test_which_turns_are_trained_on(template: str) -> None:
+    texts = [message["content"] for message in CHAT[2::2]]
+
+    def trained(**data: Any) -> list[str]:
+        messages = data.pop("messages", CHAT)
+        one, _, runs = encoded(chat(messages), template, **data)
+        return [run.replace("<|end|>", "").replace(str(one.eos_token), "").rstrip("\n") for run in runs]
+
+    assert trained() == texts
+    assert trained(train_on="last") == texts[1:]
+    # A turn of weight 0 is what somebody answered, and not what should be learnt.
+    assert trained(messages=[*CHAT[:2], {**CHAT[2], "weight": 0}, *CHAT[3:]]) == texts[1:]
+    assert trained(messages=[*CHAT[:4], {**CHAT[4], "weight": 0}]) == texts[:1]
+    assert trained(messages=[*CHAT[:4], {**CHAT[4], "weight": 0}], train_on="last") == []
+
+
+def test_an_answer_that_begins_as_the_prompt_goes_on() -> None:
+    messages = [{"role": "user", "content": "a table"}, {"role": "assistant", "content": "<th>one</th>"}]
+    _, _, (run,) = encoded(chat(messages), THOUGHTFUL)
+    assert run.startswith("<th>one")
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:

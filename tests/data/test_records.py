@@ -10,6 +10,8 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,8 @@ from tests.data.conftest import json_lines, run_on, texts
 from windlass.data.chat import encoder
 from windlass.data.checks import check_data
 from windlass.data.packing import PackedRows
-from windlass.data.reading import Skipped, documents, units_of
+from windlass.data.reading import Skipped, documents, file_pieces, units_of
+from windlass.data.records import example_text
 from windlass.data.shards import TokenShards, parse_index
 from windlass.data.sources import FileSource, source_named
 from windlass.data.tokenizer import Tokenizer, from_folder, load_tokenizer
@@ -180,6 +183,58 @@ def instructions(path: Path, *prompts: int) -> Path:
     """Records with prompts of so many words."""
     path.write_text("".join(json.dumps({"prompt": "the " * words, "completion": "of"}) + "\n" for words in prompts))
     return path
+
+
+ALPACA = "@instruction:instruction:output"
+TRANSLATE = {"instruction": "Translate.", "input": "Hallo", "output": "Hello"}
+
+
+def refused(path: Path, field: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        [text for piece in file_pieces(path, field, skip_bad=True) for text in documents(piece)]
+    return caught.value
+
+
+def test_half_of_alpacas_prompt_is_no_prompt(tmp_path: Path) -> None:
+    """Also where bad records are skipped: these would be every other one."""
+    lines, table = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    lines.write_text(json.dumps({**TRANSLATE, "input": ""}) + "\n" + json.dumps(TRANSLATE))
+    pq.write_table(pa.table({key: [value] for key, value in TRANSLATE.items()}), table)
+    for path in (lines, table):
+        error = refused(path, ALPACA)
+        assert "would be left out of the prompt" in error.what
+        assert "data.prompt_field=prompt" in str(error.fix)
+    lines.write_text(json.dumps({**TRANSLATE, "input": ""}))
+    assert [text for piece in file_pieces(lines, ALPACA) for text in documents(piece)]
+
+
+@pytest.mark.parametrize(
+    ("value", "indent", "query"), [([TRANSLATE], 2, ".[]"), ([TRANSLATE], None, ".[]"), (TRANSLATE, 2, ".")]
+)
+def test_one_value_in_a_file_of_lines(value: Any, indent: int | None, query: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(value, indent=indent))
+    error = refused(path, ALPACA)
+    assert "is one JSON value" in error.what
+    # A shell empties the file that it writes to before it is read.
+    assert error.fix == f"jq -c '{query}' {path} > {tmp_path / 'a.lines.jsonl'}"
+
+
+def test_a_table_without_any_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": pa.array([b"bytes"], pa.binary())}), path)
+    assert "is no text" in refused(path, "text").what
+
+
+def test_weights_and_parts_of_chats(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    said = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "weight": 0}]
+    path.write_text(json.dumps({"conversations": said}))
+    (text,) = [text for piece in file_pieces(path, "@chat:messages") for text in documents(piece)]
+    assert json.loads(text)["messages"][1] == {"role": "assistant", "content": "a", "weight": 0}
+    empty = [{"role": "user", "content": "q"}, {"role": "assistant", "content": [{"type": "text", "text": " "}]}]
+    with pytest.raises(UserError, match="message 2 is empty"):
+        example_text({"messages": empty}, "@chat:messages", "here")
 
 
 def test_prompts_that_fill_a_sequence_are_left_out(tmp_path: Path, tiny: Tokenizer) -> None:

@@ -170,7 +170,17 @@ def test_partitions():
     assert error.value.evidence == "partitions: debug, gpu, old"
 
 
-@pytest.mark.parametrize(("gres", "count"), [("gpu:8", 8), ("gpu:a100:4(S:0),gpu:h100:2", 6), ("nic:2", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("gres", "count"),
+    [
+        ("gpu:8", 8),
+        ("gpu:a100:4(S:0),gpu:h100:2", 6),
+        ("nic:2", 0),
+        ("", 0),
+        ("gpu:a100", 1),
+        ("gpu:gtx:no_consume:2,lscratch:800", 2),
+    ],
+)
 def test_gpus_in_gres(gres, count):
     assert parse_gpus(gres) == count
 

@@ -19,7 +19,12 @@ from windlass.targets.slurm.attempt import JobFacts, follow_up
 from windlass.trainer.failures import kind_of
 from windlass.trainer.main import report_error
 
-CUDA = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call"
+# All of the text, as released builds of torch word it: the advice at its end goes with every error.
+CUDA = (
+    "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
+    "below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
 RETRIED = [
     RuntimeError(CUDA.format("uncorrectable ECC error encountered")),
     RuntimeError(CUDA.format("unspecified launch failure")),
@@ -35,6 +40,15 @@ RETRIED = [
     dist.DistBackendError("ncclSystemError: System call (e.g. socket, malloc) or external library call failed"),
     RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:29411"),
     dist.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed."),
+    dist.DistBackendError(
+        "[Rank 1] NCCL watchdog thread terminated with exception: "
+        + CUDA.format("uncorrectable NVLink error detected during the execution")
+    ),
+    RuntimeError("[Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=199) ran for 882722 ms"),
+    RuntimeError("NCCL communicator was aborted on rank 1."),
+    RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_MAPPING_ERROR"),
+    RuntimeError("No CUDA GPUs are available"),
 ]
 GIVEN_UP = [
     UserError("the model cannot be built"),
@@ -46,6 +60,15 @@ GIVEN_UP = [
     RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x4 and 5x4)"),
     ValueError("illegal memory access is only a word here"),
     KeyError("gloo"),
+    # They name what is at fault in other errors.
+    RuntimeError("Distributed package doesn't have NCCL built in"),
+    RuntimeError("Invalid scalar type for gloo"),
+    RuntimeError('Error(s) in loading state_dict for Model:\n\tMissing key(s): "watchdog.weight", "nccl_proj.weight"'),
+    RuntimeError("Detected mismatch between collectives on ranks. Rank 0 is running ALLREDUCE, Rank 1 BROADCAST"),
+    # Full memory, as the libraries on top of CUDA word it.
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    dist.DistBackendError("ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 2 'out of memory'"),
     OSError(28, "No space left on device"),
 ]
 

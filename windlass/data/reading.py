@@ -230,20 +230,31 @@ def text_of(line: bytes, piece: FilePiece, number: int) -> str:
         raise BadRecordError(
             f"{piece.path}:{line_number(piece, number)} is not UTF-8 text",
             evidence=f"{error}: {preview(line)}",
-            fix=f"iconv -f latin1 -t utf-8 {piece.path} > NEW.jsonl",
+            fix=f"iconv -f cp1252 -t utf-8 {piece.path} > NEW.jsonl",
         ) from None
     except (ValueError, RecursionError) as error:
         where = f"{piece.path}:{line_number(piece, number)}"
         if number == 0 and piece.begin == 0 and line.strip() in (b"[", b"{"):
-            raise UserError(
-                f"{piece.path} is one JSON value over several lines; one JSON object per line is expected",
-                fix=f"jq -c '.[]' {piece.path} > {Path(piece.path).with_suffix('.jsonl')}",
+            raise one_value(
+                piece, f"{piece.path} is one JSON value over several lines", items=line.strip() == b"["
             ) from None
         raise BadRecordError(f"{where} is not valid JSON", evidence=f"{error}: {preview(line)}") from None
+    if number == 0 and piece.begin == 0 and isinstance(record, list) and record and isinstance(record[0], dict):
+        raise one_value(piece, f"{piece.path}:1 is one JSON value, a list of records", items=True)
     try:
         return record_text(record, piece.text_field, piece.path, line)
     except UserError:  # the line is counted only once there is an error to report: the same again, with it
         return record_text(record, piece.text_field, f"{piece.path}:{line_number(piece, number)}", line)
+
+
+def one_value(piece: FilePiece, what: str, *, items: bool) -> UserError:
+    """A file that holds a list, or an object in many lines; the new file is never the one that is read."""
+    old = Path(piece.path)
+    new = old.with_name(f"{old.stem}.lines.jsonl")
+    return UserError(
+        f"{what}; one JSON object per line is expected",
+        fix=f"jq -c '{'.[]' if items else '.'}' {old} > {new}",
+    )
 
 
 def record_text(record: Any, field: str, where: str, line: bytes) -> str:
@@ -300,7 +311,7 @@ def whole_text(piece: FilePiece) -> str:
         raise BadRecordError(
             f"{piece.path} is not UTF-8 text",
             evidence=str(error),
-            fix=f"iconv -f latin1 -t utf-8 {piece.path} > NEW.txt    if it is Latin-1",
+            fix=f"iconv -f cp1252 -t utf-8 {piece.path} > NEW.txt    if it is of Windows or Latin-1",
         ) from None
     except UNREADABLE as error:
         raise UserError(f"{piece.path} cannot be read", evidence=str(error)) from None
@@ -353,14 +364,15 @@ def no_text_column(piece: FilePiece, schema: Any) -> UserError:
     field = piece.text_field
     there = {name: schema.field(name).type for name in schema.names}
     texts = [name for name, kind in there.items() if is_text(kind)]
-    fixes = f"data.text_field={texts[0]} (tokenize: --text-field {texts[0]})"
     return UserError(
         f"the column {field!r} of {piece.path} is no text"
         if field in there
         else f"{piece.path} has no field {field!r}",
         evidence="fields there: " + ", ".join(f"{name} ({kind})" for name, kind in there.items())[:400],
         cause=None if texts else "none of the columns is a text; columns inside of structs are not read",
-        fix=fixes if texts else "write the text as a column of its own, or convert the file to .jsonl",
+        fix=f"data.text_field={texts[0]} (tokenize: --text-field {texts[0]})"
+        if texts
+        else "write the text as a column of its own, or convert the file to .jsonl",
     )
 
 

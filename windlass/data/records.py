@@ -31,6 +31,9 @@ SHAREGPT_ROLES = {
 }
 
 
+ALPACA_PROMPT, ALPACA_INPUT = "instruction", "input"
+
+
 class BadRecordError(UserError):
     """One record that cannot be read; data.bad_records=skip leaves it out."""
 
@@ -51,7 +54,7 @@ def require_unicode(text: str, where: str) -> str:
             f"{where} is not UTF-8 text" if escaped_byte else f"{where} holds half a character, U+{code:04X}",
             evidence=f"after {text[max(0, error.start - 40) : error.start]!r}",
             cause=None if escaped_byte else "a text was cut inside a surrogate pair before it was written",
-            fix="iconv -f latin1 -t utf-8 OLD > NEW" if escaped_byte else None,
+            fix="iconv -f cp1252 -t utf-8 OLD > NEW" if escaped_byte else None,
         ) from None
     return text
 
@@ -79,7 +82,7 @@ def columns(field: str, there: list[str]) -> list[str]:
         *(
             [name for name in (SHAREGPT_FIELD, "system", "tools") if name in there and name not in names]
             if kind == "chat"
-            else []
+            else [name for name in (ALPACA_INPUT,) if name in there and name not in names]
         ),
     ]
 
@@ -105,6 +108,7 @@ def example_text(record: Any, field: str, where: str) -> str:
         if record.get("tools"):
             example["tools"] = without_nulls(parsed(record["tools"]))
     else:
+        require_no_input(record, names, where)
         example = {"prompt": record[names[0]], "completion": record[names[1]]}
         for part, value in example.items():
             if not isinstance(value, str):
@@ -112,6 +116,20 @@ def example_text(record: Any, field: str, where: str) -> str:
         if not example["completion"].strip():
             raise empty_completion(where)
     return require_unicode(json.dumps(example, ensure_ascii=False), where)
+
+
+def require_no_input(record: dict[str, Any], names: list[str], where: str) -> None:
+    """Alpaca's prompts are in two fields, `instruction` and `input`; half of one is no prompt."""
+    value = record.get(ALPACA_INPUT)
+    if names[0] != ALPACA_PROMPT or ALPACA_INPUT in names or not isinstance(value, str) or not value.strip():
+        return
+    raise UserError(
+        f"{where} has an input beside its instruction, which would be left out of the prompt",
+        evidence=f"{ALPACA_INPUT}: {value[:80]}",
+        cause=f"data.prompt_field is {ALPACA_PROMPT}, and a prompt is one field",
+        fix=f'jq -c \'.prompt = ([.instruction, .input] | map(select(. != "")) | join("\\n\\n"))\' OLD > NEW    '
+        f"and data.prompt_field=prompt data.completion_field={names[1]}",
+    )
 
 
 def parsed(value: Any) -> Any:
@@ -131,7 +149,9 @@ def with_roles(messages: Any, record: dict[str, Any]) -> Any:
     ):
         return messages
     found = [
-        {"role": SHAREGPT_ROLES.get(str(one["from"]), one["from"]), "content": one.get("value")} for one in messages
+        {"role": SHAREGPT_ROLES.get(str(one["from"]), one["from"]), "content": one.get("value")}
+        | ({"weight": one["weight"]} if "weight" in one else {})
+        for one in messages
     ]
     system = record.get("system")
     return [{"role": "system", "content": system}, *found] if isinstance(system, str) and system else found
@@ -155,7 +175,7 @@ def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
             raise BadRecordError(f"{place} has no content", evidence=str(message)[:80])
         if content is not None and not isinstance(content, str | list):
             raise BadRecordError(f"{place} has a content that is no text", evidence=str(message)[:80])
-        if role == "assistant" and not message.get("tool_calls") and not str(content or "").strip():
+        if role == "assistant" and not message.get("tool_calls") and is_empty(content):
             raise empty_completion(place)
     if not any(message["role"] == "assistant" for message in messages):
         raise BadRecordError(
@@ -164,6 +184,12 @@ def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
             fix="leave such records out",
         )
     return messages
+
+
+def is_empty(content: Any) -> bool:
+    """Whether a message says nothing; its content is a text or a list of parts."""
+    parts = content if isinstance(content, list) else [content]
+    return not any(str((one.get("text", one) if isinstance(one, dict) else one) or "").strip() for one in parts)
 
 
 def empty_completion(where: str) -> UserError:

@@ -23,6 +23,10 @@ class Template:
         self.name, self._tokens = name, tokens
         self._template = _compile(source, name)
 
+    @property
+    def end(self) -> str:
+        return self._tokens.get("eos_token", "")
+
     def render(
         self, messages: list[dict[str, Any]], tools: Any = None, *, prompting: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:

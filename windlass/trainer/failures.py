@@ -30,7 +30,15 @@ class Kind:
 MEMORY = Kind(
     "memory",
     retry=False,
-    phrases=("cuda out of memory", "out of memory. tried to allocate", "cuda error: out of memory"),
+    phrases=(
+        "cuda out of memory",
+        "out of memory. tried to allocate",
+        "cuda error: out of memory",
+        "triton error [cuda]: out of memory",
+        "'out of memory'",  # NCCL's: Cuda failure 2 'out of memory'
+        "cublas_status_alloc_failed",
+        "cudnn_status_alloc_failed",
+    ),
     cause="the GPU's memory is full; it would be again in the same step",
     fix="a smaller train.micro_batch, or parallel.activation_checkpointing=full; `windlass plan` says what fits",
 )
@@ -39,7 +47,8 @@ USAGE = Kind(
     retry=False,
     # An index beyond a table is the data's or the model's mistake, and comes again with the same batch.
     phrases=(
-        "device-side assert",
+        "device-side assert triggered",
+        "mismatch between collectives",
         "ncclinvalidusage",
         "ncclinvalidargument",
         "invalid usage",
@@ -72,6 +81,7 @@ GPU = Kind(
         "xid (pci",
         "cuda-capable device(s) is/are busy or unavailable",
         "no cuda-capable device is detected",
+        "no cuda gpus are available",
         "external device",
         "cuda error: unknown error",
         "mps server",
@@ -80,6 +90,8 @@ GPU = Kind(
         "cublas_status_internal_error",
         "cudnn_status_execution_failed",
         "cudnn_status_internal_error",
+        "cublas_status_mapping_error",
+        "cudnn_status_mapping_error",
         "system not yet initialized",  # the fabric manager of NVSwitch machines
         "system driver mismatch",
     ),
@@ -96,10 +108,19 @@ PEER = Kind(
         "broken pipe",
         "timed out",
         "socket timeout",
-        "gloo",
-        "nccl",
+        # Not their bare names: a torch without NCCL, or a parameter that is called so, comes again.
+        "gloo/transport",
+        "gloo/rendezvous",
+        "gloo connect",
+        "nccl error",
+        "nccl communicator",
+        "ncclremoteerror",
+        "ncclsystemerror",
+        "ncclinternalerror",
+        "ncclunhandledcudaerror",
         "remote process exited",
-        "watchdog",
+        "watchdog caught",
+        "watchdog thread",
     ),
     cause="another rank, or the network to it, was lost",
 )

@@ -70,9 +70,10 @@ def parse_partitions(text: str) -> dict[str, Partition]:
 
 
 def parse_gpus(gres: str) -> int:
-    """`gpu:h100:8(S:0-1),nic:2` has 8."""
+    """`gpu:h100:8(S:0-1),nic:2` has 8; where a count is left out, as in `gpu:h100`, it is 1."""
     bare = re.sub(r"\([^)]*\)", "", gres)
-    return sum(int(one.rsplit(":", 1)[1]) for one in bare.split(",") if re.fullmatch(r"gpu(:[^:]+)?:[0-9]{1,6}", one))
+    found = (re.fullmatch(r"gpu(:[^:,]+?)*?(:([0-9]{1,6}))?", one) for one in bare.split(","))
+    return sum(int(one[3] or 1) for one in found if one)
 
 
 def _number(text: str) -> int | None:

@@ -25,7 +25,9 @@ from windlass.targets.slurm.reasons import ENDS, explain
 JOB_FILE = "slurm.json"
 SUBMISSION = re.compile(r"[0-9a-f]{16}")
 FULL_BYTES = 2**16
-ON_NODES = frozenset(("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"))
+ON_NODES = frozenset(
+    ("RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
+)
 IN_QUEUE = frozenset(("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"))
 ENDED_AS: Mapping[str, tuple[State, ExitCode]] = {
     "CANCELLED": ("stopped", ExitCode.INTERRUPTED),
