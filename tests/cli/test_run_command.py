@@ -255,3 +255,23 @@ def test_a_branch_goes_on_and_keeps_its_origin(windlass, run_file, ended):
     assert "branch_from: other@4" in later.out
     ended.run_file.write_text(saved.replace("branch_from: null", "branch_from: small@4"))  # as earlier versions left it
     assert windlass("run", run_file, "steps=9", "checkpoint.branch_from=small@4", "--dry-run").code == 2
+
+
+def test_a_mistake_is_not_called_another_setting(windlass, run_file, ended):
+    answer = windlass("run", run_file, "model.config.hiden_size=64")
+    assert answer.code == 2
+    assert "hidden_size" in answer.err
+    assert "exists with other settings" not in answer.err
+
+
+def test_a_learning_rate_that_nothing_survives_is_remarked(windlass, run_file):
+    answer = windlass("run", run_file, "train.learning_rate=3", "--dry-run", "--json")
+    assert any("most models diverge" in one for one in answer.json["warnings"])
+
+
+def test_fewer_steps_than_a_stopped_run_has_are_refused_before_anything_starts(windlass, run_file, ended):
+    text = ended.history.read_text().replace('"finished"', '"failed"')
+    ended.history.write_text("".join(line + "\n" for line in text.splitlines() if '"event":"failed"' not in line))
+    answer = windlass("run", run_file, "train.steps=3")
+    assert answer.code == 2
+    assert "has trained 6 steps already, and 3 are asked for" in answer.err

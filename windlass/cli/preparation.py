@@ -15,6 +15,7 @@ from windlass.spec.compatibility import adopt, differences, must_match, steering
 from windlass.targets import target
 from windlass.targets.protocol import JobRef, JobStatus, KnowsGpu, RendersOffline, Target
 
+LARGE_RATE = 0.1
 SMALL_JUMP = 0.02  # of the learning rate, relative: what a schedule does from one step to the next anyway
 
 
@@ -76,7 +77,10 @@ def prepare(
             before = earlier = None
             run = resolve(settled)
     world_size = where.world_size(run)
+    check(run, world_size)  # before it is compared with what is there: a mistake is no other setting
     warnings: list[str] = []
+    if run.train.learning_rate > LARGE_RATE:
+        warnings.append(f"train.learning_rate is {run.train.learning_rate:g}: above {LARGE_RATE:g} most models diverge")
     if before and earlier:
         warnings += _not_branched_again(before, asked)
         run = _with_origin(run, before)
@@ -87,7 +91,6 @@ def prepare(
     hardware = hardware_of(run, where)
     if earlier is None or not is_under_way(earlier):
         warnings += where.check(run, bytes_needed=bytes_needed(run))
-        check(run, world_size)
         memory_on_cpus(run, where, world_size)
         warnings += check_data(run, thorough=True)
         warnings += [] if offline else check_hub(run)
@@ -118,6 +121,11 @@ def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
             fix=f"windlass stop {run.name}    and then this again: it goes on with the new ones",
         )
     step = earlier.step or 0
+    if step > run.train.steps and earlier.state != "finished":
+        raise UserError(
+            f"the run {run.name} has trained {step} steps already, and {run.train.steps} are asked for",
+            fix=f"train.steps={step + run.train.steps}    goes on; name=OTHER begins a shorter run",
+        )
     warnings = [f"{key} is {now!r} from here on; it was {was!r}" for key, (was, now) in changes.items()]
     rate, rate_before = learning_rate(step, run.train), learning_rate(min(step, before.train.steps - 1), before.train)
     if step and step < run.train.steps and abs(rate / rate_before - 1) > SMALL_JUMP:
