@@ -30,7 +30,7 @@ def test_digests_of_large_files_have_no_limit(tmp_path: Path) -> None:
     data.write_text("".join(json.dumps({"text": f"some words {n}"}) + "\n" for n in range(200)))
     sections = {"source": str(data), "tokenizer": "tiny", "sequence_length": 8}
     run = resolve(parse_run({"name": "x", "model": {"preset": "llama-tiny"}, "data": sections}))
-    sequences = open_sequences(run, "train")
+    sequences = open_sequences(run, "train", tokenizer="tiny")
     assert sequences is not None
     ranks: Any = One()
     assert content_of(run, sequences, ranks)["data_fingerprint"]
