@@ -67,6 +67,11 @@ def planted(metadata: Any, kind: str, mark: Path) -> bytes:
         return data + change
     elif kind == "elsewhere":
         info.relative_path = "../../secret"
+    elif kind == "elsewhere, by another class":  # DCP asks any object for its relative_path
+        index = next(iter(metadata.storage_data))
+        other = dcp_metadata.StorageMeta()
+        other.__dict__.update(vars(info), relative_path="../../secret")
+        metadata.storage_data[index] = other
     return pickle.dumps(metadata)
 
 
@@ -109,7 +114,9 @@ def test_enumerations_as_python_3_11_0_wrote_them(saved: Path) -> None:
             load_pickle(pickle.dumps(call))
 
 
-@pytest.mark.parametrize("kind", ["call", "only a call", "builtin", "bytes", "class", "elsewhere"])
+@pytest.mark.parametrize(
+    "kind", ["call", "only a call", "builtin", "bytes", "class", "elsewhere", "elsewhere, by another class"]
+)
 def test_a_planted_payload_is_damage_and_is_not_run(kind: str, saved: Path, copy: Path, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     plant(copy, kind, mark, saved)

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import time
 
 import pytest
 
+from windlass.checkpoint import CheckpointFolder, Manifest
+from windlass.checkpoint.locking import hold
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder, append_json_line
 from windlass.spec import load_run
@@ -328,6 +331,20 @@ def test_rm_removes_runs_and_nothing_else(windlass, make, tmp_path, run_file):
     assert (project / "run.yaml").exists()
 
 
+def test_rm_refuses_ranks_that_were_started_by_hand(windlass, make):
+    """Plain torchrun has no supervisor: that ranks live is known by their lock alone, however long they are silent."""
+    folder = make(state=None)
+    (folder.path / "supervisor.json").unlink()
+    os.utime(folder.metrics, (0, 0))
+    held = hold(folder.checkpoints)
+    assert held is not None
+    answer = windlass("rm", "small", "--yes")
+    assert (answer.code, folder.run_file.exists()) == (2, True), answer
+    assert "is under way" in answer.err
+    os.close(held)
+    assert windlass("rm", "small", "--yes").code == 0
+
+
 def test_a_silent_run_says_so(windlass, make):
     folder = make(state=None)
     (folder.path / "supervisor.json").write_text(json.dumps({**GONE, "start_time": processes.start_time(os.getpid())}))
@@ -371,3 +388,17 @@ def test_completion_knows_keys_presets_gpus_and_targets(make):
     assert {"local", "slurm", "kubernetes"} <= set(complete(["run", "a.yaml", "--on"]))
     # bash takes words apart at `=`
     assert "llama3.2-1b" in complete(["run", "a.yaml", "model.preset", "="], "llama3")
+
+
+def test_a_branch_from_a_path_is_not_taken_for_the_run_of_that_name(windlass, make, run_file, tmp_path):
+    """The trainer looks beside the new run: it would begin with the weights of another run."""
+    make("base")
+    elsewhere = tmp_path / "archive" / "base"
+    shutil.copytree(make("base").path, elsewhere)
+    for folder in (elsewhere, RunFolder.find("base").path):
+        checkpoint = CheckpointFolder(folder / "checkpoints").at(4)
+        checkpoint.path.mkdir(parents=True)
+        checkpoint.publish(Manifest(step=4, tokens=1, files={}, model={}, order={}))
+    answer = windlass("run", str(run_file), "--from", f"{elsewhere}@4", "--dry-run", "name=branch", "train.steps=9")
+    assert answer.code == 2, answer
+    assert "is not a run under" in answer.err

@@ -17,7 +17,16 @@ from windlass.targets.kubernetes import meeting as meeting_module
 from windlass.targets.kubernetes.meeting import Meeting
 from windlass.targets.kubernetes.record import Chronicle
 from windlass.targets.kubernetes.verdict import Again, NodeEnd, verdict
-from windlass.targets.kubernetes.wire import LONGEST_OF_STRANGERS, Hello, Line, LostError, end_of_node, knock, proof
+from windlass.targets.kubernetes.wire import (
+    LONGEST_OF_STRANGERS,
+    Hello,
+    Line,
+    LostError,
+    end_of_node,
+    is_proof,
+    knock,
+    proof,
+)
 from windlass.targets.local.decision import Done, RestartBudget
 
 PATIENCE = 60.0
@@ -269,6 +278,7 @@ STRANGERS = [
     b'{"word":"knock"}\n{"word":"hello","node":1,"born":9e99,"pod":"x","submission":"a"}\n',
     json.dumps({"word": "hello", **FACTS}).encode() + b"\n",
     json.dumps({"word": "hello", **FACTS, "proof": proof("a guess", "pod", "", "", *FACTS.values())}).encode() + b"\n",
+    b'{"word":"knock","nonce":"x"}\n' + json.dumps({"word": "hello", **FACTS, "proof": "\ud800"}).encode() + b"\n",
     b'{"word":"end","attempt":1,"end":{"node":1,"code":0,"deaths":[],"errors":[]}}\n',
     b'{"word":"restart"}\n',
     b'{"word":["hello"]}\n',
@@ -308,6 +318,12 @@ def test_who_does_not_know_the_secret_is_not_let_in_on_either_side(meet):
     thief.send(word="hello", **FACTS, proof=shown)
     assert is_cut_off(thief)
     assert Pod(port, 0).expect("start")["attempt"] == 1
+
+
+def test_a_proof_that_is_no_text_of_ours_is_none():
+    """JSON can write half a surrogate pair, which no encoding has."""
+    assert not is_proof("\ud800", TOKEN, "host")
+    assert not is_proof("ä" * 64, TOKEN, "host")
 
 
 def test_strangers_that_say_nothing_take_no_room(meet, monkeypatch):

@@ -30,6 +30,7 @@ METADATA = "torch.distributed.checkpoint.metadata"
 MEMORY_FORMAT = (METADATA, "_MEM_FORMAT_ENCODING")
 GETATTR = ("builtins", "getattr")  # how early Python 3.11 pickles a member of an enumeration
 STORAGE_INFO = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+FILE_ATTRIBUTES = frozenset(("relative_path", "transform_descriptors"))  # of a `_StorageInfo`
 ALLOWED = frozenset(
     [
         *((METADATA, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "MetadataIndex")),
@@ -123,7 +124,12 @@ class _StandIn(metaclass=_Sealed):
 
     def __init__(self, *args: Any, **options: Any) -> None: ...
 
-    def __setstate__(self, state: Any) -> None: ...
+    def __setstate__(self, state: Any) -> None:
+        """DCP reads where a tensor's bytes are from any object that says so: none but `_StorageInfo` may."""
+        values = state if isinstance(state, tuple) else (state,)
+        named = {str(key) for one in values if isinstance(one, dict) for key in one}
+        if named & FILE_ATTRIBUTES or any(name.startswith("__") for name in named):
+            raise UnsafePickleError("it names files outside of its folder: do not load it")
 
 
 class _StorageInfo(_StandIn):

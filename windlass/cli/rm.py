@@ -70,6 +70,7 @@ def _removable(name: str) -> RunFolder:
 
 
 def _must_have_ended(folder: RunFolder) -> None:
+    from windlass.checkpoint.locking import alone
     from windlass.cli.preparation import is_under_way
     from windlass.targets import target_of_kind
     from windlass.targets.local.state import is_running, is_starting
@@ -83,6 +84,13 @@ def _must_have_ended(folder: RunFolder) -> None:
             evidence=f"on the target {kind}: {status.state}" + (f", {status.reason}" if status.reason else ""),
             fix=f"windlass stop {folder.name}    and then rm again",
         )
+    with alone(folder) as nobody_trains:  # ranks that were started without `windlass run` hold their checkpoints alone
+        if not nobody_trains:
+            raise UserError(
+                f"the run {folder.name} is under way",
+                evidence=f"a process holds {folder.checkpoints}: ranks train in it, started without `windlass run`",
+                fix="end them, and then rm again",
+            )
 
 
 def _described(folder: RunFolder) -> dict[str, Any]:

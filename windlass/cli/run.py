@@ -109,12 +109,18 @@ def run(
 def _branch(source: str) -> str:
     """RUN@STEP of RUN[@STEP]: the newest complete checkpoint, where no step is given."""
     from windlass.checkpoint import CheckpointFolder
-    from windlass.runfolder import RunFolder
+    from windlass.runfolder import RunFolder, runs_root
 
     name, mark, step = source.rpartition("@") if "@" in source else (source, "", "")
     if mark and not step.isdecimal():
         raise UserError(f"--from {source} names no step", fix=f"--from {name}@200")
     folder = RunFolder.find(name)
+    if folder.path.resolve() != (runs_root() / folder.name).resolve():  # the trainer looks beside the new run
+        raise UserError(
+            f"--from {source}: {folder.path} is not a run under {runs_root()}/",
+            cause="a branch begins with a run beside it",
+            fix=f"cp -r {folder.path} {runs_root()}/OTHER    and then --from OTHER{mark}{step}",
+        )
     if mark and folder.load_run().target.kind == "kubernetes":
         return f"{folder.name}@{int(step)}"  # its checkpoints are in the cluster; the trainer looks there
     chosen = CheckpointFolder(folder.checkpoints).choose(int(step) if mark else None)

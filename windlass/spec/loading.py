@@ -54,6 +54,8 @@ def read_yaml(path: Path) -> Values:
         values = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML", evidence=_yaml_problem(error, path)) from None
+    except (ValueError, RecursionError) as error:  # a 13th month; brackets without an end
+        raise UserError(f"{path} is not valid YAML", evidence=str(error)) from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no run: a mapping with the sections model and data is expected")
     return values
@@ -106,7 +108,7 @@ def apply_override(values: Values, override: str, *, run_file: Path = Path()) ->
     parts = _full_path(key.strip())
     try:
         value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"the value in the override {override!r} is not valid YAML", evidence=str(error)) from None
     here = values
     for part in parts[:-1]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from windlass.data.shards import allow_open_files
 from windlass.trainer.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ GRACE_S = 5.0  # for a rank's own main thread to leave with an error of its own,
 CONNECT_S = 10.0
 SEND_S = 5.0
 LONGEST_MESSAGE = 1 << 16
+HELLO_S = 15.0  # for a connection to say which rank it is
+MOST_STRANGERS = 64  # connections, beside one per rank, that have not said so; the oldest makes room
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Peer:
     socket: socket.socket
     rank: int | None = None
     host: str = "?"
+    came: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)
     state: dict[str, Any] = field(default_factory=dict)
     buffer: bytes = b""
@@ -72,7 +76,7 @@ class Peer:
         for line in lines:
             try:
                 message = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):  # anybody can connect, and nest brackets without an end
                 raise EOFError from None
             if isinstance(message, dict):
                 yield message
@@ -91,6 +95,7 @@ class PeerWatch:
         self._leaving = threading.Event()  # this rank's main thread leaves by itself
         self._closed = threading.Event()  # and the others know it
         self._peers: list[Peer] = []
+        self._strangers: list[Peer] = []  # connected, the oldest first, and not known as ranks
         self._thread: threading.Thread | None = None
 
     def begin(
@@ -106,6 +111,8 @@ class PeerWatch:
             return
         self.ranks, self.where, self.on_lost = ranks, where, on_lost
         self.silent_s = min(SILENT_S, 0.8 * limit_s)  # before the collective itself gives up, which says less
+        if ranks.is_first:
+            allow_open_files(ranks.world_size + MOST_STRANGERS)
         listening = _listen(ranks.world_size) if ranks.is_first else None
         hosts = [os.environ["MASTER_ADDR"], socket.gethostname()]
         offer = (hosts, listening.getsockname()[1], secrets.token_hex(16)) if listening else None
@@ -140,7 +147,7 @@ class PeerWatch:
             except OSError as error:
                 problem = f"{host}:{port}: {error}"
                 continue
-            connection.settimeout(SEND_S)
+            _set_up(connection)
             peer = Peer(connection, rank=0, host=host)
             peer.send(hello=self.ranks.rank, host=socket.gethostname(), secret=self.secret)
             self._peers.append(peer)
@@ -172,26 +179,40 @@ class PeerWatch:
                     if peer.rank is not None and not peer.left:
                         peer.send(beat=state, host=socket.gethostname())
             self._look_for_silence(now)
+            for stranger in [one for one in self._strangers if now - one.came > HELLO_S]:
+                self._drop(stranger, selector)
         if self.lost is not None:
             self._leave()
         for key in list(selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
 
     def _accept(self, listening: Any, selector: selectors.BaseSelector) -> None:
+        if len(self._strangers) >= MOST_STRANGERS + self.ranks.world_size:  # each holds a file handle of the training
+            self._drop(self._strangers[0], selector)
         try:
             connection, _ = listening.accept()
-        except OSError:
+            _set_up(connection)
+        except OSError:  # it is gone again, or there is no file handle left: who waits would be reported at once again
+            time.sleep(BEAT_S / 10)
             return
-        connection.settimeout(SEND_S)
-        selector.register(connection, selectors.EVENT_READ, Peer(connection))
+        stranger = Peer(connection)
+        self._strangers.append(stranger)
+        selector.register(connection, selectors.EVENT_READ, stranger)
+
+    def _drop(self, peer: Peer, selector: selectors.BaseSelector) -> None:
+        if peer in self._strangers:
+            self._strangers.remove(peer)
+        selector.unregister(peer.socket)
+        peer.socket.close()
 
     def _read(self, peer: Peer, selector: selectors.BaseSelector) -> None:
+        if peer.socket.fileno() < 0:  # it made room for another in the same turn
+            return
         try:
             for message in peer.messages():
                 self._receive(peer, message)
         except (EOFError, OSError) as error:
-            selector.unregister(peer.socket)
-            peer.socket.close()
+            self._drop(peer, selector)
             if peer in self._peers:
                 self._peers.remove(peer)
                 if not peer.left:
@@ -204,6 +225,7 @@ class PeerWatch:
             if message.get("secret") != self.secret or not isinstance(rank, int):
                 raise EOFError
             peer.rank, peer.host = rank, str(message.get("host"))
+            self._strangers.remove(peer)
             self._peers.append(peer)
         peer.heard = time.monotonic()
         peer.named = None
@@ -266,6 +288,14 @@ def _listen(backlog: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
     return socket.create_server(("", 0), backlog=backlog)
+
+
+def _set_up(connection: socket.socket) -> None:
+    """No message waits for the acknowledgement of another: a rank that ends right after its farewell, with something
+    unread, takes along whatever its kernel has not sent, and would be taken for a lost one.
+    """
+    connection.settimeout(SEND_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ def content_of(run: Run, sequences: Sequences, ranks: Ranks) -> dict[str, Any]:
         "data_fingerprint": data_fingerprint(sequences, run.data) if known else None,
         "tokenizer_fingerprint": tokenizer_fingerprint(sequences),
     }
-    everyone = ranks.gather((socket.gethostname(), own if known else None))
+    # the first rank alone may read terabytes of files here for their digests, the first time
+    everyone = ranks.gather((socket.gethostname(), own if known else None), patient=True)
     first_host, content = everyone[0]
     for host, other in everyone:
         if other is not None and other != content:
