@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -161,7 +162,8 @@ class RunFolder:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # containers that share a volume often share process numbers too
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -275,3 +275,15 @@ def test_fewer_steps_than_a_stopped_run_has_are_refused_before_anything_starts(w
     answer = windlass("run", run_file, "train.steps=3")
     assert answer.code == 2
     assert "has trained 6 steps already, and 3 are asked for" in answer.err
+
+
+def test_the_batch_of_a_stream_stays(windlass, run_file, ended, tmp_path):
+    text = run_file.read_text().replace("corpus:austen", "hf:allenai/c4")
+    run_file.write_text(text)
+    saved = (
+        ended.run_file.read_text().replace("corpus:austen", "hf:allenai/c4").replace("config: null", "config: en", 1)
+    )
+    ended.run_file.write_text(saved)
+    answer = windlass("run", run_file, "train.global_batch=8", "train.steps=9", "--dry-run")
+    assert answer.code == 2
+    assert "cannot change in a run that reads a stream" in answer.err

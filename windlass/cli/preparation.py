@@ -131,6 +131,14 @@ def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
     if step and step < run.train.steps and abs(rate / rate_before - 1) > SMALL_JUMP:
         warnings.append(f"the learning rate of step {step + 1} is {rate:.3g}; as it was set before, {rate_before:.3g}")
     if "train.global_batch" in changes:
+        sources = [one.source for one in run.data.sources] or [run.data.source]
+        if any(source.startswith("hf:") for source in sources):
+            raise UserError(
+                "train.global_batch cannot change in a run that reads a stream",
+                evidence=f"it was {before.train.global_batch}; the source is {', '.join(sources)}",
+                cause="each place of a batch reads files of its own, and goes on in them",
+                fix=f"train.global_batch={before.train.global_batch}    or name=OTHER",
+            )
         warnings.append(
             "another train.global_batch: the order of the data goes on where it is, nothing is read twice or left out; "
             "every step now counts for another number of tokens, and the learning rate is not scaled"

@@ -35,8 +35,16 @@ def take_over(branch_from: str, folder: RunFolder, *, order: dict[str, Any]) -> 
         manifest = replace(manifest, order=order, data_state=None, sequences=0)
     own = CheckpointFolder(folder.checkpoints).at(checkpoint.step)
     own.path.mkdir(parents=True, exist_ok=True)
-    for file in manifest.files:
-        _link(checkpoint.path / file, own.path / file)
+    try:
+        for file in manifest.files:
+            _link(checkpoint.path / file, own.path / file)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{branch_from} was removed while it was branched from",
+            evidence=str(error),
+            cause=f"{name} still trains, and keeps its newest checkpoints only",
+            fix=f"--from {name}    takes its newest",
+        ) from None
     own.publish(replace(manifest, validation=None))  # the best of another run is not this one's
     data = f"other data, from its beginning: {'; '.join(changed)}" if changed else "the data goes on"
     folder.record("branched", source=name, step=checkpoint.step, data=data)
