@@ -287,3 +287,18 @@ def test_the_batch_of_a_stream_stays(windlass, run_file, ended, tmp_path):
     answer = windlass("run", run_file, "train.global_batch=8", "train.steps=9", "--dry-run")
     assert answer.code == 2
     assert "cannot change in a run that reads a stream" in answer.err
+
+
+def test_checkpoints_are_listed_with_their_validation_loss_and_the_best(windlass, ended):
+    from windlass.checkpoint import CheckpointFolder, Manifest
+
+    for step, loss in ((2, 1.0), (4, 3.0)):
+        append_json_line(ended.metrics, {"kind": "validation", "step": step, "loss": loss})
+        checkpoint = CheckpointFolder(ended.checkpoints).at(step)
+        checkpoint.path.mkdir(parents=True)
+        checkpoint.publish(Manifest(step, 128 * step, {}, model={}, order={}))
+    text = windlass("ckpt", "ls", "small").out
+    assert text.split()[:2] == ["STEP", "SIZE"]
+    assert "1.0000 best" in text
+    rows = windlass("ckpt", "ls", "small", "--json").json
+    assert [(row["step"], row["validation_loss"], row["best"]) for row in rows] == [(2, 1.0, True), (4, 3.0, False)]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from windlass.runfolder import RunFolder
 
 
 @click.group()
@@ -38,17 +41,42 @@ def list_checkpoints(name: str, tier: str | None, as_json: bool) -> None:
     shown = views(RunFolder.find(name), tier) if tier != "cluster" else []
     rows = [row.as_dict() for view in shown for row in view.rows()]
     rows += rows_in_cluster(name, tier)
+    losses = _validation_losses(RunFolder.find(name)) if shown else {}
+    best = min(losses, key=lambda step: losses[step]) if losses else None
+    rows = [{**row, "validation_loss": losses.get(row["step"]), "best": row["step"] == best} for row in rows]
     if as_json:
         click.echo(json.dumps(rows))
-        return
-    if not rows:
+    elif rows:
+        _print_checkpoints(rows)
+    else:
         click.echo(f"no checkpoints in {name}")
+
+
+def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
+    from windlass.cli.output import count, number, print_table
+
+    tiers = len({row["tier"] for row in rows}) > 1
+    validated = any(row["validation_loss"] is not None for row in rows)
+    cells = []
     for row in rows:
-        where = f"{row['tier']:<8}" if len({one["tier"] for one in rows}) > 1 else ""
-        age = f"{_duration(time.time() - row['created'])} ago" if row["created"] else ""
         state = "complete" if row["complete"] else "incomplete (never taken for a resume)"
-        tokens = f"{row['tokens']:,} tokens" if row["tokens"] is not None else ""
-        click.echo(f"{where}step {row['step']:>8}  {row['bytes'] / 2**20:>10.1f} MiB  {state:<12}  {age:<14}  {tokens}")
+        age = f"{_duration(time.time() - row['created'])} ago" if row["created"] else "–"
+        line = [row["tier"]] if tiers else []
+        line += [str(row["step"]), f"{row['bytes'] / 2**20:,.1f} MiB", state, age, count(row["tokens"])]
+        if validated:
+            line.append(number(row["validation_loss"]) + (" best" if row["best"] else ""))
+        cells.append(line)
+    columns = ["STEP", "SIZE", "STATE", "AGE", "TOKENS"]
+    print_table([*(["TIER"] if tiers else []), *columns, *(["VALIDATION LOSS"] if validated else [])], cells)
+
+
+def _validation_losses(folder: RunFolder) -> dict[int, float]:
+    """The validation loss at each step that has one; of a validation that was repeated the last."""
+    from windlass.runfolder import read_json_lines, real, whole
+
+    records = (record for record in read_json_lines(folder.metrics) if record.get("kind") == "validation")
+    found = ((whole(record.get("step")), real(record.get("loss"))) for record in records)
+    return {step: loss for step, loss in found if step is not None and loss is not None}
 
 
 @ckpt.command()
