@@ -192,7 +192,8 @@ def perform(step: Step, folder: Path) -> str:
 def shown(output: str, most: int, folder: Path) -> str:
     """What the page keeps of an output: no progress lines, no path of this machine, not more than fits."""
     lines = [line.rstrip() for line in output.replace(str(folder), "~/first-hour").splitlines()]
-    lines = [line for line in lines if not re.search(r"\r|it/s\]", line)]
+    progress = [index for index, line in enumerate(lines) if re.match(r"step \d+/\d+ ", line)]
+    lines = [line for index, line in enumerate(lines) if index not in progress[1:-1]]  # the first and the last will do
     while lines and not lines[-1]:
         lines.pop()
     if len(lines) > most:

@@ -26,6 +26,7 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     from windlass.cli.output import count, number, print_json, print_table
     from windlass.cli.summary import summarize
     from windlass.runfolder import RunFolder
+    from windlass.spec.compatibility import shown
 
     if len(names) < 2:
         raise UserError("give at least two runs", fix="windlass ls    lists them")
@@ -42,7 +43,10 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
         ]
         print_json({"common_step": common, "runs": runs})
         return
-    rows = [[key, *("–" if value is None else str(value) for value in values)] for key, values in settings.items()]
+    rows = [
+        [key, *("–" if value is None else shown(value).strip("'") for value in values)]
+        for key, values in settings.items()
+    ]
     rows += [[label, *map(text, summaries)] for label, text in RESULTS.items()]
     if len({summary.steps for summary in summaries}) > 1:
         rows.append([f"loss at step {count(common)}", *map(number, at_common)])

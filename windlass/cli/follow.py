@@ -18,6 +18,7 @@ import click
 
 from windlass.cli.output import console, count, duration, number, plain, plural
 from windlass.runfolder import RunFolder, real, whole, words
+from windlass.spec.compatibility import shown
 from windlass.targets.local.decision import how_it_died
 from windlass.targets.local.state import PACE_STEPS, seconds_left
 from windlass.targets.local.tail import Tail
@@ -242,7 +243,11 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
         case "settings-changed":
             changes = record.get("changes")
             pairs = changes.items() if isinstance(changes, dict) else ()
-            told = [f"{key} {one[0]!r} → {one[1]!r}" for key, one in pairs if isinstance(one, list) and len(one) == 2]
+            told = [
+                f"{key} {shown(one[0])} → {shown(one[1])}"
+                for key, one in pairs
+                if isinstance(one, list) and len(one) == 2
+            ]
             return f"goes on with other settings: {', '.join(told)}" if told else "goes on with other settings"
         case "started-over":
             return f"began again at step 0: step {get('step')} was saved on the nodes alone, and they are gone"

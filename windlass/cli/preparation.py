@@ -11,7 +11,7 @@ from windlass.errors import UserError
 from windlass.plan.hardware import Hardware
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
-from windlass.spec.compatibility import adopt, differences, must_match, steering, told
+from windlass.spec.compatibility import adopt, differences, must_match, shown, steering, told
 from windlass.targets import target
 from windlass.targets.protocol import JobRef, JobStatus, KnowsGpu, RendersOffline, Target
 
@@ -126,7 +126,7 @@ def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
             f"the run {run.name} has trained {step} steps already, and {run.train.steps} are asked for",
             fix=f"train.steps={step + run.train.steps}    goes on; name=OTHER begins a shorter run",
         )
-    warnings = [f"{key} is {now!r} from here on; it was {was!r}" for key, (was, now) in changes.items()]
+    warnings = [f"{key} is {shown(now)} from here on; it was {shown(was)}" for key, (was, now) in changes.items()]
     rate, rate_before = learning_rate(step, run.train), learning_rate(min(step, before.train.steps - 1), before.train)
     if step and step < run.train.steps and abs(rate / rate_before - 1) > SMALL_JUMP:
         warnings.append(f"the learning rate of step {step + 1} is {rate:.3g}; as it was set before, {rate_before:.3g}")

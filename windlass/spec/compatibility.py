@@ -94,10 +94,15 @@ def must_match(earlier: Run, now: Run, *, folder: str) -> None:
     )
 
 
+def shown(value: Any) -> str:
+    """A value of a setting, for a person."""
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
 def told(changes: Changes) -> list[str]:
     """One line for a person per change."""
     width = max(map(len, changes), default=0)
-    return [f"{key:<{width}}  {was!r} there, {asked!r} asked" for key, (was, asked) in changes.items()]
+    return [f"{key:<{width}}  {shown(was)} there, {shown(asked)} asked" for key, (was, asked) in changes.items()]
 
 
 def _all_differences(earlier: Run, now: Run) -> Changes:
