@@ -394,6 +394,23 @@ def test_a_submission_that_fails_half_way_leaves_nothing(api, cluster_of_objects
     assert there == {}
 
 
+def test_a_webhook_that_has_not_seen_what_was_just_created_is_asked_again(api, cluster_of_objects, monkeypatch):
+    there, refuse = cluster_of_objects
+    late = 'admission webhook "v.example" denied the request: ConfigMap "llama-tiny-run" not found'
+    refuse["POST", "jobs"] = late
+    naps = []
+
+    def sleep(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            del refuse["POST", "jobs"]
+
+    monkeypatch.setattr(submission.time, "sleep", sleep)
+    submitted(api)
+    assert ("jobs", "llama-tiny") in there
+    assert len(naps) == 3
+
+
 def test_a_second_submission_completes_what_a_killed_one_began(api, cluster_of_objects):
     there, _ = cluster_of_objects
     made, _ = submitted(api)

@@ -182,7 +182,7 @@ def explain(api: Api, error: RefusedError, manifest: Manifest, request: Kubernet
     what = f"{manifest['kind']} {manifest['metadata']['name']}"
     if error.code == 409 and error.reason == "AlreadyExists":
         return None  # of an earlier submission: what becomes of it is decided when the run is submitted
-    if error.code == 403 and any(_misses(error, one) for one in request.dependents):
+    if error.code == 403 and any(misses(error, one) for one in request.dependents):
         return None  # a webhook looks for what is created just before; fields were checked when it is asked
     if NO_DRY_RUN in error.message:
         return None  # a webhook that cannot be asked without consequences is asked when it is real
@@ -271,7 +271,7 @@ def _too_large(error: RefusedError, manifest: Manifest, what: str) -> UserError:
     )
 
 
-def _misses(error: RefusedError, manifest: Manifest) -> bool:
+def misses(error: RefusedError, manifest: Manifest) -> bool:
     """Whether a webhook complains that this object is not there."""
     name, kind = manifest["metadata"]["name"], manifest["kind"]
     return "admission webhook" in error.message and kind in error.message and f'"{name}" not found' in error.message

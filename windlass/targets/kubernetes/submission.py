@@ -12,7 +12,7 @@ import yaml
 from windlass.errors import ExitCode, UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.api import Api, Object
-from windlass.targets.kubernetes.checks import explain, path_of
+from windlass.targets.kubernetes.checks import explain, misses, path_of
 from windlass.targets.kubernetes.facts import ServedKind
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
 from windlass.targets.kubernetes.labels import (
@@ -27,6 +27,7 @@ from windlass.targets.kubernetes.request import KubernetesRequest, Manifest
 from windlass.targets.kubernetes.state import end_of
 
 GONE_SECONDS = 300.0  # for the pods of an earlier job to leave
+SEEN_SECONDS = 20.0  # for what was created to be seen by operators
 POLL_SECONDS = 0.5
 MOST_LINES = 8
 RUN_KEY = "run.yaml"
@@ -237,8 +238,17 @@ def clear(api: Api, request: KubernetesRequest, served: ServedKind) -> None:
 
 def _create(api: Api, request: KubernetesRequest, served: ServedKind, manifest: Manifest) -> Object:
     path = path_of(manifest, request, served)
+    seen_by = time.monotonic() + SEEN_SECONDS
     try:
-        return api.create(path, request.with_secret_values(manifest))
+        while True:
+            try:
+                return api.create(path, request.with_secret_values(manifest))
+            except RefusedError as error:
+                # an operator's webhook answers from a cache, which what was created just before may not have reached
+                missing = any(misses(error, one) for one in request.dependents)
+                if not missing or time.monotonic() > seen_by:
+                    raise
+            time.sleep(POLL_SECONDS)
     except RefusedError as error:
         if error.code != 409 or error.reason != "AlreadyExists" or manifest is request.job:
             raise (explain(api, error, manifest, request) or error) from None
