@@ -30,7 +30,6 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
                         "hidden_act": "relu", "rope_theta": 77.0}},
      "head_dim: 16 there, 8 here"),
     ({"train__seed": 1}, "seed: 0 there, 1 here"),
-    ({"train__global_batch": 6}, "global_batch: 8 there, 6 here"),
     ({"data__sequence_length": 16}, "sequence_length: 32 there, 16 here"),
     ({"data__shuffle": False}, "shuffle: True there, False here"),
     ({"data__source": "corpus:austen"}, "source: "),

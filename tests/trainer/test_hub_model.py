@@ -117,5 +117,5 @@ def test_code_of_a_model_runs_only_when_asked(corpus: Path, tmp_path: Path) -> N
     (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": names}))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'it-ran')!r}, 'w').close()\nclass OwnConfig: pass\n")
     run = tiny_run(corpus, model={"path": str(folder)}, data__tokenizer="tiny")
-    assert_refused(train(tmp_path, run, ranks=2), "cannot be read")
+    assert_refused(train(tmp_path, run, ranks=2), "model.trust_remote_code=true")
     assert not (tmp_path / "it-ran").exists()

@@ -223,7 +223,7 @@ def test_an_adapter_that_cannot_be_used(
 
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "target": ({"targets": ["q_prj"]}, {}, "model.lora.targets=[q_proj]"),
-    "target of another kind": ({"targets": ["embed_tokens"]}, {}, "Embedding"),
+    "target of another kind": ({"targets": ["embed_tokens"]}, {}, "no linear layer matches 'embed_tokens'"),
     "head": ({"targets": ["lm_head"]}, {}, "names the head lm_head"),
     "adapter": ({"adapter": "/nowhere/adapter"}, {}, "/nowhere/adapter holds no adapter"),
     "random weights": ({}, {"init": "random"}, "model.init is random"),
