@@ -77,11 +77,11 @@ def prepare(
             before = earlier = None
             run = resolve(settled)
     world_size = where.world_size(run)
-    check(run, world_size)  # before it is compared with what is there: a mistake is no other setting
     warnings: list[str] = []
     if run.train.learning_rate > LARGE_RATE:
         warnings.append(f"train.learning_rate is {run.train.learning_rate:g}: above {LARGE_RATE:g} most models diverge")
     if before and earlier:
+        check(run, world_size)  # before it is compared with what is there: a mistake is no other setting
         warnings += _not_branched_again(before, asked)
         run = _with_origin(run, before)
         must_match(before, run, folder=str(folder.path))
@@ -91,6 +91,7 @@ def prepare(
     hardware = hardware_of(run, where)
     if earlier is None or not is_under_way(earlier):
         warnings += where.check(run, bytes_needed=bytes_needed(run))
+        check(run, world_size)
         memory_on_cpus(run, where, world_size)
         warnings += check_data(run, thorough=True)
         warnings += [] if offline else check_hub(run)
