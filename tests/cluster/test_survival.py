@@ -138,7 +138,7 @@ def test_a_run_of_one_pod_outlives_every_loss(bench, kind):
         assert job["status"].get("failed", 0) == 0
         assert bench.show(name)["summary"]["restarts"] == 2
         stopped = bench.json("stop", name)
-        assert (stopped["was"], stopped["state"], stopped["exit_code"]) == ("running", "preempted", 75)
+        assert (stopped["was"], stopped["state"], stopped["exit_code"]) == ("running", "stopped", 75)
         assert follower.wait(timeout=120) == 75, bench.said()
     assert "told to leave; saved first; its job makes a new pod" in bench.said()
     assert waits[1] < waits[0] + 8, waits  # 10 s both times; Kubernetes alone would make it 20
