@@ -183,8 +183,8 @@ def test_ls(finished: Path) -> None:
     assert rows[2]["world_size"] == 2
     assert rows[1]["bytes"] == 4
     text = windlass_ckpt(finished, "ls", "run").output
-    assert len(text.splitlines()) == 3
-    assert "incomplete" in text.splitlines()[1]
+    assert len(text.splitlines()) == 4  # with its header
+    assert "incomplete" in text.splitlines()[2]
 
 
 def test_verify_names_what_is_damaged(finished: Path, tmp_path: Path) -> None:
