@@ -148,7 +148,7 @@ class PeerWatch:
                 problem = f"{host}:{port}: {error}"
                 continue
             _set_up(connection)
-            peer = Peer(connection, rank=0, host=host)
+            peer = Peer(connection, rank=0, host=hosts[-1])  # its own name, whichever address reached it
             peer.send(hello=self.ranks.rank, host=socket.gethostname(), secret=self.secret)
             self._peers.append(peer)
             return None
