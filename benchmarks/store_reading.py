@@ -15,8 +15,8 @@ import numpy as np
 
 from tests.store.s3_server import running_s3
 from windlass.data import Sequences, open_sequences
-from windlass.data.tokenizer import load_tokenizer
-from windlass.data.writing import ShardWriter
+from windlass.data.shards.writing import ShardWriter
+from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.spec import parse_run
 from windlass.store import open_store
 

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from windlass.data.sources import FileSource, assets
-from windlass.data.tokenizer import Tokenizer, load_tokenizer
-from windlass.data.tokenizing import tokenize
+from windlass.data.build.tokenizing import tokenize
+from windlass.data.sources.source import FileSource, assets
+from windlass.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 WORKERS = 2
 MEGABYTES = 40

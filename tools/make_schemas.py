@@ -1,4 +1,4 @@
-"""Write windlass/targets/kubernetes/schemas from the operators' own Go modules: names, types, enums, required fields.
+"""Write manifests/schemas of the Kubernetes target from the operators' own Go modules: names, types, enums, required fields.
 
 Needs `go`, and its module proxy. What is common to several schemas (the pod spec above all) is written once, under its
 digest, in shared.json.
@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-SCHEMAS = Path(__file__).parents[1] / "windlass" / "targets" / "kubernetes" / "schemas"
+SCHEMAS = Path(__file__).parents[1] / "windlass" / "targets" / "kubernetes" / "manifests" / "schemas"
 KUBERNETES = "k8s.io/kubernetes@v1.36.3"
 CRDS = {
     "pytorchjob-1.7": ("github.com/kubeflow/training-operator@v1.7.0", ["kubeflow.org_pytorchjobs.yaml"]),

@@ -27,7 +27,7 @@ from benchmarks.gpu.curves_start import packed_shards, write_start
 from benchmarks.gpu.curves_verdicts import Outcome, Row, judge, table
 from benchmarks.gpu.machine import describe, gpu_state
 from windlass.runfolder import RunFolder, read_json_lines, steps_of
-from windlass.trainer.faults import VARIABLE as FAULTS
+from windlass.trainer.distributed.faults import VARIABLE as FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED_AT = 10  # the step whose checkpoint has just become complete

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu.curves_cases import Size
 from benchmarks.gpu.random_shards import write_tokenizer
-from windlass.data.tokenizer import from_folder
-from windlass.data.writing import ShardWriter
+from windlass.data.shards.writing import ShardWriter
+from windlass.data.tokenizers.tokenizer import from_folder
 
 FOLLOWERS = (0.5, 0.25, 0.15, 0.1)  # how likely each of a token's four followers is
 AFTER_LAST, AFTER_ONE_BEFORE = 0.45, 0.3  # the rest is drawn by frequency alone

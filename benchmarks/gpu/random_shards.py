@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from windlass.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, from_folder
-from windlass.data.writing import ShardWriter
+from windlass.data.shards.writing import ShardWriter
+from windlass.data.tokenizers.tokenizer import CONFIG_FILE, TOKENIZER_FILE, from_folder
 
 
 def write_random_shards(folder: Path, *, vocabulary: int, sequences: int, length: int, documents: int = 0) -> Path:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpu.points import Point
-from windlass.trainer.start_clock import process_begin
+from windlass.trainer.startup import process_begin
 
 Step = Callable[[Tensor], Tensor]  # tokens, one more per row than the sequence length -> the step's mean loss
 

@@ -75,7 +75,7 @@ def test_cases_are_told_apart_and_compared_within_their_group() -> None:
 
 @pytest.mark.parametrize("size", [GPU, TINY], ids=["gpu", "tiny"])
 def test_the_models_are_wide_enough_for_fp8(size: Size) -> None:
-    from windlass.trainer.fp8 import SMALLEST
+    from windlass.trainer.fast.fp8 import SMALLEST
 
     assert min(size.width, size.intermediate) >= SMALLEST
 

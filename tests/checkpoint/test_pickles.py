@@ -139,7 +139,7 @@ def test_loading_refuses_it_too(kind: str, saved: Path, copy: Path, tmp_path: Pa
     """The reader that resume and export use, past the proof: what changed after it is refused as well."""
     import torch.distributed.checkpoint as dcp
 
-    from windlass.trainer.tiers_shared import TensorReader
+    from windlass.trainer.checkpointing.folder_tier import TensorReader
 
     mark = tmp_path / "ran"
     plant(copy, kind, mark, saved)
@@ -154,7 +154,7 @@ def test_loading_refuses_it_too(kind: str, saved: Path, copy: Path, tmp_path: Pa
 def test_the_reader_reads(saved: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
-    from windlass.trainer.tiers_shared import TensorReader
+    from windlass.trainer.checkpointing.folder_tier import TensorReader
 
     state = {"model.a": torch.zeros(3, 2)}
     with warnings.catch_warnings():

@@ -23,7 +23,7 @@ from windlass.checkpoint.locking import alone
 from windlass.checkpoint.pieces import make_private, tier_path
 from windlass.checkpoint.pruning import best_of, clear_leftovers, expired_rows
 from windlass.checkpoint.stored import StoredCheckpoints
-from windlass.cli.ckpt import ckpt
+from windlass.cli.runs.ckpt import ckpt
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from windlass.cli.follow import Bar, Follower, JsonLines, Lines, describe_event
+from windlass.cli.runs.follow import Bar, Follower, JsonLines, Lines, describe_event
 from windlass.runfolder import RunFolder, append_json_line
 from windlass.targets.protocol import JobRef, JobStatus
 

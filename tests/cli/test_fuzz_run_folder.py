@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from windlass.cli.follow import describe_event
 from windlass.cli.main import run_command
+from windlass.cli.runs.follow import describe_event
 from windlass.runfolder import RunFolder, steps_of
 from windlass.spec import dump_run, parse_run
-from windlass.targets.local.decision import AttemptEnd, RestartBudget, decide
+from windlass.targets.launch.decision import AttemptEnd, RestartBudget, decide
 from windlass.targets.local.state import seconds_left, status_of, supervisor_of, told_end
 
 FILES = ("supervisor.json", "history.jsonl", "metrics.jsonl", "stop.json", "request.json", "slurm.json")

@@ -16,7 +16,7 @@ from windlass.checkpoint.locking import hold
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder, append_json_line
 from windlass.spec import load_run
-from windlass.targets.local import processes
+from windlass.targets.launch import processes
 
 GONE = {"pid": os.getpid(), "start_time": 1, "host": socket.gethostname()}
 
@@ -285,7 +285,7 @@ def test_the_last_lines_of_each_log(windlass, make):
 
 
 def test_a_log_that_was_cut_off_is_read_on(make):
-    from windlass.targets.local.tail import Tail
+    from windlass.targets.launch.tail import Tail
 
     path = make().rank_log(0)
     tail = Tail(path)

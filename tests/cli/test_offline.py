@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from windlass.targets.kubernetes.facts import JobKind
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from windlass.cli.summary import seconds_lost
+from windlass.cli.runs.summary import seconds_lost
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder, append_json_line
 from windlass.spec import load_run
-from windlass.targets.local import processes
+from windlass.targets.launch import processes
 
 
 @pytest.fixture

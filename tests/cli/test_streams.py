@@ -94,7 +94,7 @@ def test_a_disk_that_cannot_be_written_is_told_in_words(shell, tmp_path):
 def test_a_full_disk_is_named_where_a_run_has_fallen_silent(shell, tmp_path):
     """The trainer goes on and keeps its lines until there is room; `ls` must not look as if all were well."""
     program = (
-        "import json, os, time; from pathlib import Path; from windlass.targets.local.processes import start_time\n"
+        "import json, os, time; from pathlib import Path; from windlass.targets.launch.processes import start_time\n"
         "alive = {'pid': os.getppid(), 'start_time': start_time(os.getppid()), 'host': os.uname().nodename}\n"
         "run = Path('disk/runs/small'); (run / 'supervisor.json').write_text(json.dumps(alive))\n"
         '(run / \'history.jsonl\').write_text(\'{"event": "launched", "attempt": 1}\\n{"event": "started"}\\n\')\n'

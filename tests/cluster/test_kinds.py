@@ -10,7 +10,7 @@ from tests.cluster.bench import EVERY, STEPS, Bench, events, local_losses, losse
 from tests.kubernetes.golden import KINDS, rendered
 from windlass.catalog.models import presets
 from windlass.checkpoint.folder import CheckpointFolder
-from windlass.targets.kubernetes.facts import GROUPS, PLURALS, JobKind
+from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, PLURALS, JobKind
 
 pytestmark = pytest.mark.cluster
 PATIENCE = 900.0

@@ -18,7 +18,7 @@ FOLLOW_REQUESTS = 24  # three lists in pages, three watches, and the same reason
 MEASURED = """
 import json, resource, sys, time
 from windlass.cli.main import run_command
-from windlass.targets.kubernetes.api import Api
+from windlass.targets.kubernetes.api.http import Api
 
 asked, count = [], Api._count
 Api._count = lambda self: (asked.append(1), count(self))[1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from windlass.data.tokenizer import Tokenizer, load_tokenizer
+from windlass.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from windlass.spec import Run, parse_run
 
 WORDS = [

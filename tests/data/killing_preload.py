@@ -2,6 +2,3 @@
 
 import boto3  # noqa: F401
 import datasets  # noqa: F401
-
-import windlass.data.fetching
-import windlass.data.tokenizing  # noqa: F401

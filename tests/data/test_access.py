@@ -12,7 +12,7 @@ import pytest
 from tests.data.servers import COMMIT, HubHandler, Served, serving
 from windlass.catalog import hub as hub_module
 from windlass.catalog.hub import check_access, fetch, fetched, is_hub_id, patiently
-from windlass.data.access import check_hub, repositories
+from windlass.data.sources.access import check_hub, repositories
 from windlass.errors import ExitCode, UserError
 from windlass.plan import resolve
 from windlass.spec import parse_run

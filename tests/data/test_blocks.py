@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from windlass.data import room
-from windlass.data.blocks import BlockCache, BlockFolder, RemoteFile
-from windlass.data.shards import block_digest
+from windlass.data.shards import eviction as room
+from windlass.data.shards.blocks import BlockCache, BlockFolder, RemoteFile
+from windlass.data.shards.folder import block_digest
 from windlass.errors import UserError
 
 BLOCK = 1 << 16

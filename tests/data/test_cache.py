@@ -11,7 +11,7 @@ import pytest
 
 from tests.data.conftest import json_lines, run_on, texts
 from windlass.data import open_sequences
-from windlass.data.cache import cache_root
+from windlass.data.build.cache import cache_root
 
 RANK = """
 import sys

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.data.chat import TRAINED, ExampleTokenizer, encoder
-from windlass.data.packing import PackedRows, pack
-from windlass.data.reading import documents, units_of
-from windlass.data.records import example_text
-from windlass.data.shards import TokenShards
-from windlass.data.sources import FileSource, parse_source
-from windlass.data.tokenizer import Tokenizer, load_tokenizer
-from windlass.data.tokenizing import tokenize
+from windlass.data.build.tokenizing import tokenize
+from windlass.data.sequences.packing import PackedRows, pack
+from windlass.data.shards.folder import TokenShards
+from windlass.data.sources.reading import documents, units_of
+from windlass.data.sources.records import example_text
+from windlass.data.sources.source import FileSource, parse_source
+from windlass.data.tokenizers.chat import TRAINED, ExampleTokenizer, encoder
+from windlass.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from windlass.errors import UserError
 from windlass.spec.data import DataSection
 

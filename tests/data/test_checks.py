@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.data.conftest import json_lines, run_on, texts
+from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
-from windlass.data.sources import FileSource
-from windlass.data.tokenizer import Tokenizer, tokenizer_of
-from windlass.data.tokenizing import tokenize
+from windlass.data.sources.source import FileSource
+from windlass.data.tokenizers.tokenizer import Tokenizer, tokenizer_of
 from windlass.errors import ExitCode, UserError
 
 
@@ -164,7 +164,7 @@ def hub_shards(text: Path, tmp_path: Path, tiny: Tokenizer, monkeypatch: pytest.
     def unreachable(name: str) -> Tokenizer:
         raise UserError(f"the tokenizer {name} cannot be fetched from the hub")
 
-    monkeypatch.setattr("windlass.data.tokenizer.from_hub", unreachable)
+    monkeypatch.setattr("windlass.data.tokenizers.tokenizer.from_hub", unreachable)
     return folder
 
 
@@ -180,7 +180,7 @@ def test_shards_of_another_name_are_not_taken_at_their_word(hub_shards: Path) ->
 
 
 def test_a_missing_file_is_likened_to_its_name_not_to_its_ending(tmp_path):
-    from windlass.data.sources import closest
+    from windlass.data.sources.source import closest
 
     for name in ("short.jsonl", "chats.jsonl.gz", "chats.jsonl"):
         (tmp_path / name).touch()

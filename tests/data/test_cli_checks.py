@@ -11,10 +11,10 @@ import yaml
 
 from tests.data.conftest import json_lines, texts
 from windlass.cli.main import run_command
-from windlass.data.chat import encoder
-from windlass.data.sources import FileSource
-from windlass.data.tokenizer import Tokenizer, load_tokenizer
-from windlass.data.tokenizing import tokenize
+from windlass.data.build.tokenizing import tokenize
+from windlass.data.sources.source import FileSource
+from windlass.data.tokenizers.chat import encoder
+from windlass.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from windlass.errors import UserError
 from windlass.spec.data import DataSection
 

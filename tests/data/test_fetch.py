@@ -21,7 +21,7 @@ from tests.data.test_store_shards import in_store
 from tests.data.test_stream_remote import CARD, compressed
 from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
 from tests.store.s3_server import FaultyS3
-from windlass.data.shards import TokenShards
+from windlass.data.shards.folder import TokenShards
 
 pytestmark = pytest.mark.slow
 

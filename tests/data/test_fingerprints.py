@@ -12,12 +12,12 @@ import pytest
 
 from tests.data.conftest import json_lines, run_on, texts
 from windlass.data import Sequences, open_sequences
-from windlass.data import fingerprints as module
-from windlass.data.fingerprints import data_fingerprint, file_digest, tokenizer_fingerprint
-from windlass.data.hub import DataFile
-from windlass.data.sources import FileSource
-from windlass.data.tokenizer import Tokenizer
-from windlass.data.tokenizing import tokenize
+from windlass.data.build.tokenizing import tokenize
+from windlass.data.sequences import fingerprints as module
+from windlass.data.sequences.fingerprints import data_fingerprint, file_digest, tokenizer_fingerprint
+from windlass.data.sources.hub import DataFile
+from windlass.data.sources.source import FileSource
+from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.spec import Run, parse_run
 
 

@@ -18,19 +18,21 @@ pytestmark = pytest.mark.slow
 
 
 def fetch_lines(files: list[str], out: str, compress: bool, samples: int | None, num_bytes: int | None) -> None:
-    from windlass.data.fetch_destination import fetch_destination
-    from windlass.data.fetching import Wanted, fetch
-    from windlass.data.sources import hub_source
+    from windlass.data.sources.fetch_destination import fetch_destination
+    from windlass.data.sources.fetching import Wanted, fetch
+    from windlass.data.sources.source import hub_source
 
     source = hub_source("hf:json", config=None, split="train", files=tuple(files), text_field="text")
     fetch(source, fetch_destination(out), Wanted(samples, num_bytes, compress=compress, part_bytes=2000))
 
 
 def tokenize_files(files: list[str], out: str, options: dict[str, Any]) -> None:
-    from windlass.data import assembling, reading, writing
-    from windlass.data.sources import FileSource
-    from windlass.data.tokenizer import load_tokenizer
-    from windlass.data.tokenizing import tokenize
+    from windlass.data.build import assembling
+    from windlass.data.build.tokenizing import tokenize
+    from windlass.data.shards import writing
+    from windlass.data.sources import reading
+    from windlass.data.sources.source import FileSource
+    from windlass.data.tokenizers.tokenizer import load_tokenizer
 
     reading.UNIT_BYTES = 4000
     writing.BLOCK_BYTES = 512

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as FastTokenizer
 
-from windlass.data.chat import TRAINED, ExampleTokenizer, completions, encoder
-from windlass.data.tokenizer import Tokenizer
+from windlass.data.tokenizers.chat import TRAINED, ExampleTokenizer, completions, encoder
+from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.spec.data import DataSection
 
 CORPUS = [

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from tests.data.conftest import json_lines, run_on, texts
 from windlass.data import Sequences, open_sequences
+from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
 from windlass.data.inspecting import inspect_run
-from windlass.data.mixing import Mixture
-from windlass.data.shares import LONGEST_CYCLE, Shares, whole_counts
-from windlass.data.sources import FileSource
-from windlass.data.tokenizer import Tokenizer
-from windlass.data.tokenizing import tokenize
+from windlass.data.sequences.mixing import LONGEST_CYCLE, Mixture, Shares, whole_counts
+from windlass.data.sources.source import FileSource
+from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
 from windlass.spec import Run, dump_run, parse_run
 
@@ -251,7 +250,7 @@ def test_mistakes(sources: list[dict[str, Any]], tmp_path: Path, tiny: Tokenizer
     tiny.save(other)
     config = json.loads((other / "tokenizer_config.json").read_text())
     (other / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|begin|>"}))
-    from windlass.data.tokenizer import load_tokenizer
+    from windlass.data.tokenizers.tokenizer import load_tokenizer
 
     tokenize(
         [FileSource((tmp_path / "1.jsonl",), "text", "one")], tmp_path / "else", load_tokenizer(str(other)), workers=1

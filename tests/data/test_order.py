@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.data.order import Permutation
+from windlass.data.sequences.order import Permutation
 
 
 @settings(max_examples=150, deadline=None)

@@ -17,15 +17,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.data.conftest import json_lines, run_on, texts
-from windlass.data.chat import encoder
+from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
-from windlass.data.packing import PackedRows
-from windlass.data.reading import Skipped, documents, file_pieces, units_of
-from windlass.data.records import example_text
-from windlass.data.shards import TokenShards, parse_index
-from windlass.data.sources import FileSource, source_named
-from windlass.data.tokenizer import Tokenizer, from_folder, load_tokenizer
-from windlass.data.tokenizing import tokenize
+from windlass.data.sequences.packing import PackedRows
+from windlass.data.shards.folder import TokenShards, parse_index
+from windlass.data.sources.reading import Skipped, documents, file_pieces, units_of
+from windlass.data.sources.records import example_text
+from windlass.data.sources.source import FileSource, source_named
+from windlass.data.tokenizers.chat import encoder
+from windlass.data.tokenizers.tokenizer import Tokenizer, from_folder, load_tokenizer
 from windlass.errors import ExitCode, UserError
 from windlass.spec.data import DataSection
 

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.conftest import json_lines, texts
-from windlass.data import open_sequences, reading
-from windlass.data.seen import SeenDigests
-from windlass.data.shards import TokenShards
-from windlass.data.sources import FileSource
-from windlass.data.tokenizer import Tokenizer
-from windlass.data.tokenizing import tokenize
+from windlass.data import open_sequences
+from windlass.data.build.duplicates import SeenDigests
+from windlass.data.build.tokenizing import tokenize
+from windlass.data.shards.folder import TokenShards
+from windlass.data.sources import reading
+from windlass.data.sources.source import FileSource
+from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
 
 

@@ -13,12 +13,14 @@ import pytest
 from tests.data.conftest import json_lines, run_on, texts
 from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
 from tests.store.s3_server import Fault, FaultyS3
-from windlass.data import inputs, open_sequences, reading
+from windlass.data import open_sequences
+from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
-from windlass.data.shards import TokenShards
-from windlass.data.sources import FileSource, source_named
-from windlass.data.tokenizer import Tokenizer
-from windlass.data.tokenizing import tokenize
+from windlass.data.shards.folder import TokenShards
+from windlass.data.sources import files as inputs
+from windlass.data.sources import reading
+from windlass.data.sources.source import FileSource, source_named
+from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
 
 pytestmark = pytest.mark.slow

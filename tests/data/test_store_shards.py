@@ -14,14 +14,16 @@ import pytest
 from tests.data.conftest import json_lines, run_on, texts
 from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
 from tests.store.s3_server import Fault, FaultyS3
-from windlass.data import blocks, open_sequences, room, store_shards, writing
-from windlass.data.cache import cache_root
+from windlass.data import open_sequences
+from windlass.data.build.cache import cache_root
+from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
 from windlass.data.inspecting import inspect
-from windlass.data.shards import TokenShards
-from windlass.data.sources import FileSource, StoreShardSource, source_named
-from windlass.data.tokenizer import Tokenizer, tokenizer_of
-from windlass.data.tokenizing import tokenize
+from windlass.data.shards import blocks, store_shards, writing
+from windlass.data.shards import eviction as room
+from windlass.data.shards.folder import TokenShards
+from windlass.data.sources.source import FileSource, StoreShardSource, source_named
+from windlass.data.tokenizers.tokenizer import Tokenizer, tokenizer_of
 from windlass.errors import UserError
 
 pytestmark = pytest.mark.slow

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from tests.data.conftest import run_on, texts
 from windlass.data import Sequence, Sequences, open_sequences
-from windlass.data.hub import HubFiles
-from windlass.data.sources import hub_source
-from windlass.data.stream import Stream
-from windlass.data.tokenizer import Tokenizer, load_tokenizer
+from windlass.data.sequences.stream import Stream
+from windlass.data.sources.hub import HubFiles
+from windlass.data.sources.source import hub_source
+from windlass.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from windlass.errors import UserError
 
 GLOBAL_BATCH = 6

@@ -16,8 +16,9 @@ import pytest
 from tests.data.conftest import json_lines, run_on, texts
 from tests.data.servers import FileHandler, HubHandler, Served, serving
 from tests.data.test_stream import GLOBAL_BATCH, Readers, Texts, plain, whole
-from windlass.data import Sequences, hub, open_sequences
-from windlass.data.tokenizer import Tokenizer
+from windlass.data import Sequences, open_sequences
+from windlass.data.sources import hub
+from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
 
 COUNTS = (40, 25, 60)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from tests.data.conftest import texts
-from windlass.data.chunking import CHUNK, KNOWN_PATTERNS
-from windlass.data.tokenizer import Tokenizer as Loaded
-from windlass.data.tokenizer import load_tokenizer
+from windlass.data.tokenizers.chunking import CHUNK, KNOWN_PATTERNS
+from windlass.data.tokenizers.tokenizer import Tokenizer as Loaded
+from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import UserError
 
 TEXT = "It is a truth universally acknowledged"

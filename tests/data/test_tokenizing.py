@@ -17,11 +17,11 @@ import pyarrow.parquet
 import pytest
 
 from tests.data.conftest import json_lines, texts
-from windlass.data import reading
-from windlass.data.shards import TokenShards
-from windlass.data.sources import FileSource, hub_source, local_source
-from windlass.data.tokenizer import Tokenizer
-from windlass.data.tokenizing import tokenize
+from windlass.data.build.tokenizing import tokenize
+from windlass.data.shards.folder import TokenShards
+from windlass.data.sources import reading
+from windlass.data.sources.source import FileSource, hub_source, local_source
+from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
 
 
@@ -156,9 +156,11 @@ def test_kill_half_way_leaves_nothing(tmp_path: Path, tiny: Tokenizer) -> None:
     path = tmp_path / "much.jsonl"
     path.write_bytes(json_lines(texts(2000, longest=400)) * 20)
     code = (
-        "import sys; from pathlib import Path; from windlass.data import reading; reading.UNIT_BYTES = 100_000\n"
-        "from windlass.data.sources import local_source; from windlass.data.tokenizer import load_tokenizer\n"
-        "from windlass.data.tokenizing import tokenize\n"
+        "import sys; from pathlib import Path\n"
+        "from windlass.data.sources import reading; reading.UNIT_BYTES = 100_000\n"
+        "from windlass.data.sources.source import local_source\n"
+        "from windlass.data.tokenizers.tokenizer import load_tokenizer\n"
+        "from windlass.data.build.tokenizing import tokenize\n"
         "def report(done, total): print(done, flush=True)\n"
         "tokenize([local_source(sys.argv[1], 'text')], Path(sys.argv[2]), load_tokenizer('tiny'), progress=report)\n"
     )

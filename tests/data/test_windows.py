@@ -10,8 +10,8 @@ import pytest
 
 from tests.data.conftest import run_on
 from windlass.data import Sequences, open_sequences
-from windlass.data.cache import open_shards
-from windlass.data.sources import local_source
+from windlass.data.build.cache import open_shards
+from windlass.data.sources.source import local_source
 from windlass.errors import UserError
 
 GLOBAL_BATCH = 12

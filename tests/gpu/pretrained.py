@@ -12,7 +12,7 @@ def main(folder: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from windlass.data.tokenizer import load_tokenizer
+    from windlass.data.tokenizers.tokenizer import load_tokenizer
 
     torch.manual_seed(5)
     shape = {**TINY, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024, "initializer_range": 0.05}

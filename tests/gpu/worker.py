@@ -37,8 +37,8 @@ def main(plan_file: str) -> None:
 
 
 def train(job: dict[str, Any], rank: int) -> int:
+    from windlass.trainer.callbacks.preemption import Preemption
     from windlass.trainer.main import main as run_trainer
-    from windlass.trainer.preemption import Preemption
 
     os.environ.update(job["environment"])
     os.environ["MASTER_PORT"] = agreed_port(Path(job["done"]) / f"{job['name']}.port", rank)

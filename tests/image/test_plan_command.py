@@ -134,7 +134,7 @@ def test_from_cluster_alone(plan):
 
 def test_from_cluster_reads_the_labels_of_the_nodes(plan, monkeypatch):
     from windlass.targets.kubernetes.client import KubernetesTarget
-    from windlass.targets.kubernetes.facts import ClusterFacts, NodeFacts, Served
+    from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, NodeFacts, Served
 
     old = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/cuda.driver-version.full": "570.86.15"}
     nodes = [NodeFacts("a", {**old, "node.kubernetes.io/instance-type": "p5.48xlarge"}), NodeFacts("b", {})]

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-from windlass.cli.image_watching import Bar, Lines
+from windlass.cli.image.watching import Bar, Lines
 from windlass.image.patch import Fix
 from windlass.image.progress import Step
 

@@ -15,11 +15,11 @@ from windlass.catalog.instances import instance as instance_of
 from windlass.catalog.models import presets
 from windlass.plan import resolve
 from windlass.spec import parse_run
-from windlass.targets.kubernetes.code import Carried
-from windlass.targets.kubernetes.facts import ClusterFacts, JobKind, NodeFacts, Served, ServedKind
-from windlass.targets.kubernetes.labels import DIGEST_ANNOTATION, VERSION_ANNOTATION
-from windlass.targets.kubernetes.render import render, settle
-from windlass.targets.kubernetes.resources import INSTANCE_LABEL
+from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, NodeFacts, Served, ServedKind
+from windlass.targets.kubernetes.manifests.code import Carried
+from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, VERSION_ANNOTATION
+from windlass.targets.kubernetes.manifests.render import render, settle
+from windlass.targets.kubernetes.manifests.resources import INSTANCE_LABEL
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = {

@@ -18,13 +18,13 @@ from tests.kubernetes.golden import cluster_of, run_of
 from windlass.errors import UserError
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder
-from windlass.targets.kubernetes import code
-from windlass.targets.kubernetes.code import Carried, config_maps, gather, pack_code
-from windlass.targets.kubernetes.facts import JobKind
-from windlass.targets.kubernetes.outlet import Outlet, Records, Teller, errors_of
-from windlass.targets.kubernetes.place import interface_of, launcher_environment, node_index
-from windlass.targets.kubernetes.render import render, settle
-from windlass.targets.kubernetes.unpacking import NotArrivedError, code_digest, unpack_code
+from windlass.targets.kubernetes.manifests import code
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.code import Carried, config_maps, gather, pack_code
+from windlass.targets.kubernetes.manifests.render import render, settle
+from windlass.targets.kubernetes.pod.log_forwarder import Outlet, Records, Teller, errors_of
+from windlass.targets.kubernetes.pod.place import interface_of, launcher_environment, node_index
+from windlass.targets.kubernetes.pod.unpacking import NotArrivedError, code_digest, unpack_code
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_windlass_itself_can_go_along_and_starts(tmp_path):
     mount(tmp_path / "carried", [one for one in maps if "-windlass-" in one["metadata"]["name"]])
     pod = request.job["spec"]["template"]["spec"]["containers"][0]
     assert pod["command"] == ["python3", "/windlass/carried/bootstrap.py"]
-    script = resources.files("windlass.targets.kubernetes").joinpath("bootstrap.py").read_text()
+    script = resources.files("windlass.targets.kubernetes.pod").joinpath("bootstrap.py").read_text()
     for name in ("carried", "scratch"):
         script = script.replace(f'"/windlass/{name}"', f'"{tmp_path / name}"')
     script = script.replace("windlass.targets.kubernetes.entry", "windlass.errors")
@@ -251,7 +251,7 @@ def test_windlass_itself_can_go_along_and_starts(tmp_path):
         [sys.executable, "-c", script + "\n"], env={"PYTHONSAFEPATH": "1"}, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "scratch").glob("windlass-*/windlass/targets/kubernetes/schemas/shared.json"))
+    assert list((tmp_path / "scratch").glob("windlass-*/windlass/targets/kubernetes/manifests/schemas/shared.json"))
 
 
 def test_secrets_are_read_from_the_environment_and_from_files(tmp_path):

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.kubernetes.api_server import Server, write_kubeconfig
-from windlass.targets.kubernetes import api as api_module
-from windlass.targets.kubernetes.api import Api, GoneError, Halt, parse_change
-from windlass.targets.kubernetes.kubeconfig import Access, access
-from windlass.targets.kubernetes.picture import Watched
-from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError, from_status
+from windlass.targets.kubernetes.api import http as api_module
+from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError, from_status
+from windlass.targets.kubernetes.api.http import Api, GoneError, Halt, parse_change
+from windlass.targets.kubernetes.api.kubeconfig import Access, access
+from windlass.targets.kubernetes.watch.job_watch import Watched
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.runfolder import RunFolder, append_json_line, read_json_lines
-from windlass.targets.kubernetes import archive as archive_module
-from windlass.targets.kubernetes.archive import Skipper, opened
-from windlass.targets.kubernetes.logs import full_moment, parse_line
+from windlass.targets.kubernetes.watch import archive as archive_module
+from windlass.targets.kubernetes.watch.archive import Skipper, opened
+from windlass.targets.kubernetes.watch.logs import full_moment, parse_line
 
 
 @pytest.fixture

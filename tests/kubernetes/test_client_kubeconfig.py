@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.api_server import Server, write_kubeconfig
 from windlass.errors import UserError
-from windlass.targets.kubernetes import kubeconfig
-from windlass.targets.kubernetes.api import Api
-from windlass.targets.kubernetes.credentials import parse_answer, run_plugin, tls
-from windlass.targets.kubernetes.kubeconfig import access
-from windlass.targets.kubernetes.refusals import UnreachableError
+from windlass.targets.kubernetes.api import kubeconfig
+from windlass.targets.kubernetes.api.credentials import parse_answer, run_plugin, tls
+from windlass.targets.kubernetes.api.errors import UnreachableError
+from windlass.targets.kubernetes.api.http import Api
+from windlass.targets.kubernetes.api.kubeconfig import access
 
 
 @pytest.fixture
@@ -260,8 +260,8 @@ def test_at_a_terminal_a_plugin_may_ask(tmp_path, mode, answer):
     entry = {"command": str(plugin), "interactiveMode": mode, "apiVersion": "client.authentication.k8s.io/v1"}
     path = write_kubeconfig(tmp_path / "config", "https://one", {"exec": entry})
     program = (
-        "from windlass.targets.kubernetes.kubeconfig import access\n"
-        "from windlass.targets.kubernetes.credentials import run_plugin\n"
+        "from windlass.targets.kubernetes.api.kubeconfig import access\n"
+        "from windlass.targets.kubernetes.api.credentials import run_plugin\n"
         "print(run_plugin(access()).token)\n"
     )
     ours, theirs = os.openpty()

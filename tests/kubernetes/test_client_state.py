@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.runfolder import RunFolder, append_json_line
-from windlass.targets.kubernetes.capacity import charge, node_room, why_not
-from windlass.targets.kubernetes.picture import Picture
-from windlass.targets.kubernetes.pods import newest_by_node, pod_of
-from windlass.targets.kubernetes.quantities import parse, show
-from windlass.targets.kubernetes.request import PodLayout
-from windlass.targets.kubernetes.state import bare_status, end_of, status_of
+from windlass.targets.kubernetes.manifests.capacity import charge, node_room, why_not
+from windlass.targets.kubernetes.manifests.quantities import parse, show
+from windlass.targets.kubernetes.manifests.request import PodLayout
+from windlass.targets.kubernetes.watch.job_watch import Picture
+from windlass.targets.kubernetes.watch.pods import newest_by_node, pod_of
+from windlass.targets.kubernetes.watch.state import bare_status, end_of, status_of
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 LAYOUT = PodLayout("windlass.dev/run=a", (INDEX,), None, num_pods=2, ranks_per_pod=4, container="trainer")

@@ -7,13 +7,13 @@ import pytest
 
 from tests.cli.conftest import run_file, windlass  # noqa: F401
 from tests.kubernetes.api_server import Server, write_kubeconfig
-from windlass.cli.exec import _split
+from windlass.cli.clusters.exec import _split
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import dump_run, load_run, parse_run
-from windlass.targets.kubernetes.facts import JobKind
 from windlass.targets.kubernetes.jobfile import ClusterJob
-from windlass.targets.kubernetes.request import PodLayout
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.request import PodLayout
 from windlass.targets.kubernetes.syncing import folder_to_send
 
 

@@ -11,20 +11,21 @@ from tests.kubernetes.golden import request_of, run_of
 from tests.kubernetes.test_client_state import INDEX, pod_value
 from windlass.errors import UserError
 from windlass.plan import resolve
-from windlass.targets.kubernetes import checks, refusals, stopping, submission
-from windlass.targets.kubernetes import recovery as recovery_module
-from windlass.targets.kubernetes.api import Api
+from windlass.targets.kubernetes import checks, stopping, submission
+from windlass.targets.kubernetes.api import errors as refusals
+from windlass.targets.kubernetes.api.discovery import ALWAYS
+from windlass.targets.kubernetes.api.http import Api
+from windlass.targets.kubernetes.api.kubeconfig import access
 from windlass.targets.kubernetes.client import KubernetesTarget
-from windlass.targets.kubernetes.discovery import ALWAYS
-from windlass.targets.kubernetes.facts import JobKind
 from windlass.targets.kubernetes.jobfile import ClusterJob
-from windlass.targets.kubernetes.kubeconfig import access
-from windlass.targets.kubernetes.picture import Picture
-from windlass.targets.kubernetes.pods import Pod, pod_of
-from windlass.targets.kubernetes.recovery import Recovery
-from windlass.targets.kubernetes.request import PodLayout
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.request import PodLayout
 from windlass.targets.kubernetes.stopping import remove
-from windlass.targets.kubernetes.waiting import Waiting
+from windlass.targets.kubernetes.watch import recovery as recovery_module
+from windlass.targets.kubernetes.watch.job_watch import Picture
+from windlass.targets.kubernetes.watch.pods import Pod, pod_of
+from windlass.targets.kubernetes.watch.recovery import Recovery
+from windlass.targets.kubernetes.watch.waiting import Waiting
 
 EVENTS, PODS = "/api/v1/namespaces/team/events", "/api/v1/namespaces/team/pods"
 LAYOUT = PodLayout("windlass.dev/run=llama", (INDEX,), None, num_pods=4, ranks_per_pod=8, container="trainer")

@@ -12,8 +12,8 @@ import pytest
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder, read_json_lines, steps_of
 from windlass.spec import dump_run, parse_run
-from windlass.targets.kubernetes.verdict import LEFT
-from windlass.targets.local import processes
+from windlass.targets.kubernetes.pod.verdict import LEFT
+from windlass.targets.launch import processes
 
 pytestmark = pytest.mark.train
 PATIENCE = 600.0

@@ -21,9 +21,9 @@ from wsproto.events import BytesMessage, CloseConnection
 
 from tests.kubernetes.api_server import Server, write_kubeconfig
 from windlass.errors import UserError
-from windlass.targets.kubernetes.api import Api
-from windlass.targets.kubernetes.execution import output_of, parse_status
-from windlass.targets.kubernetes.kubeconfig import access
+from windlass.targets.kubernetes.api.execution import output_of, parse_status
+from windlass.targets.kubernetes.api.http import Api
+from windlass.targets.kubernetes.api.kubeconfig import access
 
 PATH = "/api/v1/namespaces/team/pods/run-0/exec"
 SUCCESS = b'\x03{"status":"Success"}'
@@ -87,9 +87,9 @@ def test_the_pod_learns_of_every_new_size_of_the_window(server):
     server.on(PATH, shell)
     program = (
         "import sys\n"
-        "from windlass.targets.kubernetes.api import Api\n"
-        "from windlass.targets.kubernetes.execution import interactively\n"
-        "from windlass.targets.kubernetes.kubeconfig import access\n"
+        "from windlass.targets.kubernetes.api.http import Api\n"
+        "from windlass.targets.kubernetes.api.execution import interactively\n"
+        "from windlass.targets.kubernetes.api.kubeconfig import access\n"
         "sys.exit(interactively(Api(access()), 'team', 'run-0', ['bash'], container='trainer'))\n"
     )
     ours, theirs = os.openpty()

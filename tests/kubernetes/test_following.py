@@ -10,22 +10,22 @@ import time
 import pytest
 
 from tests.kubernetes.api_server import Server, write_kubeconfig
-from windlass.cli.follow import Follower
+from windlass.cli.runs.follow import Follower
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
-from windlass.targets.kubernetes import api as api_module
-from windlass.targets.kubernetes import credentials as credentials_module
-from windlass.targets.kubernetes import logs as logs_module
-from windlass.targets.kubernetes import picture as picture_module
-from windlass.targets.kubernetes.api import Api, Halt
-from windlass.targets.kubernetes.archive import opened
+from windlass.targets.kubernetes.api import credentials as credentials_module
+from windlass.targets.kubernetes.api import http as api_module
+from windlass.targets.kubernetes.api.http import Api, Halt
+from windlass.targets.kubernetes.api.kubeconfig import access
 from windlass.targets.kubernetes.client import KubernetesTarget
-from windlass.targets.kubernetes.facts import JobKind
 from windlass.targets.kubernetes.jobfile import ClusterJob
-from windlass.targets.kubernetes.kubeconfig import access
-from windlass.targets.kubernetes.logs import Collector
-from windlass.targets.kubernetes.picture import LivePicture, Watched
-from windlass.targets.kubernetes.request import PodLayout
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.request import PodLayout
+from windlass.targets.kubernetes.watch import job_watch as picture_module
+from windlass.targets.kubernetes.watch import logs as logs_module
+from windlass.targets.kubernetes.watch.archive import opened
+from windlass.targets.kubernetes.watch.job_watch import LivePicture, Watched
+from windlass.targets.kubernetes.watch.logs import Collector
 from windlass.targets.protocol import JobRef
 
 JOBS, PODS = "/apis/batch/v1/namespaces/team/jobs", "/api/v1/namespaces/team/pods"

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import parse_run
-from windlass.targets.kubernetes import meeting as meeting_module
-from windlass.targets.kubernetes.meeting import Meeting
-from windlass.targets.kubernetes.record import Chronicle
-from windlass.targets.kubernetes.verdict import Again, NodeEnd, verdict
-from windlass.targets.kubernetes.wire import (
+from windlass.targets.kubernetes.pod import coordinator as meeting_module
+from windlass.targets.kubernetes.pod.attempt_history import Chronicle
+from windlass.targets.kubernetes.pod.coordinator import Meeting
+from windlass.targets.kubernetes.pod.messages import (
     LONGEST_OF_STRANGERS,
     Hello,
     Line,
@@ -27,7 +26,8 @@ from windlass.targets.kubernetes.wire import (
     knock,
     proof,
 )
-from windlass.targets.local.decision import Done, RestartBudget
+from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd, verdict
+from windlass.targets.launch.decision import Done, RestartBudget
 
 PATIENCE = 60.0
 TOKEN = "secret of the submission"

@@ -12,12 +12,12 @@ from windlass.catalog.models import presets
 from windlass.errors import UserError
 from windlass.plan import resolve
 from windlass.spec import parse_run
-from windlass.targets.kubernetes.code import Carried
-from windlass.targets.kubernetes.facts import ClusterFacts, JobKind, NodeFacts, Served, ServedKind
-from windlass.targets.kubernetes.labels import LONGEST_NAME, safe_name
-from windlass.targets.kubernetes.overlay import merge_pod
-from windlass.targets.kubernetes.render import check, layout_of, pick, render, settle
-from windlass.targets.kubernetes.validation import mistakes_in, schema_of, validate, versions_of
+from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, NodeFacts, Served, ServedKind
+from windlass.targets.kubernetes.manifests.code import Carried
+from windlass.targets.kubernetes.manifests.labels import LONGEST_NAME, safe_name
+from windlass.targets.kubernetes.manifests.pod import merge_pod
+from windlass.targets.kubernetes.manifests.render import check, layout_of, pick, render, settle
+from windlass.targets.kubernetes.manifests.validation import mistakes_in, schema_of, validate, versions_of
 
 
 def test_golden():
@@ -356,7 +356,7 @@ def test_fields_newer_than_a_version_are_not_in_its_schema():
 def test_schemas_are_small():
     from importlib import resources
 
-    folder = resources.files("windlass.targets.kubernetes").joinpath("schemas")
+    folder = resources.files("windlass.targets.kubernetes.manifests").joinpath("schemas")
     assert sum(len(one.read_bytes()) for one in folder.iterdir()) < 300_000
 
 

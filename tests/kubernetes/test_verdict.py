@@ -10,10 +10,10 @@ from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import parse_run
 from windlass.targets.kubernetes.entry import BROKEN
-from windlass.targets.kubernetes.launching import describe_limit, oom_kills
-from windlass.targets.kubernetes.record import Chronicle
-from windlass.targets.kubernetes.verdict import Again, NodeEnd, verdict
-from windlass.targets.local.decision import Done, RankDeath, RestartBudget
+from windlass.targets.kubernetes.pod.attempt_history import Chronicle
+from windlass.targets.kubernetes.pod.launching import describe_limit, oom_kills
+from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd, verdict
+from windlass.targets.launch.decision import Done, RankDeath, RestartBudget
 
 FRESH, SPENT = RestartBudget(3), RestartBudget(3, used=3)
 PEER_LOST = {"rank": 1, "error": "RuntimeError: Connection closed by peer", "retry": True, "time": 2.0}

@@ -11,9 +11,8 @@ import pytest
 from windlass.catalog.models import presets
 from windlass.plan import checkpoint_bytes, describe, resolve
 from windlass.plan.layout import layout
-from windlass.plan.lora import trained_parameters
 from windlass.plan.memory import estimate_memory
-from windlass.plan.shape import ModelShape
+from windlass.plan.shape import ModelShape, trained_parameters
 from windlass.spec import Run, parse_run
 
 
@@ -37,7 +36,7 @@ def shape_of(preset: str) -> ModelShape:
 @pytest.mark.parametrize("preset", ["llama3.2-1b", "llama-tiny", "mixtral-tiny"])
 @pytest.mark.parametrize("targets", [None, ["q_proj", "v_proj"]])
 def test_parameters_to_the_number(preset: str, targets: list[str] | None, tmp_path: Path) -> None:
-    from windlass.trainer.model import facts, model_config
+    from windlass.trainer.model.structure import facts, model_config
     from windlass.trainer.preparation import build
 
     run = run_of(tmp_path, preset, {"rank": 8, "targets": targets}, data={"special_tokens": ["<|a|>", "<|b|>"]})

@@ -9,7 +9,7 @@ import pytest
 
 from tests.targets.local_runs import Local
 from windlass.spec import parse_run
-from windlass.targets.local.machine import Machine
+from windlass.targets.launch.machine import Machine
 
 
 @pytest.fixture

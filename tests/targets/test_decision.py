@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.targets.local.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide, parse_deaths
+from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide, parse_deaths
 
 KILLED = RankDeath(1, -9, "t")
 LOST_PEER = {"rank": 0, "error": "rank 1 is gone", "retry": True}

@@ -17,7 +17,7 @@ import pytest
 from tests.targets.local_runs import events
 from windlass.cli.main import run_command
 from windlass.runfolder import RunFolder
-from windlass.targets.local import processes
+from windlass.targets.launch import processes
 from windlass.targets.local.state import status_of, supervisor_of
 from windlass.targets.protocol import JobRef
 

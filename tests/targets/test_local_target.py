@@ -10,9 +10,10 @@ import pytest
 from tests.targets.local_runs import events
 from windlass.errors import UserError
 from windlass.targets import target, target_of_kind
-from windlass.targets.local import checks, processes
+from windlass.targets.launch import processes
+from windlass.targets.launch.machine import Gpu, Machine, free_bytes, this_machine
+from windlass.targets.local import checks
 from windlass.targets.local.client import LocalTarget
-from windlass.targets.local.machine import Gpu, Machine, free_bytes, this_machine
 from windlass.targets.local.render import LocalRequest, render, settle
 from windlass.targets.local.state import status_of, supervisor_of
 

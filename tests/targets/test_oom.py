@@ -12,9 +12,9 @@ import pytest
 from tests.targets.local_runs import events
 from windlass.cli.main import run_command
 from windlass.runfolder import RunFolder
-from windlass.targets.local.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide
-from windlass.targets.local.machine import memory_groups
-from windlass.targets.local.oom import OomWatch, killed_by_kernel
+from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide
+from windlass.targets.launch.machine import memory_groups
+from windlass.targets.launch.oom import OomWatch, killed_by_kernel
 from windlass.targets.local.state import status_of
 from windlass.targets.protocol import JobRef
 
@@ -103,7 +103,7 @@ from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 from tests.targets.local_runs import Local
 from windlass.spec import load_run
-from windlass.targets.local.machine import Machine
+from windlass.targets.launch.machine import Machine
 local = Local(Machine((), 2, 2**33), torchrun=False)
 local.wait(local.submit(load_run(sys.argv[2]), fill_memory=[0, 3]))
 """

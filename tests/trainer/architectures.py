@@ -80,15 +80,15 @@ def train(model_type: str, folder: Path) -> Outcome:
 
     from windlass.plan import resolve
     from windlass.spec.loading import parse_run
-    from windlass.trainer.attention import use_attention
     from windlass.trainer.batches import MicroBatch, StepBatch
-    from windlass.trainer.fused_head import return_loss
-    from windlass.trainer.model import attention_name, meta_model, model_config
-    from windlass.trainer.parallelize import parallelize
-    from windlass.trainer.ranks import Ranks
+    from windlass.trainer.distributed.ranks import Ranks
+    from windlass.trainer.fast.attention import use_attention
+    from windlass.trainer.fast.head import return_loss
+    from windlass.trainer.model.parallelize import parallelize
+    from windlass.trainer.model.structure import attention_name, meta_model, model_config
+    from windlass.trainer.model.weights import draw_weights, materialize, restore_buffers
+    from windlass.trainer.optimizer import AdamW
     from windlass.trainer.step import Stepper
-    from windlass.trainer.updates import AdamW
-    from windlass.trainer.weights import draw_weights, materialize, restore_buffers
 
     data = {"source": "x", "tokenizer": "tiny", "sequence_length": LENGTH}
     sections = {"train": {"precision": "fp32", "steps": 2, "warmup_steps": 0}, "resources": {"gpus_per_node": 0}}

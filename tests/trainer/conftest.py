@@ -61,9 +61,9 @@ def texts(corpus: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def sources(corpus: Path, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The data section of a run for every kind of source, over much the same text."""
-    from windlass.data.sources import source_named
-    from windlass.data.tokenizer import load_tokenizer
-    from windlass.data.tokenizing import tokenize
+    from windlass.data.build.tokenizing import tokenize
+    from windlass.data.sources.source import source_named
+    from windlass.data.tokenizers.tokenizer import load_tokenizer
 
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -23,7 +23,7 @@ def save_model(folder: Path, kind: str = "untied", seed: int = 5) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-    from windlass.data.tokenizer import load_tokenizer
+    from windlass.data.tokenizers.tokenizer import load_tokenizer
 
     torch.manual_seed(seed)
     shape = {**SHAPE, "initializer_range": 0.05}

@@ -150,8 +150,8 @@ def be_rank(
     environment: dict[str, str], log: Path, arguments: list[str], prelude: Callable[[int], None] | None
 ) -> None:
     """The life of one rank."""
+    from windlass.trainer.callbacks.preemption import Preemption
     from windlass.trainer.main import run_and_exit
-    from windlass.trainer.preemption import Preemption
 
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

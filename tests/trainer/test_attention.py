@@ -17,7 +17,7 @@ from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
-from windlass.trainer.attention import (
+from windlass.trainer.fast.attention import (
     attend,
     attend_within_documents,
     attention_kernels,
@@ -26,7 +26,7 @@ from windlass.trainer.attention import (
     naming_attention,
     use_attention,
 )
-from windlass.trainer.kernels.flash4 import flash4, flash4_documents
+from windlass.trainer.fast.kernels.flash4 import flash4, flash4_documents
 
 pytestmark = pytest.mark.torch_floor
 
@@ -223,7 +223,7 @@ def test_training_with_it_follows_training_with_torchs_own(tmp_path: Path, corpu
 COMPILED_FOR_HOPPER = """
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from windlass.trainer.kernels.flash4 import flash4, flash4_backward
+from windlass.trainer.fast.kernels.flash4 import flash4, flash4_backward
 with FakeTensorMode():
     for size in (64, 128):
         q, k, v, grad = (torch.empty(2, 1024, n, size, dtype=torch.bfloat16, device="cuda") for n in (32, 8, 8, 32))

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result, train
-from windlass.data.sources import source_named
-from windlass.data.tokenizer import load_tokenizer
-from windlass.data.tokenizing import tokenize
-from windlass.data.windows import Windows
+from windlass.data.build.tokenizing import tokenize
+from windlass.data.sequences.windows import Windows
+from windlass.data.sources.source import source_named
+from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.runfolder import read_json_lines
 from windlass.spec import parse_run
 from windlass.trainer.batches import Batches
-from windlass.trainer.tiers import Progress
+from windlass.trainer.checkpointing.tiers import Progress
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ class OneOf:
 
 @pytest.fixture(scope="module")
 def windows(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Windows:
-    from windlass.data.shards import TokenShards
+    from windlass.data.shards.folder import TokenShards
 
     folder = tmp_path_factory.mktemp("shards") / "shards"
     tokenize([source_named(str(corpus))], folder, load_tokenizer("tiny"), workers=1)

@@ -18,8 +18,8 @@ from tests.trainer.harness import resume, train
 from tests.trainer.states import first_weights, weights_of
 from tests.trainer.test_bad_input import assert_refused
 from windlass.checkpoint import CheckpointFolder
-from windlass.data.chat import TRAINED, encoder
-from windlass.data.records import example_text
+from windlass.data.sources.records import example_text
+from windlass.data.tokenizers.chat import TRAINED, encoder
 from windlass.spec.data import DataSection
 
 pytestmark = pytest.mark.train

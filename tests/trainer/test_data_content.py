@@ -13,7 +13,7 @@ from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from tests.trainer.test_data_order import alone_in_order, in_order, note_ids, read_by_ranks
 from windlass.checkpoint import Manifest
-from windlass.data.tokenizer import load_tokenizer
+from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import UserError
 from windlass.plan import resolve
 from windlass.spec import parse_run
@@ -90,7 +90,7 @@ def note_training_ids(folder: Path, rank: int) -> None:
 
 
 def test_a_model_with_code_of_its_own_is_refused_in_words(tmp_path: Path) -> None:
-    from windlass.trainer.model import model_config
+    from windlass.trainer.model.structure import model_config
 
     values = {"model_type": "strange", "auto_map": {"AutoConfig": "strange.StrangeConfig"}}
     (tmp_path / "config.json").write_text(json.dumps(values))

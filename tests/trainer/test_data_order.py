@@ -20,8 +20,8 @@ from windlass.plan import resolve
 from windlass.runfolder import read_json_lines
 from windlass.spec import Run, parse_run
 from windlass.trainer.batches import Batches
-from windlass.trainer.ranks import Ranks
-from windlass.trainer.tiers import Progress
+from windlass.trainer.checkpointing.tiers import Progress
+from windlass.trainer.distributed.ranks import Ranks
 
 GLOBAL_BATCH, STEPS = 12, 5
 

@@ -24,11 +24,11 @@ from tests.trainer.harness import train
 from tests.trainer.plain import documents_apart, plain_loop, token_stream, windows
 from windlass.plan import resolve
 from windlass.spec import parse_run
-from windlass.trainer.attention import use_attention, wants_documents
 from windlass.trainer.batches import IGNORED, Batches, MicroBatch
-from windlass.trainer.fused_head import PLAIN_HEADS, return_loss
-from windlass.trainer.lean import join_weights, use_lean_blocks
-from windlass.trainer.ranks import Ranks
+from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.fast.attention import use_attention, wants_documents
+from windlass.trainer.fast.head import PLAIN_HEADS, return_loss
+from windlass.trainer.fast.lean import join_weights, use_lean_blocks
 from windlass.trainer.step import Stepper
 
 SHAPE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from tests.trainer.test_bad_input import assert_refused
 from windlass.checkpoint import CheckpointFolder
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
-from windlass.trainer.judging import Judge, best_step
+from windlass.trainer.callbacks.early_stopping import Judge, best_step
 
 pytestmark = pytest.mark.train
 

@@ -113,7 +113,7 @@ def fill_before(folder: Path, rank: int) -> None:
     """In rank 0, before it trains: the disk is full from step 2 on until step 5 has begun."""
     if rank:
         return
-    from windlass.trainer.faults import Faults
+    from windlass.trainer.distributed.faults import Faults
 
     reach = Faults.reach
     ballast = folder / "ballast"

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
-from windlass.targets.kubernetes.verdict import Again, NodeEnd, verdict
-from windlass.targets.local.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide
+from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd, verdict
+from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide
 from windlass.targets.slurm.attempt import JobFacts, follow_up
-from windlass.trainer.failures import kind_of
+from windlass.trainer.distributed.failures import kind_of
 from windlass.trainer.main import report_error
 
 # All of the text, as released builds of torch word it: the advice at its end goes with every error.

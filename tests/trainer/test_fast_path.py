@@ -12,9 +12,9 @@ from torch import nn
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.spec.training import TrainSection
-from windlass.trainer.fp8 import Float8Product
-from windlass.trainer.head import IGNORED, linear_cross_entropy
-from windlass.trainer.updates import AdamW
+from windlass.trainer.fast.fp8 import Float8Product
+from windlass.trainer.fast.head import IGNORED, linear_cross_entropy
+from windlass.trainer.optimizer import AdamW
 
 
 @pytest.mark.parametrize("logits_per_block", [37, 37 * 7, 37 * 50, 10**9])

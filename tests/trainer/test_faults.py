@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import UserError
-from windlass.trainer.faults import Fault, Faults, parse_faults
+from windlass.trainer.distributed.faults import Fault, Faults, parse_faults
 
 
 def test_parsing() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from windlass.plan import resolve
 from windlass.spec import parse_run
-from windlass.trainer.flops import flops_per_token, peak_flops
-from windlass.trainer.model import meta_model, model_config
+from windlass.trainer.metrics import flops_per_token, peak_flops
+from windlass.trainer.model.structure import meta_model, model_config
 
 
 def flops(preset: str, length: int) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys, torch
-from windlass.trainer.host_memory import keep_freed_memory
+from windlass.trainer.startup import keep_freed_memory
 if "kept" in sys.argv and not keep_freed_memory():
     print("no switch"), sys.exit()
 def faults():

@@ -15,7 +15,7 @@ from tests.data.servers import HubHandler, serving
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from tests.trainer.test_bad_input import assert_refused
-from windlass.data.tokenizer import load_tokenizer
+from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.runfolder import RunFolder, steps_of
 
 pytestmark = pytest.mark.train

@@ -14,11 +14,11 @@ from torch import Tensor
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.errors import UserError
-from windlass.trainer import lean_parts
-from windlass.trainer.attention import use_attention
-from windlass.trainer.kernels.cublas import CublasError, Product, _library, _Offer, check_equal, product_plus
-from windlass.trainer.lean import join_weights, use_lean_blocks
-from windlass.trainer.lean_parts import (
+from windlass.trainer.fast import lean_parts
+from windlass.trainer.fast.attention import use_attention
+from windlass.trainer.fast.kernels.cublas import CublasError, Product, _library, _Offer, check_equal, product_plus
+from windlass.trainer.fast.lean import join_weights, use_lean_blocks
+from windlass.trainer.fast.lean_parts import (
     AddedProduct,
     GatheredProduct,
     JoinedProduct,
@@ -32,7 +32,7 @@ from windlass.trainer.lean_parts import (
     rotate_backward,
     swiglu_backward,
 )
-from windlass.trainer.model import blocks
+from windlass.trainer.model.structure import blocks
 
 pytestmark = pytest.mark.torch_floor
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from tests.trainer.test_lean import CPU, asked, kept_for_backward
 from windlass.errors import UserError
 from windlass.spec.training import LoraSection
-from windlass.trainer import lean_lora
-from windlass.trainer.attention import use_attention
-from windlass.trainer.lean import join_weights, use_lean_blocks
-from windlass.trainer.lean_lora import Beside, Joint, NormedBeside, SwigluBeside
-from windlass.trainer.lora import LoraLinear, QuantizedLoraLinear, attach
-from windlass.trainer.model import blocks
-from windlass.trainer.nf4 import NF4Weight
+from windlass.trainer.fast import lean_lora
+from windlass.trainer.fast.attention import use_attention
+from windlass.trainer.fast.lean import join_weights, use_lean_blocks
+from windlass.trainer.fast.lean_lora import Beside, Joint, NormedBeside, SwigluBeside
+from windlass.trainer.model.lora import LoraLinear, QuantizedLoraLinear, attach
+from windlass.trainer.model.nf4 import NF4Weight
+from windlass.trainer.model.structure import blocks
 
 pytestmark = pytest.mark.torch_floor
 

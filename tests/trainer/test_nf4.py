@@ -11,7 +11,7 @@ from tests.trainer.fine_tuning import lora_run, save_model
 from tests.trainer.harness import train
 from tests.trainer.states import weights_of
 from windlass.checkpoint import CheckpointFolder
-from windlass.trainer.nf4 import BLOCK, LEVELS, NF4Weight, dequantize, product, quantize
+from windlass.trainer.model.nf4 import BLOCK, LEVELS, NF4Weight, dequantize, product, quantize
 
 
 def roundtrip(weight: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from windlass.trainer import peers
-from windlass.trainer.peers import Lost, PeerWatch
+from windlass.trainer.distributed import peers
+from windlass.trainer.distributed.peers import Lost, PeerWatch
 
 PATIENCE = 30.0
 

@@ -13,8 +13,8 @@ import pytest
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Job, Result, resume, start, train
 from windlass.checkpoint import CheckpointFolder
-from windlass.trainer.faults import POINTS
-from windlass.trainer.preemption import NOTICE, ONE_REQUEST_SECONDS
+from windlass.trainer.callbacks.preemption import NOTICE, ONE_REQUEST_SECONDS
+from windlass.trainer.distributed.faults import POINTS
 
 pytestmark = pytest.mark.train
 

@@ -15,7 +15,7 @@ from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result, resume, start, train
 from windlass.checkpoint import CheckpointFolder
 from windlass.runfolder import RunFolder
-from windlass.trainer.faults import POINTS
+from windlass.trainer.distributed.faults import POINTS
 
 pytestmark = pytest.mark.train
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from windlass.errors import UserError
-from windlass.trainer.resuming import check_same_model, model_settings
+from windlass.trainer.checkpointing.resuming import check_same_model, model_settings
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100}
 

@@ -16,10 +16,10 @@ from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import free_port, train
 from windlass.plan import resolve
 from windlass.spec.loading import parse_run
-from windlass.trainer.fp8 import Float8Product
-from windlass.trainer.model import model_config
-from windlass.trainer.parallelize import mesh, parallelize
-from windlass.trainer.ranks import Ranks, join_ranks
+from windlass.trainer.distributed.ranks import Ranks, join_ranks
+from windlass.trainer.fast.fp8 import Float8Product
+from windlass.trainer.model.parallelize import mesh, parallelize
+from windlass.trainer.model.structure import model_config
 
 MOE = {
     "preset": "mixtral-tiny",
@@ -63,7 +63,7 @@ def small_gpu_on_rank_1(rank: int) -> None:
     from dataclasses import replace
 
     from windlass.catalog.gpus import gpu
-    from windlass.trainer.ranks import Ranks
+    from windlass.trainer.distributed.ranks import Ranks
 
     smaller = replace(gpu("H100"), memory_gib=0.0001)
     Ranks.gpu = property(lambda ranks: smaller if ranks.rank == 1 else gpu("H200"))  # type: ignore[assignment,method-assign]

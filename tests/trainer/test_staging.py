@@ -25,9 +25,9 @@ def save_and_change(root: str, mode: str) -> None:
     """In a process of its own: save a tensor of ones, and while the writer sleeps make it a tensor of twos."""
     from windlass.plan import resolve
     from windlass.spec import parse_run
-    from windlass.trainer.faults import Faults
-    from windlass.trainer.ranks import join_ranks
-    from windlass.trainer.saving import Checkpointer, Progress
+    from windlass.trainer.checkpointing.saving import Checkpointer, Progress
+    from windlass.trainer.distributed.faults import Faults
+    from windlass.trainer.distributed.ranks import join_ranks
 
     os.environ["WINDLASS_RUNS"] = root
     os.environ.pop("MASTER_ADDR", None)

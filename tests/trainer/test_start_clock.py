@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from windlass.trainer.start_clock import StartClock, process_begin
+from windlass.trainer.startup import StartClock, process_begin
 
 
 def test_parts_add_up_to_the_whole() -> None:
@@ -25,7 +25,7 @@ def test_parts_add_up_to_the_whole() -> None:
 def test_time_before_the_first_line_of_python_counts() -> None:
     before = time.time()
     said = subprocess.run(
-        [sys.executable, "-c", "from windlass.trainer.start_clock import process_begin; print(process_begin())"],
+        [sys.executable, "-c", "from windlass.trainer.startup import process_begin; print(process_begin())"],
         capture_output=True,
         text=True,
         check=True,

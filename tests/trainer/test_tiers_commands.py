@@ -20,7 +20,7 @@ from tests.trainer.tier_runs import Cluster, tiered_run
 from windlass.checkpoint import CheckpointFolder
 from windlass.cli.main import run_command
 from windlass.runfolder import RunFolder
-from windlass.trainer.obtaining import obtain
+from windlass.trainer.checkpointing.materialize import obtain
 
 pytestmark = pytest.mark.train
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.trainer.tiers_nodes import Nodes
-from windlass.trainer.tiers_piece import Piece, read_piece, reserve, write_piece
+from windlass.trainer.checkpointing.node_tier import Nodes
+from windlass.trainer.checkpointing.pieces import Piece, read_piece, reserve, write_piece
 
 
 def some_state() -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ from windlass.catalog.models import presets
 from windlass.checkpoint import CheckpointFolder
 from windlass.plan import num_parameters, resolve
 from windlass.spec import dump_run, parse_run
-from windlass.trainer.model import facts, meta_model, model_config
+from windlass.trainer.model.structure import facts, meta_model, model_config
 
 pytestmark = [pytest.mark.train, pytest.mark.torch_floor]
 

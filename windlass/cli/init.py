@@ -83,7 +83,7 @@ def init(
 def _settings(task: str, preset: str | None, model: str | None, source: str | None) -> Values:
     """The keys that a run file for the task sets."""
     from windlass.catalog.models import preset as find_preset
-    from windlass.targets.local.machine import this_machine
+    from windlass.targets.launch.machine import this_machine
 
     if preset and model:
         raise UserError("give either --preset or --model, and not both")

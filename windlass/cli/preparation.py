@@ -47,8 +47,8 @@ def prepare(
     path: str, overrides: Sequence[str], *, fresh: bool = False, faults: str | None = None, offline: bool = False
 ) -> Prepared:
     """Load, settle, resolve and check a run. Raises UserError; creates nothing. `offline`: asks no cluster."""
-    from windlass.data.access import check_hub
     from windlass.data.checks import check_data
+    from windlass.data.sources.access import check_hub
     from windlass.plan import check, describe, resolve
     from windlass.plan.forecast import forecast
 
@@ -59,7 +59,7 @@ def prepare(
             fix="unset WINDLASS_SHARE_GPUS",
         )
     if faults:
-        from windlass.trainer.faults import parse_faults
+        from windlass.trainer.distributed.faults import parse_faults
 
         parse_faults(faults)
     where = target(asked.target)
@@ -185,7 +185,7 @@ def _check_branch(run: Run) -> None:
 
 def memory_on_cpus(run: Run, where: Target[Any], world_size: int) -> str | None:
     """What a run on this machine's CPUs needs at least, in words; refuses what cannot fit. None elsewhere."""
-    from windlass.plan.host_memory import check_host_memory
+    from windlass.plan.memory import check_host_memory
     from windlass.targets.local.client import LocalTarget
 
     if not isinstance(where, LocalTarget) or run.resources.gpus_per_node:

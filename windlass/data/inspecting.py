@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.data.cache import open_shards
-from windlass.data.chat import encoder
-from windlass.data.inputs import size_of
-from windlass.data.mixing import Mixture, parts_of
-from windlass.data.packing import PackedRows
-from windlass.data.reading import Skipped, documents, units_of
-from windlass.data.records import selector
-from windlass.data.sequences import Progress, open_sequences
-from windlass.data.shards import LOSS_BIT, TokenShards
-from windlass.data.sources import FileSource, HubSource, ShardSource, StoreShardSource, source_named
-from windlass.data.tokenizer import SHARD_TOKENIZER, Tokenizer, load_tokenizer
-from windlass.data.windows import Windows
+from windlass.data.build.cache import open_shards
+from windlass.data.sequences.mixing import Mixture, parts_of
+from windlass.data.sequences.packing import PackedRows
+from windlass.data.sequences.sequences import Progress, open_sequences
+from windlass.data.sequences.windows import Windows
+from windlass.data.shards.folder import LOSS_BIT, TokenShards
+from windlass.data.sources.files import size_of
+from windlass.data.sources.reading import Skipped, documents, units_of
+from windlass.data.sources.records import selector
+from windlass.data.sources.source import FileSource, HubSource, ShardSource, StoreShardSource, source_named
+from windlass.data.tokenizers.chat import encoder
+from windlass.data.tokenizers.tokenizer import SHARD_TOKENIZER, Tokenizer, load_tokenizer
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.spec.data import DataSection

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 from windlass.catalog.hub import is_hub_id
-from windlass.data.cache import check_cache
-from windlass.data.chat import TRAINED, ExampleTokenizer, encoder
-from windlass.data.packing import nothing_fits
-from windlass.data.reading import FilePiece, Skipped, documents, file_pieces
-from windlass.data.sources import FileSource, compression
-from windlass.data.tokenizer import Tokenizer, load_tokenizer
-from windlass.data.windows import all_held_out, too_little
-from windlass.data.worker import encode
+from windlass.data.build.cache import check_cache
+from windlass.data.build.worker import encode
+from windlass.data.sequences.packing import nothing_fits
+from windlass.data.sequences.windows import all_held_out, too_little
+from windlass.data.sources.reading import FilePiece, Skipped, documents, file_pieces
+from windlass.data.sources.source import FileSource, compression
+from windlass.data.tokenizers.chat import TRAINED, ExampleTokenizer, encoder
+from windlass.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from windlass.spec import Run
 
 SCAN_BYTES = 128 << 20  # read in a second or two

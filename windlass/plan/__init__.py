@@ -3,6 +3,6 @@
 from windlass.plan.checks import check
 from windlass.plan.description import describe
 from windlass.plan.resolution import resolve
-from windlass.plan.sizes import checkpoint_bytes, num_parameters
+from windlass.plan.shape import checkpoint_bytes, num_parameters
 
 __all__ = ["check", "checkpoint_bytes", "describe", "num_parameters", "resolve"]

@@ -12,9 +12,8 @@ from typing import Any
 
 from windlass.catalog.models import known_config, looks_local
 from windlass.errors import UserError
-from windlass.plan.lora import projections
 from windlass.plan.resolution import effective_sharding, shard_group
-from windlass.plan.shape import ModelShape
+from windlass.plan.shape import ModelShape, projections
 from windlass.spec import Run
 
 # Fields of a configuration that change what is computed and no weight's shape or meaning.

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from windlass.catalog.instances import Price
 from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Layout
-from windlass.plan.shape import ModelShape
-from windlass.plan.sizes import BYTES_PER_PARAMETER_SAVED
+from windlass.plan.shape import BYTES_PER_PARAMETER_SAVED, ModelShape
 from windlass.plan.speed import HOST_LINK_GB_S, SpeedEstimate
 from windlass.spec import Run
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windlass.plan.lora import four_bit_parameters, trained_parameters
 from windlass.plan.resolution import effective_sharding, shard_group
-from windlass.plan.shape import ModelShape
+from windlass.plan.shape import ModelShape, four_bit_parameters, trained_parameters
 from windlass.spec import Run
 
 # Families whose logits are exactly head(backbone(tokens)): no soft caps, scales or biases after it.

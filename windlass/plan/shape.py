@@ -1,11 +1,17 @@
-"""The sizes of a decoder that its memory and speed follow from."""
+"""The sizes of a decoder that its memory and speed follow from.
+
+Sizes that follow from a configuration: parameters and checkpoint bytes.
+
+How many parameters LoRA adds to a decoder whose layout is known, and how many weights it freezes in 4 bits.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Self
 
-from windlass.plan.sizes import num_parameters
+from windlass.catalog.models import known_config
+from windlass.spec import Run
 
 
 @dataclass(frozen=True)
@@ -71,3 +77,69 @@ class ModelShape:
     def matmul_parameters(self) -> int:
         """Weights a token is multiplied with; an embedding is only looked up."""
         return self.layers * self.active_block_parameters + self.head_parameters
+
+
+LLAMA_LIKE = {"llama", "mistral", "mixtral"}
+BYTES_PER_PARAMETER_SAVED = 12  # fp32 weight and two fp32 AdamW moments
+
+
+def num_parameters(config: dict[str, Any] | None) -> int | None:
+    """Parameters of a Llama-like configuration; None for families whose layout is not known here."""
+    if not config or config.get("model_type") not in LLAMA_LIKE or config.get("attention_bias"):
+        return None
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or hidden // heads
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    experts = config.get("num_local_experts", 0) if config["model_type"] == "mixtral" else 0
+    feed_forward = 3 * hidden * config["intermediate_size"] * (experts or 1) + hidden * experts
+    embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return int(layers * (attention + feed_forward + 2 * hidden) + hidden + embeddings)
+
+
+def checkpoint_bytes(run: Run) -> int | None:
+    """Bytes of one checkpoint; None where the model's size is not known before it is built."""
+
+    shape = ModelShape.of(known_config(run.model))
+    if shape is None:
+        return None
+    trained = trained_parameters(run, shape)
+    return (shape.parameters if trained is None else trained) * BYTES_PER_PARAMETER_SAVED
+
+
+def projections(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """The linear layers of a block: inputs and outputs by name. Experts are no linear layers of their own."""
+    d, f, q, kv = shape.width, shape.ffn_width, shape.query_width, shape.kv_width
+    attention = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}
+    if shape.family == "mixtral":
+        return attention
+    return {**attention, "gate_proj": (d, f), "up_proj": (d, f), "down_proj": (f, d)}
+
+
+def targets(run: Run, shape: ModelShape) -> list[tuple[int, int]]:
+    """Of one block. Patterns that name more than a layer's last name are taken to mean all: an estimate, never less."""
+    lora = run.model.lora
+    there = projections(shape)
+    named = [name for name in lora.targets or () if name in there] if lora else []
+    if not named or len(named) < len(lora.targets or () if lora else ()):
+        return list(there.values())
+    return [there[name] for name in named]
+
+
+def trained_parameters(run: Run, shape: ModelShape) -> int | None:
+    """Parameters of the adapters and of added tokens' rows; None where the whole model trains."""
+    lora = run.model.lora
+    if lora is None:
+        return None
+    rank = lora.rank or 0
+    adapters = shape.layers * sum(rank * (inputs + outputs) for inputs, outputs in targets(run, shape))
+    rows = len(run.data.special_tokens) * shape.width * (1 if shape.tied else 2)
+    return adapters + rows
+
+
+def four_bit_parameters(run: Run, shape: ModelShape) -> int:
+    lora = run.model.lora
+    if lora is None or lora.quantize is None:
+        return 0
+    return shape.layers * sum(inputs * outputs for inputs, outputs in targets(run, shape))

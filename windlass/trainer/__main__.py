@@ -1,6 +1,6 @@
 """`python -m windlass.trainer`, under torchrun."""
 
-from windlass.trainer.preemption import Preemption
+from windlass.trainer.callbacks.preemption import Preemption
 
 if __name__ == "__main__":
     preemption = Preemption()

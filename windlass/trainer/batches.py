@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.data.sequences import Batch, Sequences
+from windlass.data.sequences.sequences import Batch, Sequences
 from windlass.plan.resolution import batch_shape
 from windlass.plan.shape import ModelShape
 from windlass.spec import Run
-from windlass.trainer.head import IGNORED
-from windlass.trainer.ranks import Ranks
-from windlass.trainer.tiers import Progress
+from windlass.trainer.checkpointing.tiers import Progress
+from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.fast.head import IGNORED
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,22 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder
-from windlass.data.tokenizer import tokenizer_of
+from windlass.data.tokenizers.tokenizer import tokenizer_of
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
-from windlass.trainer.adapters import open_adapter, write_adapter
-from windlass.trainer.fetching import Located, locate_alone
-from windlass.trainer.lora import lora_layers
-from windlass.trainer.model import facts, meta_model
-from windlass.trainer.new_tokens import ROWS, rows_modules
-from windlass.trainer.obtaining import obtain
+from windlass.trainer.checkpointing.folder_tier import TensorReader
+from windlass.trainer.checkpointing.materialize import obtain
+from windlass.trainer.checkpointing.resuming import check_same_model, model_settings
+from windlass.trainer.model.adapters import open_adapter, write_adapter
+from windlass.trainer.model.hub_files import Located, locate_alone
+from windlass.trainer.model.lora import lora_layers
+from windlass.trainer.model.new_tokens import ROWS, rows_modules
+from windlass.trainer.model.pretrained import Weights, find_weights, read_weights
+from windlass.trainer.model.safetensors_files import digest_of
+from windlass.trainer.model.structure import facts, meta_model
+from windlass.trainer.model.weights import materialize, restore_buffers
 from windlass.trainer.preparation import structure
-from windlass.trainer.pretrained import Weights, find_weights, read_weights
-from windlass.trainer.resuming import check_same_model, model_settings
-from windlass.trainer.stored import digest_of
-from windlass.trainer.tiers_shared import TensorReader
-from windlass.trainer.weights import materialize, restore_buffers
 
 log = logging.getLogger(__name__)
 TRIES = 20  # to take hold of a checkpoint of a run that goes on

@@ -15,34 +15,45 @@ from windlass.errors import ExitCode, UserError
 from windlass.plan.resolution import effective_sharding
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
-from windlass.trainer.adapters import load_adapter
-from windlass.trainer.agreement import on_first_rank
-from windlass.trainer.attention import naming_attention, use_attention
 from windlass.trainer.batches import Batches
-from windlass.trainer.branching import take_over
-from windlass.trainer.faults import Faults
-from windlass.trainer.flops import flops_per_token, peak_flops
-from windlass.trainer.fused_head import return_loss, use_fused_head
-from windlass.trainer.judging import Judge
-from windlass.trainer.lean import join_weights
-from windlass.trainer.ledger import Ledger, NotFiniteError, OpenStep, sum_over_ranks
-from windlass.trainer.lora import draw_adapters
-from windlass.trainer.model import ModelFacts, attention_name, persistent_buffers
-from windlass.trainer.parallelize import parallelize, use_bf16_copies
-from windlass.trainer.preemption import Preemption
+from windlass.trainer.callbacks.early_stopping import Judge
+from windlass.trainer.callbacks.preemption import Preemption
+from windlass.trainer.callbacks.validation import Validator
+from windlass.trainer.checkpointing.resuming import (
+    check_same_run,
+    model_settings,
+    newest_whole,
+    refuse_to_start_over,
+    take_over,
+)
+from windlass.trainer.checkpointing.saving import Checkpointer, Progress
+from windlass.trainer.checkpointing.tiers import Offer
+from windlass.trainer.distributed.agreement import on_first_rank
+from windlass.trainer.distributed.faults import Faults
+from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.fast.attention import naming_attention, use_attention
+from windlass.trainer.fast.head import return_loss, use_fused_head
+from windlass.trainer.fast.lean import join_weights
+from windlass.trainer.metrics import (
+    Ledger,
+    NotFiniteError,
+    OpenStep,
+    Reporter,
+    flops_per_token,
+    peak_flops,
+    sum_over_ranks,
+)
+from windlass.trainer.model.adapters import load_adapter
+from windlass.trainer.model.lora import draw_adapters
+from windlass.trainer.model.parallelize import parallelize, use_bf16_copies
+from windlass.trainer.model.pretrained import check_same_frozen, load_pretrained
+from windlass.trainer.model.structure import ModelFacts, attention_name, persistent_buffers
+from windlass.trainer.model.weights import draw_weights, materialize, restore_buffers
+from windlass.trainer.optimizer import AdamW
 from windlass.trainer.preparation import Prepared, build
-from windlass.trainer.pretrained import check_same_frozen, load_pretrained
-from windlass.trainer.ranks import Ranks
-from windlass.trainer.reporting import Reporter
-from windlass.trainer.resuming import check_same_run, model_settings, newest_whole, refuse_to_start_over
-from windlass.trainer.saving import Checkpointer, Progress
 from windlass.trainer.schedule import learning_rate
-from windlass.trainer.start_clock import clock
+from windlass.trainer.startup import clock
 from windlass.trainer.step import Stepper
-from windlass.trainer.tiers import Offer
-from windlass.trainer.updates import AdamW
-from windlass.trainer.validation import Validator
-from windlass.trainer.weights import draw_weights, materialize, restore_buffers
 
 log = logging.getLogger(__name__)
 

@@ -23,16 +23,15 @@ from windlass.errors import ExitCode, UserError
 from windlass.plan import check, resolve
 from windlass.runfolder import RunFolder, write_atomically
 from windlass.spec import Run, load_run
-from windlass.trainer.failures import PeerLostError, described, kind_of
-from windlass.trainer.faults import Faults
-from windlass.trainer.host_memory import keep_freed_memory
+from windlass.trainer.callbacks.preemption import Preemption
+from windlass.trainer.distributed.failures import PeerLostError, described, kind_of
+from windlass.trainer.distributed.faults import Faults
+from windlass.trainer.distributed.peers import Lost, PeerWatch, abort_device_groups
+from windlass.trainer.distributed.ranks import join_ranks, local_world_size
 from windlass.trainer.loop import train
-from windlass.trainer.peers import Lost, PeerWatch, abort_device_groups
-from windlass.trainer.preemption import Preemption
+from windlass.trainer.metrics import attempt_number, set_up_logging
 from windlass.trainer.preparation import prepare
-from windlass.trainer.ranks import join_ranks, local_world_size
-from windlass.trainer.reporting import attempt_number, set_up_logging
-from windlass.trainer.start_clock import clock
+from windlass.trainer.startup import clock, keep_freed_memory
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +100,8 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
     code = train(run, prepared, folder, ranks, faults, preemption)
     dist.barrier(group=ranks.host)
     if code == ExitCode.OK and run.checkpoint.export and ranks.is_first:
+        from windlass.trainer.callbacks.early_stopping import best_step
         from windlass.trainer.export import export_checkpoint
-        from windlass.trainer.judging import best_step
 
         best = best_step(folder) if run.checkpoint.keep_best else None
         export_checkpoint(folder, folder.export, step=best, merge=run.checkpoint.export == "merged")

@@ -13,20 +13,20 @@ import torch.distributed as dist
 from torch import nn
 
 from windlass.data import Sequences, open_sequences
-from windlass.data.fingerprints import data_fingerprint, tokenizer_fingerprint
-from windlass.data.mixing import Mixture
-from windlass.data.stream import Stream
-from windlass.data.tokenizer import Tokenizer, tokenizer_of
+from windlass.data.sequences.fingerprints import data_fingerprint, tokenizer_fingerprint
+from windlass.data.sequences.mixing import Mixture
+from windlass.data.sequences.stream import Stream
+from windlass.data.tokenizers.tokenizer import Tokenizer, tokenizer_of
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.trainer.adapters import Adapter, check_adapter, open_adapter
 from windlass.trainer.batches import agreed_batch_shape
-from windlass.trainer.fetching import Located, locate
-from windlass.trainer.lora import adapt
-from windlass.trainer.model import ModelFacts, facts, meta_model, model_config, shape_of, weights_path
-from windlass.trainer.new_tokens import add_rows
-from windlass.trainer.pretrained import Weights, find_weights
-from windlass.trainer.ranks import Ranks
+from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.model.adapters import Adapter, check_adapter, open_adapter
+from windlass.trainer.model.hub_files import Located, locate
+from windlass.trainer.model.lora import adapt
+from windlass.trainer.model.new_tokens import add_rows
+from windlass.trainer.model.pretrained import Weights, find_weights
+from windlass.trainer.model.structure import ModelFacts, facts, meta_model, model_config, shape_of, weights_path
 
 
 @dataclass(frozen=True)

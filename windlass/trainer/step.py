@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from windlass.plan.resolution import effective_sharding
 from windlass.spec import Run
 from windlass.trainer.batches import MicroBatch, StepBatch
-from windlass.trainer.ranks import Ranks
+from windlass.trainer.distributed.ranks import Ranks
 
 
 class Stepper:

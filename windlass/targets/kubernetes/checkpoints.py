@@ -14,8 +14,8 @@ from typing import IO, Any
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest
 from windlass.checkpoint.manifest import MANIFEST_NAME, damage
 from windlass.errors import ExitCode, UserError
-from windlass.targets.kubernetes.environment import RUNS
-from windlass.targets.kubernetes.errands import Errands
+from windlass.targets.kubernetes.manifests.environment import RUNS
+from windlass.targets.kubernetes.pod_scripts import Errands
 
 ATTEMPTS = 3
 STREAM_SECONDS = 300.0  # of silence

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.targets.kubernetes.api import NO_WEBHOOK, Api, Object
-from windlass.targets.kubernetes.capacity import requests
-from windlass.targets.kubernetes.discovery import kueue_version, no_namespace
-from windlass.targets.kubernetes.facts import ServedKind
+from windlass.targets.kubernetes.api.discovery import kueue_version, no_namespace
+from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.http import NO_WEBHOOK, Api, Object
 from windlass.targets.kubernetes.jobfile import object_path, plural_of
-from windlass.targets.kubernetes.quantities import parse, show
-from windlass.targets.kubernetes.refusals import RefusedError
-from windlass.targets.kubernetes.request import KubernetesRequest, Manifest
+from windlass.targets.kubernetes.manifests.capacity import requests
+from windlass.targets.kubernetes.manifests.cluster_facts import ServedKind
+from windlass.targets.kubernetes.manifests.quantities import parse, show
+from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest
 
 NO_DRY_RUN = "does not support dry run"
 TOO_LARGE = ("1048576 bytes", "request is too large", "Request entity too large", "trying to send message larger")

@@ -17,40 +17,33 @@ from windlass.checkpoint import Checkpoint
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
-from windlass.targets.kubernetes import (
-    archive,
-    checks,
-    discovery,
-    following,
-    logs,
-    lookup,
-    picture,
-    render,
-    state,
-    submission,
-)
-from windlass.targets.kubernetes.api import Api
+from windlass.targets.kubernetes import checks, lookup, submission
+from windlass.targets.kubernetes.api import discovery
+from windlass.targets.kubernetes.api.errors import RefusedError, in_words, lost
+from windlass.targets.kubernetes.api.execution import interactively
+from windlass.targets.kubernetes.api.http import Api
+from windlass.targets.kubernetes.api.kubeconfig import access
 from windlass.targets.kubernetes.checkpoints import fetch, list_in_cluster
-from windlass.targets.kubernetes.code import gather
-from windlass.targets.kubernetes.environment import RUNS
-from windlass.targets.kubernetes.errands import Errands, filler
-from windlass.targets.kubernetes.events import EventLog, events_now, record_of
-from windlass.targets.kubernetes.execution import interactively
-from windlass.targets.kubernetes.facts import ClusterFacts, JobKind, ServedKind
 from windlass.targets.kubernetes.jobfile import JOB_FILE, ClusterJob
-from windlass.targets.kubernetes.kubeconfig import access
-from windlass.targets.kubernetes.labels import DIGEST_ANNOTATION
-from windlass.targets.kubernetes.pods import Pod, newest_by_node, row_of
-from windlass.targets.kubernetes.reader import reader_pod
-from windlass.targets.kubernetes.recovery import Recovery
-from windlass.targets.kubernetes.refusals import RefusedError, in_words, lost
-from windlass.targets.kubernetes.request import KubernetesRequest
+from windlass.targets.kubernetes.manifests import render
+from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, ServedKind
+from windlass.targets.kubernetes.manifests.code import gather
+from windlass.targets.kubernetes.manifests.environment import RUNS
+from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION
+from windlass.targets.kubernetes.manifests.request import KubernetesRequest
+from windlass.targets.kubernetes.manifests.storage import is_shared
+from windlass.targets.kubernetes.manifests.validation import check_against, validate
+from windlass.targets.kubernetes.pod_scripts import Errands, filler
 from windlass.targets.kubernetes.stopping import remove
-from windlass.targets.kubernetes.storage import is_shared
-from windlass.targets.kubernetes.validation import check_against, validate
-from windlass.targets.kubernetes.waiting import Waiting
+from windlass.targets.kubernetes.volume_reader import reader_pod
+from windlass.targets.kubernetes.watch import archive, following, logs, state
+from windlass.targets.kubernetes.watch import job_watch as picture
+from windlass.targets.kubernetes.watch.events import EventLog, events_now, record_of
+from windlass.targets.kubernetes.watch.pods import Pod, newest_by_node, row_of
+from windlass.targets.kubernetes.watch.recovery import Recovery
+from windlass.targets.kubernetes.watch.waiting import Waiting
+from windlass.targets.launch.tail import Tail
 from windlass.targets.local.state import told_end
-from windlass.targets.local.tail import Tail
 from windlass.targets.protocol import JobRef, JobStatus, LogLine, PodRow
 
 ASK_SECONDS = 2.0  # between two questions about one job that nobody follows

@@ -16,16 +16,16 @@ import traceback
 from types import FrameType
 
 from windlass.errors import ExitCode, UserError
-from windlass.targets.kubernetes.environment import LAUNCHER_VARIABLE
-from windlass.targets.kubernetes.launching import Launch, end_of, launch
-from windlass.targets.kubernetes.meeting import BEAT_SECONDS, SILENCE_SECONDS, Meeting
-from windlass.targets.kubernetes.outlet import Outlet, Records, Teller
-from windlass.targets.kubernetes.place import Place
-from windlass.targets.kubernetes.record import Chronicle
-from windlass.targets.kubernetes.unpacking import code_digest
-from windlass.targets.kubernetes.verdict import LEFT
-from windlass.targets.kubernetes.wire import Host, Line, LostError, Message, addresses_of, knock
-from windlass.targets.local import processes
+from windlass.targets.kubernetes.manifests.environment import LAUNCHER_VARIABLE
+from windlass.targets.kubernetes.pod.attempt_history import Chronicle
+from windlass.targets.kubernetes.pod.coordinator import BEAT_SECONDS, SILENCE_SECONDS, Meeting
+from windlass.targets.kubernetes.pod.launching import Launch, end_of, launch
+from windlass.targets.kubernetes.pod.log_forwarder import Outlet, Records, Teller
+from windlass.targets.kubernetes.pod.messages import Host, Line, LostError, Message, addresses_of, knock
+from windlass.targets.kubernetes.pod.place import Place
+from windlass.targets.kubernetes.pod.unpacking import code_digest
+from windlass.targets.kubernetes.pod.verdict import LEFT
+from windlass.targets.launch import processes
 
 TICK_SECONDS = 0.2
 LOOK_SECONDS = 10.0  # between two looks at who answers for node 0
@@ -297,7 +297,7 @@ def _beat(line: Line, stop: threading.Event) -> None:
 def main() -> int:
     try:
         if os.environ.get(LAUNCHER_VARIABLE) == "hyperpodrun":
-            from windlass.targets.kubernetes.hyperpod_entry import run_agent
+            from windlass.targets.kubernetes.pod.hyperpod_agent import run_agent
 
             return run_agent()
         return int(Entry(Place.of(os.environ)).run())

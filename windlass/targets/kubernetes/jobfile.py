@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from windlass.runfolder import RunFolder, write_atomically
-from windlass.targets.kubernetes.facts import JobKind
-from windlass.targets.kubernetes.request import PodLayout
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.request import PodLayout
 
 JOB_FILE = "kubernetes.json"
 

@@ -12,13 +12,13 @@ from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
 from windlass.spec.loading import parse_run
-from windlass.targets.kubernetes.api import Api, Object
-from windlass.targets.kubernetes.discovery import served
-from windlass.targets.kubernetes.facts import JobKind
+from windlass.targets.kubernetes.api.discovery import served
+from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
-from windlass.targets.kubernetes.labels import DIGEST_ANNOTATION, MANAGED_BY, NAME_ANNOTATION
-from windlass.targets.kubernetes.refusals import RefusedError
-from windlass.targets.kubernetes.render import layout_of
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, MANAGED_BY, NAME_ANNOTATION
+from windlass.targets.kubernetes.manifests.render import layout_of
 from windlass.targets.kubernetes.submission import RUN_KEY
 
 OURS = ",".join(f"{key}={value}" for key, value in MANAGED_BY.items())

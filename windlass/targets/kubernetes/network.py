@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from windlass.errors import UserError
-from windlass.targets.kubernetes.errands import Errands, of_each
+from windlass.targets.kubernetes.pod_scripts import Errands, of_each
 
 SECONDS = 1.0
 MOST_PAIRS = 16

@@ -6,13 +6,13 @@ import hashlib
 from dataclasses import replace
 
 from windlass.spec import Run, dump_run
-from windlass.targets.kubernetes import render
 from windlass.targets.kubernetes.client import KubernetesTarget
-from windlass.targets.kubernetes.code import Carried, gather
-from windlass.targets.kubernetes.facts import PLURALS, ClusterFacts, JobKind, Served, ServedKind
-from windlass.targets.kubernetes.request import KubernetesRequest
-from windlass.targets.kubernetes.secrets import own_names
-from windlass.targets.kubernetes.validation import schema_of, validate, versions_of
+from windlass.targets.kubernetes.manifests import render
+from windlass.targets.kubernetes.manifests.cluster_facts import PLURALS, ClusterFacts, JobKind, Served, ServedKind
+from windlass.targets.kubernetes.manifests.code import Carried, gather
+from windlass.targets.kubernetes.manifests.request import KubernetesRequest
+from windlass.targets.kubernetes.manifests.secrets import own_names
+from windlass.targets.kubernetes.manifests.validation import schema_of, validate, versions_of
 
 # The newest of each kind that windlass has a schema of.
 KINDS = {

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 
 from windlass.errors import ExitCode, UserError
-from windlass.targets.kubernetes.api import Api, Object
+from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
-from windlass.targets.kubernetes.labels import SUBMISSION_LABEL
-from windlass.targets.kubernetes.pods import pod_of
-from windlass.targets.kubernetes.recovery import stuck_of
-from windlass.targets.kubernetes.refusals import RefusedError
+from windlass.targets.kubernetes.manifests.labels import SUBMISSION_LABEL
+from windlass.targets.kubernetes.watch.pods import pod_of
+from windlass.targets.kubernetes.watch.recovery import stuck_of
 
 END_SECONDS = 90.0  # beside the grace period, for kubelets and controllers to do their part
 KILL_SECONDS = 1  # of grace where nothing shall be saved

@@ -11,20 +11,20 @@ import yaml
 
 from windlass.errors import ExitCode, UserError
 from windlass.spec import Run
-from windlass.targets.kubernetes.api import Api, Object
+from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError
+from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.checks import explain, misses, path_of
-from windlass.targets.kubernetes.facts import ServedKind
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
-from windlass.targets.kubernetes.labels import (
+from windlass.targets.kubernetes.manifests.cluster_facts import ServedKind
+from windlass.targets.kubernetes.manifests.labels import (
     DIGEST_ANNOTATION,
     MANAGED_BY,
     NAME_ANNOTATION,
     SUBMISSION_LABEL,
     safe_name,
 )
-from windlass.targets.kubernetes.refusals import RefusedError, UnreachableError
-from windlass.targets.kubernetes.request import KubernetesRequest, Manifest
-from windlass.targets.kubernetes.state import end_of
+from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest
+from windlass.targets.kubernetes.watch.state import end_of
 
 GONE_SECONDS = 300.0  # for the pods of an earlier job to leave
 SEEN_SECONDS = 20.0  # for what was created to be seen by operators

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from windlass.errors import ExitCode, UserError
 from windlass.spec import Run
-from windlass.targets.kubernetes.api import Api, Object
-from windlass.targets.kubernetes.code import CODE, DIGEST_KEY, PART_BYTES, archive_digest, pack_code
-from windlass.targets.kubernetes.environment import CARRIED
-from windlass.targets.kubernetes.errands import Errands
-from windlass.targets.kubernetes.facts import JobKind
+from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
-from windlass.targets.kubernetes.labels import DOMAIN
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.code import CODE, DIGEST_KEY, PART_BYTES, archive_digest, pack_code
+from windlass.targets.kubernetes.manifests.environment import CARRIED
+from windlass.targets.kubernetes.manifests.labels import DOMAIN
+from windlass.targets.kubernetes.pod_scripts import Errands
 
 ARRIVE_SECONDS = 180.0  # a kubelet looks at ConfigMaps every minute, if nothing makes it look at once
 POLL_SECONDS = 1.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.targets.local.machine import Machine, free_bytes, nearest_existing
+from windlass.targets.launch.machine import Machine, free_bytes, nearest_existing
 
 
 def check(run: Run, machine: Machine, folder: Path, *, bytes_needed: int | None) -> list[str]:

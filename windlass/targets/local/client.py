@@ -22,14 +22,15 @@ from windlass.catalog.gpus import Gpu, gpu_of_device
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, parse_record, real, runs_root, write_atomically
 from windlass.spec import Run
-from windlass.targets.local import checks, processes, render
-from windlass.targets.local.decision import Done, stopped_by_owner
-from windlass.targets.local.machine import Machine, this_host, this_machine
+from windlass.targets.launch import processes
+from windlass.targets.launch.decision import Done, stopped_by_owner
+from windlass.targets.launch.machine import Machine, this_host, this_machine
+from windlass.targets.launch.tail import READ_BYTES, Tail, records_since
+from windlass.targets.local import checks, render
 from windlass.targets.local.render import LocalRequest
 from windlass.targets.local.state import LOCK_FILE as LOCK_FILE
 from windlass.targets.local.state import STOP_FILE, is_running, is_starting, status_of, supervisor_of
 from windlass.targets.local.supervisor import LAUNCHER_LOG, REQUEST_FILE, STOP_NOW
-from windlass.targets.local.tail import READ_BYTES, Tail, records_since
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 
 SUPERVISOR_LOG = "supervisor.log"

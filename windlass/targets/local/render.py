@@ -12,7 +12,7 @@ from typing import Any, Self
 from windlass.errors import UserError
 from windlass.runfolder import RUNS_VARIABLE
 from windlass.spec import Run
-from windlass.targets.local.machine import Machine
+from windlass.targets.launch.machine import Machine
 
 FOLDER_VARIABLE = "WINDLASS_FOLDER"  # marks every process of a run, so that none is ever lost from sight
 ATTEMPT_VARIABLE = "WINDLASS_ATTEMPT"

@@ -18,9 +18,9 @@ from typing import Any
 
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, real, whole, words
-from windlass.targets.local import processes
-from windlass.targets.local.machine import HostIdentity, free_bytes, this_host
-from windlass.targets.local.tail import newest_steps, records_since
+from windlass.targets.launch import processes
+from windlass.targets.launch.machine import HostIdentity, free_bytes, this_host
+from windlass.targets.launch.tail import newest_steps, records_since
 from windlass.targets.protocol import ENDED, JobStatus, State
 
 LOCK_FILE = ".lock"

@@ -22,8 +22,8 @@ from typing import Any
 
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, append_json_line, parse_record, read_json_lines, whole, write_atomically
-from windlass.targets.local import processes
-from windlass.targets.local.decision import (
+from windlass.targets.launch import processes
+from windlass.targets.launch.decision import (
     AttemptEnd,
     Done,
     RankDeath,
@@ -33,10 +33,10 @@ from windlass.targets.local.decision import (
     newest_checkpoint,
     parse_deaths,
 )
-from windlass.targets.local.oom import OomWatch
+from windlass.targets.launch.oom import OomWatch
+from windlass.targets.launch.tail import Tail
 from windlass.targets.local.render import ATTEMPT_VARIABLE, LocalRequest
 from windlass.targets.local.state import BEAT_SECONDS, STOP_FILE, SUPERVISOR_FILE, supervisor_record
-from windlass.targets.local.tail import Tail
 
 REQUEST_FILE = "request.json"
 LAUNCHER_LOG = "launcher.log"

@@ -23,8 +23,8 @@ from typing import Any
 
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
-from windlass.targets.local.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide, parse_deaths
-from windlass.targets.local.tail import Tail
+from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide, parse_deaths
+from windlass.targets.launch.tail import Tail
 from windlass.targets.slurm.render import comment_of
 from windlass.targets.slurm.state import SubmittedJob, is_full, lock
 

@@ -18,9 +18,9 @@ from typing import Any
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root, write_atomically
 from windlass.spec import Run
+from windlass.targets.launch.tail import Tail
 from windlass.targets.local.client import LOCK_FILE
 from windlass.targets.local.state import is_running, told_end
-from windlass.targets.local.tail import Tail
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 from windlass.targets.slurm import checks, queue, render, state
 from windlass.targets.slurm.commands import Commands, SilentError, ignored_options

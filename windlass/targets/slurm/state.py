@@ -15,8 +15,8 @@ from typing import Any
 
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, read_json_lines, write_atomically
+from windlass.targets.launch.machine import free_bytes
 from windlass.targets.local.client import LOCK_FILE
-from windlass.targets.local.machine import free_bytes
 from windlass.targets.local.state import with_progress
 from windlass.targets.protocol import JobStatus, State
 from windlass.targets.slurm.queue import JOB_NUMBER, QueuedJob

@@ -1,0 +1,1 @@
+"""Commands on a cluster's pods: exec, debug, sync, top."""

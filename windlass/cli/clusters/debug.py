@@ -1,0 +1,36 @@
+"""`windlass debug`: whether the pods of a run reach each other, and how fast."""
+
+from __future__ import annotations
+
+import click
+
+from windlass.cli.jobs import on_option, run_names
+
+
+@click.command(short_help="Measure the network between the pods of a run.")
+@click.argument("name", shell_complete=run_names)
+@on_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
+def debug(name: str, place: str | None, as_json: bool) -> int:
+    """Measure the network between the pods of a run.
+
+    Every pod looks up the meeting place in DNS and connects to its port; then each sends to the next for a second.
+    Exit code 1 if anything failed.
+    """
+    from windlass.cli.clusters.clusters import errands_of, find_on_cluster
+    from windlass.cli.output import print_json, print_table
+    from windlass.errors import ExitCode
+    from windlass.targets.kubernetes.manifests.environment import MEETING_PORT, host_name
+    from windlass.targets.kubernetes.network import bandwidths, names_and_port
+
+    target, job = find_on_cluster(name, place)
+    run = job.folder.load_run()
+    pods, errands = errands_of(target, job)
+    findings = names_and_port(errands, host_name(run), run.target.port or MEETING_PORT)
+    findings += bandwidths(errands, [pod.address for pod in pods])
+    if as_json:
+        print_json([one.as_dict() for one in findings])
+    else:
+        rows = [[one.check, one.origin, one.destination, "ok" if one.ok else "FAILED", one.said] for one in findings]
+        print_table(["CHECK", "FROM", "TO", "", "RESULT"], rows)
+    return ExitCode.OK if all(one.ok for one in findings) else ExitCode.FAILED

@@ -1,0 +1,1 @@
+"""Commands on runs: plan, run, follow, show, stop, compare, checkpoints."""

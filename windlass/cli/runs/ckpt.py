@@ -1,0 +1,233 @@
+"""`windlass ckpt`: the checkpoints of a run in all its tiers, listed, proven, fetched, deleted, exported."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from windlass.runfolder import RunFolder
+
+
+@click.group()
+def ckpt() -> None:
+    """List, verify, fetch and export checkpoints."""
+
+
+tier_option = click.option(
+    "--tier",
+    type=click.Choice(["memory", "local", "managed", "shared", "store", "cluster"]),
+    help="One tier only. Default: all. `cluster`: the run folder that a Kubernetes run's pods have.",
+)
+
+
+@ckpt.command("ls")
+@click.argument("name")
+@tier_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+def list_checkpoints(name: str, tier: str | None, as_json: bool) -> None:
+    """Checkpoints of a run in its tiers: step, size, age, and whether they are complete.
+
+    Of memory and local disks those of this node are shown.
+    """
+    from windlass.checkpoint.browsing import views
+    from windlass.cli.clusters.clusters import rows_in_cluster
+    from windlass.runfolder import RunFolder
+
+    shown = views(RunFolder.find(name), tier) if tier != "cluster" else []
+    rows = [row.as_dict() for view in shown for row in view.rows()]
+    rows += rows_in_cluster(name, tier)
+    losses = _validation_losses(RunFolder.find(name)) if shown else {}
+    best = min(losses, key=lambda step: losses[step]) if losses else None
+    rows = [{**row, "validation_loss": losses.get(row["step"]), "best": row["step"] == best} for row in rows]
+    if as_json:
+        click.echo(json.dumps(rows))
+    elif rows:
+        _print_checkpoints(rows)
+    else:
+        click.echo(f"no checkpoints in {name}")
+
+
+def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
+    from windlass.cli.output import count, number, print_table
+
+    tiers = len({row["tier"] for row in rows}) > 1
+    validated = any(row["validation_loss"] is not None for row in rows)
+    cells = []
+    for row in rows:
+        state = "complete" if row["complete"] else "incomplete (never taken for a resume)"
+        age = f"{_duration(time.time() - row['created'])} ago" if row["created"] else "–"
+        line = [row["tier"]] if tiers else []
+        line += [str(row["step"]), f"{row['bytes'] / 2**20:,.1f} MiB", state, age, count(row["tokens"])]
+        if validated:
+            line.append(number(row["validation_loss"]) + (" best" if row["best"] else ""))
+        cells.append(line)
+    columns = ["STEP", "SIZE", "STATE", "AGE", "TOKENS"]
+    print_table([*(["TIER"] if tiers else []), *columns, *(["VALIDATION LOSS"] if validated else [])], cells)
+
+
+def _validation_losses(folder: RunFolder) -> dict[int, float]:
+    """The validation loss at each step that has one; of a validation that was repeated the last."""
+    from windlass.runfolder import read_json_lines, real, whole
+
+    records = (record for record in read_json_lines(folder.metrics) if record.get("kind") == "validation")
+    found = ((whole(record.get("step")), real(record.get("loss"))) for record in records)
+    return {step: loss for step, loss in found if step is not None and loss is not None}
+
+
+@ckpt.command()
+@click.argument("name")
+@click.option("--step", type=int, help="One step only. Default: all.")
+@tier_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None:
+    """Read every file and compare it with its manifest; exit code 1 if anything is damaged.
+
+    Of memory and local disks the pieces on this node are read.
+    """
+    from windlass.checkpoint.browsing import views
+    from windlass.errors import ExitCode, UserError
+    from windlass.runfolder import RunFolder
+
+    shown = views(RunFolder.find(name), tier)
+    rows: list[dict[str, Any]] = []
+    for view in shown:
+        for one in view.rows():
+            if step is None or (one.step == step and one.complete):
+                damages = [{"file": d.file, "reason": d.reason} for d in view.damages(one.step)] if one.complete else []
+                removed = bool(damages) and not view.has(one.step)  # by a run that saves and lets older ones go
+                state = {"tier": one.tier, "step": one.step, "complete": one.complete, "removed": removed}
+                rows.append({**state, "damages": [] if removed else damages})
+    if step is not None and not rows:
+        raise UserError(f"no complete checkpoint of step {step} in {name}", fix=f"windlass ckpt ls {name}")
+    if as_json:
+        click.echo(json.dumps(rows))
+    else:
+        for row in rows:
+            where = f"{row['tier']:<8}" if len(shown) > 1 else ""
+            word = "whole" if row["complete"] else "incomplete: a save was cut off; it is never resumed from"
+            word = "removed meanwhile" if row["removed"] else word
+            click.echo(f"{where}step {row['step']:>8}  {word if not row['damages'] else 'DAMAGED'}")
+            for item in row["damages"]:
+                click.echo(f"{'':>15}{item['file']}: {item['reason']}")
+    if any(row["damages"] for row in rows):
+        raise SystemExit(int(ExitCode.FAILED))
+
+
+@ckpt.command()
+@click.argument("name")
+@click.option("--step", type=int, help="Default: the newest complete one.")
+@tier_option
+@click.option("--to", type=click.Path(path_type=Path), help="A folder. Default: checkpoints/ of the run folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def get(name: str, step: int | None, tier: str | None, to: Path | None, as_json: bool) -> None:
+    """Bring a checkpoint of any tier into a folder, proven, in the form that any number of ranks can read."""
+    from windlass.cli.clusters.clusters import fetch_from_cluster
+    from windlass.runfolder import RunFolder
+    from windlass.trainer.checkpointing.materialize import obtain
+
+    checkpoint = fetch_from_cluster(name, step, tier, to) or obtain(RunFolder.find(name), step, tier=tier, to=to)
+    if as_json:
+        click.echo(json.dumps({"step": checkpoint.step, "path": str(checkpoint.path)}))
+    else:
+        click.echo(f"step {checkpoint.step} → {checkpoint.path}")
+
+
+@ckpt.command()
+@click.argument("name")
+@tier_option
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    help="Newest complete ones to keep. Default: as the run says. 0 empties one --tier whose newest is elsewhere too.",
+)
+@click.option("--keep-every", type=click.IntRange(min=1), help="Also keep multiples of this. Default: as the run says.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def prune(
+    name: str, tier: str | None, keep: int | None, keep_every: int | None, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Delete older checkpoints, and what saves and uploads that were cut off left behind (in a store: after a day)."""
+    from windlass.checkpoint.pruning import expired_rows
+    from windlass.errors import UserError
+    from windlass.runfolder import RunFolder
+
+    folder = RunFolder.find(name)
+    going = expired_rows(folder, tier, keep=keep, keep_every=keep_every)
+    rows = [row.as_dict() for _, row in going]
+    if not as_json:
+        for row in rows:
+            click.echo(f"{row['tier']:<8}step {row['step']:>8}  {row['bytes'] / 2**20:>10.1f} MiB  {row['path']}")
+    leftovers = 0
+    if not dry_run:
+        if going and not yes and (as_json or not click.confirm(f"delete these {len(going)}?")):
+            raise UserError("nothing was deleted", fix="--yes")
+        for view, expired in going:
+            view.delete(expired.step)
+        from windlass.checkpoint.pruning import clear_leftovers
+
+        leftovers = clear_leftovers(folder, tier)
+    if as_json:
+        click.echo(json.dumps({"deleted": [] if dry_run else rows, "expired": rows, "leftovers": leftovers}))
+    else:
+        said = "would be deleted" if dry_run else "deleted"
+        click.echo(f"{len(going)} {said}" + (f", {leftovers} leftovers cleared" if leftovers else ""))
+
+
+@ckpt.command()
+@click.argument("name")
+@click.option("--step", type=int, help="Default: the newest complete one.")
+@click.option("--to", "destination", type=click.Path(path_type=Path), help="Default: export/ in the run folder.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Type of the written weights; float32 keeps the master weights exactly. Default: checkpoint.export_dtype.",
+)
+@click.option("--best", is_flag=True, help="The checkpoint with the best validation loss instead of the newest.")
+@click.option("--merge", is_flag=True, help="Of a LoRA run: write the whole model with the adapter merged into it.")
+@click.option("--force", is_flag=True, help="Replace a folder that is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def export(
+    name: str,
+    step: int | None,
+    destination: Path | None,
+    dtype: str | None,
+    best: bool,
+    merge: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write a Hugging Face folder: a model that transformers loads, or the adapter of a LoRA run that `peft` loads."""
+    from windlass.errors import UserError
+    from windlass.runfolder import RunFolder
+
+    folder = RunFolder.find(name)
+    target = destination or folder.export
+    if target.exists() and not force:
+        raise UserError(f"{target} exists", fix=f"windlass ckpt export {name} --force")
+    if best and step is not None:
+        raise UserError("--best and --step choose different checkpoints", fix="one of them")
+    from windlass.trainer.callbacks.early_stopping import best_step
+    from windlass.trainer.export import export_checkpoint
+
+    step = best_step(folder) if best else step
+    done = export_checkpoint(folder, target, step=step, dtype=dtype, merge=merge)
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    if as_json:
+        click.echo(
+            json.dumps({"path": str(target), "step": done.step, "kind": done.kind, "dtype": done.dtype, "bytes": size})
+        )
+    else:
+        click.echo(f"step {done.step} → {target} ({done.kind}, {size / 2**20:.1f} MiB, {done.dtype})")
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,103 @@
+"""`windlass compare`: in which settings runs differ, and how their results do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windlass.cli.jobs import run_names
+from windlass.errors import UserError
+
+if TYPE_CHECKING:
+    from windlass.cli.runs.summary import Summary
+    from windlass.runfolder import RunFolder
+
+
+@click.command(short_help="Compare runs: settings and results.")
+@click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=run_names)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def compare(names: tuple[str, ...], as_json: bool) -> None:
+    """Compare runs: settings and results.
+
+    Settings are those in which the runs differ. The losses at the last step that all of them have are shown too: there
+    a run that trained longer has no advantage.
+    """
+    from windlass.cli.output import count, number, print_json, print_table
+    from windlass.cli.runs.summary import summarize
+    from windlass.runfolder import RunFolder
+    from windlass.spec.compatibility import shown
+
+    if len(names) < 2:
+        raise UserError("give at least two runs", fix="windlass ls    lists them")
+    folders = [RunFolder.find(name) for name in names]
+    settings = differing_settings(folders)
+    summaries = [summarize(folder) for folder in folders]
+    common = min((summary.steps for summary in summaries), default=0)
+    at_common = [loss_at(folder, common) for folder in folders]
+    if as_json:
+        runs = [
+            {"name": folder.name, "settings": {key: values[index] for key, values in settings.items()}}
+            | {"summary": summaries[index].as_dict(), "loss_at_common_step": at_common[index]}
+            for index, folder in enumerate(folders)
+        ]
+        print_json({"common_step": common, "runs": runs})
+        return
+    rows = [
+        [key, *("–" if value is None else shown(value).strip("'") for value in values)]
+        for key, values in settings.items()
+    ]
+    rows += [[label, *map(text, summaries)] for label, text in RESULTS.items()]
+    if len({summary.steps for summary in summaries}) > 1:
+        rows.append([f"loss at step {count(common)}", *map(number, at_common)])
+    print_table(["", *(folder.name for folder in folders)], rows)
+
+
+def _steps(summary: Summary) -> str:
+    from windlass.cli.output import count
+
+    return count(summary.steps)
+
+
+def _loss(summary: Summary) -> str:
+    from windlass.cli.output import number
+
+    return number(summary.loss)
+
+
+def _validation_loss(summary: Summary) -> str:
+    from windlass.cli.output import number
+
+    return number(summary.validation_loss)
+
+
+def _speed(summary: Summary) -> str:
+    from windlass.cli.output import count
+
+    return count(summary.tokens_per_s)
+
+
+RESULTS = {
+    "steps": _steps,
+    "loss": _loss,
+    "validation loss": _validation_loss,
+    "tokens/s": _speed,
+    "restarts": lambda summary: str(summary.restarts),
+}
+
+
+def differing_settings(folders: list[RunFolder]) -> dict[str, list[Any]]:
+    """By key of the run file: the value in each run, where they are not all the same. Names always differ."""
+    from windlass.spec.compatibility import leaves
+
+    values = [dict(leaves(folder.load_run().model_dump(mode="json"))) for folder in folders]
+    keys = sorted({key for one in values for key in one} - {"name"})
+    by_key = {key: [one.get(key) for one in values] for key in keys}
+    return {key: found for key, found in by_key.items() if any(value != found[0] for value in found[1:])}
+
+
+def loss_at(folder: RunFolder, step: int) -> float | None:
+    from windlass.runfolder import read_json_lines, real
+
+    records = (one for one in read_json_lines(folder.metrics) if one.get("kind") == "step" and one.get("step") == step)
+    return next((real(one.get("loss")) for one in reversed(list(records))), None)

@@ -1,0 +1,315 @@
+"""`windlass run`: plan, check, submit, follow."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windlass.cli.jobs import complete_overrides, complete_target
+from windlass.errors import ExitCode, NoAnswerError, UserError
+
+if TYPE_CHECKING:
+    from windlass.cli.preparation import Prepared
+    from windlass.targets.protocol import JobStatus
+
+
+@click.command(short_help="Train what a run file describes.")
+@click.argument("run_file", metavar="RUN.yaml", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
+@click.option(
+    "--on",
+    "place",
+    metavar="TARGET",
+    shell_complete=complete_target,
+    help="Where to train: local, slurm, kubernetes[:CONTEXT].",
+)
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
+@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as Slurm arrays.")
+@click.option("--from", "source", metavar="RUN[@STEP]", help="Begin with a checkpoint of another run: a branch of it.")
+@click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
+@click.option("--offline", is_flag=True, help="With --dry-run: render from the run file alone, ask no cluster.")
+@click.option("--detach", is_flag=True, help="Start, and do not follow.")
+@click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--inject", "faults", metavar="FAULTS", help="Faults to survive, for example kill:rank=1,step=60.")
+@click.option("--quiet", "-q", is_flag=True, help="Print errors only; the exit code says how it ended.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; progress as JSON lines on stderr.")
+def run(
+    run_file: str,
+    overrides: tuple[str, ...],
+    place: str | None,
+    nodes: int | None,
+    sweeps: tuple[str, ...],
+    source: str | None,
+    dry_run: bool,
+    offline: bool,
+    detach: bool,
+    fresh: bool,
+    yes: bool,
+    faults: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Train what a run file describes.
+
+    Overrides change single keys: train.steps=200, or just steps=200 where one section alone has the key. A run that
+    exists goes on from its newest checkpoint, with another learning rate or batch too if you say so; --from begins a
+    new run with the weights and the optimizer of another. Ctrl-C detaches; the run goes on. The exit code is the run's:
+    0 finished, 1 failed, 2 bad input, 75 stopped with a checkpoint, 130 stopped without one or detached.
+    """
+    from windlass.cli.preparation import prepare
+
+    changes = list(overrides)
+    if place:
+        kind, _, context = place.partition(":")
+        changes.append(f"target.kind={kind}")
+        if context:
+            changes.append(f"target.{kind}.context={context}")
+    if nodes:
+        changes.append(f"resources.nodes={nodes}")
+    if source:
+        changes.append(f"checkpoint.branch_from={_branch(source)}")
+    if sweeps:
+        from windlass.cli.runs.sweep import run_sweep
+
+        return run_sweep(
+            run_file,
+            changes,
+            sweeps,
+            fresh=fresh,
+            faults=faults,
+            dry_run=dry_run,
+            offline=offline and dry_run,
+            as_json=as_json,
+        )
+    if offline and not dry_run:
+        raise UserError(
+            "--offline goes with --dry-run: nothing can be trained without asking", fix="--dry-run --offline"
+        )
+    if dry_run:
+        return _print_request(*_prepare_dry(run_file, changes, fresh, faults, offline=offline), as_json=as_json)
+    prepared = prepare(run_file, changes, fresh=fresh, faults=faults)
+    if prepared.is_finished:
+        return _say_finished(prepared, as_json=as_json)
+    if not as_json and not quiet:
+        _print_plan(prepared)
+    if fresh and prepared.folder.path.exists():
+        _move_aside(prepared, yes=yes, as_json=as_json)
+    if fresh and prepared.run.checkpoint.store:
+        from windlass.checkpoint.identity import begin_anew
+
+        begin_anew(prepared.folder)  # or a store would offer what the run before this one left there
+    if fresh:
+        _move_aside_there(prepared, as_json=as_json)
+    return _train(prepared, detach=detach, as_json=as_json, quiet=quiet)
+
+
+def _branch(source: str) -> str:
+    """RUN@STEP of RUN[@STEP]: the newest complete checkpoint, where no step is given."""
+    from windlass.checkpoint import CheckpointFolder
+    from windlass.runfolder import RunFolder, runs_root
+
+    name, mark, step = source.rpartition("@") if "@" in source else (source, "", "")
+    if mark and not step.isdecimal():
+        raise UserError(f"--from {source} names no step", fix=f"--from {name}@200")
+    folder = RunFolder.find(name)
+    if folder.path.resolve() != (runs_root() / folder.name).resolve():  # the trainer looks beside the new run
+        raise UserError(
+            f"--from {source}: {folder.path} is not a run under {runs_root()}/",
+            cause="a branch begins with a run beside it",
+            fix=f"cp -r {folder.path} {runs_root()}/OTHER    and then --from OTHER{mark}{step}",
+        )
+    if mark and folder.load_run().target.kind == "kubernetes":
+        return f"{folder.name}@{int(step)}"  # its checkpoints are in the cluster; the trainer looks there
+    chosen = CheckpointFolder(folder.checkpoints).choose(int(step) if mark else None)
+    return f"{folder.name}@{chosen.step}"
+
+
+def _prepare_dry(
+    run_file: str, changes: list[str], fresh: bool, faults: str | None, *, offline: bool
+) -> tuple[Prepared, list[str]]:
+    """What would be sent, with notes: that no cluster answered, or what this one changes of the offline rendering."""
+    from windlass.cli.preparation import prepare
+
+    def prepared(offline: bool) -> Prepared:
+        return prepare(run_file, changes, fresh=fresh, faults=faults, offline=offline)
+
+    if offline:
+        return prepared(True), []
+    try:
+        asked = prepared(False)
+    except NoAnswerError as error:
+        return prepared(True), [f"{error.what}: this is rendered from the run file alone, as --offline does"]
+    try:
+        alone = prepared(True)
+    except UserError:  # the run file leaves open what the cluster tells
+        return asked, []
+    lines = difflib.unified_diff(str(alone.request).splitlines(), str(asked.request).splitlines(), lineterm="", n=0)
+    changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    if asked.run.target.kind == "local" or not changed:
+        return asked, []
+    return asked, ["this cluster changes these lines of what --offline renders:", *changed]
+
+
+def _print_request(prepared: Prepared, notes: list[str], *, as_json: bool) -> int:
+    from windlass.cli.output import print_json
+    from windlass.spec import dump_run
+
+    for note in notes:
+        click.echo(f"note: {note}" if note is notes[0] else f"  {note}", err=True)
+
+    if as_json:
+        request = prepared.request.as_dict()
+        run = prepared.run.model_dump(mode="json")
+        print_json({"run": run, "request": request, "warnings": prepared.warnings})
+    else:
+        for warning in prepared.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        click.echo(f"# {prepared.folder.run_file}")
+        click.echo(dump_run(prepared.run))
+        click.echo("# command")
+        click.echo(str(prepared.request))
+    return ExitCode.OK
+
+
+def _print_plan(prepared: Prepared) -> None:
+    from windlass.cli.output import print_pairs
+
+    print_pairs([("run", prepared.run.name), *prepared.rows])
+    for warning in prepared.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
+    if as_json:
+        _print_result(prepared, prepared.earlier)
+    else:
+        done, asked = prepared.earlier.step if prepared.earlier else 0, prepared.run.train.steps
+        fewer = f", more than the {asked} that are asked for; nothing was changed" if (done or 0) > asked else ""
+        click.echo(
+            f"{prepared.run.name} is finished: it has trained {done} steps{fewer}.\n"
+            f"  windlass show {prepared.run.name}    its numbers\n"
+            f"  train.steps=N goes on, --fresh starts anew"
+        )
+    return ExitCode.OK
+
+
+def _move_aside(prepared: Prepared, *, yes: bool, as_json: bool) -> None:
+    import sys
+
+    from windlass.cli.preparation import move_aside
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UserError(
+                f"--fresh would move {prepared.folder.path} aside",
+                cause="nobody can be asked: stdin is not a terminal",
+                fix="--fresh --yes",
+            )
+        click.confirm(f"Move {prepared.folder.path} aside and start anew?", abort=True)
+    aside = move_aside(prepared.folder)
+    click.echo(f"the old run is now {aside.path}", err=as_json)
+
+
+def _move_aside_there(prepared: Prepared, *, as_json: bool) -> None:
+    from windlass.targets.protocol import StartsAfresh
+
+    if isinstance(prepared.target, StartsAfresh):
+        aside = prepared.target.start_afresh(prepared.run, prepared.request)
+        if aside:
+            click.echo(f"the old run folder in the cluster is now {aside}", err=as_json)
+
+
+def _train(prepared: Prepared, *, detach: bool, as_json: bool, quiet: bool) -> int:
+    from windlass.cli.runs.follow import Follower, reporter
+    from windlass.targets.protocol import SubmitsOnce
+
+    name, job = prepared.run.name, prepared.job
+    follower = Follower(prepared.folder)
+    if prepared.is_running:
+        if isinstance(prepared.target, SubmitsOnce):
+            job = prepared.target.attach(prepared.run, prepared.request)
+        state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"
+        click.echo(f"{name} is {state}: following it; its settings are unchanged", err=True)
+    else:
+        job = prepared.target.submit(prepared.run, prepared.request)
+    if detach:
+        if as_json:
+            _print_result(prepared, prepared.target.status(job))
+        elif not quiet:
+            click.echo(_how_to_go_on(name))
+        return ExitCode.OK
+    try:
+        news = reporter(prepared.run.train.steps, as_json=as_json, quiet=quiet)
+        status = follower.follow(prepared.target, job, news)
+    except KeyboardInterrupt:
+        click.echo(f"\ndetached; {name} goes on.\n{_how_to_go_on(name)}", err=True)
+        return ExitCode.INTERRUPTED
+    if as_json:
+        _print_result(prepared, status)
+    elif not quiet:
+        _print_end(prepared, status)
+    elif status.state == "failed":
+        click.echo(str(why_failed(prepared, status)), err=True)
+    return int(ExitCode.FAILED if status.exit_code is None else status.exit_code)
+
+
+def _how_to_go_on(name: str) -> str:
+    return f"  windlass logs {name} --follow    watches it\n  windlass stop {name}             saves and stops it"
+
+
+def _print_end(prepared: Prepared, status: JobStatus) -> None:
+    from windlass.cli.output import print_pairs
+    from windlass.cli.runs.summary import draw_loss, summarize
+
+    name, folder = prepared.run.name, prepared.folder
+    summary = summarize(folder)
+    if summary.steps:
+        click.echo(f"\n{draw_loss(folder)}\n")
+    print_pairs([("state", status.state), *summary.rows(), ("folder", str(folder.path))])
+    if status.state == "failed":
+        click.echo(str(why_failed(prepared, status)), err=True)
+    elif status.state != "finished":
+        click.echo(f"{status.reason}; the same command goes on from the last checkpoint", err=True)
+    elif not summary.exported:
+        click.echo(f"  windlass ckpt export {name}    writes a Hugging Face folder")
+
+
+def why_failed(prepared: Prepared, status: JobStatus) -> UserError:
+    """The first error a rank wrote in the last attempt; else what the target says."""
+    errors = _rank_errors(prepared, status.attempt)
+    if errors:
+        error = UserError.from_dict(errors[0])
+        where = f"rank {errors[0].get('rank')}, {prepared.folder.rank_log(int(errors[0].get('rank') or 0))}"
+        error.evidence = f"{error.evidence}\n{where}" if error.evidence else where
+        return error
+    return UserError(f"{prepared.run.name} failed: {status.reason}", fix=f"windlass logs {prepared.run.name}")
+
+
+def _rank_errors(prepared: Prepared, attempt: int | None) -> list[dict[str, Any]]:
+    import json
+
+    found = []
+    for path in sorted(prepared.folder.logs.glob("rank-*.error.json")):
+        try:
+            error = json.loads(path.read_text())
+        except ValueError:
+            continue
+        if error.get("attempt") == attempt:
+            found.append(error)
+    # an error that would come again is the cause; a lost peer is its echo
+    return sorted(found, key=lambda one: (bool(one.get("retry")), str(one.get("time"))))
+
+
+def _print_result(prepared: Prepared, status: JobStatus | None) -> None:
+    from windlass.cli.output import print_json
+    from windlass.cli.runs.summary import summarize
+
+    result: dict[str, Any] = {"name": prepared.run.name, "folder": str(prepared.folder.path)}
+    if status is not None:
+        result |= status.as_dict()
+        if status.state == "failed":
+            result["error"] = why_failed(prepared, status).as_dict()
+    print_json({**result, "summary": summarize(prepared.folder).as_dict()})

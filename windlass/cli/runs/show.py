@@ -1,0 +1,117 @@
+"""`windlass show`: where a run stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windlass.cli.jobs import find, load_run, on_option, run_names
+
+if TYPE_CHECKING:
+    from windlass.cli.runs.summary import History
+    from windlass.spec import Run
+    from windlass.targets.protocol import JobStatus, PodRow
+
+MOST_PODS = 32  # in the table; --json has them all
+
+
+@click.command(short_help="Show where a run stands.")
+@click.argument("name", shell_complete=run_names)
+@click.option("--curve", is_flag=True, help="Draw the loss curve.")
+@on_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def show(name: str, curve: bool, place: str | None, as_json: bool) -> None:
+    """Show where a run stands."""
+    import time
+    from dataclasses import asdict
+
+    from windlass.cli.output import print_json, print_pairs
+    from windlass.cli.preparation import is_under_way
+    from windlass.cli.runs.summary import History, draw_loss, loss_points, summarize
+    from windlass.targets.protocol import HasPods
+
+    target, job = find(name, place)
+    run, status, history = load_run(job.folder), target.status(job), History.of(job.folder)
+    summary = summarize(job.folder, history)
+    pods = list(target.pods(job)) if isinstance(target, HasPods) else None
+    is_timed = history.ended is not None or is_under_way(status)  # of a copy nobody knows when it ended
+    seconds = history.seconds(time.time()) if is_timed else None
+    if as_json:
+        result: dict[str, Any] = {"name": job.name, "folder": str(job.folder.path), **status.as_dict()}
+        result |= {"model": run.model.preset or run.model.path, "started": history.began, "seconds": seconds}
+        result["summary"] = summary.as_dict()
+        if pods is not None:
+            result["pods"] = [asdict(pod) for pod in pods]
+        result |= {"history": list(history.records), "history_left_out": history.left_out}
+        print_json({**result, **({"curve": loss_points(job.folder)} if curve else {})})
+        return
+    rows = [("run", job.name), *_state_rows(status), *_rows(run, history, seconds)]
+    print_pairs([*rows, *summary.rows(), ("folder", str(job.folder.path))])
+    if pods:
+        _print_pods(pods)
+    _print_news(history)
+    if curve:
+        click.echo(f"\n{draw_loss(job.folder)}")
+
+
+def _state_rows(status: JobStatus) -> list[tuple[str, Any]]:
+    from windlass.cli.output import duration, styled
+    from windlass.cli.runs.ls import COLOURS
+
+    rows: list[tuple[str, Any]] = [("state", styled(status.state, COLOURS.get(status.state, "")))]
+    if status.reason:
+        rows.append(("reason", status.reason))
+    if status.steps:
+        left = f", {duration(status.eta)} left" if status.eta else ""
+        rows.append(("progress", f"{status.step}/{status.steps}{left}"))
+    return [*rows, ("attempt", str(status.attempt or "–"))]
+
+
+def _rows(run: Run, history: History, seconds: float | None) -> list[tuple[str, str]]:
+    from windlass.cli.output import duration, moment
+
+    rows = [("model", str(run.model.preset or run.model.path))]
+    if history.began is not None:
+        rows.append(("started", moment(history.began)))
+        if seconds is not None:
+            rows.append(("took" if history.ended is not None else "running for", duration(seconds)))
+    return rows
+
+
+def _print_news(history: History) -> None:
+    """What happened, in the order in which it did; saves are counted, since they are most of what happens."""
+    from windlass.cli.output import moment, plain, plural
+    from windlass.cli.runs.follow import describe_event
+    from windlass.runfolder import real
+
+    news = [(real(record.get("time")), text) for record in history.news if (text := describe_event(record))]
+    if news or history.saves:
+        click.echo()
+    for when, text in news:
+        stamp = moment(when)[-8:] if when is not None else "–"
+        click.echo(f"  {stamp:<8}  {plain(text)}")
+    if history.saves:
+        click.echo(f"  {plural(history.saves, 'checkpoint')} saved, the newest of step {history.newest_save}")
+
+
+def _print_pods(pods: Sequence[PodRow]) -> None:
+    """Those that do not run first: they are what somebody looks for."""
+    from windlass.cli.output import duration, print_table
+
+    click.echo()
+    order = sorted(pods, key=lambda pod: (pod.phase == "Running", pod.ranks))
+    rows = [
+        [pod.name, _span(pod.ranks), pod.phase, pod.reason, duration(pod.age), pod.node, str(pod.restarts)]
+        for pod in order[:MOST_PODS]
+    ]
+    print_table(["POD", "RANKS", "PHASE", "REASON", "AGE", "NODE", "RESTARTS"], rows)
+    if len(pods) > MOST_PODS:
+        click.echo(f"and {len(pods) - MOST_PODS} more")
+
+
+def _span(ranks: tuple[int, ...]) -> str:
+    if not ranks:
+        return "–"
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}–{ranks[-1]}"

@@ -1,0 +1,251 @@
+"""What a run came to: its numbers, from its folder alone. A run may be millions of steps long: files are read once,
+line by line, and no more is kept of them than is shown."""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windlass.cli.output import count, duration, number
+from windlass.cli.runs.follow import describe_event
+from windlass.runfolder import RunFolder, parse_record, read_json_lines, real, whole, words
+from windlass.targets.launch.tail import newest_steps
+from windlass.targets.local.state import PACE_STEPS, pace
+
+MOST_POINTS = 4096  # of a loss curve
+MOST_RECORDS = 10_000  # of the history, in JSON
+MOST_NEWS = 12
+STEP_LINE = b'{"kind":"step","step":'  # as the trainer writes it
+ATTEMPT = b'"attempt":'
+LAUNCHES = ("submitted", "launched", "started", "resumed")
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Summary:
+    steps: int
+    loss: float | None
+    learning_rate: float | None
+    validation_loss: float | None
+    tokens: int | None
+    tokens_per_s: float | None  # the median of the newest steps
+    restarts: int
+    steps_repeated: int
+    seconds_lost: float
+    exported: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def rows(self) -> list[tuple[str, str]]:
+        rows = [
+            ("steps", count(self.steps)),
+            ("loss", number(self.loss)),
+            ("validation loss", number(self.validation_loss)),
+            ("learning rate", "–" if self.learning_rate is None else f"{self.learning_rate:.4g}"),
+            ("tokens", count(self.tokens)),
+            ("tokens/s", count(self.tokens_per_s)),
+            ("restarts", str(self.restarts)),
+        ]
+        if self.restarts:
+            rows += [("steps repeated", str(self.steps_repeated)), ("time lost", duration(self.seconds_lost))]
+        if self.exported:
+            rows.append(("exported", self.exported))
+        return rows
+
+
+def summarize(folder: RunFolder, history: History | None = None) -> Summary:
+    history = history or History.of(folder)
+    steps = Steps.of(folder.metrics, history.restarts)
+    last = steps.last
+    return Summary(
+        steps=whole(last.get("step")) or 0,
+        loss=real(last.get("loss")),
+        learning_rate=real(last.get("learning_rate")),
+        validation_loss=steps.validation_loss,
+        tokens=whole(last.get("tokens")),
+        tokens_per_s=pace(newest_steps(folder.metrics, PACE_STEPS), "tokens_per_s"),
+        restarts=len(history.restarts),
+        steps_repeated=steps.repeated,
+        seconds_lost=steps.seconds_lost,
+        exported=history.exported,
+    )
+
+
+@dataclass
+class History:
+    """One pass over history.jsonl."""
+
+    began: float | None = None
+    ended: float | None = None  # the last end, unless the run was started again since
+    restarts: set[int] = field(default_factory=set)
+    exported: str | None = None
+    saves: int = 0
+    newest_save: int | None = None
+    records: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_RECORDS))
+    left_out: int = 0  # older than `records`
+    news: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> History:
+        history = cls()
+        for record in read_json_lines(folder.history):
+            history.add(record)
+        return history
+
+    def add(self, record: dict[str, Any]) -> None:
+        if len(self.records) == MOST_RECORDS:
+            self.left_out += 1
+        self.records.append(record)
+        when, event = real(record.get("time")), record.get("event")
+        if event in LAUNCHES:
+            self.began = when if self.began is None else self.began
+            self.ended = None
+        elif event == "exit":
+            self.ended = when
+        elif event == "restart" and (attempt := whole(record.get("attempt"))) is not None:
+            self.restarts.add(attempt)
+        elif event == "exported":
+            self.exported = words(record.get("path"))
+        if event == "checkpoint":
+            if record.get("tier", "shared") in ("shared", None):
+                self.saves += 1
+                step = whole(record.get("step"))
+                self.newest_save = self.newest_save if step is None else max(step, self.newest_save or 0)
+        elif describe_event(record):
+            self.news.append(record)
+
+    def seconds(self, now: float) -> float | None:
+        """From the first start to the last end, or to now."""
+        return None if self.began is None else max(0.0, (self.ended or now) - self.began)
+
+
+@dataclass
+class Steps:
+    """One pass over metrics.jsonl: the last step, those that were repeated, and the time that restarts cost."""
+
+    restarts: set[int]
+    repeated: int = 0
+    seconds_lost: float = 0.0
+    validation_loss: float | None = None
+    furthest: int | None = None
+    _line: bytes = b""  # of the furthest step, as it was first written
+    _last_line: bytes = b""  # and as it was last written
+    _attempt: bytes = b""
+
+    @classmethod
+    def of(cls, path: Path, restarts: set[int]) -> Steps:
+        steps = cls(restarts)
+        for step, line in _lines(path):
+            if step is None:
+                steps._add_validation(line)
+            else:
+                steps.add(step, line)
+        return steps
+
+    @property
+    def last(self) -> Record:
+        return parse_record(self._last_line) or {}
+
+    def add(self, step: int, line: bytes) -> None:
+        if self.furthest is not None and step <= self.furthest:
+            self.repeated += 1
+            if step == self.furthest:
+                self._last_line = line
+            return
+        # lines are parsed where the attempt changes, which is as often as there were restarts
+        attempt = line[line.rfind(ATTEMPT) :].partition(b",")[0]
+        if attempt != self._attempt and self.furthest is not None:
+            self.seconds_lost += _lost(parse_record(self._line) or {}, parse_record(line) or {}, self.restarts)
+        self.furthest, self._line, self._last_line, self._attempt = step, line, line, attempt
+
+    def _add_validation(self, line: bytes) -> None:
+        record = parse_record(line)
+        if record is not None and record.get("kind") == "validation":
+            self.validation_loss = real(record.get("loss"))
+
+
+def _lost(before: Record, after: Record, restarts: set[int]) -> float:
+    """Time from the last new step before a restart to the first new one after it, less that step's own time."""
+    old, new = whole(before.get("attempt")), whole(after.get("attempt")) or 0
+    if old is None or not any(old < one <= new for one in restarts):
+        return 0.0
+    when, until = real(before.get("time")), real(after.get("time"))
+    return 0.0 if when is None or until is None else max(0.0, until - when - (real(after.get("step_s")) or 0.0))
+
+
+def seconds_lost(steps: Iterable[Record], restarts: set[int]) -> float:
+    lost, furthest = 0.0, None
+    for record in steps:
+        if furthest is not None and record["step"] <= furthest["step"]:
+            continue  # repeated
+        lost += _lost(furthest, record, restarts) if furthest is not None else 0.0
+        furthest = record
+    return lost
+
+
+def _lines(path: Path) -> Iterator[tuple[int | None, bytes]]:
+    """The lines of metrics.jsonl, with the step of those that are a step's. Nothing is parsed that need not be."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    begin = len(STEP_LINE)
+    with file:
+        for line in file:
+            if line.startswith(STEP_LINE) and line.endswith(b"}\n"):
+                digits = line[begin : line.find(b",", begin)]
+                if digits.isdigit():
+                    yield int(digits[:18]), line
+                    continue
+            record = parse_record(line)
+            if record is None:
+                continue
+            if record.get("kind") != "step":
+                yield None, line
+            elif (step := whole(record.get("step"))) is not None:
+                yield step, line
+
+
+def loss_points(folder: RunFolder) -> list[tuple[int, float]]:
+    """The loss curve; of a long run every second, fourth, … step. Where a step was repeated, the last one counts."""
+    points: list[tuple[int, float]] = []
+    stride, skipped = 1, None
+    for step, line in _lines(folder.metrics):
+        if step is None:
+            continue
+        if points and step <= points[-1][0]:
+            del points[bisect.bisect_left(points, (step,)) :]
+        if step % stride:
+            skipped = (step, line)
+            continue
+        skipped = None
+        points.append((step, _loss(line)))
+        if len(points) > MOST_POINTS:
+            stride *= 2
+            points = [point for point in points if point[0] % stride == 0]
+    if skipped is not None:  # the last one belongs to every curve
+        points.append((skipped[0], _loss(skipped[1])))
+    return points
+
+
+def _loss(line: bytes) -> float:
+    loss = real((parse_record(line) or {}).get("loss"))
+    return float("nan") if loss is None else loss
+
+
+def draw_loss(folder: RunFolder) -> str:
+    """The loss curve, as wide as the terminal allows and in characters it can show."""
+    import shutil
+    import sys
+
+    from windlass.cli.runs.curve import draw_curve
+
+    width = min(100, shutil.get_terminal_size((80, 24)).columns - 2)
+    unicode = "utf" in (sys.stdout.encoding or "").lower()
+    return draw_curve(loss_points(folder), width=width, title="loss", braille=unicode)

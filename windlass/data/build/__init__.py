@@ -1,0 +1,1 @@
+"""Make shards of sources: several processes, resumable, the same bytes whatever happens."""

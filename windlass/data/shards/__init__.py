@@ -1,0 +1,1 @@
+"""Token shards: their format, written and read, here and in object stores."""

@@ -1,0 +1,1 @@
+"""Where text comes from: files, object stores, hubs; read record by record."""

@@ -1,0 +1,168 @@
+"""Ask a cluster what it serves and what nodes it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from windlass.errors import UserError
+from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.http import Api, Object
+from windlass.targets.kubernetes.jobfile import object_path
+from windlass.targets.kubernetes.manifests.cluster_facts import (
+    GROUPS,
+    PLURALS,
+    ClusterFacts,
+    JobKind,
+    NodeFacts,
+    Served,
+    ServedKind,
+)
+
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
+KUEUE = "kueue.x-k8s.io"
+ALWAYS = ServedKind("batch/v1", "Job", PLURALS[JobKind.INDEXED])
+
+
+def facts(api: Api, *, namespace: str, wanted: JobKind | None, context: str | None) -> ClusterFacts:
+    """Everything that rendering asks; with `wanted`, the schema of that kind alone is read."""
+    there = must_have_namespace(api, namespace)
+    labels = ((there or {}).get("metadata") or {}).get("labels") or {}
+    return ClusterFacts(
+        served=served(api, wanted),
+        namespace=namespace,
+        nodes=nodes(api),
+        context=context,
+        pod_security=labels.get(POD_SECURITY),
+    )
+
+
+def served(api: Api, wanted: JobKind | None = None, *, schemas: bool = True) -> Served:
+    groups = {one["name"]: one for one in api.get("/apis").get("groups") or ()}
+    kinds: dict[JobKind, ServedKind] = {}
+    for kind in JobKind:  # the preferred one first
+        if kind is JobKind.INDEXED:
+            kinds[kind] = ALWAYS
+        elif GROUPS[kind] in groups:
+            found = _served_kind(api, kind, groups[GROUPS[kind]])
+            if found is not None:
+                needed = schemas and (kind is wanted or (wanted is None and not kinds))
+                kinds[kind] = _with_schema(api, found, kind) if needed else found
+    version = api.get("/version")
+    return Served(
+        kinds=kinds,
+        jobset="jobset.x-k8s.io" in groups,
+        kueue=(groups.get(KUEUE) or {}).get("preferredVersion", {}).get("groupVersion"),
+        volcano="scheduling.volcano.sh" in groups,
+        coscheduling="scheduling.x-k8s.io" in groups,
+        kubernetes=(_number(version.get("major")), _number(version.get("minor"))),
+    )
+
+
+def kueue_version(api: Api) -> str | None:
+    """The version of Kueue's objects that the cluster prefers: `kueue.x-k8s.io/v1beta2`; None without Kueue."""
+    found = api.find(f"/apis/{KUEUE}")
+    version: str | None = ((found or {}).get("preferredVersion") or {}).get("groupVersion")
+    return version
+
+
+def _served_kind(api: Api, kind: JobKind, group: Mapping[str, Any]) -> ServedKind | None:
+    preferred = group["preferredVersion"]["groupVersion"]
+    versions = [preferred, *(one["groupVersion"] for one in group["versions"] if one["groupVersion"] != preferred)]
+    for version in versions:
+        for one in api.get(f"/apis/{version}").get("resources") or ():
+            if one.get("name") == PLURALS[kind]:
+                return ServedKind(version, str(one["kind"]), PLURALS[kind])
+    return None
+
+
+def _with_schema(api: Api, found: ServedKind, kind: JobKind) -> ServedKind:
+    schema = _from_definition(api, found, kind) or _from_openapi(api, found)
+    return ServedKind(found.api_version, found.kind, found.plural, schema)
+
+
+def _from_definition(api: Api, found: ServedKind, kind: JobKind) -> Object | None:
+    path = object_path("apiextensions.k8s.io/v1", "customresourcedefinitions", None, f"{found.plural}.{GROUPS[kind]}")
+    try:
+        definition = api.find(path)
+    except RefusedError as error:
+        if error.code == 403:  # reading definitions is for administrators on many clusters
+            return None
+        raise
+    for version in ((definition or {}).get("spec") or {}).get("versions") or ():
+        if version.get("name") == found.api_version.split("/")[-1]:
+            schema: Object | None = (version.get("schema") or {}).get("openAPIV3Schema")
+            return schema
+    return None
+
+
+def _from_openapi(api: Api, found: ServedKind) -> Object | None:
+    """The same schema as every user may read it; in it the schemas of custom kinds refer to nothing but metadata."""
+    try:
+        document = api.get(f"/openapi/v3/apis/{found.api_version}")
+    except RefusedError as error:
+        if error.code in (403, 404):
+            return None
+        raise
+    group, _, version = found.api_version.partition("/")
+    asked = {"group": group, "version": version, "kind": found.kind}
+    for schema in (document.get("components") or {}).get("schemas", {}).values():
+        if asked in (schema.get("x-kubernetes-group-version-kind") or ()):
+            properties = {key: value for key, value in schema.get("properties", {}).items() if "$ref" not in str(value)}
+            return {**schema, "properties": {**properties, "metadata": {"type": "object"}}}
+    return None
+
+
+def nodes(api: Api) -> list[NodeFacts]:
+    """The cluster's nodes; none where this user may not list them."""
+    try:
+        return [_node(one) for one in api.items("/api/v1/nodes")]
+    except RefusedError as error:
+        if error.code == 403:
+            return []
+        raise
+
+
+def _node(value: Object) -> NodeFacts:
+    spec, status = value.get("spec") or {}, value.get("status") or {}
+    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or ())
+    return NodeFacts(
+        name=value["metadata"]["name"],
+        labels=value["metadata"].get("labels") or {},
+        allocatable=status.get("allocatable") or {},
+        taints=spec.get("taints") or (),
+        ready=ready,
+        schedulable=not spec.get("unschedulable"),
+    )
+
+
+def must_have_namespace(api: Api, namespace: str) -> Object | None:
+    """The namespace, where this user may read it; raises UserError if it is not there."""
+    try:
+        there = api.find(f"/api/v1/namespaces/{namespace}")
+    except RefusedError as error:
+        if error.code == 403:  # whoever may work in a namespace need not be allowed to read it; creating will tell
+            return None
+        raise
+    if there is None:
+        raise no_namespace(api, namespace)
+    if (there.get("status") or {}).get("phase") == "Terminating":
+        raise UserError(
+            f"the namespace {namespace} is being deleted",
+            evidence=f"context {api.access.context}",
+            fix="target.kubernetes.namespace=OTHER",
+        )
+    return there
+
+
+def no_namespace(api: Api, namespace: str) -> UserError:
+    context = api.access.context
+    return UserError(
+        f"there is no namespace {namespace!r} in the cluster of the context {context}",
+        fix=f"kubectl --context {context} create namespace {namespace}    or target.kubernetes.namespace=OTHER",
+    )
+
+
+def _number(text: Any) -> int:
+    digits = "".join(letter for letter in str(text or "") if letter.isdigit())  # "33+" on EKS
+    return int(digits) if digits else 0

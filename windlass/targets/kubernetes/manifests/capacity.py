@@ -1,0 +1,161 @@
+"""What the nodes have, what is in use and by whom: the numbers that say why a job waits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass.targets.kubernetes.manifests.quantities import parse, show
+
+Amounts = dict[str, float]
+ENDED = ("Succeeded", "Failed")
+COUNTED = "pods"
+
+
+@dataclass
+class NodeRoom:
+    """One node: what it can give and what is given away."""
+
+    name: str
+    allocatable: Amounts
+    ready: bool
+    schedulable: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: Sequence[Mapping[str, Any]] = ()
+    used: Amounts = field(default_factory=lambda: defaultdict(float))
+    users: dict[str, Amounts] = field(default_factory=dict)  # by the name of a job or a pod
+
+    def free(self, resource: str) -> float:
+        return self.allocatable.get(resource, 0.0) - self.used.get(resource, 0.0)
+
+    def usable_by(self, pod: Mapping[str, Any]) -> bool:
+        """Whether the pod's selector and tolerations let it on this node at all."""
+        spec = pod.get("spec") or {}
+        selector = spec.get("nodeSelector") or {}
+        if any(self.labels.get(key) != value for key, value in selector.items()):
+            return False
+        tolerated = spec.get("tolerations") or ()
+        return all(tolerates(taint, tolerated) for taint in self.taints if taint.get("effect") != "PreferNoSchedule")
+
+
+def node_room(node: Mapping[str, Any]) -> NodeRoom:
+    metadata, spec, status = node.get("metadata") or {}, node.get("spec") or {}, node.get("status") or {}
+    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or ())
+    return NodeRoom(
+        name=metadata.get("name", ""),
+        allocatable={key: parse(value) for key, value in (status.get("allocatable") or {}).items()},
+        ready=ready,
+        schedulable=not spec.get("unschedulable"),
+        labels=metadata.get("labels") or {},
+        taints=spec.get("taints") or (),
+    )
+
+
+def requests(pod: Mapping[str, Any]) -> Amounts:
+    """What the scheduler counts for a pod: the sum of its containers, or its largest init container, and overhead."""
+    spec = pod.get("spec") or {}
+    total: Amounts = defaultdict(float)
+    for container in spec.get("containers") or ():
+        for key, amount in _requests(container).items():
+            total[key] += amount
+    for container in spec.get("initContainers") or ():
+        for key, amount in _requests(container).items():
+            total[key] = max(total[key], amount)
+    for key, value in (spec.get("overhead") or {}).items():
+        total[key] += parse(value)
+    total[COUNTED] = 1.0
+    return dict(total)
+
+
+def charge(rooms: Mapping[str, NodeRoom], pods: Iterable[Mapping[str, Any]], owner_label: str) -> None:
+    """Note on every node what its pods hold; pods that have ended hold nothing."""
+    for pod in pods:
+        room = rooms.get((pod.get("spec") or {}).get("nodeName") or "")
+        if room is None or (pod.get("status") or {}).get("phase") in ENDED:
+            continue
+        owner = _owner(pod, owner_label)
+        mine = room.users.setdefault(owner, defaultdict(float))
+        for key, amount in requests(pod).items():
+            room.used[key] = room.used.get(key, 0.0) + amount
+            mine[key] += amount
+
+
+def why_not(pod: Mapping[str, Any], rooms: Sequence[NodeRoom], *, num_waiting: int) -> list[str]:
+    """Sentences with numbers: for each resource that is short, what is asked, what is there, who holds the rest."""
+    asked = requests(pod)
+    usable = [room for room in rooms if room.ready and room.schedulable and room.usable_by(pod)]
+    said = []
+    if len(usable) < len(rooms):
+        said.append(f"{len(usable)} of {len(rooms)} nodes may take it{_because(pod, rooms)}")
+    for key, amount in sorted(asked.items()):
+        if key == COUNTED or amount <= 0:
+            continue
+        fitting = [room for room in usable if room.free(key) >= amount - 1e-9]
+        places = sum(int((room.free(key) + 1e-9) // amount) for room in fitting)
+        if places >= num_waiting:
+            continue
+        largest = max((room.allocatable.get(key, 0.0) for room in usable), default=0.0)
+        total = sum(room.allocatable.get(key, 0.0) for room in usable)
+        used = sum(room.used.get(key, 0.0) for room in usable)
+        each = f"{show(key, amount)} asked by each of {num_waiting} pods" if num_waiting > 1 else show(key, amount)
+        asking = each if num_waiting > 1 else f"{each} asked"
+        line = f"{key}: {asking}, {show(key, largest)} is the most one node has"
+        if largest >= amount:
+            line = f"{key}: {asking}, {show(key, total)} allocatable, {show(key, used)} in use"
+            line += _held_by(key, usable)
+        said.append(line)
+    return said
+
+
+def _held_by(key: str, rooms: Iterable[NodeRoom]) -> str:
+    holders: Amounts = defaultdict(float)
+    for room in rooms:
+        for owner, amounts in room.users.items():
+            holders[owner] += amounts.get(key, 0.0)
+    top = sorted(((amount, owner) for owner, amount in holders.items() if amount > 0), reverse=True)[:3]
+    return " by " + ", ".join(f"{owner} ({show(key, amount)})" for amount, owner in top) if top else ""
+
+
+def _because(pod: Mapping[str, Any], rooms: Iterable[NodeRoom]) -> str:
+    reasons: dict[str, int] = defaultdict(int)
+    for room in rooms:
+        if not room.ready:
+            reasons["not ready"] += 1
+        elif not room.schedulable:
+            reasons["cordoned"] += 1
+        elif not room.usable_by(pod):
+            reasons["excluded by labels or taints"] += 1
+    return ": " + ", ".join(f"{count} {reason}" for reason, count in reasons.items()) if reasons else ""
+
+
+def _requests(container: Mapping[str, Any]) -> Amounts:
+    given = container.get("resources") or {}
+    # where only a limit is given, the API server makes it the request too
+    return {
+        key: parse(value) for key, value in {**(given.get("limits") or {}), **(given.get("requests") or {})}.items()
+    }
+
+
+def _owner(pod: Mapping[str, Any], label: str) -> str:
+    metadata = pod.get("metadata") or {}
+    named = (metadata.get("labels") or {}).get(label)
+    if named:
+        return f"run {named}"
+    return f"{metadata.get('namespace')}/{metadata.get('name')}"
+
+
+def tolerates(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> bool:
+    for one in tolerations:
+        if one.get("effect") and one["effect"] != taint.get("effect"):
+            continue
+        if not one.get("key"):
+            if one.get("operator") == "Exists":
+                return True
+            continue
+        if one["key"] != taint.get("key"):
+            continue
+        if one.get("operator", "Equal") == "Exists" or one.get("value", "") == taint.get("value", ""):
+            return True
+    return False

@@ -1,0 +1,268 @@
+"""The pod that trains: one per node, the same for every kind of job. Pure.
+
+Merge a raw pod spec of the user's into a rendered one. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from windlass.errors import UserError
+from windlass.spec import Run
+from windlass.targets.kubernetes.manifests import secrets, storage
+from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind
+from windlass.targets.kubernetes.manifests.code import BOOTSTRAP, WINDLASS, Carried
+from windlass.targets.kubernetes.manifests.environment import CARRIED, MEETING_PORT, TOKEN_VARIABLE, variables
+from windlass.targets.kubernetes.manifests.labels import (
+    NAME_ANNOTATION,
+    RUN_LABEL,
+    SUBMISSION_LABEL,
+    labels_of,
+    safe_name,
+)
+from windlass.targets.kubernetes.manifests.request import Manifest
+from windlass.targets.kubernetes.manifests.resources import (
+    GPU,
+    INSTANCE_LABEL,
+    NodeShape,
+    instance_label,
+    limits_of,
+    requests_of,
+)
+
+CONTAINERS = {  # Kubeflow's operators look for theirs by name
+    JobKind.TRAINJOB: "node",
+    JobKind.PYTORCHJOB: "pytorch",
+    JobKind.HYPERPOD: "trainer",
+    JobKind.INDEXED: "trainer",
+}
+GRACE_MARGIN = 60  # seconds beside the save itself: ranks finish their step first, and files are synced after
+HYPERPOD_AGENT_PORT = 8080
+HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
+LOST_NODE_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+ZONE, HOSTNAME = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
+
+
+def pod_template(
+    run: Run,
+    kind: JobKind,
+    shape: NodeShape,
+    cluster: ClusterFacts,
+    carried: Carried,
+    *,
+    submission: str,
+    config_maps: list[str],
+    faults: str | None,
+) -> Manifest:
+    """Metadata and spec of the pods, with the user's overlay on top."""
+    asked, name = run.target.kubernetes, safe_name(run.name)
+    pairs = [
+        storage.run_folders(run),
+        storage.run_file(f"{name}-run"),
+        storage.scratch(),
+        storage.shared_memory(run, shape),
+        *([storage.carried(config_maps)] if config_maps else []),
+    ]
+    container = {
+        "name": CONTAINERS[kind],
+        "image": image_of(run),
+        **({"imagePullPolicy": asked.image_pull_policy} if asked.image_pull_policy else {}),
+        "command": _command(run, carried),
+        "env": [
+            *variables(run, kind, shape, shared=storage.is_shared(run), faults=faults),
+            *secrets.references(run, name, token=TOKEN_VARIABLE if kind is not JobKind.HYPERPOD else None),
+        ],
+        "ports": _ports(run, kind),
+        "resources": _resources(shape),
+        "volumeMounts": [mount for _, mount in pairs],
+        **(_lock_memory() if shape.efa and may_lock_memory(cluster) else {}),
+    }
+    spec = {
+        "containers": [container],
+        "volumes": [volume for volume, _ in pairs],
+        **_restart_policy(kind),
+        "terminationGracePeriodSeconds": run.checkpoint.grace_seconds + GRACE_MARGIN,  # a save must fit in
+        "enableServiceLinks": False,  # one variable per service of the namespace is no help to anybody
+        **_identity(run),
+        **_placement(run, kind, shape, cluster),
+    }
+    return {
+        "metadata": {
+            "labels": {**asked.labels, **labels_of(run.name), SUBMISSION_LABEL: submission},
+            "annotations": {**asked.annotations, NAME_ANNOTATION: run.name},
+        },
+        "spec": _with_names(merge_pod(spec, asked.pod, container=CONTAINERS[kind])),
+    }
+
+
+def _with_names(spec: Manifest) -> Manifest:
+    """On the host's network the cluster's names are found only if that is said: the pods look for node 0 by name."""
+    return {"dnsPolicy": "ClusterFirstWithHostNet", **spec} if spec.get("hostNetwork") else spec
+
+
+def image_of(run: Run) -> str:
+    image = run.target.kubernetes.image or run.image.name
+    overlaid = next(
+        (one.get("image") for one in run.target.kubernetes.pod.get("containers", ()) if one.get("image")), ""
+    )
+    if not image and not overlaid:
+        raise UserError(
+            "it is not said which image the pods run",
+            fix="image.name=REGISTRY/IMAGE:TAG    (`windlass image build` makes one)",
+        )
+    return str(image or overlaid)
+
+
+def _command(run: Run, carried: Carried) -> list[str]:
+    if WINDLASS in carried.archives:
+        return [run.target.kubernetes.python, f"{CARRIED}/{BOOTSTRAP}"]
+    return [run.target.kubernetes.python, "-m", "windlass.targets.kubernetes.entry"]
+
+
+def _ports(run: Run, kind: JobKind) -> list[dict[str, Any]]:
+    meeting = {"name": "meeting", "containerPort": run.target.port or MEETING_PORT}
+    return [meeting, {"name": "agent", "containerPort": HYPERPOD_AGENT_PORT}] if kind is JobKind.HYPERPOD else [meeting]
+
+
+def _resources(shape: NodeShape) -> dict[str, Any]:
+    requests, limits = requests_of(shape), limits_of(shape)
+    return {**({"requests": requests} if requests else {}), **({"limits": limits} if limits else {})}
+
+
+def may_lock_memory(cluster: ClusterFacts) -> bool:
+    return cluster.pod_security not in ("baseline", "restricted")
+
+
+def _lock_memory() -> dict[str, Any]:
+    """EFA pins memory; containers of EKS' own nodes may do so without this."""
+    return {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+
+
+def _restart_policy(kind: JobKind) -> dict[str, str]:
+    """A lost pod is replaced by a new one, so that the old one's log stays; Kubeflow's and HyperPod's jobs say it
+    themselves."""
+    return {"restartPolicy": "Never"} if kind in (JobKind.INDEXED, JobKind.TRAINJOB) else {}
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    asked = run.target.kubernetes
+    found: dict[str, Any] = {}
+    if asked.service_account:
+        found["serviceAccountName"] = asked.service_account
+    else:
+        found["automountServiceAccountToken"] = False  # ranks have nothing to say to the API server
+    if asked.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in asked.image_pull_secrets]
+    if asked.priority_class:
+        found["priorityClassName"] = asked.priority_class
+    return found
+
+
+def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts) -> dict[str, Any]:
+    asked = run.target.kubernetes
+    selector = dict(asked.node_selector)
+    label = instance_label(run, cluster)
+    if label:
+        selector.setdefault(INSTANCE_LABEL, label)
+    if kind is JobKind.HYPERPOD:
+        selector.setdefault(HYPERPOD_HEALTH, "Schedulable")
+    tolerations = [*_of_lost_nodes(run), *(dict(one) for one in asked.tolerations)]
+    if shape.gpus:
+        tolerations.insert(0, {"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
+    found: dict[str, Any] = {"schedulerName": asked.scheduler} if asked.scheduler else {}
+    if selector:
+        found["nodeSelector"] = selector
+    if tolerations:
+        found["tolerations"] = tolerations
+    if run.resources.nodes > 1:
+        found |= _together_and_apart(run, shape)
+    return found
+
+
+def _of_lost_nodes(run: Run) -> Iterator[dict[str, Any]]:
+    """A dead node costs so long, and not the five minutes that Kubernetes gives every pod by default."""
+    asked = run.target.kubernetes
+    named = {one.get("key") for one in (*asked.tolerations, *asked.pod.get("tolerations", ()))}
+    for key in LOST_NODE_TAINTS:
+        if key not in named:
+            yield {
+                "key": key,
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": asked.node_lost_seconds,
+            }
+
+
+def _together_and_apart(run: Run, shape: NodeShape) -> dict[str, Any]:
+    asked = run.target.kubernetes
+    mine = {"labelSelector": {"matchLabels": {RUN_LABEL: safe_name(run.name)}}}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    affinity: dict[str, Any] = {}
+    if asked.same_zone if asked.same_zone is not None else shape.efa:
+        affinity["podAffinity"] = {required: [{**mine, "topologyKey": ZONE}]}
+    spread = asked.spread or ("hosts" if shape.whole_node else None)
+    if spread == "hosts":
+        affinity["podAntiAffinity"] = {required: [{**mine, "topologyKey": HOSTNAME}]}
+    found: dict[str, Any] = {"affinity": affinity} if affinity else {}
+    if spread is None:  # where there is room; a small cluster may still hold them all
+        found["topologySpreadConstraints"] = [
+            {"maxSkew": 1, "topologyKey": HOSTNAME, "whenUnsatisfiable": "ScheduleAnyway", **mine}
+        ]
+    return found
+
+
+# Lists of things that have a key of their own: merged thing by thing, as `kubectl patch` does.
+KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "ports": "containerPort",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+}
+ONE_SOURCE = frozenset(("env", "volumes"))  # a variable or volume from elsewhere is not the old one with more
+ADDED = frozenset(("tolerations", "topologySpreadConstraints"))  # lists whose members stand beside each other
+TRAINER = "trainer"  # what users call the ranks' container, whatever the job kind wants it to be called
+
+
+def merge_pod(spec: Mapping[str, Any], overlay: Mapping[str, Any], *, container: str) -> dict[str, Any]:
+    """`spec` with `overlay` on top; the overlay's container `trainer` is the one called `container`."""
+    renamed = dict(overlay)
+    if "containers" in renamed:
+        renamed["containers"] = [
+            {**one, "name": container} if one.get("name") == TRAINER else one for one in renamed["containers"]
+        ]
+    return _merge(spec, renamed)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        there = merged.get(key)
+        if value is None:  # as in a merge patch: nothing here, please
+            merged.pop(key, None)
+        elif isinstance(there, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge(there, value)
+        elif isinstance(there, list) and isinstance(value, list | tuple) and key in KEYS:
+            merged[key] = _merge_named(there, list(value), key)
+        elif isinstance(there, list) and isinstance(value, list | tuple) and key in ADDED:
+            merged[key] = [*there, *(one for one in value if one not in there)]
+        else:
+            merged[key] = list(value) if isinstance(value, tuple) else value
+    return merged
+
+
+def _merge_named(below: list[Any], above: list[Any], what: str) -> list[Any]:
+    merged, key = list(below), KEYS[what]
+    for one in above:
+        index = next((i for i, there in enumerate(merged) if there.get(key) == one.get(key)), None)
+        if index is None:
+            merged.append(one)
+        elif what in ONE_SOURCE and set(one) != set(merged[index]):
+            merged[index] = dict(one)
+        else:
+            merged[index] = _merge(merged[index], one)
+    return merged

@@ -1,0 +1,321 @@
+"""Where the pods of a run meet: node 0 gathers them, starts them together, notices who is lost, and decides for all.
+
+Messages to a pod: welcome (born), start, save, over, again, exit, replaced, beat. From a pod: knock, hello, end,
+restart, leaving, beat. Any pod of the cluster can connect: until it has proven that it belongs to the submission it
+gets nothing but a welcome, and nothing that it sends ends or holds up the others.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass.targets.kubernetes.pod.attempt_history import Chronicle
+from windlass.targets.kubernetes.pod.messages import (
+    LONGEST,
+    LONGEST_OF_STRANGERS,
+    Hello,
+    Line,
+    LostError,
+    Message,
+    end_of_node,
+    nonce,
+    proof,
+    text,
+)
+from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd
+from windlass.targets.launch.decision import Done
+
+BEAT_SECONDS = 3.0
+SILENCE_SECONDS = 60.0  # a pod that says nothing for so long is lost, though its connection may look open
+HELLO_SECONDS = 15.0  # for a connection to say who it is
+MOST_STRANGERS = 64  # connections, beside one per node, that have not said who they are; the oldest makes room
+REMIND_SECONDS = 30.0
+QUIET_SECONDS = 60.0  # with min_nodes: how long to wait for those that are still missing
+LARGEST_BACKOFF = 30.0
+POLL_SECONDS = 0.2
+
+
+@dataclass
+class Member:
+    """A pod that has come."""
+
+    line: Line
+    heard: float
+    came: float
+    nonce: str
+    pod_nonce: str | None = None  # what it sent when it knocked
+    hello: Hello | None = None  # None: it has not proven who it is
+    closed: bool = False
+    node: int | None = None  # None: it is not (or not yet) a member
+    pod: str = ""
+    born: float = 0.0
+    leaving: bool = False  # it was told to: its ranks are saving
+
+
+@dataclass
+class Attempt:
+    """Ranks under way."""
+
+    number: int
+    nodes: tuple[int, ...]
+    ends: dict[int, NodeEnd] = field(default_factory=dict)
+    over: bool = False
+    saving: str | None = None
+
+
+class Meeting:
+    """The meeting of one run; runs in a thread of node 0's entry."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        chronicle: Chronicle,
+        *,
+        nodes: int,
+        min_nodes: int,
+        submission: str,
+        token: str,
+        address: str,
+        born: float,
+        say: Callable[[str], None],
+        code: Callable[[], str | None] = lambda: None,
+        quiet_seconds: float = QUIET_SECONDS,
+    ) -> None:
+        self.listener, self.chronicle, self.say, self.code = listener, chronicle, say, code
+        self.nodes, self.min_nodes, self.submission, self.address = nodes, min_nodes, submission, address
+        self.token, self.born, self.quiet_seconds = token, born, quiet_seconds
+        listener.setblocking(False)  # who asked to connect may be gone when it is let in
+        self.members: dict[int, Member] = {}
+        self.guests: list[Member] = []  # connected, and not (or no more) members
+        self.heirs: dict[int, Member] = {}  # successors of pods that are still saving
+        self.attempt: Attempt | None = None
+        self.over = threading.Event()  # the last word is said
+        self._changed = self._reminded = time.monotonic()
+        self._not_before = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Until the run has ended."""
+        last_beat = 0.0
+        while not self.over.is_set():
+            for key, _ in self._selector.select(POLL_SECONDS):
+                if key.fileobj is self.listener:
+                    self._admit()
+                else:
+                    self._hear(key.data)
+            now = time.monotonic()
+            if now - last_beat > BEAT_SECONDS:
+                last_beat = now
+                self._tell_all("beat", at=now)
+            for member in [*self.members.values(), *self.guests]:
+                if now - member.heard > SILENCE_SECONDS:
+                    self._lose(member, f"silent for {SILENCE_SECONDS:.0f} s")
+                elif member.hello is None and now - member.came > HELLO_SECONDS:
+                    self._lose(member, "it has not said who it is")
+            self._go_on(now)
+
+    # -- who is there
+
+    def _admit(self) -> None:
+        strangers = [member for member in self.guests if member.hello is None]
+        if len(strangers) >= MOST_STRANGERS + self.nodes:
+            self._lose(strangers[0], "others knock")
+        try:
+            connection, _ = self.listener.accept()
+        except OSError as error:  # it is gone again, or there is no file handle left
+            if not isinstance(error, BlockingIOError):
+                time.sleep(POLL_SECONDS)
+            return
+        try:
+            line = Line(connection, longest=LONGEST_OF_STRANGERS)
+        except LostError:
+            return
+        now = time.monotonic()
+        member = Member(line, heard=now, came=now, nonce=nonce())
+        self.guests.append(member)
+        self._selector.register(member.line, selectors.EVENT_READ, member)
+
+    def _hear(self, member: Member) -> None:
+        if member.closed:  # by what another one said in the same turn
+            return
+        try:
+            messages = member.line.receive(0.0)
+        except LostError as error:
+            self._lose(member, str(error))
+            return
+        member.heard = time.monotonic()
+        for message in messages:
+            if not member.closed:
+                self._answer(member, message)
+
+    def _answer(self, member: Member, message: Message) -> None:
+        """Do what a message asks for; one that is not well-formed costs its sender the connection."""
+        match message["word"]:
+            case "knock" if member.pod_nonce is None:
+                member.pod_nonce = text(message.get("nonce"))
+                shown = proof(self.token, "host", member.pod_nonce, member.nonce, self.born)
+                self._tell(member, "welcome", born=self.born, nonce=member.nonce, proof=shown)
+            case "hello" if member.hello is None:
+                member.hello = Hello.of(message, self.token, member.pod_nonce, member.nonce)
+                if member.hello is None:
+                    self._lose(member, "it has not proven that it belongs to this submission")
+                    return
+                member.line.longest = LONGEST
+                self._enrol(member, member.hello)
+            case _ if member.hello is None:
+                self._lose(member, "it has not said who it is")
+            case "end" if self.attempt and member.node in self.attempt.nodes and self._is_current(member):
+                end = end_of_node(message.get("end"), member.node)
+                if end is None:
+                    self._lose(member, "it reported an end that is none")
+                elif message.get("attempt") == self.attempt.number:
+                    self.attempt.ends.setdefault(end.node, end)
+            case "leaving" if self._is_current(member):
+                member.leaving = True
+                self._tell_to_save()
+            case "restart" if self._is_current(member):
+                self._save(text(message.get("why")) or "it was asked for")
+
+    def _enrol(self, member: Member, hello: Hello) -> None:
+        node, born = hello.node, hello.born
+        if hello.submission != self.submission or not 0 <= node < self.nodes:
+            self._lose(member, "it belongs to another submission")
+            return
+        there = self.members.get(node)
+        if there is not None and there.born > born:  # a pod of old that does not know it was replaced
+            self._tell(member, "replaced")
+            return
+        if there is not None and there.leaving and self.attempt and node in self.attempt.nodes:
+            self.heirs[node] = member  # Kubernetes makes it while the old one saves: that must not be cut off
+            return
+        if there is not None:
+            self._tell(there, "replaced")
+            self._lose(there, f"its pod was replaced by {hello.pod}")
+        member.node, member.born, member.pod = node, born, hello.pod
+        self.guests.remove(member)
+        self.members[node] = member
+        self._changed = time.monotonic()
+        if self.attempt and len(self.attempt.nodes) < self.nodes:
+            self._save(f"node {node} is there: more nodes")
+
+    def _is_current(self, member: Member) -> bool:
+        return member.node is not None and self.members.get(member.node) is member
+
+    def _lose(self, member: Member, why: str) -> None:
+        if member in self.guests:
+            self.guests.remove(member)
+            self.heirs = {node: heir for node, heir in self.heirs.items() if heir is not member}
+        elif self._is_current(member):
+            node = member.node
+            assert node is not None
+            del self.members[node]
+            self._changed = time.monotonic()
+            if self.attempt and node in self.attempt.nodes and node not in self.attempt.ends:
+                self.attempt.ends[node] = NodeEnd(node, code=-1, lost=why)
+                self.chronicle.lost(self.attempt.number, node, member.pod, why)
+                self.say(f"node {node} ({member.pod}) was lost: {why}")
+        else:
+            return
+        self._selector.unregister(member.line)
+        member.line.close()
+        member.closed = True
+        heir = self.heirs.pop(member.node, None) if member.node is not None else None
+        if heir is not None and heir.hello is not None:
+            self._enrol(heir, heir.hello)
+
+    # -- what they do
+
+    def _go_on(self, now: float) -> None:
+        if self.attempt is None:
+            if now >= self._not_before and self._enough(now):
+                self._start()
+            elif now - self._reminded > REMIND_SECONDS:
+                self._reminded = now
+                missing = [str(node) for node in range(self.nodes) if node not in self.members]
+                if missing:
+                    self.say(f"waiting for node{'s' * (len(missing) > 1)} {', '.join(missing)} of {self.nodes}")
+            return
+        attempt = self.attempt
+        if len(attempt.ends) == len(attempt.nodes):
+            self._conclude(attempt)
+        elif not attempt.over and any(end.code for end in attempt.ends.values()):
+            attempt.over = True
+            for node in attempt.nodes:
+                if node not in attempt.ends and node in self.members:
+                    self._tell(self.members[node], "over")
+
+    def _enough(self, now: float) -> bool:
+        if 0 not in self.members:
+            return False
+        if len(self.members) == self.nodes:
+            return True
+        return len(self.members) >= self.min_nodes and now - self._changed > self.quiet_seconds
+
+    def _start(self) -> None:
+        nodes = tuple(sorted(self.members))
+        pods = [self.members[node].pod for node in nodes]
+        number = self.chronicle.launched(self.submission, nodes, pods)
+        if number is None:
+            self._exit(self.chronicle.end)
+            return
+        self.attempt = Attempt(number, nodes)
+        port = free_port()
+        code = self.code()  # all pods run what node 0 has
+        for position, node in enumerate(nodes):
+            facts = {"attempt": number, "nodes": len(nodes), "position": position, "port": port, "code": code}
+            self._tell(self.members[node], "start", address=self.address, **facts)
+
+    def _save(self, why: str) -> None:
+        if self.attempt and not self.attempt.saving and not self.attempt.ends:
+            self.attempt.saving = why
+            self.say(f"saving, to start anew: {why}")
+            self._tell_to_save()
+
+    def _tell_to_save(self) -> None:
+        for node in self.attempt.nodes if self.attempt else ():
+            if node in self.members:
+                self._tell(self.members[node], "save")
+
+    def _conclude(self, attempt: Attempt) -> None:
+        self.attempt = None
+        self._changed = self._reminded = time.monotonic()
+        ends = [attempt.ends[node] for node in attempt.nodes]
+        decided = self.chronicle.conclude(attempt.number, ends, saving=attempt.saving)
+        if isinstance(decided, Again):
+            self._not_before = time.monotonic() + min(self.chronicle.backoff, LARGEST_BACKOFF)
+            self.say(f"starting again: {decided.why}")
+            self._tell_all("again", why=decided.why)
+            for end in ends:
+                if end.told and end.node in self.members:
+                    self._lose(self.members[end.node], "it leaves")
+            return
+        self._exit(decided)
+
+    def _exit(self, done: Done | None) -> None:
+        assert done is not None
+        self.say(f"{done.state}" + (f": {done.reason}" if done.reason else ""))
+        self._tell_all("exit", code=int(done.code), state=done.state)
+        self.over.set()
+
+    def _tell_all(self, word: str, **facts: Any) -> None:
+        for member in list(self.members.values()):
+            self._tell(member, word, **facts)
+
+    def _tell(self, member: Member, word: str, **facts: Any) -> None:
+        try:
+            member.line.send(word=word, **facts)
+        except LostError as error:
+            self._lose(member, str(error))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

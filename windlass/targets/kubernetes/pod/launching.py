@@ -1,0 +1,176 @@
+"""torchrun in a pod: started, told to save, ended, and asked how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from windlass.targets.kubernetes.pod.log_forwarder import Outlet, errors_of
+from windlass.targets.kubernetes.pod.messages import Message
+from windlass.targets.kubernetes.pod.place import Place, launcher_environment
+from windlass.targets.kubernetes.pod.unpacking import NotArrivedError, unpack_code
+from windlass.targets.kubernetes.pod.verdict import TROUBLE, NodeEnd
+from windlass.targets.launch import processes
+from windlass.targets.launch.decision import parse_deaths
+from windlass.targets.launch.tail import Tail
+from windlass.targets.local.render import ATTEMPT_VARIABLE, FOLDER_VARIABLE
+from windlass.targets.local.supervisor import ASKED_TO_LEAVE, OTHERS_ARE_TOLD, SURVIVOR_SECONDS
+
+CGROUP = Path("/sys/fs/cgroup")
+SAY_ALL_VARIABLE = "WINDLASS_SAY_ALL"  # ranks other than the first speak on their console too
+
+
+@dataclass
+class Launch:
+    """One start of this pod's ranks."""
+
+    attempt: int
+    ranks: range
+    process: subprocess.Popen[bytes]
+    log: Path  # torchrun's own words
+    logs: Path  # below it, the ranks'
+    code: str | None = None  # digest of the code they run
+    told: bool = False
+    ended: int | None = None
+    oom_kills: int = 0  # of this pod's memory, before the ranks were started
+    _end_at: float | None = None
+    _asked_to_leave: bool = False
+    _words: Tail = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._words = Tail(self.log)
+
+    def tend(self, now: float) -> bool:
+        """Whether the ranks have ended; those that cannot end themselves are ended."""
+        for line in self._words.lines():
+            self._asked_to_leave = self._asked_to_leave or ASKED_TO_LEAVE in line
+            if OTHERS_ARE_TOLD in line and not self._asked_to_leave and not self.told:
+                self.end_soon()
+        if self._end_at is not None and now > self._end_at:
+            self.kill()
+        self.ended = self.process.poll()
+        return self.ended is not None
+
+    def tell_to_save(self) -> None:
+        """SIGTERM to the ranks, not to torchrun, which would kill them in the middle of a save."""
+        if self.told or self.process.poll() is not None:
+            return
+        ranks = processes.ranks_of(self.process.pid)
+        if len(ranks) < len(self.ranks):  # still starting: nothing to save
+            self.told = True
+            self.kill()
+            return
+        self.told = True
+        for pid in ranks.values():
+            processes.send(pid, signal.SIGTERM)
+
+    def end_soon(self) -> None:
+        """A rank here or elsewhere is gone: the others wait for it in vain, and have a moment to write down why."""
+        if self._end_at is None:
+            self._end_at = time.monotonic() + SURVIVOR_SECONDS
+
+    def kill(self) -> None:
+        for pid in processes.ranks_of(self.process.pid).values():
+            processes.send(pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def launch(place: Place, start: Message, outlet: Outlet) -> Launch:
+    """Start torchrun as the meeting says."""
+    attempt, position = int(start["attempt"]), int(start["position"])
+    ranks = range(position * place.ranks, (position + 1) * place.ranks)
+    logs = place.scratch / "logs" / f"attempt-{attempt}"
+    for old in logs.parent.glob("attempt-*"):
+        if int(old.name.rpartition("-")[2]) < attempt - 1:
+            shutil.rmtree(old, ignore_errors=True)  # said long ago, and a pod's disk is small
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / "launcher.log"
+    environment = launcher_environment(os.environ, place)
+    environment |= {ATTEMPT_VARIABLE: str(attempt), FOLDER_VARIABLE: str(place.folder.path), SAY_ALL_VARIABLE: "1"}
+    with log.open("ab") as output:
+        try:
+            code = unpack_code(place.carried, place.scratch, start.get("code"))
+        except NotArrivedError as error:
+            output.write(f"windlass: {error}\n".encode())
+            command = [sys.executable, "-c", "raise SystemExit(1)"]
+        else:
+            command = _torchrun(place, start, position, logs)
+            if code:
+                environment["PYTHONPATH"] = os.pathsep.join(
+                    one for one in (str(code), environment.get("PYTHONPATH")) if one
+                )
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+    about = {"node": place.node, "attempt": attempt, "ranks": list(ranks), "host": os.uname().nodename}
+    outlet.record("node", {**about, "pod": place.pod})
+    return Launch(attempt, ranks, process, log, logs, code=start.get("code"), oom_kills=oom_kills())
+
+
+def end_of(place: Place, ended: Launch, *, told: bool) -> NodeEnd:
+    words = "\n".join(Tail(ended.log).lines(rest=True))
+    code = ended.ended if ended.ended is not None else -1
+    return NodeEnd(
+        node=place.node,
+        code=code,
+        deaths=tuple(parse_deaths(words)),
+        errors=tuple(errors_of(place.folder, ended.attempt, ended.ranks)),
+        trouble=bool(TROUBLE.search(words)),
+        told=told,
+        out_of_memory=describe_limit() if oom_kills() > ended.oom_kills else None,
+    )
+
+
+def oom_kills(root: Path = CGROUP) -> int:
+    """How often the kernel has killed a process of this container for its memory limit."""
+    for file in (root / "memory.events", root / "memory" / "memory.oom_control"):  # cgroup v2, v1
+        with contextlib.suppress(OSError, ValueError):
+            counts = dict(line.split() for line in file.read_text().splitlines())
+            return int(counts.get("oom_kill") or 0)
+    return 0
+
+
+def describe_limit(root: Path = CGROUP) -> str:
+    """The limit that was reached, and what helps."""
+    limit = ""
+    for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = f" of {int(file.read_text()) / 2**30:.3g} GiB"
+            break
+    return (
+        f"the pod's memory limit{limit} was reached, and the kernel killed what used most; loaders, whole state dicts "
+        "and /dev/shm count as memory; target.kubernetes.memory=AMOUNT gives it more"
+    )
+
+
+def _torchrun(place: Place, start: Message, position: int, logs: Path) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={start['nodes']}",
+        f"--node-rank={position}",
+        f"--nproc-per-node={place.ranks}",
+        f"--master-addr={start['address']}",
+        f"--master-port={start['port']}",
+        "--max-restarts=0",
+        "--redirects=3",
+        f"--log-dir={logs}",
+        "--signals-to-handle=SIGINT,SIGQUIT",  # the entry tells the ranks itself
+        "-m",
+        "windlass.trainer",
+        str(place.run_file),
+    ]

@@ -1,0 +1,156 @@
+"""What a pod says: lines of its ranks with their rank, and the run's records, on one stream that nothing tears."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from windlass.runfolder import RunFolder, write_atomically
+from windlass.targets.launch.tail import Tail
+
+RECORD = "windlass-record"
+POLL_SECONDS = 0.2
+NOTE_FILE = "emitted.json"  # how far the records of a shared run folder have been said already
+
+
+class Outlet:
+    """Standard output, one whole line at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def say(self, *lines: str) -> None:
+        if not lines:
+            return
+        text = "".join(f"{line}\n" for line in lines)
+        with self._lock:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    def record(self, kind: str, value: Mapping[str, Any], place: str = "-") -> None:
+        self.say(f"{RECORD} {kind} {place} {json.dumps(value, separators=(',', ':'), default=str)}")
+
+
+class RecordFile:
+    """New lines of metrics.jsonl or history.jsonl, each said with the byte at which it begins."""
+
+    def __init__(self, path: Path, kind: str, identity: str, offset: int) -> None:
+        self.path, self.kind, self.identity, self.offset = path, kind, identity, offset
+
+    def new_lines(self) -> list[str]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        said = []
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            text = line.decode(errors="replace").strip()
+            if _is_record(text):  # one torn by a kill says nothing
+                said.append(f"{RECORD} {self.kind} {self.identity}@{self.offset} {text}")
+            self.offset += len(line)
+        return said
+
+
+class Records:
+    """The records of a run folder, from where an earlier pod left off."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.note = folder.path / NOTE_FILE
+        paths = {"metrics": folder.metrics, "history": folder.history}
+        try:
+            known = json.loads(self.note.read_text())
+            identity, offsets = str(known["id"]), {kind: int(known.get(kind, 0)) for kind in paths}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):  # none yet, or not ours
+            identity, offsets = secrets.token_hex(4), dict.fromkeys(paths, 0)
+        self.files = [RecordFile(path, kind, identity, offsets[kind]) for kind, path in paths.items()]
+        self._write()
+
+    def new_lines(self) -> list[str]:
+        return [line for file in self.files for line in file.new_lines()]
+
+    def said(self) -> None:
+        """Note how far it went, after it was said: a pod that dies in between has it said twice, and never not."""
+        self._write()
+
+    def _write(self) -> None:
+        note = {"id": self.files[0].identity, **{file.kind: file.offset for file in self.files}}
+        write_atomically(self.note, json.dumps(note))
+
+
+class Teller:
+    """A thread that says what ranks, torchrun and the records have new."""
+
+    def __init__(self, outlet: Outlet, records: Records | None) -> None:
+        self.outlet, self.records = outlet, records
+        self._tails: dict[Path, tuple[str, Tail]] = {}
+        self._folder: Path | None = None
+        self._first_rank = 0
+        self._busy = threading.Lock()
+        self._complained = False  # that something cannot be read: said once, until it can
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="teller", daemon=True)
+        self._thread.start()
+
+    def listen(self, folder: Path, launcher: Path, *, first_rank: int) -> None:
+        """Follow the files of a new attempt: torchrun's own, and below `folder` those of its ranks."""
+        self.flush()
+        with self._busy:
+            self._tails = {launcher: ("", Tail(launcher))}
+            self._folder, self._first_rank = folder, first_rank
+
+    def flush(self, *, rest: bool = True) -> None:
+        """Say all there is; with `rest`, lines that are not finished too."""
+        with self._busy:
+            try:
+                self._say_all(rest=rest)
+                self._complained = False
+            except OSError as error:  # a file system that is full, or gone for a while, must not silence the pod
+                if not self._complained:
+                    self.outlet.say(f"windlass: what is new cannot be read or noted at the moment: {error}")
+                self._complained = True
+
+    def _say_all(self, *, rest: bool) -> None:
+        if self._folder:
+            for path in sorted(self._folder.glob("*/attempt_0/*/std*.log")):
+                rank = self._first_rank + int(path.parent.name)
+                self._tails.setdefault(path, (f"[rank {rank}] ", Tail(path)))
+        for prefix, tail in self._tails.values():
+            self.outlet.say(*(f"{prefix}{line}" for line in _plain(tail.lines(rest=rest), prefix)))
+        if self.records:
+            lines = self.records.new_lines()
+            if lines:
+                self.outlet.say(*lines)
+                self.records.said()
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join()
+        self.flush()
+
+    def _run(self) -> None:
+        while not self._ending.wait(POLL_SECONDS):
+            self.flush(rest=False)
+
+
+def _plain(lines: Iterable[str], prefix: str) -> Iterable[str]:
+    """Lines of torchrun that look like ours are marked: nobody but this module speaks in records."""
+    return lines if prefix else (f" {line}" if line.startswith((RECORD, "[rank ")) else line for line in lines)
+
+
+def _is_record(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def errors_of(folder: RunFolder, attempt: int, ranks: range) -> list[dict[str, Any]]:
+    """The error files that this pod's ranks wrote in an attempt."""
+    return [one for one in folder.errors(attempt) if isinstance(one.get("rank"), int) and one["rank"] in ranks]

@@ -1,0 +1,97 @@
+"""Follow a job: its picture stays live, and whoever is first keeps the archive."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Self
+
+from windlass.runfolder import RunFolder
+from windlass.targets.kubernetes.api.errors import in_words
+from windlass.targets.kubernetes.api.http import Api, Object
+from windlass.targets.kubernetes.jobfile import ClusterJob
+from windlass.targets.kubernetes.pod_scripts import filler
+from windlass.targets.kubernetes.watch import archive
+from windlass.targets.kubernetes.watch.events import EventLog
+from windlass.targets.kubernetes.watch.job_watch import LivePicture, Picture
+from windlass.targets.kubernetes.watch.logs import Collector
+
+FIRST_SECONDS = 30.0
+TAKE_OVER_SECONDS = 1.0
+DRAIN_SECONDS = 60.0
+
+
+class Following:
+    """While it is open: `picture` is up to date, and the run folder fills up.
+
+    Of several processes that follow one run folder one keeps the archive; when it leaves, another takes over.
+    """
+
+    def __init__(self, api: Api, job: ClusterJob, folder: RunFolder) -> None:
+        self.api, self.job, self.folder = api, job, folder
+        self._fill = filler(api, job, folder, lambda: self.live.read().now())
+        self.live = LivePicture(api, job, on_event=self._event)
+        self._events: EventLog | None = None
+        self._early: list[Object] = []  # events that came before there was a keeper
+        self._event_lock = threading.Lock()
+        self._collector: Collector | None = None
+        self._leave = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.live.__enter__()
+        self._keeper.start()
+        self.live.wait_until_known(FIRST_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave.set()
+        self._keeper.join(timeout=DRAIN_SECONDS)
+        self.live.__exit__()
+
+    def picture(self) -> Picture:
+        return self.live.read()
+
+    def drain(self) -> None:
+        """Wait until what the ended pods said is in the folder, where this process is the one that puts it there."""
+        collector = self._collector
+        if collector is not None:
+            collector.drain(DRAIN_SECONDS)
+            with contextlib.suppress(OSError):  # the committing thread tries again, and says why it cannot
+                collector.archive.commit()
+
+    def _keep(self) -> None:
+        while not self._leave.is_set():
+            try:
+                self._keep_archive()
+                self.live.note(None)
+            except Exception as error:  # a disk that is full or gone, no file handle left: nothing that ends a run
+                self.live.note(f"the run folder here falls behind: {in_words(error)}")
+            self._leave.wait(TAKE_OVER_SECONDS)
+
+    def _keep_archive(self) -> None:
+        """Until this process leaves; not at all while another one keeps it."""
+        with archive.opened(self.folder, self._fill) as kept:
+            if kept is None:
+                return
+            self._start_event_log()
+            try:
+                with Collector(self.api, self.job, self.live, kept) as self._collector:
+                    self._leave.wait()
+            finally:
+                self._collector = None
+
+    def _start_event_log(self) -> None:
+        with self._event_lock:
+            self._events = EventLog(self.folder)
+            for event in self._early:
+                self._events.take(event)
+            self._early.clear()
+
+    def _event(self, event: Object) -> None:
+        with self._event_lock:
+            if self._events is not None:
+                with contextlib.suppress(OSError):  # a full disk must not end the watch
+                    self._events.take(event)
+            elif len(self._early) < 1000:
+                self._early.append(event)

@@ -1,0 +1,1 @@
+"""What targets share: what a death means, processes, machines, files that grow."""

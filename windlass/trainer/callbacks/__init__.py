@@ -1,0 +1,1 @@
+"""What happens between two steps: validation, early stopping, saving, preemption, metrics. One file each."""

@@ -1,0 +1,94 @@
+"""A checkpoint of any tier as a folder on disk that any number of ranks, and `export`, can read."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from windlass.checkpoint.browsing import FolderView, ManagedView, Row, StoreView, TierView, views
+from windlass.checkpoint.folder import Checkpoint, CheckpointFolder
+from windlass.checkpoint.manifest import Manifest, damage
+from windlass.checkpoint.pieces import piece_name
+from windlass.checkpoint.stored import fetch_whole
+from windlass.errors import UserError
+from windlass.runfolder import RunFolder
+
+
+def obtain(
+    folder: RunFolder,
+    step: int | None = None,
+    *,
+    tier: str | None = None,
+    to: Path | None = None,
+    prefer_run_folder: bool = False,
+) -> Checkpoint:
+    """The checkpoint of a step, or the newest complete one, of the nearest tier that can give it whole.
+
+    One of the run folder is taken where it lies; one of another tier is brought to `to`, or into the run folder. With
+    `prefer_run_folder` no other tier is asked while the run folder has any, newer ones elsewhere or not.
+    """
+    if tier is None and to is None and prefer_run_folder:
+        here = [one for one in CheckpointFolder(folder.checkpoints).complete() if step in (None, one.step)]
+        if here:
+            return here[-1]
+    target = CheckpointFolder(to or folder.checkpoints)
+    offers = [(row, view) for view in views(folder, tier) for row in view.rows() if row.complete]
+    offers = [(row, view) for row, view in offers if step is None or row.step == step]
+    # The run folder first: what lies there needs no bringing. Then from the nearest on.
+    offers.sort(key=lambda offer: (-offer[0].step, offer[0].tier != "shared"))
+    problems = []
+    for row, view in offers:
+        try:
+            return _bring(row, view, target, in_place=to is None)
+        except (UserError, OSError) as error:
+            problems.append(f"step {row.step} ({row.tier}): {error.what if isinstance(error, UserError) else error}")
+    wanted = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
+    raise UserError(
+        f"{wanted} of {folder.name} can be had" + (f" from the {tier} tier" if tier else ""),
+        evidence="\n".join(problems) or "nothing complete there",
+        fix=f"windlass ckpt ls {folder.name}",
+    )
+
+
+def _bring(row: Row, view: TierView, target: CheckpointFolder, *, in_place: bool) -> Checkpoint:
+    if isinstance(view, StoreView):
+        return fetch_whole(view.stored, row.step, target)
+    if isinstance(view, FolderView) and view.name == "shared":
+        return _copy(view.folder.at(row.step), target, in_place=in_place)
+    if row.manifest is None:
+        raise UserError("its manifest cannot be read")
+    return _assemble(row.step, view, row.manifest, target)
+
+
+def _copy(checkpoint: Checkpoint, target: CheckpointFolder, *, in_place: bool) -> Checkpoint:
+    found = next(iter(checkpoint.damages()), None)
+    if found:
+        raise UserError(f"{found.file} is damaged: {found.reason}")
+    if in_place or target.at(checkpoint.step).path.resolve() == checkpoint.path.resolve():
+        return checkpoint
+    copy, manifest = target.incoming(checkpoint.step), checkpoint.manifest()
+    copy.delete()
+    copy.path.mkdir(parents=True)
+    for name in manifest.files:
+        shutil.copyfile(checkpoint.path / name, copy.path / name)
+    copy.publish(manifest)
+    return target.take(copy)
+
+
+def _assemble(step: int, view: TierView, manifest: Manifest, target: CheckpointFolder) -> Checkpoint:
+    """From the pieces of all ranks. A node has them all only of small clusters; elsewhere that is the error."""
+    from windlass.trainer.checkpointing.pieces import assemble  # torch is needed for this alone
+
+    with tempfile.TemporaryDirectory(prefix="windlass-pieces-") as scratch:
+        place = Path(scratch)
+        if isinstance(view, ManagedView):
+            for rank in range(manifest.world_size):
+                (place / piece_name(rank)).write_bytes(view.service.get(step, rank) or b"")
+        elif isinstance(view, FolderView):
+            place = view.folder.at(step).path
+        for name, record in manifest.files.items():
+            reason = damage(place / name, record)
+            if reason:
+                raise UserError(f"{name} on this node: {reason}")
+        return assemble(place, manifest, target)

@@ -1,0 +1,273 @@
+"""Which ranks share a node, whose memory doubles whose, and how pieces travel between nodes.
+
+A tier on the nodes themselves, in memory or on their disks: one piece per rank, in memory doubled by a peer node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest
+from windlass.checkpoint.manifest import damage
+from windlass.checkpoint.pieces import piece_name, ranks_held, readable_manifest
+from windlass.errors import UserError
+from windlass.trainer.checkpointing.pieces import Piece, read_piece, reserve, write_piece
+from windlass.trainer.checkpointing.tiers import Describe, Offer
+from windlass.trainer.distributed.agreement import Agreement, SaveFailedError
+from windlass.trainer.distributed.faults import Faults
+from windlass.trainer.distributed.ranks import Ranks
+
+CHUNK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The piece of rank `piece` goes from rank `sender` to rank `receiver`."""
+
+    piece: int
+    sender: int
+    receiver: int
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The node of every rank. Ranks are of one node when they have the same host and the same place for pieces."""
+
+    of_rank: tuple[int, ...]
+
+    @classmethod
+    def meet(cls, ranks: Ranks, place: str) -> Nodes:
+        identities = ranks.gather((socket.gethostname(), place), patient=True)
+        order = {identity: index for index, identity in enumerate(dict.fromkeys(identities))}
+        return cls(tuple(order[identity] for identity in identities))
+
+    @property
+    def count(self) -> int:
+        return max(self.of_rank) + 1
+
+    def ranks(self, node: int) -> list[int]:
+        return [rank for rank, one in enumerate(self.of_rank) if one == node]
+
+    def first_rank(self, node: int) -> int:
+        return self.of_rank.index(node)
+
+    def is_first_of_node(self, rank: int) -> bool:
+        return self.first_rank(self.of_rank[rank]) == rank
+
+    def replication(self) -> list[Transfer]:
+        """Every piece goes to the next node, to the rank there that has the same place in its node."""
+        if self.count == 1:
+            return []
+        transfers = []
+        for rank, node in enumerate(self.of_rank):
+            receivers = self.ranks((node + 1) % self.count)
+            place = self.ranks(node).index(rank)
+            transfers.append(Transfer(rank, rank, receivers[place % len(receivers)]))
+        return transfers
+
+
+def carry_out(
+    transfers: Iterable[Transfer],
+    sizes: dict[int, int],
+    files: dict[int, Path],
+    *,
+    rank: int,
+    group: dist.ProcessGroup,
+) -> None:
+    """Do this rank's part of the transfers: read from and write to files that have their full size already."""
+    mine = [one for one in transfers if rank in (one.sender, one.receiver) and sizes[one.piece]]
+    mapped = {one.piece: _mapped(files[one.piece], sizes[one.piece]) for one in mine}
+    num_chunks = {one.piece: -(-sizes[one.piece] // CHUNK_BYTES) for one in mine}
+    for index in range(max(num_chunks.values(), default=0)):
+        under_way: list[Any] = []
+        for one in mine:
+            if index >= num_chunks[one.piece]:
+                continue
+            chunk = mapped[one.piece][index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+            if one.sender == rank:
+                under_way.append(dist.isend(chunk, one.receiver, group=group, tag=one.piece))
+            else:
+                under_way.append(dist.irecv(chunk, one.sender, group=group, tag=one.piece))
+        for work in under_way:
+            work.wait()
+
+
+def _mapped(path: Path, size: int) -> Tensor:
+    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+
+
+class NodeTier:
+    def __init__(self, name: str, every: int, folder: CheckpointFolder, ranks: Ranks, faults: Faults) -> None:
+        self.name, self.every, self.folder, self.ranks, self.faults = name, every, folder, ranks, faults
+        self.nodes = Nodes.meet(ranks, str(folder.path))
+        self.leads = self.nodes.is_first_of_node(ranks.rank)  # does for the node what is done once
+        self.replication = self.nodes.replication() if name == "memory" else []
+        self.agreement = Agreement(ranks, ranks.saving)
+
+    def due(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def save(self, step: int, state: dict[str, Tensor], describe: Describe) -> int:
+        checkpoint, together, rank = self.folder.at(step), self.agreement.together, self.ranks.rank
+        piece = Piece.of(state)
+        try:
+            together(lambda: checkpoint.delete() if self.leads else None)
+            sizes = dict(enumerate(self.agreement.gather(piece.size)))
+            incoming = [one.piece for one in self.replication if one.receiver == rank]
+            files = {one: checkpoint.path / piece_name(one) for one in (rank, *incoming)}
+            # All room is taken before anything travels: no rank may fail while another waits for it.
+            together(lambda: reserve((path, sizes[one]) for one, path in files.items()))
+            records: list[FileRecord] = together(lambda: write_piece(files[rank], piece, sync=self.name == "local"))
+            self.faults.reach(f"{self.name}.written", step)
+            if self.replication:
+                together(lambda: self._replicate(files, sizes, records))
+                self.faults.reach(f"{self.name}.replicated", step)
+            files_of_all = {piece_name(one): record for one, record in enumerate(records)}
+            # Rank 0's on every node, to the byte: two that differ would be two steps at a resume.
+            manifest: Manifest = self.agreement.gather(describe(files_of_all) if self.ranks.is_first else None)[0]
+            together(lambda: checkpoint.publish(manifest) if self.leads else None)
+        except SaveFailedError:
+            if self.leads:
+                with contextlib.suppress(OSError):  # the failure itself may be that nothing can be done there
+                    checkpoint.delete()
+            raise
+        self.faults.reach(f"{self.name}.published", step)
+        if (
+            self.leads
+        ):  # every node has published this step: nothing older, and nothing from an abandoned future, counts
+            for other in self.folder.all():
+                if other.step != step:
+                    other.delete()
+        return manifest.size
+
+    def _replicate(self, files: dict[int, Path], sizes: dict[int, int], records: list[FileRecord]) -> None:
+        rank, group = self.ranks.rank, self.ranks.saving
+        carry_out(self.replication, sizes, files, rank=rank, group=group)
+        for one, path in files.items():
+            problem = damage(path, records[one]) if one != rank else None
+            if problem:
+                raise OSError(f"the copy of {path.name} that arrived here is damaged: {problem}")
+
+    def offers(self) -> list[Offer]:
+        mine = (
+            [manifest for one in self.folder.complete() if (manifest := readable_manifest(one))] if self.leads else []
+        )
+        known: dict[tuple[int, str], Manifest] = {}
+        for part in self.ranks.gather(mine, patient=True):
+            for manifest in part:
+                known[manifest.step, hashlib.sha256(manifest.to_json().encode()).hexdigest()] = manifest
+        return [self._offer(manifest) for _, manifest in sorted(known.items())]
+
+    def _offer(self, manifest: Manifest) -> Offer:
+        held = ranks_held(self.folder.at(manifest.step), manifest) if self.leads else []
+        holders: dict[int, list[int]] = {}
+        for rank, pieces in enumerate(self.ranks.gather(held, patient=True)):
+            for piece in pieces:
+                holders.setdefault(piece, []).append(self.nodes.of_rank[rank])
+        return PiecesOffer(self, manifest, holders)
+
+    def clear(self) -> None:
+        for one in self.folder.all() if self.leads else ():
+            one.delete()
+
+    def check_room(self, state: dict[str, Tensor]) -> None:
+        """Two steps, each with its double, must fit beside each other; said before the first step is paid for."""
+        sizes = self.ranks.gather(Piece.of(state).size)
+        copies = [size for rank, size in enumerate(sizes) if self.nodes.of_rank[rank] == self._node]
+        copies += [sizes[one.piece] for one in self.replication if self.nodes.of_rank[one.receiver] == self._node]
+        problem = None
+        if self.leads:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            status = os.statvfs(self.folder.path)
+            free = status.f_bavail * status.f_frsize + sum(one.size_on_disk() for one in self.folder.all())
+            if free < 2 * sum(copies):
+                problem = (str(self.folder.path), 2 * sum(copies), free)
+        for path, needed, free in filter(None, self.ranks.gather(problem)):
+            raise UserError(
+                f"the {self.name} tier does not fit on a node",
+                evidence=f"{path}: {needed / 2**30:.2f} GiB needed for two steps, {free / 2**30:.2f} GiB free",
+                fix=f"checkpoint.{self.name}_path=/a/larger/place, or checkpoint.{self.name}_every=null",
+            )
+
+    @property
+    def _node(self) -> int:
+        return self.nodes.of_rank[self.ranks.rank]
+
+
+class PiecesOffer:
+    """A step of a node tier; `holders` says which nodes have a piece of the right size."""
+
+    def __init__(self, tier: NodeTier, manifest: Manifest, holders: dict[int, list[int]]) -> None:
+        self.owner, self.holders = tier, holders
+        self.tier, self.step, self.manifest = tier.name, manifest.step, manifest
+        self.where = f"step {manifest.step} in the {tier.name} tier of {tier.nodes.count} nodes"
+        self._needed: list[Transfer] = []
+
+    def prove(self) -> list[tuple[str, str]]:
+        """Each rank hashes its own piece; where one is missing or damaged, a node that has a copy hashes that."""
+        tier, rank, nodes = self.owner, self.owner.ranks.rank, self.owner.nodes
+        own = {
+            one: problem for one, problem in enumerate(tier.ranks.gather(self._problem(rank), patient=True)) if problem
+        }
+        asked = {one: [node for node in self.holders.get(one, ()) if node != nodes.of_rank[one]] for one in own}
+        proven = []
+        if tier.leads:
+            mine = [one for one, holding in asked.items() if nodes.of_rank[rank] in holding]
+            proven = [one for one in mine if not self._problem(one)]
+        sources = {
+            one: sender for sender, pieces in enumerate(tier.ranks.gather(proven, patient=True)) for one in pieces
+        }
+        self._needed = [Transfer(one, sources[one], one) for one in sorted(own) if one in sources]
+        return [
+            (piece_name(one), f"{problem}, and no other node has it whole")
+            for one, problem in sorted(own.items())
+            if one not in sources
+        ]
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        tier, rank = self.owner, self.owner.ranks.rank
+        self._bring(self._needed)
+        read_piece(self._path(rank), state)
+        # What a lost node doubled must be doubled again before the next node may be lost.
+        whole = tier.ranks.gather(self._held(), patient=True)
+        self._bring(one for one in tier.replication if one.piece not in whole[one.receiver])
+        if tier.leads and readable_manifest(tier.folder.at(self.step)) != self.manifest:
+            tier.folder.at(self.step).publish(self.manifest)
+
+    def _bring(self, transfers: Iterable[Transfer]) -> None:
+        tier, rank, transfers = self.owner, self.owner.ranks.rank, list(transfers)
+        if not transfers:
+            return
+        agreement = Agreement(tier.ranks, tier.ranks.host)
+        sizes = {one.piece: self._record(one.piece).size for one in transfers}
+        incoming = [one.piece for one in transfers if one.receiver == rank]
+        agreement.together(lambda: reserve((self._path(one), sizes[one]) for one in incoming))
+        files = {one.piece: self._path(one.piece) for one in transfers}
+        carry_out(transfers, sizes, files, rank=rank, group=tier.ranks.host)
+        problems = [problem for one in incoming if (problem := self._problem(one))]
+        for problem in (one for part in tier.ranks.gather(problems, patient=True) for one in part):
+            raise OSError(f"a piece of step {self.step} was damaged on its way from a peer node: {problem}")
+
+    def _held(self) -> list[int]:
+        """Pieces on this rank's node, by their sizes."""
+        return ranks_held(self.owner.folder.at(self.step), self.manifest)
+
+    def _problem(self, piece: int) -> str | None:
+        return damage(self._path(piece), self._record(piece))
+
+    def _record(self, piece: int) -> FileRecord:
+        return self.manifest.files[piece_name(piece)]
+
+    def _path(self, piece: int) -> Path:
+        return self.owner.folder.at(self.step).path / piece_name(piece)

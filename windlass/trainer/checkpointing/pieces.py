@@ -1,0 +1,195 @@
+"""One rank's part of the state as a safetensors file, written and hashed in one pass, read straight into tensors.
+
+Put the pieces of all ranks together into a checkpoint that any number of ranks can read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import mmap
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from windlass.checkpoint import Checkpoint, CheckpointFolder, FileRecord, Manifest, hash_file
+from windlass.trainer.model.safetensors_files import DTYPES
+
+PARTS = "windlass-parts"  # in a file's metadata: what the parts in it are parts of
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Sink(Protocol):
+    def write(self, data: memoryview, /) -> int: ...
+
+
+def local_parts(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What this rank holds of every tensor, sharing its memory."""
+    return {
+        name: (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        for name, tensor in sorted(state.items())
+    }
+
+
+def _places(state: dict[str, Tensor]) -> dict[str, Any]:
+    """Of every tensor: the shape of the whole, and where in it this rank's part begins."""
+    places: dict[str, Any] = {}
+    for name, tensor in state.items():
+        offsets: Any = [0] * tensor.ndim
+        if isinstance(tensor, DTensor):
+            _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        places[name] = [list(tensor.shape), list(offsets)]
+    return places
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a rank writes: the header is known before the values are."""
+
+    header: bytes
+    parts: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, state: dict[str, Tensor]) -> Piece:
+        parts, end = local_parts(state), 0
+        described: dict[str, Any] = {"__metadata__": {PARTS: json.dumps(_places(state))}}
+        for name, tensor in parts.items():
+            begin, end = end, end + tensor.numel() * tensor.element_size()
+            described[name] = {
+                "dtype": NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [begin, end],
+            }
+        text = json.dumps(described, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return cls(len(text).to_bytes(8, "little") + text, parts)
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + sum(one.numel() * one.element_size() for one in self.parts.values())
+
+    def write(self, file: Sink) -> FileRecord:
+        digest, size = hashlib.sha256(), 0
+        for chunk in self._chunks():
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        return FileRecord(size, digest.hexdigest())
+
+    def _chunks(self) -> Iterator[memoryview]:
+        yield memoryview(self.header)
+        for tensor in self.parts.values():
+            if tensor.numel():
+                flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+                yield flat.numpy().data
+
+
+def write_piece(path: Path, piece: Piece, *, sync: bool) -> FileRecord:
+    """Into a file that has its room already."""
+    with path.open("r+b", buffering=0) as file:
+        record = piece.write(_Whole(file))
+        if sync:
+            os.fsync(file.fileno())
+    return record
+
+
+def reserve(files: Iterable[tuple[Path, int]]) -> None:
+    """Take the room of files now, so that filling them cannot fail half way."""
+    for path, size in files:
+        _reserve(path, size)
+
+
+def _reserve(path: Path, size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        if size:
+            os.posix_fallocate(handle, 0, size)
+    finally:
+        os.close(handle)
+
+
+def read_piece(path: Path, state: dict[str, Tensor]) -> None:
+    """Fill this rank's parts of `state` from a file that is proven to be as it was written."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as content:
+        fill(content, state)
+
+
+def fill(content: mmap.mmap | bytearray, state: dict[str, Tensor]) -> None:
+    length = int.from_bytes(content[:8], "little")
+    described = json.loads(content[8 : 8 + length])
+    described.pop("__metadata__", None)
+    parts = local_parts(state)
+    if described.keys() != parts.keys():
+        raise ValueError(f"the piece holds other tensors: {sorted(described.keys() ^ parts.keys())[:4]}")
+    for name, target in parts.items():
+        facts = described[name]
+        if (facts["shape"], facts["dtype"]) != (list(target.shape), NAMES[target.dtype]):
+            raise ValueError(f"{name} is {facts['dtype']} {facts['shape']} in the piece, {target.shape} here")
+        if target.numel() == 0:
+            continue
+        begin, end = facts["data_offsets"]
+        values = torch.empty(target.shape, dtype=target.dtype)
+        source = torch.frombuffer(content, dtype=torch.uint8, count=end - begin, offset=8 + length + begin)
+        values.reshape(-1).view(torch.uint8).copy_(source)
+        del source  # it holds on to the mapping
+        target.copy_(values)
+
+
+class _Whole:
+    """A raw file whose write writes everything."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: memoryview) -> int:
+        left = data
+        while left:
+            left = left[self.file.write(left) :]
+        return len(data)
+
+
+def assemble(place: Path, manifest: Manifest, target: CheckpointFolder) -> Checkpoint:
+    """From proven pieces in `place`. Holds the whole state in memory once."""
+    state: dict[str, Tensor] = {}
+    for name in sorted(manifest.files):
+        _add(place / name, state)
+    checkpoint = target.incoming(manifest.step)
+    checkpoint.delete()
+    checkpoint.path.mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch points out that one process saves: it is meant to
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint.path), no_dist=True)
+    files = {path.name: hash_file(path) for path in checkpoint.path.iterdir() if path.is_file()}
+    checkpoint.publish(dataclasses.replace(manifest, files=files, layout=None))
+    return target.take(checkpoint)
+
+
+def _add(path: Path, state: dict[str, Tensor]) -> None:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as content:
+        length = int.from_bytes(content[:8], "little")
+        described = json.loads(content[8 : 8 + length])
+        parts = json.loads(described.pop("__metadata__")[PARTS])
+        for name, facts in described.items():
+            shape, offsets = parts[name]
+            dtype, (begin, end) = DTYPES[facts["dtype"]], facts["data_offsets"]
+            whole = state.setdefault(name, torch.empty(shape, dtype=dtype))
+            values = torch.empty(facts["shape"], dtype=dtype)
+            if values.numel() == 0:
+                continue
+            source = torch.frombuffer(content, dtype=torch.uint8, count=end - begin, offset=8 + length + begin)
+            values.reshape(-1).view(torch.uint8).copy_(source)
+            del source  # it holds on to the mapping
+            for axis, (offset, size) in enumerate(zip(offsets, facts["shape"], strict=True)):
+                whole = whole.narrow(axis, offset, size)
+            whole.copy_(values)

@@ -1,0 +1,270 @@
+"""Find the newest checkpoint that is whole and is this run's, in the nearest tier that has it.
+
+Begin a new run with a checkpoint of another: it is linked into the new run's folder as if that had saved it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from windlass.checkpoint import CheckpointFolder, Manifest
+from windlass.errors import UserError
+from windlass.runfolder import RunFolder, read_json_lines
+from windlass.trainer.checkpointing.saving import Checkpointer
+from windlass.trainer.checkpointing.store_tier import store_offers
+from windlass.trainer.checkpointing.tiers import ORDER, Offer
+from windlass.trainer.model.lora import lora_layers
+
+log = logging.getLogger(__name__)
+# Of a configuration: where it came from, how it is computed, how text is generated. The trained model is the same.
+NOT_THE_MODEL = frozenset(
+    (
+        *("transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "use_cache", "return_dict"),
+        *("output_attentions", "output_hidden_states", "attn_implementation", "experts_implementation"),
+        *("bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id", "id2label", "label2id"),
+        *("problem_type", "finetuning_task", "task_specific_params", "name_or_path"),
+    )
+)
+ABSENT = object()
+NAMED = 12
+
+# What the data and the tokenizer of a run are by their content; checkpoints of earlier versions do not say it.
+CONTENT = frozenset({"data_fingerprint", "tokenizer_fingerprint"})
+
+
+def newest_whole(checkpointer: Checkpointer) -> Offer | None:
+    """The newest step that is whole, of equal ones the nearest; those that are not are named and passed over."""
+    folder, ranks = checkpointer.folder, checkpointer.ranks
+    offers = [offer for tier in (*checkpointer.quick, checkpointer.shared) for offer in tier.offers()]
+    if checkpointer.stored:
+        further, problem = store_offers(checkpointer.stored, checkpointer.checkpoints, ranks, checkpointer.faults)
+        if problem and not offers:
+            raise UserError(
+                "the store cannot be asked for checkpoints, and there are none here",
+                evidence=problem,
+                cause="starting over might leave behind what was trained before",
+                fix="make the store reachable, or checkpoint.store=null to begin without it",
+            )
+        if problem and ranks.is_first:
+            log.warning("the store cannot be asked for newer checkpoints, going on with what is here: %s", problem)
+        offers += further
+    offers.sort(key=lambda offer: (-offer.step, ORDER.index(offer.tier)))
+    for offer in offers:
+        reason = _cannot_serve(offer, checkpointer.layout)
+        if reason:
+            if ranks.is_first:
+                log.warning("%s is passed over: %s", offer.where, reason)
+                folder.record("checkpoint-passed-over", tier=offer.tier, step=offer.step, reason=reason)
+            continue
+        damages = offer.prove()
+        if not damages:
+            return offer
+        name = f"step-{offer.step:08d}"
+        for file, reason in damages if ranks.is_first else ():
+            log.warning("%s is damaged and passed over: %s: %s (%s tier)", name, file, reason, offer.tier)
+            folder.record("checkpoint-damaged", checkpoint=name, file=file, reason=reason, tier=offer.tier)
+    if offers:
+        raise _none_is_whole(offers, checkpointer)
+    return None
+
+
+def _cannot_serve(offer: Offer, layout: dict[str, Any]) -> str | None:
+    """Pieces are of one number of ranks and one sharding; checkpoints in the run folder and the store are of any."""
+    if offer.tier in ("shared", "store"):
+        return None
+    theirs = offer.manifest.layout or {}
+    different = [
+        f"{key} {theirs.get(key)} there, {layout.get(key)} here"
+        for key in sorted({*theirs, *layout})
+        if theirs.get(key) != layout.get(key)
+    ]
+    return "; ".join(different) or None
+
+
+def _none_is_whole(offers: list[Offer], checkpointer: Checkpointer) -> UserError:
+    name = checkpointer.folder.name
+    steps = ", ".join(str(step) for step in sorted({offer.step for offer in offers}))
+    if all(_cannot_serve(offer, checkpointer.layout) for offer in offers):
+        return UserError(
+            "the only checkpoints of this run are of another number of ranks or another sharding",
+            evidence=f"steps {steps}: {_cannot_serve(offers[0], checkpointer.layout)}",
+            cause="the run folder and the store, which serve any, have none yet",
+            fix="start it as it was started before, or begin again with --fresh",
+        )
+    return UserError(
+        f"none of the {len(offers)} checkpoints of this run is whole",
+        evidence=f"steps {steps}; `windlass ckpt verify {name}` names the files",
+        fix="restore one of them, or begin again with --fresh",
+    )
+
+
+def check_same_run(manifest: Manifest, *, model: dict[str, Any], order: dict[str, Any], where: str) -> None:
+    """A checkpoint of another model, or of other data in another order, must not be continued by accident."""
+    check_same_model(
+        manifest.model, model, where=where, fix="give this run another name (name=…), or begin again with --fresh"
+    )
+    unknown = unknown_content(manifest, order)
+    if unknown:
+        log.warning(
+            "whether %s was made with the same content is not known: it has no %s", where, ", no ".join(unknown)
+        )
+    keys = different_order(manifest, order)
+    if keys:
+        raise UserError(
+            f"{where} was made with other data or another order",
+            evidence="\n".join(f"{key}: {manifest.order.get(key)!r} there, {order.get(key)!r} here" for key in keys),
+            cause="the names are the same, but the content of the files has changed since"
+            if CONTENT.issuperset(keys)
+            else "going on would read some sequences twice and others never",
+            fix="give this run another name (name=…), or begin again with --fresh",
+        )
+
+
+def different_order(manifest: Manifest, order: dict[str, Any]) -> list[str]:
+    """Keys of the data, or of the order in which it is read, that are not as they were when a checkpoint was made.
+
+    Another global batch is not among them: the number of sequences read says where to go on. Only the lanes of a stream
+    belong to places of one batch.
+    """
+    free = set(unknown_content(manifest, order)) | ({"global_batch"} if manifest.data_state is None else set())
+    return sorted(key for key in {*manifest.order, *order} - free if manifest.order.get(key) != order.get(key))
+
+
+def unknown_content(manifest: Manifest, order: dict[str, Any]) -> list[str]:
+    """Fingerprints of content that a checkpoint of an earlier version, or a source that cannot tell, does not have."""
+    return sorted(key for key in CONTENT if manifest.order.get(key) is None or order.get(key) is None)
+
+
+def check_same_model(theirs: dict[str, Any], ours: dict[str, Any], *, where: str, fix: str) -> None:
+    """Weights fit models that compute something else with them: other heads, another rotation, another activation.
+
+    Both are what a manifest says about a model, `theirs` perhaps of an older windlass or another transformers.
+    """
+    different = list(_differing_settings(theirs, ours))
+    if not different and theirs.get("fingerprint") == ours["fingerprint"]:
+        return
+    raise UserError(
+        f"{where} is of another model",
+        evidence="\n".join(different[:NAMED]) or "parameter names or shapes differ",
+        cause="its weights were trained with those settings" if different else None,
+        fix=fix,
+    )
+
+
+def model_settings(config: Any, reference: nn.Module) -> dict[str, Any]:
+    """Everything of a model that parameter names and shapes do not say, for a manifest and to compare with one."""
+    import transformers
+
+    settings = _plain(config.to_dict())
+    scales = sorted({layer.lora_scale for layer in lora_layers(reference).values()})
+    if scales:
+        settings["lora_scale"] = scales
+    text = json.dumps(settings, sort_keys=True)
+    return {
+        "settings": settings,
+        "settings_fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "transformers": transformers.__version__,
+    }
+
+
+def _differing_settings(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[str]:
+    mine = ours["settings"]
+    if "settings" not in theirs:  # of an older windlass, which noted only what differs from the class's defaults
+        return _differences(_plain(theirs.get("config") or {}), mine, theirs_alone=False, ours_alone=False)
+    same = theirs.get("transformers") == ours["transformers"]  # another version knows other settings
+    return _differences(_plain(theirs["settings"]), mine, theirs_alone=same, ours_alone=same)
+
+
+def _differences(theirs: Any, ours: Any, *, theirs_alone: bool, ours_alone: bool, name: str = "") -> Iterator[str]:
+    """Every setting that differs, by its dotted name; those that only one side knows where it is asked for."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in sorted({*theirs, *ours}):
+            there, here = theirs.get(key, ABSENT), ours.get(key, ABSENT)
+            if (there is ABSENT and not ours_alone) or (here is ABSENT and not theirs_alone):
+                continue
+            yield from _differences(
+                there, here, theirs_alone=theirs_alone, ours_alone=ours_alone, name=f"{name}.{key}" if name else key
+            )
+    elif theirs != ours:
+        there, here = ("not set" if one is ABSENT else repr(one) for one in (theirs, ours))
+        yield f"{name}: {there} there, {here} here"
+
+
+def _plain(value: Any) -> Any:
+    """A configuration as JSON has it, without what does not change the model."""
+    if isinstance(value, dict):
+        kept = {str(key): _plain(one) for key, one in value.items()}
+        return {key: one for key, one in kept.items() if key not in NOT_THE_MODEL and not key.startswith("_")}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def refuse_to_start_over(folder: RunFolder) -> None:
+    """A run that has saved steps, of which none is left anywhere, must not begin at step 0 without a word."""
+    saves = [one for one in read_json_lines(folder.history) if one.get("event") in ("checkpoint", "uploaded")]
+    lasting = sorted({int(one["step"]) for one in saves if one.get("tier", "shared") == "shared"})
+    if lasting:
+        raise UserError(
+            f"the checkpoints of {folder.name} are gone",
+            evidence=f"{folder.history} tells of saves up to step {lasting[-1]}, and {folder.checkpoints} holds none",
+            cause="going on would mean to train again from step 0",
+            fix="put the checkpoints back, or begin again with --fresh",
+        )
+    if saves:  # in memories or on disks of nodes alone: nodes may be lost
+        newest = max(int(one["step"]) for one in saves)
+        log.warning("step %d was saved on the nodes alone, and none of them has it any more: from step 0", newest)
+        folder.record("started-over", step=newest)
+
+
+def take_over(branch_from: str, folder: RunFolder, *, order: dict[str, Any]) -> None:
+    """Put the checkpoint `RUN@STEP` of a run beside this one into this run's folder. Rank 0 calls it."""
+    name, _, step = branch_from.rpartition("@")
+    source = RunFolder(folder.path.parent / name)
+    checkpoint = CheckpointFolder(source.checkpoints).choose(int(step))
+    damages = list(checkpoint.damages())
+    if damages:
+        raise UserError(
+            f"{branch_from} cannot be branched from: it is damaged",
+            evidence="\n".join(f"{one.file}: {one.reason}" for one in damages),
+            fix=f"windlass ckpt ls {name}    lists the others",
+        )
+    manifest = checkpoint.manifest()
+    changed = different_order(manifest, order)
+    if changed:  # other data begins at its beginning; where the old data stood says nothing about it
+        manifest = replace(manifest, order=order, data_state=None, sequences=0)
+    own = CheckpointFolder(folder.checkpoints).at(checkpoint.step)
+    own.path.mkdir(parents=True, exist_ok=True)
+    try:
+        for file in manifest.files:
+            _link(checkpoint.path / file, own.path / file)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{branch_from} was removed while it was branched from",
+            evidence=str(error),
+            cause=f"{name} still trains, and keeps its newest checkpoints only",
+            fix=f"--from {name}    takes its newest",
+        ) from None
+    own.publish(replace(manifest, validation=None))  # the best of another run is not this one's
+    data = f"other data, from its beginning: {'; '.join(changed)}" if changed else "the data goes on"
+    folder.record("branched", source=name, step=checkpoint.step, data=data)
+    log.info("branched from step %d of %s; %s", checkpoint.step, name, data)
+
+
+def _link(source: Path, to: Path) -> None:
+    """Files of a checkpoint never change, so both runs can share them; where links are not possible they are copied."""
+    to.unlink(missing_ok=True)
+    try:
+        os.link(source, to)
+    except OSError:
+        shutil.copy2(source, to)

@@ -1,0 +1,279 @@
+"""Save training state to the tiers of a run: copied to host memory at once, written by a thread, nearest tier first."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+
+import windlass
+from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest
+from windlass.checkpoint.locking import hold
+from windlass.errors import ExitCode, UserError
+from windlass.plan.resolution import effective_sharding
+from windlass.runfolder import RunFolder
+from windlass.spec import Run
+from windlass.trainer.checkpointing.folder_tier import SharedTier
+from windlass.trainer.checkpointing.node_tier import NodeTier
+from windlass.trainer.checkpointing.opening import open_tiers
+from windlass.trainer.checkpointing.pieces import local_parts
+from windlass.trainer.checkpointing.tiers import Offer, Progress, Tier
+from windlass.trainer.distributed.agreement import SaveFailedError
+from windlass.trainer.distributed.faults import Faults
+from windlass.trainer.distributed.ranks import Ranks
+
+__all__ = ["Checkpointer", "Progress"]
+
+log = logging.getLogger(__name__)
+GRACE_MARGIN_S = 5.0  # of the time between SIGTERM and SIGKILL: for the ranks to leave
+
+
+class Checkpointer:
+    """Saves one run's training state. All ranks call every method together."""
+
+    def __init__(
+        self,
+        run: Run,
+        folder: RunFolder,
+        ranks: Ranks,
+        faults: Faults,
+        *,
+        model: dict[str, Any],
+        order: dict[str, Any],
+    ) -> None:
+        self.spec, self.folder, self.ranks, self.faults = run.checkpoint, folder, ranks, faults
+        self.model, self.order = model, order
+        self.layout = {
+            "world_size": ranks.world_size,
+            "sharding": effective_sharding(run, ranks.world_size),
+            "precision": run.train.precision,
+            "bf16_weights": run.train.bf16_weights,
+            **run.parallel.model_dump(mode="json", exclude={"sharding", "timeout_minutes"}),
+        }
+        self.checkpoints = CheckpointFolder(folder.checkpoints)
+        self.protected: set[int] = set()  # steps that retention never lets go
+        self.describe_validations: Callable[[], dict[str, Any] | None] = lambda: None  # for manifests
+        self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults)
+        opened = open_tiers(run, folder, ranks, faults, self.protected)
+        self.quick: list[Tier] = opened.quick
+        self.stored, self.uploads = opened.stored, opened.uploads
+        self.saved_step: int | None = None  # of the newest checkpoint that is published in the run folder
+        self._staging: dict[str, Any] | None = None  # host copies, made once and filled at every save
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+        self._pending_step: int = 0
+        self._pending_shared = False
+        self._lock: int | None = None  # of the checkpoints' folder, on rank 0
+
+    def clear_unfinished(self) -> None:
+        """Give back the room that killed saves and deletions took. Rank 0 calls it, before any save begins."""
+        if self._lock is None:
+            self._lock = hold(self.checkpoints.path)
+        for leftover in self.checkpoints.unfinished():
+            log.info("removing %s: its save was cut off", leftover.name)
+            leftover.delete()
+        for path in self.checkpoints.scratch():
+            log.info("removing %s: the command that made it was cut off", path.name)
+            shutil.rmtree(path, ignore_errors=True)
+
+    def begin(self, found: Offer | None, state: dict[str, Tensor]) -> None:
+        """Before the first step: what was found is what is saved so far, and every tier must have room for more."""
+        if found is not None and found.tier in ("shared", "store"):
+            self.saved_step = found.step
+        for tier in self.quick:
+            if isinstance(tier, NodeTier):
+                tier.check_room(state)
+        if self.uploads:
+            self.uploads.request()  # what an attempt before this one left undone
+
+    def due(self, step: int) -> bool:
+        return any(tier.due(step) for tier in (*self.quick, self.shared))
+
+    def save(self, progress: Progress, state: dict[str, Tensor], *, wait: bool, shared: bool = False) -> float:
+        """Save `state` to the tiers that are due, and to the run folder if it is waited for or `shared`; the seconds
+        for which training stood still. Only a save that is waited for raises.
+        """
+        started = time.perf_counter()
+        to_shared = wait or shared or self.shared.due(progress.step)
+        tiers = [tier for tier in self.quick if not wait and tier.due(progress.step)]
+        tiers += [self.shared] if to_shared else []
+        # Copies in memory are many: one that would have to wait for a slower tier is worth less than the time.
+        if not wait and self._pending is not None and self._pending_step == progress.step and self._pending_shared:
+            return time.perf_counter() - started  # it is being written this moment
+        if all(tier.name == "memory" for tier in tiers) and self._still_writing():
+            log.info("step %d is not copied to memory: the save before is still being written", progress.step)
+            return time.perf_counter() - started
+        self.finish(must_succeed=False)
+        if self.saved_step == progress.step:
+            return time.perf_counter() - started
+        progress = dataclasses.replace(self._with_all_lanes(progress), validation=self.describe_validations())
+        # Always from a copy, also where training waits: DCP copies tensors of a GPU without blocking, and a file that
+        # was written before the copy arrived would be hashed as whole.
+        in_background = self.spec.background and not wait
+        staged = self._stage(state)
+        stall_s = time.perf_counter() - started
+        self._pending_step, self._pending_shared = progress.step, to_shared
+        self._pending = self._writer.submit(self._write, progress, staged, tiers, started, stall_s)
+        if not in_background:
+            self.finish(must_succeed=wait)
+        return time.perf_counter() - started
+
+    def finish(self, *, must_succeed: bool = True) -> None:
+        """Wait for the save under way, if any."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        try:
+            pending.result()
+            if self._pending_shared:
+                self.saved_step = self._pending_step
+        except SaveFailedError as error:
+            if must_succeed:
+                raise UserError(
+                    f"the checkpoint of step {self._pending_step} could not be written",
+                    evidence=str(error),
+                    cause="the run stops here because nothing after the last complete checkpoint is safe",
+                    fix=f"make room under {self.folder.checkpoints} and start the run again: it goes on from "
+                    "its last complete checkpoint",
+                    exit_code=ExitCode.FAILED,
+                ) from None
+
+    def close(self, step: int, *, told_at: float | None) -> list[int]:
+        """The end: wait for the last upload, or as long as a SIGTERM at `told_at` leaves time; what is only here.
+
+        A run that is finished but whose last step the store lacks is an error: its machine may be gone tomorrow.
+        """
+        self.finish()
+        only_here: list[int] = []
+        if self.uploads and self.stored:
+            deadline = None if told_at is None else told_at + self.spec.grace_seconds - GRACE_MARGIN_S
+            only_here = self.uploads.finish(deadline)
+        if self.saved_step == step:  # further than the quick tiers can be: they have done their work
+            for tier in self.quick:
+                tier.clear()
+        if only_here and self.ranks.is_first:
+            steps = ", ".join(map(str, only_here))
+            log.warning("not in %s: steps %s, only in %s", self.spec.store, steps, self.checkpoints.path)
+            self.folder.record("only-local", steps=only_here, store=self.spec.store)
+        if only_here and told_at is None and step in only_here:
+            raise UserError(
+                f"the run is trained to its end, but step {step} is not in {self.spec.store}",
+                evidence=f"`windlass show {self.folder.name}` has the events: upload-failed",
+                cause=f"it is whole in {self.checkpoints.at(step).path}",
+                fix="start the run again: it trains nothing and uploads what is missing",
+                exit_code=ExitCode.FAILED,
+            )
+        return only_here
+
+    def _still_writing(self) -> bool:
+        """Whether the save under way still needs the host copies, on any rank."""
+        return self._pending is not None and self.ranks.sum([not self._pending.done()])[0] > 0
+
+    def _stage(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy the state to host memory (pinned where there is a GPU), so that training may change it again."""
+        on_gpu = self.ranks.device.type == "cuda"
+        if self._staging is None:
+            self._staging = _create_cpu_state_dict(state, pin_memory=on_gpu)
+        staged = _copy_state_dict(state, self._staging, non_blocking=on_gpu)
+        if on_gpu:
+            torch.cuda.current_stream().synchronize()
+        return staged
+
+    def _with_all_lanes(self, progress: Progress) -> Progress:
+        """Streams: every rank knows where its own lanes stand; the manifest needs them all."""
+        if progress.data_state is None:
+            return progress
+        merged: dict[str, Any] = {}
+        for state in self.ranks.gather(progress.data_state):
+            for key, lanes in state.items():
+                merged.setdefault(key, {}).update(lanes)
+        return replace(progress, data_state=merged)
+
+    def _write(
+        self, progress: Progress, state: dict[str, Tensor], tiers: list[Tier], started: float, stall_s: float
+    ) -> None:
+        """Runs in the writer thread of every rank. Uses the saving group alone, so it never meets the loop's calls."""
+        failure: SaveFailedError | None = None
+        self._take_device(state)
+        for tier in tiers:
+            try:
+                size = tier.save(progress.step, state, self._describe(progress, tier))
+            except SaveFailedError as error:
+                self._report_failure(tier, progress.step, str(error))
+                failure = error if tier is self.shared else failure
+            else:
+                self._report(tier, progress.step, size, time.perf_counter() - started, stall_s)
+        if failure:
+            raise failure
+        if self.shared in tiers:
+            if self.ranks.is_first:
+                self._let_go(progress.step)
+            if self.uploads:
+                self.uploads.request()
+
+    def _take_device(self, staged: dict[str, Tensor]) -> None:
+        """A new thread sits on cuda:0 whatever its rank: what it synchronises there says nothing of the rank's GPU."""
+        if self.ranks.device.type == "cuda":
+            torch.cuda.set_device(self.ranks.device)
+            assert torch.cuda.current_device() == self.ranks.device.index
+        elsewhere = [name for name, tensor in local_parts(staged).items() if tensor.device.type != "cpu"]
+        assert not elsewhere, f"not in host memory: {elsewhere[:4]}"
+
+    def _describe(self, progress: Progress, tier: Tier) -> Any:
+        def describe(files: dict[str, FileRecord]) -> Manifest:
+            return Manifest(
+                step=progress.step,
+                tokens=progress.tokens,
+                files=files,
+                model=self.model,
+                order=self.order,
+                data_state=progress.data_state,
+                sequences=progress.sequences,
+                world_size=self.ranks.world_size,
+                created=created,
+                versions={
+                    "windlass": windlass.__version__,
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                },
+                layout=None if tier is self.shared else self.layout,
+                validation=progress.validation,
+            )
+
+        created = round(time.time(), 3)
+        return describe
+
+    def _report(self, tier: Tier, step: int, size: int, seconds: float, stall_s: float) -> None:
+        if not self.ranks.is_first:
+            return
+        log.info("step %d is saved (%s): %.1f MiB in %.2f s", step, tier.name, size / 2**20, seconds)
+        self.folder.record(
+            "checkpoint", step=step, seconds=round(seconds, 3), stall_s=round(stall_s, 3), bytes=size, tier=tier.name
+        )
+
+    def _report_failure(self, tier: Tier, step: int, problem: str) -> None:
+        if not self.ranks.is_first:
+            return
+        log.error("step %d could not be saved (%s): %s; older checkpoints are untouched", step, tier.name, problem)
+        self.folder.record("checkpoint-failed", step=step, error=problem, tier=tier.name)
+
+    def _let_go(self, step: int) -> None:
+        keep, keep_every = self.spec.keep, self.spec.keep_every
+        for expired in self.checkpoints.expired(step, keep=keep, keep_every=keep_every, protected=self.protected):
+            self.faults.reach("save.retention", step)
+            if self.uploads is None:
+                expired.delete()
+                continue
+            with self.uploads.lock:
+                if expired.step not in self.uploads.reserved:
+                    expired.delete()

@@ -1,0 +1,1 @@
+"""What makes a step fast: attention, the fused head, fp8, lean blocks, and their kernels."""

@@ -1,0 +1,215 @@
+"""Blocks with fewer passes over memory, for models whose blocks are llama's.
+
+Projections of the same input are one product: q, k and v; gate and up. Residual sums are taken inside the products
+that end in them, and what lies between two products is one pass each way. It is what transformers' block computes,
+rounded less often. Three kinds, by where the weights are:
+
+- a rank has its bf16 weights to itself: joined weights are one tensor whose parts are the parameters themselves, so
+  nothing is copied and nobody else has to know;
+- FSDP2 gathers them for a pass: each lies in memory of its own;
+- they are frozen, with LoRA beside them (lean_lora).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from windlass.errors import UserError
+from windlass.plan.layout import LEAN
+from windlass.plan.resolution import effective_sharding
+from windlass.spec import Run
+from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.fast.lean_lora import Beside, Joint, NormedBeside, SwigluBeside, obstacle_to_lean_lora
+from windlass.trainer.fast.lean_parts import AddedProduct, GatheredProduct, JoinedProduct, Normed, Rotated, Swiglu
+from windlass.trainer.model.structure import blocks
+
+
+class LeanForward:
+    """Takes the place of a block's own forward; the block keeps its parts and their names."""
+
+    joined_qkv: Tensor | None = None  # None: gathered weights, each in memory of its own
+    joined_gate_up: Tensor | None = None
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: Any = None,
+        documents: Tensor | None = None,
+        **_others: Any,
+    ) -> Tensor:
+        attention, mlp = self.self_attn, self.mlp
+        batch, length, width = hidden_states.shape
+
+        x, residual = normed(self.input_layernorm, hidden_states.reshape(-1, width))
+        joined = product_of(x, self.joined_qkv, attention.q_proj, attention.k_proj, attention.v_proj)
+        attended = attend(attention, joined, position_embeddings, attention_mask, documents, (batch, length))
+        residual = AddedProduct.apply(attended, attention.o_proj.weight, residual)
+
+        x, residual = normed(self.post_attention_layernorm, residual)
+        gate_up = product_of(x, self.joined_gate_up, mlp.gate_proj, mlp.up_proj)
+        out: Tensor = AddedProduct.apply(Swiglu.apply(gate_up), mlp.down_proj.weight, residual)
+        return out.view(batch, length, width)
+
+
+class LeanLoraForward:
+    """The same where every projection is frozen and has an adapter of its own."""
+
+    joints: tuple[Joint, Joint, Joint, Joint]  # q, k and v; o; gate and up; down
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: Any = None,
+        documents: Tensor | None = None,
+        **_others: Any,
+    ) -> Tensor:
+        batch, length, width = hidden_states.shape
+        qkv, o, gate_up, down = self.joints
+
+        x, residual, a_pi = normed_beside(self.input_layernorm, hidden_states.reshape(-1, width), qkv)
+        joined = qkv.product(x, a_pi)
+        attended = attend(self.self_attn, joined, position_embeddings, attention_mask, documents, (batch, length))
+        a_pi = o.a(attended)
+        residual = o.product(Beside.apply(attended, a_pi), a_pi, residual)
+
+        x, residual, a_pi = normed_beside(self.post_attention_layernorm, residual, gate_up)
+        both = gate_up.product(x, a_pi)
+        a_pi = down.a(both)
+        out: Tensor = down.product(SwigluBeside.apply(both, a_pi), a_pi, residual)
+        return out.view(batch, length, width)
+
+
+def product_of(x_ni: Tensor, joined_oi: Tensor | None, *layers: nn.Linear) -> Tensor:
+    weights = [layer.weight for layer in layers]
+    out: Tensor = (
+        GatheredProduct.apply(x_ni, *weights) if joined_oi is None else JoinedProduct.apply(x_ni, joined_oi, *weights)
+    )
+    return out
+
+
+def normed(layer: Any, x_nd: Tensor) -> tuple[Tensor, Tensor]:
+    out: tuple[Tensor, Tensor] = Normed.apply(x_nd, layer.weight, layer.variance_epsilon)
+    return out
+
+
+def normed_beside(layer: Any, x_nd: Tensor, joint: Joint) -> tuple[Tensor, Tensor, Tensor]:
+    a_pd = joint.a(x_nd)
+    wide, residual = NormedBeside.apply(x_nd, layer.weight, layer.variance_epsilon, a_pd)
+    return wide, residual, a_pd
+
+
+def attend(
+    module: Any,
+    joined_no: Tensor,
+    position_embeddings: Any,
+    mask: Tensor | None,
+    documents: Tensor | None,
+    shape: tuple[int, int],
+) -> Tensor:
+    """Attention of queries, keys and values side by side: [N, heads · size]."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    groups = module.config.num_key_value_heads
+    heads = Rotated.apply(joined_no.view(*shape, -1, module.head_dim), groups, *position_embeddings)
+    q, k, v = (one.transpose(1, 2) for one in heads)
+    attention = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, None)
+    dropout = module.attention_dropout if module.training else 0.0
+    bounds = {} if documents is None else {"documents": documents}
+    out: Tensor = attention(module, q, k, v, mask, dropout=dropout, scaling=module.scaling, **bounds)[0]
+    return out.reshape(joined_no.shape[0], -1)
+
+
+def use_lean_blocks(model: Any, run: Run, ranks: Ranks, *, bf16_copies: bool) -> bool:
+    """Change the blocks' class where that is possible; `join_weights` must follow."""
+    asked = run.train.lean_blocks
+    if asked is False or (asked is None and ranks.device.type != "cuda"):
+        return False
+    if obstacle := obstacle_to_lean_blocks(model, run, ranks.world_size, bf16_copies=bf16_copies):
+        if asked:
+            raise UserError("train.lean_blocks cannot be had here", evidence=obstacle, fix="train.lean_blocks=false")
+        return False
+    block: Any
+    for block in blocks(model).values():
+        if run.model.lora is None:
+            block.__class__ = lean_class(LeanForward, block.__class__)
+            continue
+        block.__class__ = lean_class(LeanLoraForward, block.__class__)
+        block.joints = joints_of(block)
+        block.register_forward_pre_hook(_refresh)
+    return True
+
+
+def joints_of(block: Any) -> tuple[Joint, ...]:
+    attention, mlp = block.self_attn, block.mlp
+    return (
+        Joint(attention.q_proj, attention.k_proj, attention.v_proj),
+        Joint(attention.o_proj),
+        Joint(mlp.gate_proj, mlp.up_proj),
+        Joint(mlp.down_proj),
+    )
+
+
+def _refresh(block: Any, _inputs: Any) -> None:
+    for joint in block.joints:
+        joint.refresh()
+
+
+def obstacle_to_lean_blocks(model: Any, run: Run, world_size: int, *, bf16_copies: bool) -> str:
+    config = model.config.get_text_config()
+    if config.model_type not in LEAN:
+        return f"{config.model_type} blocks are not {' or '.join(sorted(LEAN))} blocks"
+    if config.hidden_act != "silu":
+        return f"the activation is {config.hidden_act}, not silu"
+    sharded = effective_sharding(run, world_size) in ("full", "hybrid")
+    if run.model.lora is not None:
+        if sharded:
+            return "model.lora beside sharded weights"
+        if obstacle := obstacle_to_lean_lora(next(iter(blocks(model).values()))):
+            return obstacle
+    elif run.train.precision != "bf16":
+        return f"train.precision is {run.train.precision}"
+    elif not bf16_copies and not sharded:
+        return "fp32 weights are cast on every use: sharding is ddp, or train.bf16_weights is off"
+    if run.train.fp8:
+        return "train.fp8 computes the products in another way"
+    if run.model.attention not in ("auto", "flash4", "sdpa"):
+        return f"model.attention is {run.model.attention}"
+    if any(parameter.ndim == 1 and name.endswith("bias") for name, parameter in model.named_parameters()):
+        return "the model's linear layers have biases"
+    return ""
+
+
+@functools.cache
+def lean_class(lean: Any, block: Any) -> Any:
+    return type(f"{lean.__name__.removesuffix('Forward')}{block.__name__}", (lean, block), {})
+
+
+@torch.no_grad()
+def join_weights(model: nn.Module) -> None:
+    """Lay the weights of lean blocks side by side, once they are where they stay; the parameters become views."""
+    block: Any
+    for block in (one for one in blocks(model).values() if isinstance(one, LeanForward | LeanLoraForward)):
+        attention, mlp = block.self_attn, block.mlp
+        if isinstance(block, LeanLoraForward):
+            for joint in block.joints:
+                joint.join()
+        elif not isinstance(block, FSDPModule):
+            block.joined_qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+            block.joined_gate_up = _joined(mlp.gate_proj, mlp.up_proj)
+
+
+def _joined(*layers: nn.Linear) -> Tensor:
+    joined_oi = torch.cat([layer.weight.data for layer in layers])
+    start = 0
+    for layer in layers:
+        end = start + layer.weight.shape[0]
+        layer.weight.data = joined_oi[start:end]
+        start = end
+    return joined_oi

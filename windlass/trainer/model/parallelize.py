@@ -1,0 +1,197 @@
+"""Spread a model over ranks, in the one order that works: fp8 → lean blocks → recompute and compile → shard.
+
+A block that is computed again whole is compiled first: inside what is compiled, functions with backward passes of their
+own (lean blocks) would keep all they save. What is computed again in part is chosen by the compiler, from inside.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from windlass.errors import UserError
+from windlass.plan.resolution import effective_sharding, shard_group
+from windlass.spec import Run
+from windlass.trainer.distributed.ranks import Ranks, local_world_size
+from windlass.trainer.fast.fp8 import use_fp8
+from windlass.trainer.fast.kernels import cublas, flash4  # noqa: F401  they register operators
+from windlass.trainer.fast.lean import use_lean_blocks
+from windlass.trainer.model.structure import blocks
+
+log = logging.getLogger(__name__)
+
+
+def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
+    """Apply recomputation, compilation and sharding in place; parameter names do not change."""
+    if run.train.fp8:
+        use_fp8(model, run, ranks)
+    use_lean_blocks(model, run, ranks, bf16_copies=use_bf16_copies(run, ranks))
+    for block in blocks(model).values():
+        if run.parallel.activation_checkpointing == "selective":
+            recompute(block, selective=True)
+        if should_compile(run, ranks):
+            experts = not_compiled(block, bf16=computes_in_bf16(run, ranks))
+            for module in experts:
+                module.forward = torch._dynamo.disable(module.forward)  # type: ignore[no-untyped-call]
+            block.forward = torch.compile(block.forward, fullgraph=not experts)
+        if run.parallel.activation_checkpointing == "full":
+            recompute(block, selective=False)
+    if should_compile(run, ranks):
+        for module in after_blocks(model):
+            module.forward = torch.compile(module.forward, fullgraph=True)
+    if effective_sharding(run, ranks.world_size) in ("full", "hybrid"):
+        shard(model, run, ranks)
+
+
+def computes_in_bf16(run: Run, ranks: Ranks) -> bool:
+    """Whether weights are bf16 when they are multiplied; under autocast (DDP) they are fp32 until then."""
+    sharded = effective_sharding(run, ranks.world_size) in ("full", "hybrid")
+    return run.train.precision == "bf16" and (sharded or run.model.lora is not None or use_bf16_copies(run, ranks))
+
+
+def not_compiled(block: nn.Module, *, bf16: bool) -> list[nn.Module]:
+    """Experts that torch.compile cannot take: it multiplies groups of rows in bf16 only, and loops over none."""
+    parts = dict(block.named_modules())
+    named = [name for name in parts if name.rpartition(".")[2] == "experts"]
+    lists = [parts[name.rpartition(".")[0]] for name in named if isinstance(parts[name], nn.ModuleList)]
+    grouped = [parts[name] for name in named if not isinstance(parts[name], nn.ModuleList)]
+    return lists + ([] if bf16 else grouped)
+
+
+def after_blocks(model: nn.Module) -> list[nn.Module]:
+    """The last norm: outside the blocks, and in plain torch a dozen passes over all tokens."""
+    backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
+    others = [one for one in backbone.children() if not isinstance(one, nn.ModuleList | nn.Embedding)]
+    return [one for one in others if any(parameter.ndim == 1 for parameter in one.parameters())]
+
+
+def use_bf16_copies(run: Run, ranks: Ranks) -> bool:
+    """Compute in bf16 weights whose fp32 masters only the optimizer sees: whole, or this rank's slices of them.
+
+    Of slices only where asked: FSDP2 casts a slice when it gathers it, which costs less the more ranks there are, and
+    the copy would cost memory.
+    """
+    sharding = effective_sharding(run, ranks.world_size)
+    possible = run.train.precision == "bf16" and sharding != "ddp" and not run.parallel.cpu_offload
+    possible = possible and run.model.lora is None  # adapters are small, and frozen weights have no masters
+    if run.train.bf16_weights and not possible:
+        offload = ", parallel.cpu_offload" if run.parallel.cpu_offload else ""
+        raise UserError(
+            "train.bf16_weights cannot be had here",
+            evidence=f"sharding {sharding}{offload}, {run.train.precision}{', model.lora' if run.model.lora else ''}",
+            cause="it needs bf16, no model.lora, no CPU offload, and sharding other than ddp",
+            fix="train.bf16_weights=false",
+        )
+    return possible and sharding == "none" if run.train.bf16_weights is None else run.train.bf16_weights
+
+
+def should_compile(run: Run, ranks: Ranks) -> bool:
+    return ranks.device.type == "cuda" if run.train.compile is None else run.train.compile
+
+
+def recompute(block: nn.Module, *, selective: bool) -> None:
+    """Let a block forget its activations and compute them again in the backward pass."""
+    forward: Callable[..., Any] = block.forward
+    contexts = functools.partial(create_selective_checkpoint_contexts, _keep_expensive) if selective else None
+    options: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": contexts} if contexts else {})
+
+    @functools.wraps(forward)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, **options, **kwargs)
+
+    block.forward = recomputed
+
+
+EXPENSIVE = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.windlass.flash4.default,
+    torch.ops.windlass.flash4_documents.default,
+    torch.ops.windlass.product_plus.default,
+    torch.ops.windlass.gathered_product.default,
+    torch.ops.windlass.nf4_product.default,
+    torch.ops.windlass.nf4_wide.default,
+}
+
+
+def _keep_expensive(_context: SelectiveCheckpointContext, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def shard(model: Any, run: Run, ranks: Ranks) -> None:
+    """FSDP2: each block is a group of its own; so are embedding and head, unless they are tied. The rest is the root's.
+
+    The head's gradient then leaves while the blocks go backward, and its weight comes while they go forward. Where
+    there is nobody to send it to, that would only take memory while activations take most.
+    """
+    options: dict[str, Any] = {
+        "mesh": mesh(run, ranks),
+        "offload_policy": CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+        if run.parallel.cpu_offload
+        else OffloadPolicy(),
+    }
+    if run.train.precision == "bf16":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in blocks(model).values():
+        fully_shard(block, reshard_after_forward=run.parallel.reshard_after_forward, **options)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    apart = options["mesh"]["shard"].size() > 1 and not run.parallel.cpu_offload  # which is for want of memory
+    if apart and own_groups(embedding, head):
+        fully_shard(embedding, **options)
+        fully_shard(head, reshard_after_forward=False, **options)  # its backward pass is the next thing to happen
+    fully_shard(model, **options)
+
+
+def own_groups(embedding: Any, head: Any) -> bool:
+    """Whether each is called as a module, so that FSDP2 sees it, and has a plain weight to itself."""
+    return type(embedding) is nn.Embedding and type(head) is nn.Linear and embedding.weight is not head.weight
+
+
+def mesh(run: Run, ranks: Ranks) -> DeviceMesh:
+    """The ranks as FSDP2 sees them; a collective of any of its groups ends after parallel.timeout_minutes."""
+    kind = ranks.device.type
+    if effective_sharding(run, ranks.world_size) == "full":
+        made = init_device_mesh(kind, (ranks.world_size,), mesh_dim_names=("shard",))
+    else:
+        group = agreed_shard_group(run, ranks)
+        copies = ranks.world_size // group
+        made = init_device_mesh(kind, (copies, group), mesh_dim_names=("replicate", "shard"))
+        log.info("hybrid sharding: %d copies, each over %d ranks", copies, group)
+    # its public name since torch 2.14
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    for dimension in made.mesh_dim_names or ():
+        set_timeout(timedelta(minutes=run.parallel.timeout_minutes), made.get_group(dimension))
+    return made
+
+
+def agreed_shard_group(run: Run, ranks: Ranks) -> int:
+    """Ranks per group of `hybrid`: those of one node, of the nodes that are there and not of those asked for."""
+    local = [size for size in ranks.gather(local_world_size()) if size]
+    if not run.parallel.shard_group and len(set(local)) > 1:
+        raise UserError(
+            "parallel.sharding=hybrid makes groups of a node's ranks, and nodes have different numbers of them",
+            evidence=f"{min(local)} to {max(local)} ranks on a node",
+            fix=f"parallel.shard_group={math.gcd(*local)}, or parallel.sharding=full",
+        )
+    return shard_group(run, ranks.world_size, local[0] if local else None)

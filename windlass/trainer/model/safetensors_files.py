@@ -1,0 +1,176 @@
+"""Weights as they lie in safetensors files: any rows of any tensor, read without the rest and without a memory map.
+
+Put a rank's part of a full tensor into its parameter, from memory or from a file, without communication.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from windlass.errors import UserError
+
+CHUNK_BYTES = 8 << 20  # what a rank holds beside its own slices while it reads
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor is: its file, and its bytes there."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+
+    @property
+    def row_bytes(self) -> int:
+        size = self.dtype.itemsize
+        for length in self.shape[1:]:
+            size *= length
+        return size
+
+    def chunks(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
+        """The rows [first, last) a few at a time, each part with its first row."""
+        step = max(1, CHUNK_BYTES // max(1, self.row_bytes))
+        with self.path.open("rb", buffering=0) as file:
+            for row in range(first, last, step):
+                yield row, self._read(file.fileno(), row, min(last, row + step))
+
+    def whole(self) -> Tensor:
+        with self.path.open("rb", buffering=0) as file:
+            if self.shape:
+                return self._read(file.fileno(), 0, self.shape[0])
+            return self._bytes(file.fileno(), self.begin, self.dtype.itemsize).view(self.dtype).reshape(())
+
+    def _read(self, file: int, first: int, last: int) -> Tensor:
+        data = self._bytes(file, self.begin + first * self.row_bytes, (last - first) * self.row_bytes)
+        return data.view(self.dtype).reshape(last - first, *self.shape[1:])
+
+    def _bytes(self, file: int, place: int, count: int) -> Tensor:
+        buffer = np.empty(count, dtype=np.uint8)
+        view, done = memoryview(buffer.data), 0
+        while done < count:
+            got = os.preadv(file, [view[done:]], place + done)
+            if not got:
+                raise OSError(f"{self.path} ends {count - done:,} bytes early")
+            done += got
+        return torch.from_numpy(buffer)
+
+
+def weight_files(folder: Path) -> list[Path] | None:
+    """The safetensors files of a model folder; None where it holds none."""
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        return None
+    names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    return [folder / name for name in names]
+
+
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Every tensor of one file, from its header."""
+    return read_header(file)[0]
+
+
+def read_header(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """The tensors of a file and its own remarks; a file that is cut short or no safetensors file is a UserError."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 0 < length <= size - 8:
+                raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+            header: dict[str, Any] = json.loads(stream.read(length))
+        remarks = header.pop("__metadata__", {})
+        tensors = {}
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            tensor = StoredTensor(file, DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + begin)
+            rows = tensor.shape[0] if tensor.shape else 1
+            if rows * tensor.row_bytes != end - begin or 8 + length + end > size:
+                raise ValueError(f"{name} lies beyond the end of the file, which has {size:,} bytes")
+            tensors[name] = tensor
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"the weights of {file.parent} cannot be loaded",
+            evidence=f"{file.name}: {type(error).__name__}: {error}",
+            fix="copy or download the folder again",
+        ) from None
+    return tensors, remarks
+
+
+def digest_of(parts: dict[str, str]) -> str:
+    """One SHA-256 for a set of files, from each one's own."""
+    return hashlib.sha256(json.dumps(sorted(parts.items())).encode()).hexdigest()
+
+
+def fill(target: Tensor, value: Tensor) -> None:
+    """Copy this rank's slice of a full tensor into a parameter."""
+    with torch.no_grad():
+        if isinstance(target, DTensor):
+            value = value.to(device=target.to_local().device)
+            part = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
+            target.to_local().copy_(part.to_local())
+        else:
+            target.copy_(value)
+
+
+def own_rows(target: Tensor) -> tuple[int, int, Tensor]:
+    """Which rows of the full tensor this rank holds, and the plain tensor they are in."""
+    if not isinstance(target, DTensor):
+        return 0, target.shape[0], target
+    mesh, local = target.device_mesh, target.to_local()
+    share = -(-target.shape[0] // mesh["shard"].size())
+    first = min(target.shape[0], mesh.get_local_rank("shard") * share)
+    last = min(target.shape[0], first + share)
+    if local.shape[0] != last - first:
+        raise RuntimeError(f"a slice of {local.shape[0]} rows where [{first}, {last}) was expected")
+    return first, last, local
+
+
+@torch.no_grad()
+def fill_from(target: Tensor, stored: StoredTensor) -> None:
+    """Read this rank's rows of a stored tensor. Rows that the file lacks become the mean of those it has."""
+    if not target.ndim:
+        target.copy_(stored.whole())
+        return
+    first, last, local = own_rows(target)
+    there = stored.shape[0]
+    for row, part in stored.chunks(first, min(last, there)):
+        local[row - first : row - first + part.shape[0]].copy_(part)
+    if last > there and last > first:
+        local[max(there, first) - first :].copy_(mean_row(stored))
+
+
+def mean_row(stored: StoredTensor) -> Tensor:
+    """The mean of all rows: where a row for a new token begins."""
+    total = torch.zeros(stored.shape[1:], dtype=torch.float64)
+    for _, part in stored.chunks(0, stored.shape[0]):
+        total += part.to(torch.float64).sum(0)
+    return (total / stored.shape[0]).to(torch.float32)
