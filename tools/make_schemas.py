@@ -1,4 +1,4 @@
-"""Write manifests/schemas of the Kubernetes target from the operators' own Go modules: names, types, enums, required fields.
+"""Write the schemas in manifests/schemas from the operators' own Go modules: names, types, enums, required fields.
 
 Needs `go`, and its module proxy. What is common to several schemas (the pod spec above all) is written once, under its
 digest, in shared.json.
