@@ -69,10 +69,11 @@ $(OLDEST_READY): pyproject.toml constraints.txt
 	PYTHON=$(PYTHON) tools/setup $(OLDEST_TORCH) -c $(OLDEST_TORCH)/constraints.txt torch==2.11.0 transformers==5.17.0 -e '.[train,dev]'
 	@touch $@
 
-lint: setup  ## style and types
+lint: setup  ## style, types, and which room may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict windlass
+	$(BIN)/lint-imports
 
 docs: setup  ## write the reference pages anew, from the code
 	$(BIN)/python tools/make_docs.py

@@ -1,0 +1,1 @@
+"""What every rank runs: model, data, steps, checkpoints. The only room that imports torch."""
