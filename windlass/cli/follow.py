@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 import click
 
-from windlass.cli.output import console, count, duration, number, plain, plural
+from windlass.cli.output import console, count, duration, number, plain, plural, print_json_line
 from windlass.runfolder import RunFolder, real, whole, words
 from windlass.spec.compatibility import shown
 from windlass.targets.local.decision import how_it_died
@@ -109,10 +108,10 @@ class JsonLines:
     """Every record as it is, on stderr; stdout is for the result."""
 
     def step(self, record: dict[str, Any]) -> None:
-        click.echo(json.dumps(record), err=True)
+        print_json_line(record, stderr=True)
 
     def say(self, text: str, record: dict[str, Any]) -> None:
-        click.echo(json.dumps({**record, "text": text}), err=True)
+        print_json_line({**record, "text": text}, stderr=True)
 
     def close(self) -> None:
         pass

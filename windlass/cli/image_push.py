@@ -77,7 +77,10 @@ def push(
     image = record.image if record else what
     destination = _destination(image, to, tag)
     if dry_run:
-        click.echo(f"{image} → {destination}")
+        if as_json:
+            print_json({"image": image, "destination": str(destination)})
+        else:
+            click.echo(f"{image} → {destination}")
         return ExitCode.OK
     credentials = _credentials(destination, username, quiet=as_json)
     if record and record.builder == IN_THE_CLOUD and record.pushed:

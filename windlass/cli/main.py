@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -119,7 +118,9 @@ def run_command(arguments: list[str]) -> int:
 
 def show_error(error: UserError, *, as_json: bool) -> int:
     if as_json:
-        click.echo(json.dumps(error.as_dict()))
+        from windlass.cli.output import print_json_line
+
+        print_json_line(error.as_dict())
     else:
         from windlass.cli.output import plain
 

@@ -43,8 +43,18 @@ def styled(text: str, style: str) -> Text:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout; what is not finite becomes null, which JSON can say."""
-    click.echo(json.dumps(_finite(value), indent=2, default=str))
+    """The result of a command, on stdout. windlass.cli.schemas says what each command prints."""
+    write_json(value, indent=2)
+
+
+def print_json_line(value: Any, *, stderr: bool = False) -> None:
+    """One of several results, on a line of its own."""
+    write_json(value, stderr=stderr)
+
+
+def write_json(value: Any, *, indent: int | None = None, stderr: bool = False) -> None:
+    """What is not finite becomes null, which JSON can say."""
+    click.echo(json.dumps(_finite(value), indent=indent, default=str), err=stderr)
 
 
 def print_table(

@@ -67,8 +67,9 @@ def plan(
     if on_cpus:
         rows.append(("memory", on_cpus))
     if as_json:
-        result = {"run": run.name, "ranks": world_size, "unknown": unknown}
-        print_json(result | (expected.as_dict() if expected else {}) | {"resolved": run.model_dump(mode="json")})
+        result = {"name": run.name, "ranks": world_size, "unknown": unknown, **(expected.as_dict() if expected else {})}
+        every_warning = [*warnings, *(expected.warnings if expected else ())]
+        print_json({**result, "warnings": every_warning, "resolved": run.model_dump(mode="json")})
     else:
         _print(run.name, rows, expected, unknown)
     for warning in warnings:

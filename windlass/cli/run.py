@@ -308,6 +308,7 @@ def _print_result(prepared: Prepared, status: JobStatus | None) -> None:
     from windlass.cli.summary import summarize
 
     result: dict[str, Any] = {"name": prepared.run.name, "folder": str(prepared.folder.path)}
+    result["warnings"] = prepared.warnings
     if status is not None:
         result |= status.as_dict()
         if status.state == "failed":
