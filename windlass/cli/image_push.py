@@ -136,6 +136,7 @@ def _destination(image: str, to: str | None, tag: str | None) -> ImageReference:
 
 
 def _credentials(destination: ImageReference, username: str | None, *, quiet: bool) -> Credentials | None:
+    from windlass.cli.output import warn
     from windlass.image.credentials import Credentials, find_credentials
     from windlass.image.ecr import EcrHost, ensure_repository, push_token
 
@@ -152,5 +153,5 @@ def _credentials(destination: ImageReference, username: str | None, *, quiet: bo
         if repository.created:
             click.echo(f"made the ECR repository {repository.name}", err=True)
         for warning in repository.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            warn(warning)
     return push_token(host)

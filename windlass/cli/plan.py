@@ -40,7 +40,7 @@ def plan(
     that works, where the run cannot work or will not fit. Without --gpu or --instance: the instance of the run file,
     else the GPUs of this machine.
     """
-    from windlass.cli.output import print_json
+    from windlass.cli.output import print_json, warn
     from windlass.cli.preparation import memory_on_cpus
     from windlass.data.checks import check_data
     from windlass.plan import check, describe, resolve
@@ -73,7 +73,7 @@ def plan(
     else:
         _print(run.name, rows, expected, unknown)
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        warn(warning)
     return ExitCode.OK
 
 
@@ -117,16 +117,16 @@ def _why_unknown(run: Run, hardware: Hardware | None) -> str:
 
 
 def _print(name: str, rows: list[tuple[str, str]], expected: Forecast | None, unknown: str | None) -> None:
-    from windlass.cli.output import print_pairs
+    from windlass.cli.output import print_pairs, warn, wrapped
 
     if expected is None:
         print_pairs([("run", name), *rows, ("memory, speed", f"not estimated: {unknown}")])
         return
     print_pairs([("run", name), *rows, *_rows(expected)])
     for told in expected.assumptions:
-        click.echo(f"assumes: {told}")
+        click.echo(wrapped(f"assumes: {told}", "  "))
     for warning in expected.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        warn(warning)
 
 
 def _rows(expected: Forecast) -> list[tuple[str, str]]:
