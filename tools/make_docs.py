@@ -20,9 +20,10 @@ WHERE_OUTPUT_IS = (
 OUTPUT_POLICY = (
     f"This is version {SCHEMA_VERSION} (`schema_version` in the schema). A newer windlass may print more keys: pass "
     "over those that you do not know. A key that is removed or renamed, another type, or a new word in a list of "
-    "words makes a new version. A number that is not finite is `null`. The result is on stdout, text for people (warnings) on "
-    "stderr. A command that fails prints an [error](#error) on stdout and ends with its `exit_code`; `run` of a run "
-    "that failed prints its result, with the error in it."
+    "words makes a new version. A number that is not finite is `null`. The result is on stdout, text for "
+    "people (warnings) "
+    "on stderr. A command that fails prints an [error](#error) on stdout and ends with its `exit_code`; `run` of a "
+    "run that failed prints its result, with the error in it."
 )
 DOCS = Path(__file__).parents[1] / "docs"
 
