@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.outputs import watch_processes, watch_this_process
+
 # Machines are slow and noisy: time says nothing about a property.
 settings.register_profile("windlass", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("windlass")
@@ -29,3 +31,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for test, failure in RERUNS:
             said = [line for line in failure.splitlines() if line.startswith("E ")] or failure.splitlines()[-1:]
             terminalreporter.write_line(f"RERUN {test}: {said[0].removeprefix('E').strip() if said else ''}")
+
+
+# Whatever a command prints with --json in any test is compared with its schema.
+watch_this_process()
+watch_processes()

@@ -1,16 +1,32 @@
-"""Write the pages that come from the code: the run file with its schema, and the rooms of ARCHITECTURE.md."""
+"""Write the pages that come from the code: run file, output of commands, their schemas, the rooms of ARCHITECTURE.md."""
 
 from __future__ import annotations
 
 import ast
 import json
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from windlass.cli.reference import Key, options_of_targets, sections
+from windlass.cli.schemas import OUTPUTS, SCHEMA_VERSION, Output, schema_of
 from windlass.spec import Run
 
+WHERE_OUTPUT_IS = (
+    "Written by `make docs` from the code. `windlass schema output` prints the JSON Schema of all of it, which is "
+    "[output.schema.json](output.schema.json) too; `windlass schema output ckpt ls` that of one command, and "
+    "`windlass schema output error` what any command prints when it fails."
+)
+OUTPUT_POLICY = (
+    f"This is version {SCHEMA_VERSION} (`schema_version` in the schema). A newer windlass may print more keys: pass "
+    "over those that you do not know. A key that is removed or renamed, another type, or a new word in a list of "
+    "words makes a new version. A number that is not finite is `null`. The result is on stdout, text for "
+    "people (warnings) "
+    "on stderr. A command that fails prints an [error](#error) on stdout and ends with its `exit_code`; `run` of a "
+    "run that failed prints its result, with the error in it."
+)
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ROOMS = ("<!-- rooms -->\n", "<!-- /rooms -->")
@@ -72,10 +88,92 @@ def _first_line(path: Path) -> str:
     return docstring.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
 
 
+def output_page() -> str:
+    whole = schema_of(OUTPUTS)
+    lines = [
+        "# What commands print with `--json`",
+        "",
+        *textwrap.wrap(WHERE_OUTPUT_IS, 118),
+        "",
+        *textwrap.wrap(OUTPUT_POLICY, 118),
+        "",
+        "| command | prints | what |",
+        "|---|---|---|",
+    ]
+    for one in OUTPUTS:
+        array, model = _model_of(one, whole)
+        link = f"[{model}](#{model.lower()})" if model else "an object"
+        said = _definition(whole, model).get("description", "") + (f" ({one.note})" if one.note else "")
+        lines.append(f"| `{one.name}` | {'an array of ' if array else ''}{link} | {_cell(said)} |")
+    for name in sorted(_named_models(whole)):
+        model = _definition(whole, name)
+        lines += ["", f"## {name}", "", model.get("description", "")]
+        if "properties" in model:
+            lines += ["", "| key | type | |", "|---|---|---|"]
+            lines += [_property_row(key, value, model) for key, value in model["properties"].items()]
+    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+
+
+def _model_of(one: Output, whole: dict[str, Any]) -> tuple[bool, str | None]:
+    """Whether an output is an array, and the name of the model that it is, or is made of."""
+    found = whole["$defs"][one.name]
+    array = found.get("type") == "array"
+    if "anyOf" in found and all("$ref" in choice for choice in found["anyOf"]):
+        return array, "ProgressLine"
+    reference = (found["items"] if array else found).get("$ref")
+    return array, reference.rpartition("/")[2] if reference else None
+
+
+def _definition(whole: dict[str, Any], name: str | None) -> dict[str, Any]:
+    if name == "ProgressLine":
+        kinds = [choice["$ref"].rpartition("/")[2] for choice in whole["$defs"]["run (progress)"]["anyOf"]]
+        return {"description": "One of " + ", ".join(f"[{kind}](#{kind.lower()})" for kind in kinds)}
+    found: dict[str, Any] = whole["$defs"][name] if name else {}
+    return found
+
+
+def _named_models(whole: dict[str, Any]) -> list[str]:
+    """Every model but those of the run file, which have a page of their own."""
+    of_the_run_file = set(Run.model_json_schema()["$defs"]) | {"Run"}
+    return ["ProgressLine", *(name for name in whole["$defs"] if name[0].isupper() and name not in of_the_run_file)]
+
+
+def _property_row(key: str, value: dict[str, Any], model: dict[str, Any]) -> str:
+    left_out = "" if key in model.get("required", ()) else "; may be left out"
+    return f"| `{key}` | {_cell(_type(value))}{left_out} | {_cell(value.get('description', ''))} |"
+
+
+def _type(value: dict[str, Any]) -> str:
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        return "[run file](run-file.md)" if name == "Run" else f"[{name}](#{name.lower()})"
+    if "anyOf" in value:
+        return " or ".join(_type(choice) for choice in value["anyOf"])
+    if "enum" in value:
+        return " or ".join(f"`{word}`" for word in value["enum"])
+    if "const" in value:
+        return f"`{value['const']}`"
+    if value.get("type") == "array":
+        if "prefixItems" in value:
+            return "array: " + ", ".join(_type(one) for one in value["prefixItems"])
+        return f"array of {_type(value['items'])}"
+    if isinstance(value.get("additionalProperties"), dict):
+        return f"object of {_type(value['additionalProperties'])}"
+    return {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}.get(
+        value.get("type", ""), value.get("type", "anything")
+    )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def pages() -> dict[Path, str]:
     return {
         DOCS / "run-file.md": run_file_page(),
         DOCS / "run.schema.json": schema(),
+        DOCS / "output.md": output_page(),
+        DOCS / "output.schema.json": json.dumps(schema_of(OUTPUTS), indent=1) + "\n",
         ROOT / "ARCHITECTURE.md": architecture_page(),
     }
 

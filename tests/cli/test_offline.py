@@ -106,6 +106,18 @@ def test_a_sweep_renders_offline(nowhere, tmp_path):
     assert len(answer.json["runs"]) == 2
 
 
+def test_without_a_scheduler_there_is_a_way_out(nowhere, tmp_path):
+    (tmp_path / "my.yaml").write_text("model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\n")
+    for complaint in (None, "sinfo: fatal: Could not establish a configuration source"):
+        if complaint:  # Slurm's commands are here, and no cluster
+            (tmp_path / "sinfo").write_text(f"#!/bin/sh\necho '{complaint}' >&2\nexit 1\n")
+            (tmp_path / "sinfo").chmod(0o755)
+        answer = nowhere("run", "my.yaml", "--on", "slurm", "resources.gpus_per_node=0", "--json")
+        assert answer.code == 2
+        assert "target.host=" in answer.json["fix"]
+        assert "--dry-run --offline" in answer.json["fix"]
+
+
 def test_offline_does_not_blame_permissions(nowhere, tmp_path):
     (tmp_path / "run.yaml").write_text("model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\n")
     answer = nowhere("run", "run.yaml", "--on", "kubernetes", "--dry-run", "--offline", "image.name=a/b:1")

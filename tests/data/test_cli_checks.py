@@ -157,3 +157,27 @@ def test_the_fix_is_not_what_was_set(tmp_path: Path, tiny: Tokenizer) -> None:
         one.encode_documents([json.dumps({"messages": CHAT})])
     assert "train_on=last" not in str(caught.value)
     assert "{% generation %}" in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt"])
+def test_utf_16_is_named(tmp_path: Path, capsys: Any, name: str, encoding: str) -> None:
+    text = {"a.jsonl": '{"text": "Größe"}\n', "a.csv": "text,id\nGröße,1\n", "a.txt": "Größe\n"}[name]
+    mark = "\ufeff" if encoding == "utf-16-be" else ""  # the other writes it itself
+    (tmp_path / name).write_bytes((mark + text).encode(encoding))
+    assert run_command(["data", "inspect", name]) == 2
+    told = capsys.readouterr().err
+    assert f"{name} is UTF-16 text" in told
+    assert f"iconv -f utf-16 -t utf-8 {name}" in told
+    assert "cp1252" not in told
+
+
+def test_tables_of_other_programs(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "a.csv").write_text("id;text\n1;hello\n")
+    assert run_command(["data", "inspect", "a.csv"]) == 2
+    told = capsys.readouterr().err
+    assert "its columns are separated by ';'" in told
+    assert "delimiter=';'" in told
+    (tmp_path / "b.csv").write_text("id , text\n1,hello\n")
+    assert run_command(["data", "inspect", "b.csv"]) == 0
+    assert "hello" in capsys.readouterr().out

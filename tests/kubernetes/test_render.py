@@ -473,6 +473,9 @@ def test_gpus_by_number_alone_get_the_rest_from_the_nodes_or_are_told_what_is_mi
     assert "no node is there that has 8 GPUs" in warning
     assert "no CPUs, memory, EFA, nodes of their own" in warning
     assert "resources.instance" in warning
+    (warning,) = on([], gpus=8)[1].warnings  # offline, or nodes that may not be listed
+    assert "no node is there" not in warning
+    assert "what the nodes have is not known here: the pods ask for GPUs" in warning
     assert on([WITHOUT], gpus=8, cpu="90", memory="900Gi", efa=0, spread="hosts")[1].warnings == ()
 
 

@@ -69,6 +69,8 @@ def test_the_plan_in_words() -> None:
     rows = dict(describe(resolve(run_of("llama3.2-1b", train={"global_batch": 24, "micro_batch": 4})), 2))
     assert rows["model"] == "llama3.2-1b, 1.24 B parameters, random weights"
     assert rows["ranks"] == "2, full sharding"
+    one = dict(describe(resolve(run_of(train={"global_batch": 1, "micro_batch": 1})), 1))
+    assert one["batch"].startswith("1 sequence = ")
     assert dict(describe(resolve(run_of()), 1))["ranks"] == "1, the whole model on it"
     assert dict(describe(resolve(run_of(resources={"nodes": 2})), 16))["ranks"] == "16 on 2 nodes, full sharding"
     assert rows["batch"] == "24 sequences = 49,152 tokens a step; 3 × 4 per rank"

@@ -36,6 +36,20 @@ def test_render_is_the_command_that_is_printed(make_run, machine):
     assert LocalRequest.from_dict(json.loads(json.dumps(request.as_dict()))) == request
 
 
+def test_the_users_number_of_threads_is_kept(make_run, machine, monkeypatch):
+    def threads(**resources):
+        run = LocalTarget(GPUS).settle(make_run(resources=resources))
+        made = render(run, python="python", runs=Path("runs"), working_directory=Path("/"))
+        return run.resources.threads_per_process, made.environment["OMP_NUM_THREADS"]
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads() == (3, "3")
+    assert threads(threads_per_process=5) == (5, "5")
+    for nonsense in ("", "0", "4,2", "many"):
+        monkeypatch.setenv("OMP_NUM_THREADS", nonsense)
+        assert threads() == (16, "16")
+
+
 def test_a_given_port_is_used(make_run, machine):
     run = settle(make_run(target={"port": 29501}), machine)
     argv = render(run, python="python", runs=Path("runs"), working_directory=Path("/")).argv

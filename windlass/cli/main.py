@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -119,12 +118,25 @@ def run_command(arguments: list[str]) -> int:
 
 def show_error(error: UserError, *, as_json: bool) -> int:
     if as_json:
-        click.echo(json.dumps(error.as_dict()))
-    else:
-        from windlass.cli.output import plain
+        from windlass.cli.output import print_json_line
 
-        click.echo(plain(str(error)), err=True)
+        print_json_line(error.as_dict())
+    else:
+        click.echo(_readable(error), err=True)
     return error.exit_code
+
+
+def _readable(error: UserError) -> str:
+    """An error as wide as the terminal; a fix stays in one piece, so that it can be copied."""
+    from windlass.cli.output import plain, wrapped
+
+    lines, is_fix = [], False
+    for line in plain(str(error)).splitlines():
+        label = line[2:11].strip()
+        is_fix = label == "fix" if label else is_fix
+        indent = "  " if line.startswith("error: ") else " " * 12
+        lines.append(line if is_fix else wrapped(line, indent, stderr=True))
+    return "\n".join(lines)
 
 
 def _as_user_error(error: click.ClickException) -> UserError:

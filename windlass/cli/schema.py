@@ -1,30 +1,81 @@
-"""`windlass schema`: the run file's schema, for editors and people."""
+"""`windlass schema`: the schemas of the run file and of what commands print, for editors, programs and people."""
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import click
 
+from windlass.errors import UserError
+
+
+def complete_what(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """`output`, and after it the words of a command."""
+    from windlass.cli.schemas import OUTPUTS
+
+    before = list(context.params.get("what") or ())
+    paths = [["output", *one.command.split()] for one in OUTPUTS]
+    words = {path[len(before)] for path in paths if path[: len(before)] == before and len(path) > len(before)}
+    return sorted(word for word in words if word.startswith(incomplete))
+
 
 @click.command(short_help="Print the schema of the run file.")
+@click.argument("what", nargs=-1, metavar="[output [COMMAND]]", shell_complete=complete_what)
 @click.option("--keys", "list_keys", is_flag=True, help="List every key with its default and description instead.")
-@click.option("--json", "as_json", is_flag=True, help="JSON; the schema always is.")
-def schema(list_keys: bool, as_json: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="JSON; a schema always is.")
+def schema(what: tuple[str, ...], list_keys: bool, as_json: bool) -> None:
     """Print the schema of the run file.
+
+    Or, as JSON Schema too, of what commands print with --json.
+
+    \b
+    windlass schema                  of the run file
+    windlass schema output           of what every command prints
+    windlass schema output ckpt ls   of what this one prints
+    windlass schema output error     of what every command prints when it fails
 
     \b
     For an editor with a YAML language server, as the first line of a run file:
     # yaml-language-server: $schema=run.schema.json
     """
-    from windlass.cli.output import console, print_json
+    from windlass.cli.output import print_json
     from windlass.cli.reference import keys, options_of_targets
     from windlass.spec import Run
 
-    listed = [*keys(), *(key for options in options_of_targets() for key in options.keys)]
-    if not list_keys:
-        click.echo(json.dumps(Run.model_json_schema(), indent=2))
-    elif as_json:
+    if list_keys and not what:
+        listed = [*keys(), *(key for options in options_of_targets() for key in options.keys)]
+        _print_keys(listed, as_json=as_json)
+    elif not what:
+        print_json(Run.model_json_schema())
+    elif what[0] == "output" and not list_keys:
+        print_json(_schema_of_output(" ".join(what[1:])))
+    else:
+        raise UserError(f"there is no schema of {' '.join(what)!r}", fix="windlass schema --help")
+
+
+def _schema_of_output(command: str) -> dict[str, Any]:
+    import difflib
+
+    from windlass.cli.schemas import OUTPUTS, schema_of
+
+    chosen = [one for one in OUTPUTS if not command or one.command == command]
+    if not chosen:
+        names = list(dict.fromkeys(one.command for one in OUTPUTS))
+        near = difflib.get_close_matches(command, names, 1)
+        raise UserError(
+            f"no command {command!r} prints JSON",
+            evidence=f"these do: {', '.join(names)}",
+            fix=f"windlass schema output {near[0]}" if near else "windlass schema output    has them all",
+        )
+    return schema_of(chosen)
+
+
+def _print_keys(listed: list[Any], *, as_json: bool) -> None:
+    import json
+
+    from windlass.cli.output import console, print_json
+
+    if as_json:
         print_json(
             [
                 {"key": key.path, "type": key.kind, "default": key.default, "required": key.required}
@@ -32,11 +83,11 @@ def schema(list_keys: bool, as_json: bool) -> None:
                 for key in listed
             ]
         )
-    else:
-        from rich.text import Text
+        return
+    from rich.text import Text
 
-        out = console()
-        for key in listed:
-            default = "required" if key.required else json.dumps(key.default)
-            out.print(Text.assemble((key.path, "bold"), f"  {key.kind}  ({default})"))
-            out.print(Text(f"    {key.description}"))
+    out = console()
+    for key in listed:
+        default = "required" if key.required else json.dumps(key.default)
+        out.print(Text.assemble((key.path, "bold"), f"  {key.kind}  ({default})"))
+        out.print(Text(f"    {key.description}"))

@@ -25,7 +25,7 @@ def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[st
         ("model", f"{run.model.preset or run.model.path}, {_count(count)} parameters, {weights}"),
         ("data", f"{_sources(run)}, sequences of {length:,} tokens, tokenizer {run.data.tokenizer}"),
         ("ranks", _ranks(run, world_size)),
-        ("batch", f"{train.global_batch} sequences = {tokens:,} tokens a step; {num_micro} × {micro} per rank"),
+        ("batch", f"{_sequences(train.global_batch)} = {tokens:,} tokens a step; {num_micro} × {micro} per rank"),
         ("steps", f"{train.steps:,} ({train.steps * tokens:,} tokens), {train.precision}, {train.schedule} schedule"),
         (
             "checkpoints",
@@ -35,8 +35,12 @@ def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[st
     ]
     if run.data.validation_source or run.data.holdout:
         every = f"every {train.validate_every} steps and at the end" if train.validate_every else "at the end"
-        rows.append(("validation", f"{train.validation_sequences} sequences {every}"))
+        rows.append(("validation", f"{_sequences(train.validation_sequences)} {every}"))
     return rows
+
+
+def _sequences(number: int) -> str:
+    return "1 sequence" if number == 1 else f"{number:,} sequences"
 
 
 def _ranks(run: Run, world_size: int) -> str:

@@ -173,7 +173,7 @@ class ResourcesSection(Section):
     processes_per_node: PositiveInt | None = None
     """Ranks per node when training on the CPU. Default: 1. On GPUs it is one rank per GPU."""
     threads_per_process: PositiveInt | None = None
-    """CPU threads per rank. Default: the machine's cores divided by its ranks."""
+    """CPU threads per rank. Default: OMP_NUM_THREADS where it is set (local runs), else cores divided by ranks."""
 
     @model_validator(mode="after")
     def one_rank_per_gpu(self) -> Self:

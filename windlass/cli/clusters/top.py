@@ -14,7 +14,7 @@ from windlass.cli.jobs import on_option, run_names
 @click.argument("name", shell_complete=run_names)
 @click.option("--every", type=click.FloatRange(min=1.0), metavar="SECONDS", help="Again and again, until Ctrl-C.")
 @on_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; with --every, one per look.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; with --every, one per line.")
 def top(name: str, every: float | None, place: str | None, as_json: bool) -> int | None:
     """Show what every pod of a run uses.
 
@@ -26,7 +26,7 @@ def top(name: str, every: float | None, place: str | None, as_json: bool) -> int
     target, job = find_on_cluster(name, place)
     try:
         while True:
-            _look(target, job, as_json=as_json)
+            _look(target, job, as_json=as_json, again=every is not None)
             if every is None:
                 return None
             time.sleep(every)
@@ -34,9 +34,9 @@ def top(name: str, every: float | None, place: str | None, as_json: bool) -> int
         return ExitCode.INTERRUPTED
 
 
-def _look(target: Any, job: Any, *, as_json: bool) -> None:
+def _look(target: Any, job: Any, *, as_json: bool, again: bool) -> None:
     from windlass.cli.clusters.clusters import errands_of
-    from windlass.cli.output import count, number, print_json, print_table
+    from windlass.cli.output import count, number, print_json, print_json_line, print_table
     from windlass.errors import UserError
     from windlass.targets.kubernetes.pod_scripts import of_each
 
@@ -50,7 +50,8 @@ def _look(target: Any, job: Any, *, as_json: bool) -> None:
     share = status.tokens_per_s / len(pods) if status.tokens_per_s else None
     if as_json:
         summary = {"step": status.step, "steps": status.steps, "tokens_per_s": status.tokens_per_s}
-        print_json({"name": job.name, **summary, "pods": [{**row, "tokens_per_s": share} for row in rows]})
+        result = {"name": job.name, **summary, "pods": [{**row, "tokens_per_s": share} for row in rows]}
+        print_json_line(result) if again else print_json(result)
         return
     click.echo(
         f"{job.name}: {status.state}, step {status.step or '–'}/{status.steps or '–'}, loss {number(status.loss)}, "

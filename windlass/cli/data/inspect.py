@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from windlass.cli.data.quantities import progress_bar
-from windlass.cli.output import console, print_json, print_pairs, print_table
+from windlass.cli.output import print_json, print_pairs, print_rule, print_table
 
 if TYPE_CHECKING:
     from windlass.data.inspecting import Inspection
@@ -86,12 +86,12 @@ def inspect(
     print_pairs(rows(found))
     most = max((bar.count for bar in found.lengths.histogram), default=0)
     if most:
-        console().rule(f"{found.lengths.unit} per document", align="left")
+        print_rule(f"{found.lengths.unit} per document")
         for bar in found.lengths.histogram:
             filled = "█" * (-(-bar.count * BAR_WIDTH // most) if bar.count else 0)
             click.echo(f"{bar.low:>10,} – {bar.high - 1:<10,} {filled:<{BAR_WIDTH}} {bar.count:,}")
     for number, sample in enumerate(found.samples, start=1):
-        console().rule(f"sample {number}", align="left")
+        print_rule(f"sample {number}")
         click.echo(sample)
 
 
@@ -136,7 +136,7 @@ def show_sequence(path: str, overrides: tuple[str, ...], name: str, *, as_json: 
         ]
     )
     for document, text in found.documents:
-        console().rule(f"document {document:,}", align="left")
+        print_rule(f"document {document:,}")
         click.echo(text)
 
 

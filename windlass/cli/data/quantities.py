@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
 
-from windlass.cli.output import console
+from windlass.cli.output import OneLine, console, has_styles
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 BINARY = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -41,11 +42,17 @@ def progress_bar(title: str, *, shown: bool) -> Iterator[Callable[[int, int], No
     """A bar on the terminal's stderr that a callback (done, total) moves."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    terminal = console(stderr=True)
-    if not shown or not terminal.is_terminal:
+    if not shown or not sys.stderr.isatty():
         yield None
         return
+    if not has_styles(stderr=True):
+        line = OneLine(stderr=True)
+        try:
+            yield lambda done, total: line.show(f"{title} {done / max(1, total):.0%}")
+        finally:
+            line.clear()
+        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=terminal, transient=True) as bar:
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(title)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from windlass.cli.data.quantities import count, progress_bar
-from windlass.cli.output import print_json
+from windlass.cli.output import print_json, warn
 
 
 @click.command()
@@ -118,7 +118,7 @@ def tokenize(
         opened.append(source)
         unread = source.about_ignored() if isinstance(source, FileSource) else None
         if unread:
-            click.echo(f"warning: {unread}", err=True)
+            warn(unread)
     begin = time.perf_counter()
     with progress_bar("tokenizing", shown=not as_json) as progress:
         index = run(

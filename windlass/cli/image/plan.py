@@ -225,7 +225,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
 
 
 def _print_plan(planned: ImagePlan, found: list[Conflict]) -> None:
-    from windlass.cli.output import print_pairs
+    from windlass.cli.output import print_pairs, warn
 
     rows = [("nodes", planned.node.describe())]
     for one in planned.choices:
@@ -237,7 +237,7 @@ def _print_plan(planned: ImagePlan, found: list[Conflict]) -> None:
     for name, text in planned.files.items():
         click.echo(f"\n# {name}\n{text}", nl=False)
     for warning in planned.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        warn(warning)
     if found:
         click.echo()
         _print_conflicts(found, "the plan")

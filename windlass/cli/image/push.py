@@ -77,7 +77,10 @@ def push(
     image = record.image if record else what
     destination = _destination(image, to, tag)
     if dry_run:
-        click.echo(f"{image} → {destination}")
+        if as_json:
+            print_json({"image": image, "destination": str(destination)})
+        else:
+            click.echo(f"{image} → {destination}")
         return ExitCode.OK
     credentials = _credentials(destination, username, quiet=as_json)
     if record and record.builder == IN_THE_CLOUD and record.pushed:
@@ -133,6 +136,7 @@ def _destination(image: str, to: str | None, tag: str | None) -> ImageReference:
 
 
 def _credentials(destination: ImageReference, username: str | None, *, quiet: bool) -> Credentials | None:
+    from windlass.cli.output import warn
     from windlass.image.credentials import Credentials, find_credentials
     from windlass.image.ecr import EcrHost, ensure_repository, push_token
 
@@ -149,5 +153,5 @@ def _credentials(destination: ImageReference, username: str | None, *, quiet: bo
         if repository.created:
             click.echo(f"made the ECR repository {repository.name}", err=True)
         for warning in repository.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            warn(warning)
     return push_token(host)

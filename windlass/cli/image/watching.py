@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,19 +75,18 @@ class Silence(Lines):
 
 @contextmanager
 def watching(*, as_json: bool) -> Iterator[Watcher]:
-    from windlass.cli.output import console
+    from windlass.cli.output import console, has_styles
 
-    terminal = console(stderr=True)
     if as_json:
         yield Silence()
-    elif not terminal.is_terminal:
+    elif not sys.stderr.isatty() or not has_styles(stderr=True):
         yield Lines()
     else:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         title = TextColumn("{task.description}", markup=False)
         columns = (title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=terminal, transient=True) as progress:
+        with Progress(*columns, console=console(stderr=True), transient=True) as progress:
             yield Bar(progress)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from windlass.cli.output import print_json
 
 if TYPE_CHECKING:
     from windlass.runfolder import RunFolder
@@ -45,7 +46,7 @@ def list_checkpoints(name: str, tier: str | None, as_json: bool) -> None:
     best = min(losses, key=lambda step: losses[step]) if losses else None
     rows = [{**row, "validation_loss": losses.get(row["step"]), "best": row["step"] == best} for row in rows]
     if as_json:
-        click.echo(json.dumps(rows))
+        print_json(rows)
     elif rows:
         _print_checkpoints(rows)
     else:
@@ -105,7 +106,7 @@ def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None
     if step is not None and not rows:
         raise UserError(f"no complete checkpoint of step {step} in {name}", fix=f"windlass ckpt ls {name}")
     if as_json:
-        click.echo(json.dumps(rows))
+        print_json(rows)
     else:
         for row in rows:
             where = f"{row['tier']:<8}" if len(shown) > 1 else ""
@@ -132,7 +133,7 @@ def get(name: str, step: int | None, tier: str | None, to: Path | None, as_json:
 
     checkpoint = fetch_from_cluster(name, step, tier, to) or obtain(RunFolder.find(name), step, tier=tier, to=to)
     if as_json:
-        click.echo(json.dumps({"step": checkpoint.step, "path": str(checkpoint.path)}))
+        print_json({"step": checkpoint.step, "path": str(checkpoint.path)})
     else:
         click.echo(f"step {checkpoint.step} → {checkpoint.path}")
 
@@ -173,7 +174,7 @@ def prune(
 
         leftovers = clear_leftovers(folder, tier)
     if as_json:
-        click.echo(json.dumps({"deleted": [] if dry_run else rows, "expired": rows, "leftovers": leftovers}))
+        print_json({"deleted": [] if dry_run else rows, "expired": rows, "leftovers": leftovers})
     else:
         said = "would be deleted" if dry_run else "deleted"
         click.echo(f"{len(going)} {said}" + (f", {leftovers} leftovers cleared" if leftovers else ""))
@@ -219,9 +220,7 @@ def export(
     done = export_checkpoint(folder, target, step=step, dtype=dtype, merge=merge)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     if as_json:
-        click.echo(
-            json.dumps({"path": str(target), "step": done.step, "kind": done.kind, "dtype": done.dtype, "bytes": size})
-        )
+        print_json({"path": str(target), "step": done.step, "kind": done.kind, "dtype": done.dtype, "bytes": size})
     else:
         click.echo(f"step {done.step} → {target} ({done.kind}, {size / 2**20:.1f} MiB, {done.dtype})")
 

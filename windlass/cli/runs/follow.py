@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import sys
 import time
@@ -16,7 +16,18 @@ from typing import Any, Protocol
 
 import click
 
-from windlass.cli.output import console, count, duration, number, plain, plural
+from windlass.cli.output import (
+    OneLine,
+    console,
+    count,
+    duration,
+    has_styles,
+    number,
+    plain,
+    plural,
+    print_json_line,
+    wrapped,
+)
 from windlass.runfolder import RunFolder, real, whole, words
 from windlass.spec.compatibility import shown
 from windlass.targets.launch.decision import how_it_died
@@ -43,11 +54,12 @@ class Bar:
 
     def __init__(self, steps: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
 
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("loss {task.fields[loss]} · {task.fields[speed]} tok/s · {task.fields[eta]} left"),
             console=console(),
             expand=True,
@@ -75,6 +87,35 @@ class Bar:
         self.progress.stop()
 
 
+class PlainBar:
+    """Progress in one line without escapes, with everything else printed above it."""
+
+    def __init__(self, steps: int) -> None:
+        self.line = OneLine()
+        self.last = f"starting  0/{steps}"
+        self.line.show(self.last)
+
+    def step(self, record: dict[str, Any]) -> None:
+        self.last = f"training  {_progress(record)}"
+        self.line.show(self.last)
+
+    def say(self, text: str, record: dict[str, Any]) -> None:
+        self.line.clear()
+        click.echo(wrapped(text))
+        self.line.show(self.last)
+
+    def close(self) -> None:
+        self.line.clear()
+        click.echo(self.last)
+
+
+def _progress(record: dict[str, Any]) -> str:
+    return (
+        f"{record.get('step')}/{record.get('steps')}  loss {number(real(record.get('loss')))}  "
+        f"{count(real(record.get('tokens_per_s')))} tok/s  {duration(record['seconds_left'])} left"
+    )
+
+
 class Lines:
     """A line now and then, for files and pipes."""
 
@@ -91,7 +132,7 @@ class Lines:
 
     def say(self, text: str, record: dict[str, Any]) -> None:
         self._print_step()
-        click.echo(text)
+        click.echo(wrapped(text))
 
     def close(self) -> None:
         self._print_step()
@@ -99,20 +140,17 @@ class Lines:
     def _print_step(self) -> None:
         record, self.unprinted = self.unprinted, None
         if record:
-            click.echo(
-                f"step {record.get('step')}/{record.get('steps')}  loss {number(real(record.get('loss')))}  "
-                f"{count(real(record.get('tokens_per_s')))} tok/s  {duration(record['seconds_left'])} left"
-            )
+            click.echo(f"step {_progress(record)}")
 
 
 class JsonLines:
     """Every record as it is, on stderr; stdout is for the result."""
 
     def step(self, record: dict[str, Any]) -> None:
-        click.echo(json.dumps(record), err=True)
+        print_json_line(record, stderr=True)
 
     def say(self, text: str, record: dict[str, Any]) -> None:
-        click.echo(json.dumps({**record, "text": text}), err=True)
+        print_json_line({**record, "text": text}, stderr=True)
 
     def close(self) -> None:
         pass
@@ -136,7 +174,9 @@ def reporter(steps: int, *, as_json: bool, quiet: bool = False) -> Reporter:
         return JsonLines()
     if quiet:
         return Silence()
-    return Bar(steps) if sys.stdout.isatty() else Lines()
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return Lines()
+    return Bar(steps) if has_styles() else PlainBar(steps)
 
 
 class Follower:

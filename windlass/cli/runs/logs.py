@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import deque
@@ -55,7 +54,7 @@ def logs(
     And their launcher and supervisor, where those add something. Times are those at the beginning of lines; a line
     without one belongs to the line before it.
     """
-    from windlass.cli.output import print_json
+    from windlass.cli.output import print_json, print_json_line
     from windlass.errors import ExitCode, UserError
 
     target, job = find(name, place)
@@ -74,7 +73,7 @@ def logs(
     try:
         for line in lines:
             if as_json:
-                click.echo(json.dumps(_as_dict(line)))
+                print_json_line(_as_dict(line))
             elif rank is not None:
                 click.echo(line.text)
             else:

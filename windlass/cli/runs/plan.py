@@ -40,7 +40,7 @@ def plan(
     that works, where the run cannot work or will not fit. Without --gpu or --instance: the instance of the run file,
     else the GPUs of this machine.
     """
-    from windlass.cli.output import print_json
+    from windlass.cli.output import print_json, warn
     from windlass.cli.preparation import memory_on_cpus
     from windlass.data.checks import check_data
     from windlass.plan import check, describe, resolve
@@ -67,12 +67,13 @@ def plan(
     if on_cpus:
         rows.append(("memory", on_cpus))
     if as_json:
-        result = {"run": run.name, "ranks": world_size, "unknown": unknown}
-        print_json(result | (expected.as_dict() if expected else {}) | {"resolved": run.model_dump(mode="json")})
+        result = {"name": run.name, "ranks": world_size, "unknown": unknown, **(expected.as_dict() if expected else {})}
+        every_warning = [*warnings, *(expected.warnings if expected else ())]
+        print_json({**result, "warnings": every_warning, "resolved": run.model_dump(mode="json")})
     else:
         _print(run.name, rows, expected, unknown)
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        warn(warning)
     return ExitCode.OK
 
 
@@ -116,16 +117,16 @@ def _why_unknown(run: Run, hardware: Hardware | None) -> str:
 
 
 def _print(name: str, rows: list[tuple[str, str]], expected: Forecast | None, unknown: str | None) -> None:
-    from windlass.cli.output import print_pairs
+    from windlass.cli.output import print_pairs, warn, wrapped
 
     if expected is None:
         print_pairs([("run", name), *rows, ("memory, speed", f"not estimated: {unknown}")])
         return
     print_pairs([("run", name), *rows, *_rows(expected)])
     for told in expected.assumptions:
-        click.echo(f"assumes: {told}")
+        click.echo(wrapped(f"assumes: {told}", "  "))
     for warning in expected.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        warn(warning)
 
 
 def _rows(expected: Forecast) -> list[tuple[str, str]]:

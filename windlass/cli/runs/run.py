@@ -154,7 +154,7 @@ def _prepare_dry(
 
 
 def _print_request(prepared: Prepared, notes: list[str], *, as_json: bool) -> int:
-    from windlass.cli.output import print_json
+    from windlass.cli.output import print_json, warn
     from windlass.spec import dump_run
 
     for note in notes:
@@ -166,7 +166,7 @@ def _print_request(prepared: Prepared, notes: list[str], *, as_json: bool) -> in
         print_json({"run": run, "request": request, "warnings": prepared.warnings})
     else:
         for warning in prepared.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            warn(warning)
         click.echo(f"# {prepared.folder.run_file}")
         click.echo(dump_run(prepared.run))
         click.echo("# command")
@@ -175,24 +175,23 @@ def _print_request(prepared: Prepared, notes: list[str], *, as_json: bool) -> in
 
 
 def _print_plan(prepared: Prepared) -> None:
-    from windlass.cli.output import print_pairs
+    from windlass.cli.output import print_pairs, warn
 
     print_pairs([("run", prepared.run.name), *prepared.rows])
     for warning in prepared.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        warn(warning)
 
 
 def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
+    from windlass.cli.output import wrapped
+
     if as_json:
         _print_result(prepared, prepared.earlier)
     else:
         done, asked = prepared.earlier.step if prepared.earlier else 0, prepared.run.train.steps
         fewer = f", more than the {asked} that are asked for; nothing was changed" if (done or 0) > asked else ""
-        click.echo(
-            f"{prepared.run.name} is finished: it has trained {done} steps{fewer}.\n"
-            f"  windlass show {prepared.run.name}    its numbers\n"
-            f"  train.steps=N goes on, --fresh starts anew"
-        )
+        click.echo(wrapped(f"{prepared.run.name} is finished: it has trained {done} steps{fewer}."))
+        click.echo(f"  windlass show {prepared.run.name}    its numbers\n  train.steps=N goes on, --fresh starts anew")
     return ExitCode.OK
 
 
@@ -261,7 +260,7 @@ def _how_to_go_on(name: str) -> str:
 
 
 def _print_end(prepared: Prepared, status: JobStatus) -> None:
-    from windlass.cli.output import print_pairs
+    from windlass.cli.output import print_pairs, wrapped
     from windlass.cli.runs.summary import draw_loss, summarize
 
     name, folder = prepared.run.name, prepared.folder
@@ -272,7 +271,8 @@ def _print_end(prepared: Prepared, status: JobStatus) -> None:
     if status.state == "failed":
         click.echo(str(why_failed(prepared, status)), err=True)
     elif status.state != "finished":
-        click.echo(f"{status.reason}; the same command goes on from the last checkpoint", err=True)
+        said = f"{status.reason}; the same command goes on from the last checkpoint"
+        click.echo(wrapped(said, stderr=True), err=True)
     elif not summary.exported:
         click.echo(f"  windlass ckpt export {name}    writes a Hugging Face folder")
 
@@ -308,6 +308,7 @@ def _print_result(prepared: Prepared, status: JobStatus | None) -> None:
     from windlass.cli.runs.summary import summarize
 
     result: dict[str, Any] = {"name": prepared.run.name, "folder": str(prepared.folder.path)}
+    result["warnings"] = prepared.warnings
     if status is not None:
         result |= status.as_dict()
         if status.state == "failed":

@@ -82,7 +82,7 @@ def _rows(run: Run, history: History, seconds: float | None) -> list[tuple[str, 
 
 def _print_news(history: History) -> None:
     """What happened, in the order in which it did; saves are counted, since they are most of what happens."""
-    from windlass.cli.output import moment, plain, plural
+    from windlass.cli.output import moment, plain, plural, wrapped
     from windlass.cli.runs.follow import describe_event
     from windlass.runfolder import real
 
@@ -91,7 +91,7 @@ def _print_news(history: History) -> None:
         click.echo()
     for when, text in news:
         stamp = moment(when)[-8:] if when is not None else "–"
-        click.echo(f"  {stamp:<8}  {plain(text)}")
+        click.echo(wrapped(f"  {stamp:<8}  {plain(text)}", " " * 12))
     if history.saves:
         click.echo(f"  {plural(history.saves, 'checkpoint')} saved, the newest of step {history.newest_save}")
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windlass.cli.output import count, duration, number
+from windlass.cli.output import count, duration, line_width, number
 from windlass.cli.runs.follow import describe_event
 from windlass.runfolder import RunFolder, parse_record, read_json_lines, real, whole, words
 from windlass.targets.launch.tail import newest_steps
@@ -241,11 +241,10 @@ def _loss(line: bytes) -> float:
 
 def draw_loss(folder: RunFolder) -> str:
     """The loss curve, as wide as the terminal allows and in characters it can show."""
-    import shutil
     import sys
 
     from windlass.cli.runs.curve import draw_curve
 
-    width = min(100, shutil.get_terminal_size((80, 24)).columns - 2)
+    width = min(100, line_width() or 80) - 2
     unicode = "utf" in (sys.stdout.encoding or "").lower()
     return draw_curve(loss_points(folder), width=width, title="loss", braille=unicode)

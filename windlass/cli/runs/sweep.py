@@ -29,7 +29,7 @@ def run_sweep(
     as_json: bool,
 ) -> int:
     """Prepare every run of the sweep, and submit those that are neither finished nor under way."""
-    from windlass.cli.output import print_json, print_table
+    from windlass.cli.output import print_json, print_table, warn
 
     if fresh:
         raise UserError("--fresh cannot be used with --sweep", fix="name=OTHER    begins another sweep")
@@ -42,7 +42,7 @@ def run_sweep(
         named = f"name={base.name}-{index}"
         elements.append((index, settings, _prepared(run_file, [*changes, *settings, named], faults, offline)))
     for warning in dict.fromkeys(warning for _, _, one in elements for warning in one.warnings):
-        click.echo(f"warning: {warning}", err=True)
+        warn(warning)
     left = [(index, one) for index, _, one in elements if not one.is_finished and not one.is_running]
     runs, indices = [one.run for _, one in left], [index for index, _ in left]
     requests = where.render_sweep(base.name, runs, indices, faults=faults) if left else []

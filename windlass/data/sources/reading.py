@@ -168,6 +168,7 @@ def read_record(read: Callable[[], str], piece: FilePiece, skipped: Skipped) -> 
         return ""
 
 
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 UNREADABLE = (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error)  # what the decompressors raise
 
 
@@ -201,6 +202,7 @@ def csv_texts(piece: FilePiece, skipped: Skipped) -> Iterator[str]:
         rows = csv.DictReader(lines, delimiter="\t" if tabs else ",", strict=True)
         begin = 2
         try:
+            rows.fieldnames = column_names(piece, list(rows.fieldnames or ()))
             for row in rows:
                 where = f"{piece.path}:{begin}"
                 yield read_record(lambda row=row, where=where: csv_text(row, piece, where), piece, skipped)  # type: ignore[misc]
@@ -209,6 +211,30 @@ def csv_texts(piece: FilePiece, skipped: Skipped) -> Iterator[str]:
             raise UserError(f"{piece.path}:{begin} is not valid CSV", evidence=str(error)) from None
         except UNREADABLE as error:
             raise UserError(f"{piece.path} cannot be read", evidence=f"after line {begin}: {error}") from None
+
+
+def column_names(piece: FilePiece, names: list[str]) -> list[str]:
+    """The first line of a table, without the blanks that some programs put around names."""
+    if names and names[0].startswith(("\udcff\udcfe", "\udcfe\udcff")):
+        raise utf16(piece)
+    other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
+    if other:
+        convert = f"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={other!r}))"
+        raise UserError(
+            f"{piece.path} is not separated by commas",
+            evidence=f"its columns are separated by {other!r}: {names[0][:80]}",
+            fix=f'python -c "{convert}" < {piece.path} > NEW.csv',
+        )
+    return [name.strip() for name in names]
+
+
+def utf16(piece: FilePiece) -> UserError:
+    new = f"NEW{Path(piece.path).suffix}"
+    return UserError(
+        f"{piece.path} is UTF-16 text, and UTF-8 is expected",
+        cause="Windows programs call it Unicode",
+        fix=f"iconv -f utf-16 -t utf-8 {piece.path} > {new}",
+    )
 
 
 def csv_text(row: dict[str | None, Any], piece: FilePiece, where: str) -> str:
@@ -224,6 +250,8 @@ def csv_text(row: dict[str | None, Any], piece: FilePiece, where: str) -> str:
 
 
 def text_of(line: bytes, piece: FilePiece, number: int) -> str:
+    if line.startswith(UTF16_MARKS):  # the first line of a file, or of a file that was put behind another
+        raise utf16(piece)
     try:
         record = json.loads(line)
     except UnicodeDecodeError as error:
@@ -306,7 +334,10 @@ def whole_texts(piece: FilePiece, skipped: Skipped) -> Iterator[str]:
 def whole_text(piece: FilePiece) -> str:
     try:
         with open_piece(piece) as file:
-            return file.read().decode("utf-8-sig")  # a byte order mark is no part of the text
+            text = file.read()
+            if text.startswith(UTF16_MARKS):
+                raise utf16(piece)
+            return text.decode("utf-8-sig")  # a byte order mark is no part of the text
     except UnicodeDecodeError as error:
         raise BadRecordError(
             f"{piece.path} is not UTF-8 text",

@@ -53,7 +53,7 @@ class LocalTarget:
         return self.given_machine or this_machine()
 
     def settle(self, run: Run) -> Run:
-        return render.settle(run, self.machine)
+        return render.settle(run, self.machine, os.environ)
 
     def world_size(self, run: Run) -> int:
         return (run.resources.processes_per_node or 1) * run.resources.nodes

@@ -58,8 +58,11 @@ class LocalRequest:
         )
 
 
-def settle(run: Run, machine: Machine) -> Run:
-    """The run with its ranks counted: one per GPU, or CPU processes where there is no GPU or none is wanted."""
+def settle(run: Run, machine: Machine, environment: Mapping[str, str] | None = None) -> Run:
+    """The run with its ranks counted: one per GPU, or CPU processes where there is no GPU or none is wanted.
+
+    Threads of a rank: what the run file says, else the user's OMP_NUM_THREADS, else its share of the cores.
+    """
     asked = run.resources
     num_gpus, num_processes = asked.gpus_per_node, asked.processes_per_node
     if num_gpus is None:
@@ -71,7 +74,9 @@ def settle(run: Run, machine: Machine) -> Run:
                 fix=f"resources.processes_per_node={num_gpus}    or, to train on the CPU: resources.gpus_per_node=0",
             )
     num_ranks = num_gpus or num_processes or 1
-    threads = asked.threads_per_process or max(1, machine.cores // num_ranks)
+    told = (environment or {}).get("OMP_NUM_THREADS", "")
+    users = int(told) if told.isdecimal() else 0
+    threads = asked.threads_per_process or users or max(1, machine.cores // num_ranks)
     resources = asked.model_copy(
         update={"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
     )

@@ -17,6 +17,11 @@ TIMEOUT_SECONDS = 60.0  # while the controller is down, Slurm's commands wait fo
 CONNECT_SECONDS = 15
 SSH_FAILED = 255
 NOT_FOUND = 127
+WITHOUT_SLURM = (
+    "target.host=LOGIN_NODE     goes through a login node of the cluster, over SSH\n"
+    "--dry-run --offline        prints the job without asking Slurm\n"
+    "--on local                 trains on this machine"
+)
 CONTROLLER_GONE = ("Unable to contact slurm controller", "Connection refused", "configuration source")
 # Variables that change what Slurm's commands do or what a job inherits: options of sbatch, filters of squeue, and the
 # facts of the job that windlass itself may run in. Where the cluster is, and how to prove who asks, stays.
@@ -56,7 +61,7 @@ class Commands:
             raise NoAnswerError(
                 f"there is no {argv[0]} here",
                 cause="Slurm's commands are not installed, or not on PATH",
-                fix="run it on a login node    or target.host=LOGIN_NODE, over SSH",
+                fix=WITHOUT_SLURM,
             )
         try:
             done = subprocess.run(
@@ -80,7 +85,7 @@ class Commands:
         if self.host:
             self._check_ssh(argv, answer)
         if answer.code != 0 and any(sign in answer.err for sign in CONTROLLER_GONE):
-            silent = SilentError(f"Slurm does not answer{self._there}", evidence=answer.complaint)
+            silent = SilentError(f"Slurm does not answer{self._there}", evidence=answer.complaint, fix=WITHOUT_SLURM)
             silent.may_have_acted = False  # nobody took the connection
             raise silent
         return answer

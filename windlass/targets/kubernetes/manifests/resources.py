@@ -155,6 +155,8 @@ def _of_instance(machine: Instance, num_gpus: int) -> NodeShape:
 
 def _of_nodes(nodes: Sequence[NodeFacts], num_gpus: int) -> NodeShape:
     """What the smallest node with enough GPUs can give."""
+    if not nodes:  # offline, or they may not be listed
+        return NodeShape(missing="what the nodes have is not known here")
     usable = [node for node in nodes if _amount(node, GPU) >= num_gpus]
     if not usable:
         return NodeShape(missing=f"no node is there that has {num_gpus} GPUs" if num_gpus else "no node is there")
