@@ -87,7 +87,8 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from windlass.checkpoint.locking import hold
-assert hold(Path(sys.argv[1])) is not None
+lock = hold(Path(sys.argv[1]))
+assert lock is not None
 print("held", flush=True)
 time.sleep(600)
 """

@@ -341,7 +341,7 @@ def test_rm_refuses_ranks_that_were_started_by_hand(windlass, make):
     answer = windlass("rm", "small", "--yes")
     assert (answer.code, folder.run_file.exists()) == (2, True), answer
     assert "is under way" in answer.err
-    os.close(held)
+    held.close()
     assert windlass("rm", "small", "--yes").code == 0
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.data.servers import COMMIT, HubHandler, Served, serving
-from windlass.catalog import hub as hub_module
-from windlass.catalog.hub import check_access, fetch, fetched, is_hub_id, patiently
+from windlass.common import hub as hub_module
+from windlass.common.hub import check_access, fetch, fetched, is_hub_id, with_retries
 from windlass.data.sources.access import check_hub, repositories
 from windlass.errors import ExitCode, UserError
 from windlass.plan import resolve
@@ -121,14 +121,14 @@ def test_it_waits_as_long_as_it_is_told() -> None:
             raise LimitError(delay)
         return "given"
 
-    assert patiently(action, MODEL, "model", sleep=waited.append) == "given"
+    assert with_retries(action, MODEL, "model", sleep=waited.append) == "given"
     assert waited == [7.0, 41.0]
 
     def never() -> None:
         raise LimitError("86400")
 
     with pytest.raises(UserError, match="cannot be fetched") as caught:
-        patiently(never, MODEL, "model", sleep=waited.append)
+        with_retries(never, MODEL, "model", sleep=waited.append)
     assert "HF_TOKEN raises the limit" in str(caught.value)
     assert len(waited) == 2, "a day is not waited for"
 

@@ -14,8 +14,8 @@ import pytest
 from tests.data.conftest import json_lines, run_on, texts
 from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
 from tests.store.s3_server import Fault, FaultyS3
+from windlass.common.cache import cache_root
 from windlass.data import open_sequences
-from windlass.data.build.cache import cache_root
 from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
 from windlass.data.inspecting import inspect

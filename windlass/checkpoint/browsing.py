@@ -225,7 +225,7 @@ def store_view(url: str, name: str, run_id: str | None) -> StoreView | None:
 
 def _world_size(folder: RunFolder) -> int | None:
     """Of the attempt that came last: the managed service has a namespace for each number of ranks."""
-    from windlass.runfolder import read_json_lines
+    from windlass.common.files import read_json_lines
 
     sizes = [one["world_size"] for one in read_json_lines(folder.history) if "world_size" in one]
     return int(sizes[-1]) if sizes else None

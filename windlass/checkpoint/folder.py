@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, damage
+from windlass.common.files import sync_directory, write_atomically
 from windlass.errors import UserError
-from windlass.runfolder import sync_directory, write_atomically
 
 NAME = re.compile(r"step-(\d{8,})")
 INCOMING, FORMER, PINNED = ".incoming-", ".former-", ".pinned-"  # beside the checkpoints; never listed as one

@@ -6,7 +6,8 @@ import hashlib
 import secrets
 from pathlib import Path
 
-from windlass.runfolder import RunFolder, write_atomically
+from windlass.common.files import write_atomically
+from windlass.runfolder import RunFolder
 
 FILE = "id"
 

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from windlass.common.locks import FileLock
 from windlass.runfolder import RunFolder
 
 LOCK_FILE = ".lock"
 
 
-def hold(checkpoints: Path) -> int | None:
-    """Hold the folder as long as this process lives; waits while a command clears it up. None where it cannot be held.
-
-    The kernel lets go of it when the process dies, however it dies.
-    """
+def hold(checkpoints: Path) -> FileLock | None:
+    """Hold the folder until the lock is closed; waits while a command clears it up. None where it cannot be held."""
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
-        handle = os.open(checkpoints / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        fcntl.flock(handle, fcntl.LOCK_SH)
+        lock = FileLock(checkpoints / LOCK_FILE)
+        lock.acquire(shared=True)
     except OSError:  # file systems without locks: commands then go by how long a run has been silent
         return None
-    return handle
+    return lock
 
 
 @contextlib.contextmanager
@@ -37,14 +33,7 @@ def alone(folder: RunFolder) -> Iterator[bool]:
 
 def _taken(path: Path, stack: contextlib.ExitStack) -> bool:
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        lock = stack.enter_context(contextlib.closing(FileLock(path, create=False)))
+        return lock.acquire(patience_s=0)
     except OSError:
         return True
-    stack.callback(os.close, handle)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True

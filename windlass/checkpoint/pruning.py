@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from windlass.checkpoint.browsing import Row, TierView, views
 from windlass.checkpoint.folder import CheckpointFolder, expired_steps
 from windlass.checkpoint.locking import alone
+from windlass.common.files import read_json_lines
 from windlass.errors import UserError
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.runfolder import RunFolder
 
 LASTING = ("shared", "store")  # tiers that outlive the nodes
 NODE_KEEP = 1  # a node tier needs its newest alone

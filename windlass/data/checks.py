@@ -6,7 +6,7 @@ import importlib.util
 from itertools import islice
 from pathlib import Path
 
-from windlass.catalog.hub import is_hub_id
+from windlass.common.hub import is_hub_id
 from windlass.data.sequences.sequences import check_format, examples_of_a_stream, holdout_of_a_stream
 from windlass.data.sources.files import InputFile, size_of
 from windlass.data.sources.records import is_selector

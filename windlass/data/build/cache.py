@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
+from windlass.common.cache import CACHE_VARIABLE, cache_root
+from windlass.common.locks import locked
 from windlass.data.shards.folder import VERSION, TokenShards
 from windlass.data.sources.files import InputFile, StoreFile
 from windlass.data.sources.source import FileSource, ShardSource, StoreShardSource, file_format
@@ -21,16 +21,7 @@ from windlass.errors import UserError
 
 log = logging.getLogger(__name__)
 
-CACHE_VARIABLE = "WINDLASS_CACHE"
 BLOCK_BYTES = 1 << 16
-
-
-def cache_root() -> Path:
-    """$WINDLASS_CACHE, else windlass below $XDG_CACHE_HOME or ~/.cache."""
-    own = os.environ.get(CACHE_VARIABLE)
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "windlass"
 
 
 def open_shards(
@@ -52,6 +43,7 @@ def open_shards(
 
     loaded = load(tokenizer)
     folder = cache_root() / "tokens" / cache_key(source, loaded.fingerprint)
+    check_cache()
     with locked(folder.with_suffix(".lock")):
         if folder.exists():
             try:
@@ -95,23 +87,8 @@ def check_cache() -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise unwritable(folder, error) from None
-
-
-def unwritable(folder: Path, error: OSError) -> UserError:
-    return UserError(
-        f"the cache folder {folder} cannot be written to", evidence=str(error), fix=f"export {CACHE_VARIABLE}=FOLDER"
-    )
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time; a process that dies gives the lock back."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
-    except OSError as error:
-        raise unwritable(path.parent, error) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        raise UserError(
+            f"the cache folder {folder} cannot be written to",
+            evidence=str(error),
+            fix=f"export {CACHE_VARIABLE}=FOLDER",
+        ) from None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict, replace
 
-from windlass.data.build.cache import cache_root
+from windlass.common.cache import cache_root, name_digest
 from windlass.data.build.tokenizing import tokenize
-from windlass.data.shards.destination import destination, name_digest
+from windlass.data.shards.destination import destination
 from windlass.data.shards.folder import Index
 from windlass.data.sources.fetch_destination import MANIFEST, LocalParts
 from windlass.data.sources.fetching import Progress, Wanted, fetch

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windlass.common.locks import FileLock
 from windlass.errors import ExitCode, UserError
 
 HEADER_BYTES = 64
@@ -66,10 +67,9 @@ class BlockFolder:
         self.num_blocks = self.firsts[-1]
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._commit = (folder / COMMIT).open("w")
-        self._use = (folder / USE).open("w")
+        self._commit, self._use = FileLock(folder / COMMIT), FileLock(folder / USE)
         if using:
-            fcntl.flock(self._use, fcntl.LOCK_SH)
+            self._use.acquire(shared=True)
         with self.committing():
             self._open_state()
 
@@ -90,11 +90,11 @@ class BlockFolder:
     @contextmanager
     def committing(self) -> Iterator[None]:
         with self._lock:
-            fcntl.flock(self._commit, fcntl.LOCK_EX)
+            self._commit.acquire()
             try:
                 yield
             finally:
-                fcntl.flock(self._commit, fcntl.LOCK_UN)
+                self._commit.release()
 
     @contextmanager
     def claimed(self, block: int) -> Iterator[None]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from windlass.data.build.progress import sha256_of
+from windlass.common.files import sha256_of
 from windlass.data.shards.folder import Index, ShardFacts, read_index
 from windlass.data.sources.source import INDEX_NAME
 from windlass.errors import UserError
@@ -108,8 +107,3 @@ def destination(out: Path | str) -> Destination:
 
         return StoreDestination.at(text)
     return FolderDestination(Path(text))
-
-
-def name_digest(text: str) -> str:
-    """A short name for something with a long one."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from windlass.common.locks import locked
 from windlass.data.shards.blocks import COMMIT, STATE, USE, BlockFolder, punch_hole
 from windlass.errors import UserError
 
@@ -89,10 +89,8 @@ class Room:
     def _remove_abandoned(self) -> bool:
         """Remove the oldest folder that no process has open."""
         for folder in sorted(self._others, key=lambda one: (one / STATE).stat().st_mtime):
-            with (folder / USE).open("w") as use:
-                try:
-                    fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+            with locked(folder / USE, patience_s=0) as unused:
+                if not unused:
                     continue
                 (folder / STATE).unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -105,6 +103,5 @@ class Room:
 def only_one(root: Path) -> Iterator[None]:
     """One process at a time removes blocks or opens a folder of them."""
     root.mkdir(parents=True, exist_ok=True)
-    with (root / COMMIT).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(root / COMMIT):
         yield

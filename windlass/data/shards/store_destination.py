@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.data.build.cache import cache_root
-from windlass.data.build.progress import sha256_of
-from windlass.data.shards.destination import name_digest
+from windlass.common.cache import cache_root, name_digest
+from windlass.common.files import sha256_of
 from windlass.data.shards.folder import Index, ShardFacts, parse_index
 from windlass.data.sources.source import INDEX_NAME
 from windlass.errors import UserError

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from windlass.data.build.cache import cache_root, locked
-from windlass.data.build.progress import sha256_of
+from windlass.common.cache import cache_root, name_digest
+from windlass.common.files import sha256_of, write_atomically
+from windlass.common.locks import locked
 from windlass.data.shards.blocks import THREADS, BlockCache, CachedArray, RemoteFile
-from windlass.data.shards.destination import name_digest
 from windlass.data.shards.eviction import only_one
 from windlass.data.shards.folder import DOCUMENT_DTYPE, Index, TokenShards, parse_index
 from windlass.data.sources.source import INDEX_NAME, StoreShardSource
 from windlass.data.tokenizers.tokenizer import SHARD_TOKENIZER, TOKENIZER_FILES
 from windlass.errors import UserError
-from windlass.runfolder import write_atomically
 
 if TYPE_CHECKING:
     from windlass.store import Store

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windlass.common.files import write_atomically
 from windlass.data.shards.folder import (
     BLOCK_BYTES,
     DOCUMENT_DTYPE,
@@ -23,7 +24,6 @@ from windlass.data.shards.folder import (
 )
 from windlass.data.sources.source import INDEX_NAME
 from windlass.data.tokenizers.tokenizer import SHARD_TOKENIZER, Tokenizer
-from windlass.runfolder import write_atomically
 
 State = dict[str, Any]
 

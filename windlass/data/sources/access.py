@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from windlass.catalog.hub import check_access, is_hub_id
 from windlass.catalog.models import preset
+from windlass.common.hub import check_access, is_hub_id
 from windlass.data.sources.source import FILE_BUILDERS, HUB_PREFIX, ShardSource, parse_source
 from windlass.errors import ExitCode, UserError
 from windlass.spec import Run

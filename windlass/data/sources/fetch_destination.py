@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from windlass.data.build.cache import cache_root
-from windlass.data.build.progress import sha256_of
-from windlass.data.shards.destination import name_digest
+from windlass.common.cache import cache_root, name_digest
+from windlass.common.files import sha256_of, write_atomically
 from windlass.data.sources.source import compression, file_format
 from windlass.errors import UserError
-from windlass.runfolder import write_atomically
 
 if TYPE_CHECKING:
     from windlass.data.sources.fetching import PartFacts

@@ -12,16 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from windlass.data.build.progress import (
-    PROGRESS,
-    Work,
-    clear,
-    clear_remains,
-    published_before,
-    read_object,
-    sha256_of,
-    work_in,
-)
+from windlass.common.files import sha256_of
+from windlass.data.build.progress import PROGRESS, Work, clear, clear_remains, published_before, read_object, work_in
 from windlass.data.sources.fetch_destination import FetchDestination
 from windlass.data.sources.hub import HubFiles, pinned
 from windlass.data.sources.source import HubSource

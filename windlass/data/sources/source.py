@@ -185,7 +185,7 @@ def assets() -> Path:
 
 def store_source(url: str, text_field: str) -> StoreShardSource | FileSource:
     """Shards or text files in an object store."""
-    from windlass.store.opening import bucket_and_prefix, is_store_url
+    from windlass.store import bucket_and_prefix, is_store_url
 
     if not is_store_url(url):
         raise UserError(

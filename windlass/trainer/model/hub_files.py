@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.catalog.hub import fetch, fetched, import_hub, is_hub_id
+from windlass.common.hub import fetch, fetched, import_hub, is_hub_id
 from windlass.data.tokenizers.tokenizer import TOKENIZER_FILES, only_shards
 from windlass.errors import UserError
 from windlass.spec import Run
