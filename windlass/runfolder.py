@@ -144,9 +144,9 @@ class RunFolder:
     def target_kind(self) -> str:
         """Where the run goes. Of a run file that windlass wrote without reading all of it: `ls` asks thousands."""
         text = self.run_file.read_bytes()
-        found = TARGET_KIND.search(text)
-        if found and b"\nmodel:\n" in text and b"\ndata:\n" in text:
-            return found[1].decode()
+        match = TARGET_KIND.search(text)
+        if match and b"\nmodel:\n" in text and b"\ndata:\n" in text:
+            return match[1].decode()
         return str(self.load_run().target.kind)
 
     def began(self) -> float | None:
@@ -160,20 +160,20 @@ class RunFolder:
 
     def errors(self, attempt: int) -> list[dict[str, Any]]:
         """The error files that ranks wrote in one attempt, the first one first."""
-        found = []
+        errors = []
         for path in self.logs.glob("rank-*.error.json"):
             try:
                 error = parse_record(path.read_bytes())
             except OSError:
                 continue
             if error is not None and error.get("attempt") == attempt:  # one torn by a kill says nothing
-                found.append(error)
-        return sorted(found, key=lambda error: real(error.get("time")) or 0.0)
+                errors.append(error)
+        return sorted(errors, key=lambda error: real(error.get("time")) or 0.0)
 
     def has_checkpoints(self) -> bool:
         """Whether this run has ever saved anything: what is here now, or was published in any tier."""
         published = any(self.checkpoints.glob("step-*/manifest.json"))
-        return published or any(one.get("event") in SAVED for one in read_json_lines(self.history))
+        return published or any(record.get("event") in SAVED for record in read_json_lines(self.history))
 
     def record(self, event: str, **facts: Any) -> None:
         """Append one line to history.jsonl."""

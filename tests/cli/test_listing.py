@@ -12,7 +12,7 @@ import time
 import pytest
 
 from windlass.checkpoint import CheckpointFolder, Manifest
-from windlass.checkpoint.locking import hold
+from windlass.checkpoint.ownership import hold
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder, append_json_line
 from windlass.spec import load_run
@@ -341,7 +341,7 @@ def test_rm_refuses_ranks_that_were_started_by_hand(windlass, make):
     answer = windlass("rm", "small", "--yes")
     assert (answer.code, folder.run_file.exists()) == (2, True), answer
     assert "is under way" in answer.err
-    held.close()
+    os.close(held)
     assert windlass("rm", "small", "--yes").code == 0
 
 

@@ -1,0 +1,1 @@
+"""What is known of models, GPUs and instances: data files and lookup."""

@@ -43,6 +43,10 @@ class FileLock:
         """Give the lock back; it can be acquired again."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
+    def detach(self) -> int:
+        """A handle that keeps the lock until it is closed or the process ends, whatever becomes of this object."""
+        return os.dup(self._file.fileno())
+
     def close(self) -> None:
         self._file.close()
 

@@ -33,7 +33,7 @@ def retried(
 
 def doubling(first_s: float, failures: int, longest_s: float = math.inf) -> float:
     """The pause after so many failures in a row: it doubles each time, up to `longest_s`."""
-    return min(first_s * 2 ** min(failures - 1, 64), longest_s)
+    return min(first_s * 2.0 ** min(failures - 1, 64), longest_s)
 
 
 def within(

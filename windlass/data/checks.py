@@ -7,10 +7,28 @@ from itertools import islice
 from pathlib import Path
 
 from windlass.common.hub import is_hub_id
+from windlass.data.build.cache import open_shards
+from windlass.data.scanning import scan
+from windlass.data.sequences.opening import check_weights
+from windlass.data.sequences.packing import PackedRows
 from windlass.data.sequences.sequences import check_format, examples_of_a_stream, holdout_of_a_stream
+from windlass.data.sequences.windows import Windows
+from windlass.data.shards.folder import require_same_tokenizer
 from windlass.data.sources.files import InputFile, size_of
+from windlass.data.sources.reading import documents, file_pieces
 from windlass.data.sources.records import is_selector
-from windlass.data.sources.source import FileSource, HubSource, ShardSource, Source, StoreShardSource, parse_source
+from windlass.data.sources.source import (
+    FileSource,
+    HubSource,
+    ShardSource,
+    Source,
+    StoreShardSource,
+    file_format,
+    parse_source,
+    parts_of,
+)
+from windlass.data.tokenizers.chat import encoder
+from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import UserError
 from windlass.spec import Run
 
@@ -20,9 +38,6 @@ def check_data(run: Run, *, thorough: bool = False) -> list[str]:
 
     Thorough: text files on this machine are read, as far as that takes no longer than some seconds.
     """
-    from windlass.data.sequences.mixing import parts_of
-    from windlass.data.sequences.opening import check_weights
-
     check_weights(run.data)
     warnings: list[str] = []
     for data in parts_of(run.data):
@@ -51,24 +66,14 @@ def check_part(run: Run, source: Source, *, training: bool, thorough: bool) -> l
             unread = source.about_ignored()
             warnings += [unread] if unread else []
             if thorough:
-                from windlass.data.scanning import scan
-
                 warnings += scan(source, run, training=training)
     return warnings
 
 
 def check_shards(run: Run, source: ShardSource | StoreShardSource, *, training: bool) -> None:
-    from windlass.data.build.cache import open_shards
-    from windlass.data.sequences.packing import PackedRows
-    from windlass.data.sequences.windows import Windows
-    from windlass.data.shards.folder import require_same_tokenizer
-
     shards = open_shards(source, tokenizer="", cache_gib=run.data.cache_gib)
     if run.data.tokenizer and run.data.tokenizer != shards.index.tokenizer.name:
         # The same name is taken at its word: ranks on a closed network must not ask a hub for what the shards hold.
-        from windlass.data.tokenizers.chat import encoder
-        from windlass.data.tokenizers.tokenizer import load_tokenizer
-
         own = encoder(load_tokenizer(run.data.tokenizer), run.data)
         require_same_tokenizer(shards, own.fingerprint, run.data.tokenizer)
     check_format(shards, source.name, run.data)
@@ -87,9 +92,6 @@ def check_template(run: Run) -> None:
     """A tokenizer that is here says before the start whether it can render chats; one of a hub says it to the ranks."""
     name = run.data.tokenizer
     if run.data.format != "text" and name and not is_hub_id(name):
-        from windlass.data.tokenizers.chat import encoder
-        from windlass.data.tokenizers.tokenizer import load_tokenizer
-
         encoder(load_tokenizer(name), run.data)
 
 
@@ -115,9 +117,6 @@ def check_files(source: FileSource) -> None:
 
 
 def check_first_record(path: InputFile, text_field: str) -> None:
-    from windlass.data.sources.reading import documents, file_pieces
-    from windlass.data.sources.source import file_format
-
     if file_format(Path(path.name)) == "text":
         return  # reading it would read all of it
     piece = next(file_pieces(path, text_field), None)

@@ -100,12 +100,12 @@ class FolderStore:
                     break
 
     def unfinished(self, prefix: str = "") -> list[Upload]:
-        found = []
+        uploads = []
         for file in sorted(self.path.rglob(f"{PART}*")):
             name = file.relative_to(self.path).as_posix()
             if name.startswith(prefix):
-                found.append(Upload(name, name, file.stat().st_mtime))
-        return found
+                uploads.append(Upload(name, name, file.stat().st_mtime))
+        return uploads
 
     def abort(self, upload: Upload) -> None:
         (self.path / upload.key).unlink(missing_ok=True)

@@ -190,15 +190,15 @@ class S3Store:
                 )
 
     def unfinished(self, prefix: str = "") -> list[Upload]:
-        found: list[Upload] = []
+        uploads: list[Upload] = []
         marks: dict[str, str] = {}
         while True:
             answer = self._ask("list_multipart_uploads", Prefix=self._key(prefix), **marks)
             for item in answer.get("Uploads", ()):
                 name = item["Key"][len(self._key("")) :]
-                found.append(Upload(name, item["UploadId"], item["Initiated"].timestamp()))
+                uploads.append(Upload(name, item["UploadId"], item["Initiated"].timestamp()))
             if not answer.get("IsTruncated"):
-                return found
+                return uploads
             marks = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
     def abort(self, upload: Upload) -> None:

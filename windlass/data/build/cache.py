@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -13,15 +12,15 @@ from pathlib import Path
 
 from windlass.common.cache import CACHE_VARIABLE, cache_root
 from windlass.common.locks import locked
+from windlass.data.build.tokenizing import tokenize
 from windlass.data.shards.folder import VERSION, TokenShards
-from windlass.data.sources.files import InputFile, StoreFile
+from windlass.data.shards.store_shards import open_store_shards
+from windlass.data.sources.files import file_fingerprint
 from windlass.data.sources.source import FileSource, ShardSource, StoreShardSource, file_format
 from windlass.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from windlass.errors import UserError
 
 log = logging.getLogger(__name__)
-
-BLOCK_BYTES = 1 << 16
 
 
 def open_shards(
@@ -36,11 +35,7 @@ def open_shards(
     if isinstance(source, ShardSource):
         return TokenShards.open(source.folder)
     if isinstance(source, StoreShardSource):
-        from windlass.data.shards.store_shards import open_store_shards
-
         return open_store_shards(source, cache_gib)
-    from windlass.data.build.tokenizing import tokenize
-
     loaded = load(tokenizer)
     folder = cache_root() / "tokens" / cache_key(source, loaded.fingerprint)
     check_cache()
@@ -62,21 +57,6 @@ def cache_key(source: FileSource, tokenizer_fingerprint: str) -> str:
     if source.skip_bad:
         facts.append("without bad records")
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-
-
-def file_fingerprint(path: InputFile) -> list[str | int]:
-    """What tells a file's content apart without reading all of it."""
-    if isinstance(path, StoreFile):
-        return [path.url, path.size, path.version]
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            digest = hashlib.sha256(file.read(BLOCK_BYTES))
-            file.seek(max(0, status.st_size - BLOCK_BYTES))
-            digest.update(file.read(BLOCK_BYTES))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read", evidence=str(error)) from None
-    return [path.name, status.st_size, status.st_mtime_ns, digest.hexdigest()]
 
 
 def check_cache() -> None:

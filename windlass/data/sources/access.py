@@ -51,13 +51,13 @@ def check_hub(run: Run) -> list[str]:
     A machine that submits may be shut off from the hub while those that train are not.
     """
     warnings: list[str] = []
-    asked: set[tuple[str, str]] = set()
-    for one in repositories(run):
-        if (one.name, one.kind) in asked:
+    checked: set[tuple[str, str]] = set()
+    for repository in repositories(run):
+        if (repository.name, repository.kind) in checked:
             continue
-        asked.add((one.name, one.kind))
+        checked.add((repository.name, repository.kind))
         try:
-            check_access(one.name, what=one.what, revision=one.revision, kind=one.kind)
+            check_access(repository.name, what=repository.what, revision=repository.revision, kind=repository.kind)
         except UserError as error:
             if error.exit_code != ExitCode.FAILED:
                 raise
