@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress | None = None) -> Sequences | None:
     """The run's training or validation sequences; None where the run has no validation data.
 
-    Text is tokenized once per host into the cache (`progress` is called meanwhile); every rank may call this at the same time.
+    Text is tokenized once per host into the cache, and `progress` called meanwhile; every rank may call this at once.
     """
     data = run.data
     if data.sequence_length is None:
