@@ -114,7 +114,7 @@ def test_what_is_wanted_comes_once(tmp_path: Path) -> None:
     cache = remote.cache(tmp_path)
     array = cache.array(0, DTYPE)
     for _ in range(3):
-        array.want(0, len(remote.tokens()))
+        array.prefetch(0, len(remote.tokens()))
     assert np.array_equal(read(cache, 0, len(remote.tokens())), remote.tokens())
     assert sorted(remote.asked) == [0, 1, 2, 3, 4]
 

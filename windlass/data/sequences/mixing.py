@@ -169,7 +169,7 @@ class Mixture:
 
     def batch(self, step: int, global_batch: int, positions: list[int]) -> Batch:
         if self._remote:
-            self._want_ahead(step, global_batch, positions)
+            self._prefetch_ahead(step, global_batch, positions)
         owners = {position: self.turns.owner(step, position, global_batch) for position in positions}
         found: dict[int, Sequence] = {}
         state: dict[str, Any] = {}
@@ -191,13 +191,13 @@ class Mixture:
     def _own_index(self, number: int, step: int, position: int, global_batch: int) -> int:
         return self.shares.before(number, self.turns.index(step, position, global_batch))
 
-    def _want_ahead(self, step: int, global_batch: int, positions: list[int]) -> None:
+    def _prefetch_ahead(self, step: int, global_batch: int, positions: list[int]) -> None:
         for later in self._ahead.steps(step, len(positions)):
             for position in positions:
                 number = self.turns.owner(later, position, global_batch)
                 part = self.parts[number]
-                if isinstance(part, Windows) and part.shards.comes_from_afar:
-                    part.want(self._own_index(number, later, position, global_batch))
+                if isinstance(part, Windows) and part.shards.worth_prefetching:
+                    part.prefetch(self._own_index(number, later, position, global_batch))
 
     def restore(self, step: int, state: dict[str, Any] | None) -> None:
         for number, part in enumerate(self.parts):

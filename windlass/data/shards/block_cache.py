@@ -62,14 +62,14 @@ class BlockCache:
             self.time = now()
         return self._all_here
 
-    def want(self, block: int) -> None:
-        """It will be needed soon."""
+    def prefetch(self, block: int) -> None:
+        """Fetch a block in the background: it will be needed soon."""
         with self._lock:
             if block not in self._arriving and not self.blocks.stamps[block]:
                 self._arriving[block] = self._threads.submit(self._arrive, block)
 
-    def need(self, block: int) -> None:
-        """Have it here now."""
+    def ensure(self, block: int) -> None:
+        """Return once a block is here."""
         with self._lock:
             arriving = self._arriving.get(block)
             if arriving is not None and arriving.cancel():  # still behind others
@@ -172,13 +172,13 @@ class CachedArray:
                     if self._stamps[block] == stamp:
                         break
                 else:
-                    self._cache.need(block)
+                    self._cache.ensure(block)
             self._used[block] = self._cache.time
 
-    def want(self, begin: int, end: int) -> None:
+    def prefetch(self, begin: int, end: int) -> None:
         for block in self._blocks(begin, end):
             if not self._stamps[block]:
-                self._cache.want(block)
+                self._cache.prefetch(block)
 
     def _blocks(self, begin: int, end: int) -> range:
         if end <= begin:

@@ -171,17 +171,17 @@ class TokenShards:
             array.read_into(out, begin, end)
 
     @property
-    def comes_from_afar(self) -> bool:
-        """Whether it is worth saying beforehand what will be read."""
+    def worth_prefetching(self) -> bool:
+        """Whether tokens may still have to be fetched from a store."""
         return self.remote is not None and not self.remote.cache.all_here()
 
-    def want(self, begin: int, end: int) -> None:
-        """The tokens [begin, end) will be read soon: have them brought here meanwhile."""
+    def prefetch(self, begin: int, end: int) -> None:
+        """Fetch the tokens [begin, end) in the background: they will be read soon."""
         if self.remote:
             shard = bisect_right(self._bounds, begin) - 1
             while begin < end:
                 base, stop = self._bounds[shard], min(end, self._bounds[shard + 1])
-                self._tokens[shard].want(begin - base, stop - base)  # type: ignore[union-attr]
+                self._tokens[shard].prefetch(begin - base, stop - base)  # type: ignore[union-attr]
                 begin = stop
                 shard += 1
 
