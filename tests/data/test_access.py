@@ -12,7 +12,7 @@ import pytest
 from tests.data.servers import COMMIT, HubHandler, Served, serving
 from windlass.common import hub as hub_module
 from windlass.common.hub import check_access, fetch, fetched, is_hub_id, with_retries
-from windlass.data.sources.access import check_hub, repositories
+from windlass.data.checks import check_hub, repositories
 from windlass.errors import ExitCode, UserError
 from windlass.plan import resolve
 from windlass.spec import parse_run
