@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass.common.files import append_json_line, read_json_lines, write_atomically
 from windlass.errors import UserError
-from windlass.runfolder import RunFolder, append_json_line, read_json_lines, steps_of, write_atomically
+from windlass.runfolder import RunFolder, steps_of
 from windlass.spec import parse_run
 
 

@@ -1,4 +1,4 @@
-"""Write the pages that come from the code: run file, output of commands, their schemas, the rooms of ARCHITECTURE.md."""
+"""Write the pages that come from the code: run file, output of commands, schemas, the rooms of ARCHITECTURE.md."""
 
 from __future__ import annotations
 

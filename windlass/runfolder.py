@@ -12,21 +12,41 @@ runs/<name>/run.yaml                    the resolved run
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import re
-import secrets
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windlass.common.files import (
+    append_json_line,
+    parse_record,
+    read_json_lines,
+    real,
+    sync_directory,
+    whole,
+    words,
+    write_atomically,
+)
 from windlass.errors import UserError
 from windlass.spec import Run, dump_run, load_run
 from windlass.spec.compatibility import Changes, differences, steering
 
+__all__ = [
+    "RUNS_VARIABLE",
+    "RunFolder",
+    "append_json_line",
+    "parse_record",
+    "read_json_lines",
+    "real",
+    "runs_root",
+    "steps_of",
+    "sync_directory",
+    "whole",
+    "words",
+    "write_atomically",
+]
 RUNS_VARIABLE = "WINDLASS_RUNS"
 SAVED = ("checkpoint", "resumed")  # events that say that there is, or was, a checkpoint
 MOST_BYTES = 1024 * 1024  # of a line that is looked at
@@ -124,9 +144,9 @@ class RunFolder:
     def target_kind(self) -> str:
         """Where the run goes. Of a run file that windlass wrote without reading all of it: `ls` asks thousands."""
         text = self.run_file.read_bytes()
-        found = TARGET_KIND.search(text)
-        if found and b"\nmodel:\n" in text and b"\ndata:\n" in text:
-            return found[1].decode()
+        match = TARGET_KIND.search(text)
+        if match and b"\nmodel:\n" in text and b"\ndata:\n" in text:
+            return match[1].decode()
         return str(self.load_run().target.kind)
 
     def began(self) -> float | None:
@@ -140,105 +160,24 @@ class RunFolder:
 
     def errors(self, attempt: int) -> list[dict[str, Any]]:
         """The error files that ranks wrote in one attempt, the first one first."""
-        found = []
+        errors = []
         for path in self.logs.glob("rank-*.error.json"):
             try:
                 error = parse_record(path.read_bytes())
             except OSError:
                 continue
             if error is not None and error.get("attempt") == attempt:  # one torn by a kill says nothing
-                found.append(error)
-        return sorted(found, key=lambda error: real(error.get("time")) or 0.0)
+                errors.append(error)
+        return sorted(errors, key=lambda error: real(error.get("time")) or 0.0)
 
     def has_checkpoints(self) -> bool:
         """Whether this run has ever saved anything: what is here now, or was published in any tier."""
         published = any(self.checkpoints.glob("step-*/manifest.json"))
-        return published or any(one.get("event") in SAVED for one in read_json_lines(self.history))
+        return published or any(record.get("event") in SAVED for record in read_json_lines(self.history))
 
     def record(self, event: str, **facts: Any) -> None:
         """Append one line to history.jsonl."""
         append_json_line(self.history, {"time": round(time.time(), 3), "event": event, **facts})
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash."""
-    # containers that share a volume often share process numbers too
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one record in one write, starting on a new line even after a torn one."""
-    line = json.dumps(record, allow_nan=False, separators=(",", ":"), default=str) + "\n"
-    with path.open("ab+") as file:
-        if file.tell() and not _ends_with_newline(file):
-            line = "\n" + line
-        file.write(line.encode())
-
-
-def _ends_with_newline(file: Any) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return bool(file.read(1) == b"\n")
-
-
-def parse_record(line: bytes | str) -> dict[str, Any] | None:
-    """The JSON object of a line; None for a line torn by a crash, and for anything else."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a JSONL file; a line torn by a crash is passed over."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        for line in file:
-            record = parse_record(line)
-            if record is not None:
-                yield record
-
-
-# What records hold was written by other versions, was cut off or is somebody else's: these take nothing on trust.
-
-
-def whole(value: Any) -> int | None:
-    """An integer of a record; None for what is none."""
-    number = real(value)
-    return int(value) if number is not None and abs(number) < 2**63 else None
-
-
-def real(value: Any) -> float | None:
-    """A finite number of a record; None for what is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def words(value: Any) -> str | None:
-    """A text of a record; None for what is none."""
-    return value if isinstance(value, str) and value else None
 
 
 def steps_of(folder: RunFolder) -> dict[int, dict[str, Any]]:

@@ -18,8 +18,7 @@ from click.testing import CliRunner
 from tests.checkpoint.test_checkpoint import publish
 from windlass.checkpoint import CheckpointFolder, hash_file
 from windlass.checkpoint.browsing import views
-from windlass.checkpoint.identity import write_id
-from windlass.checkpoint.locking import alone
+from windlass.checkpoint.ownership import alone, write_id
 from windlass.checkpoint.pieces import make_private, tier_path
 from windlass.checkpoint.pruning import best_of, clear_leftovers, expired_rows
 from windlass.checkpoint.stored import StoredCheckpoints
@@ -86,7 +85,7 @@ def test_the_command_refuses_and_deletes_nothing(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from windlass.checkpoint.locking import hold
+from windlass.checkpoint.ownership import hold
 assert hold(Path(sys.argv[1])) is not None
 print("held", flush=True)
 time.sleep(600)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.checkpoint.test_checkpoint import publish
 from windlass.checkpoint import CheckpointFolder
-from windlass.checkpoint.identity import begin_anew, known_to, read_id, write_id
+from windlass.checkpoint.ownership import begin_anew, known_to, read_id, write_id
 from windlass.checkpoint.stored import StoredCheckpoints, current_id, fetch_whole, write_current_id
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from windlass.checkpoint import CheckpointFolder, Manifest
-from windlass.checkpoint.locking import hold
+from windlass.checkpoint.ownership import hold
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder, append_json_line
 from windlass.spec import load_run

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.data.servers import COMMIT, HubHandler, Served, serving
-from windlass.catalog import hub as hub_module
-from windlass.catalog.hub import check_access, fetch, fetched, is_hub_id, patiently
-from windlass.data.sources.access import check_hub, repositories
+from windlass.common import hub as hub_module
+from windlass.common.hub import check_access, fetch, fetched, is_hub_id, with_retries
+from windlass.data.checks import check_hub, repositories
+from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import ExitCode, UserError
 from windlass.plan import resolve
 from windlass.spec import parse_run
@@ -121,14 +122,14 @@ def test_it_waits_as_long_as_it_is_told() -> None:
             raise LimitError(delay)
         return "given"
 
-    assert patiently(action, MODEL, "model", sleep=waited.append) == "given"
+    assert with_retries(action, MODEL, "model", sleep=waited.append) == "given"
     assert waited == [7.0, 41.0]
 
     def never() -> None:
         raise LimitError("86400")
 
     with pytest.raises(UserError, match="cannot be fetched") as caught:
-        patiently(never, MODEL, "model", sleep=waited.append)
+        with_retries(never, MODEL, "model", sleep=waited.append)
     assert "HF_TOKEN raises the limit" in str(caught.value)
     assert len(waited) == 2, "a day is not waited for"
 
@@ -143,6 +144,24 @@ def test_files_are_fetched_once(start: Start) -> None:
     assert fetched(MODEL, ("config.json",)) == folder
     assert fetched("acme/another", ("config.json",)) is None
     assert len(served.requests) == before, "what is here is found without asking"
+
+
+def test_a_tokenizer_is_fetched_by_its_hub_id(start: Start, tmp_path: Path) -> None:
+    tiny = load_tokenizer("tiny")
+    tiny.save(tmp_path / "tiny")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "tiny").iterdir()}
+    start(files | {"model.safetensors": b"not for a tokenizer"})
+    found = load_tokenizer(MODEL)
+    assert (found.name, found.fingerprint, found.eos_token) == (MODEL, tiny.fingerprint, tiny.eos_token)
+    assert not list((tmp_path / "cache").rglob("model.safetensors"))
+    with pytest.raises(UserError, match="there is no tokenizer acme/other on the hub, or it is private"):
+        load_tokenizer("acme/other")
+
+
+def test_a_repository_without_a_tokenizer(start: Start) -> None:
+    start()
+    with pytest.raises(UserError, match="acme/tiny-llama on the hub holds no tokenizer"):
+        load_tokenizer(MODEL)
 
 
 def test_a_hub_that_cannot_be_reached_is_a_warning_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from windlass.data.shards import eviction as room
-from windlass.data.shards.blocks import BlockCache, BlockFolder, RemoteFile
-from windlass.data.shards.folder import block_digest
+from windlass.data.shards import eviction
+from windlass.data.shards.block_cache import BlockCache, RemoteFile
+from windlass.data.shards.blocks import BlockFolder, block_digest
 from windlass.errors import UserError
 
 BLOCK = 1 << 16
@@ -114,7 +114,7 @@ def test_what_is_wanted_comes_once(tmp_path: Path) -> None:
     cache = remote.cache(tmp_path)
     array = cache.array(0, DTYPE)
     for _ in range(3):
-        array.want(0, len(remote.tokens()))
+        array.prefetch(0, len(remote.tokens()))
     assert np.array_equal(read(cache, 0, len(remote.tokens())), remote.tokens())
     assert sorted(remote.asked) == [0, 1, 2, 3, 4]
 
@@ -130,7 +130,7 @@ def test_what_arrives_wrong_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "AT_ONCE", 2)
+    monkeypatch.setattr(eviction, "AT_ONCE", 2)
     remote = Remote(6)
     cache, tokens = remote.cache(tmp_path), remote.tokens()
     put = BlockFolder.put

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.data.conftest import json_lines, run_on, texts
+from windlass.common.cache import cache_root
 from windlass.data import open_sequences
-from windlass.data.build.cache import cache_root
 
 RANK = """
 import sys

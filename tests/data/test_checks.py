@@ -14,8 +14,9 @@ import pytest
 from tests.data.conftest import json_lines, run_on, texts
 from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
+from windlass.data.sequences.opening import tokenizer_of
 from windlass.data.sources.source import FileSource
-from windlass.data.tokenizers.tokenizer import Tokenizer, tokenizer_of
+from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import ExitCode, UserError
 
 

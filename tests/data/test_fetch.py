@@ -147,7 +147,7 @@ def test_a_hub_that_is_not_there(tmp_path: Path) -> None:
     gone = Served(url="http://127.0.0.1:9")
     words, values = command(gone, tmp_path, "allenai/c4", "--samples", 5, "-o", tmp_path / "out")
     quick = (
-        "import windlass.catalog.hub as hub; hub.FIRST_DELAY_S = 0.01\n"
+        "import windlass.common.hub as hub; hub.FIRST_DELAY_S = 0.01\n"
         "import sys; from windlass.cli.main import main; main(sys.argv[1:])"
     )
     done = subprocess.run(

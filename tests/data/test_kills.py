@@ -18,8 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def fetch_lines(files: list[str], out: str, compress: bool, samples: int | None, num_bytes: int | None) -> None:
-    from windlass.data.sources.fetch_destination import fetch_destination
-    from windlass.data.sources.fetching import Wanted, fetch
+    from windlass.data.build.fetching import Wanted, fetch, fetch_destination
     from windlass.data.sources.source import hub_source
 
     source = hub_source("hf:json", config=None, split="train", files=tuple(files), text_field="text")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.data.shards.folder import TokenShards, dtype_for
+from windlass.data.shards.folder import TokenShards
 from windlass.data.shards.writing import ShardWriter
-from windlass.data.tokenizers.tokenizer import Tokenizer
+from windlass.data.tokenizers.tokenizer import Tokenizer, dtype_for
 from windlass.errors import UserError
 
 

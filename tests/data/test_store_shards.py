@@ -14,16 +14,16 @@ import pytest
 from tests.data.conftest import json_lines, run_on, texts
 from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
 from tests.store.s3_server import Fault, FaultyS3
+from windlass.common.cache import cache_root
 from windlass.data import open_sequences
-from windlass.data.build.cache import cache_root
 from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
 from windlass.data.inspecting import inspect
-from windlass.data.shards import blocks, store_shards, writing
-from windlass.data.shards import eviction as room
+from windlass.data.sequences.opening import tokenizer_of
+from windlass.data.shards import block_cache, eviction, store_shards, writing
 from windlass.data.shards.folder import TokenShards
 from windlass.data.sources.source import FileSource, StoreShardSource, source_named
-from windlass.data.tokenizers.tokenizer import Tokenizer, tokenizer_of
+from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def text(tmp_path: Path) -> Path:
 def local(text: Path, tmp_path: Path, tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Shards of many small blocks."""
     monkeypatch.setattr(writing, "BLOCK_BYTES", BLOCK)
-    monkeypatch.setattr(room, "AT_ONCE", 4)
+    monkeypatch.setattr(eviction, "AT_ONCE", 4)
     tokenize([FileSource((text,), "text", "text")], tmp_path / "shards", tiny, workers=1, shard_tokens=3000)
     return tmp_path / "shards"
 
@@ -120,16 +120,16 @@ def test_within_its_bound(remote: FaultyS3, local: Path, monkeypatch: pytest.Mon
     for step in range(40):
         assert plain(found.batch(step, 8, list(range(8)))) == expected[step]
         held = found.shards.remote.cache.blocks.num_bytes()  # type: ignore[attr-defined]
-        assert held <= limit + blocks.THREADS * BLOCK  # those on their way had room looked for at the same time
+        assert held <= limit + block_cache.THREADS * BLOCK  # those on their way had room looked for at the same time
     assert len(gets(remote)) > 60
     assert folder.exists()
 
 
 READER = """
 import json, sys
-from windlass.data import room
+from windlass.data.shards import eviction
 from tests.data.test_store_shards import batches
-room.AT_ONCE = 4
+eviction.AT_ONCE = 4
 print(json.dumps(batches(sys.argv[1], int(sys.argv[2]), cache_gib=float(sys.argv[3]))))
 """
 
@@ -162,7 +162,7 @@ def test_after_a_boot_blocks_are_compared_and_not_fetched(
     epoch = TokenShards.open(local).num_tokens // (8 * 16) + 1  # so that nothing is still on its way
     expected = batches(URL, epoch)
     remote.requests.clear()
-    monkeypatch.setattr(blocks, "boot_id", lambda: b"another boot")
+    monkeypatch.setattr("windlass.data.shards.blocks.boot_id", lambda: b"another boot")
     (path,) = (cache_root() / "blocks").glob("*/shard-00000.tokens")
     with path.open("r+b") as file:  # one that never reached the disk
         file.write(bytes(BLOCK))
@@ -182,7 +182,7 @@ def test_folders_nobody_reads_any_more_go_first(remote: FaultyS3, text: Path, lo
     assert found
     for step in range(20):
         found.batch(step, 8, list(range(8)))
-    found.shards.remote.cache._room.make()  # type: ignore[attr-defined]
+    found.shards.remote.cache._evictor.make_space()  # type: ignore[attr-defined]
     assert not abandoned.exists()
 
 

@@ -104,7 +104,8 @@ RANKS = """
 import json, sys
 from tests.data.conftest import run_on
 from tests.data.test_stream import plain
-from windlass.data import hub, open_sequences
+from windlass.data import open_sequences
+from windlass.data.sources import hub
 hub.FIRST_DELAY_S = 0.01
 answers = []
 for task in json.load(sys.stdin):

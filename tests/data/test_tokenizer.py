@@ -122,12 +122,10 @@ def test_errors_name_what_is_wrong(tmp_path: Path, tiny: Loaded) -> None:
 
 
 def test_a_hub_that_is_not_reachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub
+    import huggingface_hub.constants as constants
 
-    def unreachable(*_: Any, **__: Any) -> str:
-        raise huggingface_hub.errors.LocalEntryNotFoundError("cannot connect")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("windlass.common.hub.FIRST_DELAY_S", 0.01)
     with pytest.raises(UserError, match="cannot be fetched from the hub"):
         load_tokenizer("meta-llama/Llama-3.2-1B")
 

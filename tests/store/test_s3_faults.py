@@ -11,9 +11,9 @@ import pytest
 
 from tests.store.s3_server import Fault, FaultyS3
 from tests.store.test_store import QUICK, MiB, file_of
+from windlass.common.retrying import retried, within
 from windlass.errors import UserError
 from windlass.store import open_store
-from windlass.store.retrying import retried
 
 IMPATIENT = replace(QUICK, patience_s=0.3)
 PASSING = ["500", "503", "SlowDown", "dropped", "dropped-after", "truncated", "latency"]
@@ -149,12 +149,15 @@ def test_pauses_grow_within_the_patience() -> None:
     with pytest.raises(ConnectionError):
         retried(
             fail,
-            worth_retrying=lambda error: True,
-            patience_s=100,
-            first_delay_s=1,
-            clock=lambda: now[0],
+            pause_after=within(
+                100,
+                first_s=1,
+                longest_s=20,
+                worth_retrying=lambda error: True,
+                clock=lambda: now[0],
+                draw=lambda: 1.0,
+            ),
             sleep=sleep,
-            draw=lambda: 1.0,
         )
     assert pauses == [1, 2, 4, 8, 16, 20, 20, 20]
     assert now[0] <= 100

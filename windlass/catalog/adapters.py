@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windlass.catalog.hub import local_folder
+from windlass.common.hub import local_folder
 from windlass.errors import UserError
 from windlass.spec.training import LoraSection
 

@@ -32,24 +32,24 @@ def gpus() -> dict[str, Gpu]:
 
 def gpu(name: str) -> Gpu:
     """A GPU by the name a user types: case, spaces and dashes do not matter."""
-    names = {_plain(one): one for one in gpus()}
+    names = {_plain(known): known for known in gpus()}
     if _plain(name) in names:
         return gpus()[names[_plain(name)]]
-    near = [one for plain, one in names.items() if plain.startswith(_plain(name))] or [
-        names[one] for one in difflib.get_close_matches(_plain(name), names, 2, cutoff=0.5)
+    near = [known for plain, known in names.items() if plain.startswith(_plain(name))] or [
+        names[plain] for plain in difflib.get_close_matches(_plain(name), names, 2, cutoff=0.5)
     ]
     raise UserError(
         f"there is no GPU {name!r} in the catalogue",
         evidence=f"GPUs: {', '.join(gpus())}",
-        fix=" or ".join(f"--gpu '{one}'" if " " in one else f"--gpu {one}" for one in near) or None,
+        fix=" or ".join(f"--gpu '{known}'" if " " in known else f"--gpu {known}" for known in near) or None,
     )
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:
     """The GPU that CUDA or nvidia-smi names, such as `NVIDIA A100-SXM4-80GB`; None where the catalogue lacks it."""
     words = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
-    fitting = [one for one in gpus().values() if set(re.split(r"[^A-Z0-9]+", one.name.upper())) <= words]
-    return max(fitting, key=lambda one: len(one.name), default=None)
+    fitting = [gpu for gpu in gpus().values() if set(re.split(r"[^A-Z0-9]+", gpu.name.upper())) <= words]
+    return max(fitting, key=lambda gpu: len(gpu.name), default=None)
 
 
 def _plain(name: str) -> str:

@@ -62,7 +62,7 @@ def instance(name: str) -> Instance:
         return found
     family = known.partition(".")[0]
     near = difflib.get_close_matches(known, instances(), 1, cutoff=0.6)
-    siblings = [one for one in instances() if one.partition(".")[0] == family]
+    siblings = [name for name in instances() if name.partition(".")[0] == family]
     raise UserError(
         f"there is no GPU instance type {name!r} in the catalogue",
         evidence=f"{family} has {', '.join(siblings)}" if siblings else f"families: {', '.join(_families())}",
@@ -71,4 +71,4 @@ def instance(name: str) -> Instance:
 
 
 def _families() -> list[str]:
-    return list(dict.fromkeys(one.partition(".")[0] for one in instances()))
+    return list(dict.fromkeys(name.partition(".")[0] for name in instances()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -9,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from windlass.checkpoint.folder import Checkpoint, CheckpointFolder, Damage
-from windlass.checkpoint.identity import read_id
+from windlass.checkpoint.folder import NODE_TIERS, TIERS, Checkpoint, CheckpointFolder, Damage, damage
 from windlass.checkpoint.managed import ManagedService
-from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest, damage
-from windlass.checkpoint.pieces import NODE_TIERS, piece_name, pieces_here, readable_manifest
+from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest
+from windlass.checkpoint.ownership import read_id
+from windlass.checkpoint.pieces import piece_name, pieces_here, readable_manifest
 from windlass.checkpoint.stored import StoredCheckpoint, StoredCheckpoints, current_id
+from windlass.common.files import read_json_lines
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.store import StoreOptions, open_store
 
-TIERS = ("memory", "local", "managed", "shared", "store")
 PATIENCE_S = 30.0  # of a command, where a person waits
 
 
@@ -77,19 +78,19 @@ class FolderView:
     folder: CheckpointFolder
 
     def rows(self) -> list[Row]:
-        return [self._row(one) for one in self.folder.all()]
+        return [self._row(checkpoint) for checkpoint in self.folder.all()]
 
-    def _row(self, one: Checkpoint) -> Row:
-        manifest = readable_manifest(one)
-        size = manifest.size if manifest and self.name == "shared" else one.size_on_disk()
-        return Row(self.name, one.step, str(one.path), one.complete, size, manifest)
+    def _row(self, checkpoint: Checkpoint) -> Row:
+        manifest = readable_manifest(checkpoint)
+        size = manifest.size if manifest and self.name == "shared" else checkpoint.size_on_disk()
+        return Row(self.name, checkpoint.step, str(checkpoint.path), checkpoint.complete, size, manifest)
 
     def damages(self, step: int) -> Iterator[Damage]:
         """Of a node tier only the pieces that are here: others may be on other nodes."""
         checkpoint = self.folder.at(step)
-        for found in checkpoint.damages():
-            if self.name == "shared" or found.file == MANIFEST_NAME or (checkpoint.path / found.file).exists():
-                yield found
+        for damaged in checkpoint.damages():
+            if self.name == "shared" or damaged.file == MANIFEST_NAME or (checkpoint.path / damaged.file).exists():
+                yield damaged
 
     def has(self, step: int) -> bool:
         return self.folder.at(step).complete
@@ -99,8 +100,8 @@ class FolderView:
 
     def clear_leftovers(self) -> int:
         leftovers, scratch = self.folder.unfinished(), self.folder.scratch()
-        for one in leftovers:
-            one.delete()
+        for checkpoint in leftovers:
+            checkpoint.delete()
         for path in scratch:
             shutil.rmtree(path, ignore_errors=True)
         return len(leftovers) + len(scratch)
@@ -112,16 +113,15 @@ class StoreView:
     name: str = "store"
 
     def rows(self) -> list[Row]:
-        return [self._row(one) for one in self.stored.all()]
+        return [self._row(checkpoint) for checkpoint in self.stored.all()]
 
-    def _row(self, one: StoredCheckpoint) -> Row:
+    def _row(self, checkpoint: StoredCheckpoint) -> Row:
         manifest = None
-        if one.complete:
-            try:
-                manifest = self.stored.manifest(one.step)
-            except (OSError, ValueError, TypeError, KeyError):
-                manifest = None
-        return Row("store", one.step, f"{self.stored.store.url}/{one.name}", one.complete, one.size, manifest)
+        if checkpoint.complete:
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                manifest = self.stored.manifest(checkpoint.step)
+        url = f"{self.stored.store.url}/{checkpoint.name}"
+        return Row("store", checkpoint.step, url, checkpoint.complete, checkpoint.size, manifest)
 
     def damages(self, step: int) -> Iterator[Damage]:
         try:
@@ -131,18 +131,18 @@ class StoreView:
             return
         with tempfile.TemporaryDirectory(prefix="windlass-verify-") as folder:
             for name, record in sorted(manifest.files.items()):
-                found = self.stored.fetch(step, name, record, Path(folder))
-                if found:
-                    yield found
+                damaged = self.stored.fetch(step, name, record, Path(folder))
+                if damaged:
+                    yield damaged
                 (Path(folder) / name).unlink(missing_ok=True)
 
     def has(self, step: int) -> bool:
-        return any(one.step == step for one in self.stored.complete())
+        return any(checkpoint.step == step for checkpoint in self.stored.complete())
 
     def delete(self, step: int) -> None:
-        for one in self.stored.all():
-            if one.step == step:
-                self.stored.delete(one)
+        for checkpoint in self.stored.all():
+            if checkpoint.step == step:
+                self.stored.delete(checkpoint)
 
     def clear_leftovers(self) -> int:
         return sum(self.stored.clear_leftovers())
@@ -154,10 +154,9 @@ class ManagedView:
     name: str = "managed"
 
     def rows(self) -> list[Row]:
-        return [
-            Row("managed", one.step, f"{self.service.endpoint}/{self.service.namespace}", True, one.size, one)
-            for one in self.service.published()
-        ]
+        url = f"{self.service.endpoint}/{self.service.namespace}"
+        published = self.service.published()
+        return [Row("managed", manifest.step, url, True, manifest.size, manifest) for manifest in published]
 
     def damages(self, step: int) -> Iterator[Damage]:
         manifest = self.service.manifest(step)
@@ -177,7 +176,7 @@ class ManagedView:
                     yield Damage(path.name, reason)
 
     def has(self, step: int) -> bool:
-        return any(one.step == step for one in self.service.published())
+        return any(manifest.step == step for manifest in self.service.published())
 
     def delete(self, step: int) -> None:
         manifest = self.service.manifest(step)
@@ -189,15 +188,15 @@ class ManagedView:
 
 
 def views(folder: RunFolder, tier: str | None = None) -> list[TierView]:
-    """The tiers that a run has, nearest first; or the one asked for."""
-    found = [view for name in TIERS if (tier in (None, name)) and (view := _view(folder, name))]
-    if tier and not found:
+    """The tiers that a run has, nearest first; or only `tier`."""
+    shown = [view for name in TIERS if (tier in (None, name)) and (view := _view(folder, name))]
+    if tier and not shown:
         raise UserError(
             f"the run {folder.name} has no {tier} tier",
             evidence=f"{folder.run_file}: checkpoint.{'store' if tier == 'store' else f'{tier}_every'} is not set",
             fix=f"windlass ckpt ls {folder.name}",
         )
-    return found
+    return shown
 
 
 def _view(folder: RunFolder, name: str) -> TierView | None:
@@ -225,7 +224,5 @@ def store_view(url: str, name: str, run_id: str | None) -> StoreView | None:
 
 def _world_size(folder: RunFolder) -> int | None:
     """Of the attempt that came last: the managed service has a namespace for each number of ranks."""
-    from windlass.runfolder import read_json_lines
-
-    sizes = [one["world_size"] for one in read_json_lines(folder.history) if "world_size" in one]
+    sizes = [record["world_size"] for record in read_json_lines(folder.history) if "world_size" in record]
     return int(sizes[-1]) if sizes else None

@@ -11,10 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, damage
+from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME, FileRecord, Manifest, hash_file
+from windlass.checkpoint.pickles import pickle_problem
+from windlass.common.files import sync_directory, write_atomically
 from windlass.errors import UserError
-from windlass.runfolder import sync_directory, write_atomically
 
+TIERS = ("memory", "local", "managed", "shared", "store")  # nearest first; of equal steps the nearest is taken
+NODE_TIERS = ("memory", "local")  # every node holds its part of a step
 NAME = re.compile(r"step-(\d{8,})")
 INCOMING, FORMER, PINNED = ".incoming-", ".former-", ".pinned-"  # beside the checkpoints; never listed as one
 DAY_S = 86400.0
@@ -158,33 +161,33 @@ class CheckpointFolder:
 
     def scratch(self, *, older_than_s: float = DAY_S) -> list[Path]:
         """What commands that were cut off left beside the checkpoints."""
-        limit, found = time.time() - older_than_s, []
+        limit, leftovers = time.time() - older_than_s, []
         for path in self.path.iterdir() if self.path.is_dir() else ():
             with contextlib.suppress(FileNotFoundError):  # its command may be done this moment
                 if path.name.startswith((INCOMING, FORMER, PINNED)) and path.stat().st_mtime <= limit:
-                    found.append(path)
-        return found
+                    leftovers.append(path)
+        return leftovers
 
     def all(self) -> list[Checkpoint]:
         """Every checkpoint folder, oldest first, complete or not."""
-        found = []
+        checkpoints = []
         for path in self.path.iterdir() if self.path.is_dir() else ():
             match = NAME.fullmatch(path.name)
             if match and path.is_dir():
-                found.append(Checkpoint(path, int(match[1])))
-        return sorted(found, key=lambda one: one.step)
+                checkpoints.append(Checkpoint(path, int(match[1])))
+        return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
     def complete(self) -> list[Checkpoint]:
-        return [one for one in self.all() if one.complete]
+        return [checkpoint for checkpoint in self.all() if checkpoint.complete]
 
     def choose(self, step: int | None) -> Checkpoint:
         """The complete checkpoint of a step, or the newest."""
         complete = self.complete()
-        chosen = [one for one in complete if step is None or one.step == step]
+        chosen = [checkpoint for checkpoint in complete if step is None or checkpoint.step == step]
         if chosen:
             return chosen[-1]
         what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
-        steps = ", ".join(str(one.step) for one in complete)
+        steps = ", ".join(str(checkpoint.step) for checkpoint in complete)
         raise UserError(
             f"{what} in {self.path}",
             evidence=f"complete: {steps}" if steps else "nothing complete there",
@@ -195,14 +198,30 @@ class CheckpointFolder:
         self, step: int, *, keep: int, keep_every: int | None, protected: Iterable[int] = ()
     ) -> list[Checkpoint]:
         """Complete checkpoints that retention lets go after the save of `step`."""
-        there = [one.step for one in self.complete()]
-        return [
-            self.at(one) for one in expired_steps(there, step, keep=keep, keep_every=keep_every, protected=protected)
-        ]
+        steps = [checkpoint.step for checkpoint in self.complete()]
+        expired = expired_steps(steps, step, keep=keep, keep_every=keep_every, protected=protected)
+        return [self.at(old) for old in expired]
 
     def unfinished(self) -> list[Checkpoint]:
         """What a killed save left behind."""
-        return [one for one in self.all() if not one.complete]
+        return [checkpoint for checkpoint in self.all() if not checkpoint.complete]
+
+
+def damage(path: Path, record: FileRecord, *, contents: bool = True) -> str | None:
+    """What is wrong with one file of a checkpoint, in words; None if it is as it was written."""
+    try:
+        size = path.stat().st_size
+        if size != record.size:
+            return f"it has {size:,} bytes, {record.size:,} were written"
+        if contents and hash_file(path).sha256 != record.sha256:
+            return "its contents changed: the SHA-256 does not match the manifest"
+        if contents and path.name == METADATA_NAME:
+            return pickle_problem(path)
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read: {error}"
+    return None
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -213,11 +232,11 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def expired_steps(
-    there: Iterable[int], newest: int, *, keep: int, keep_every: int | None, protected: Iterable[int] = ()
+    steps: Iterable[int], newest: int, *, keep: int, keep_every: int | None, protected: Iterable[int] = ()
 ) -> list[int]:
     """All steps but the newest `keep`, the permanent and the protected ones. Those later than `newest` do not count: a
     resume that passed them over found them damaged.
     """
-    older = sorted(step for step in there if step <= newest)[:-keep]
+    older = sorted(step for step in steps if step <= newest)[:-keep]
     kept = set(protected)
     return [step for step in older if step not in kept and not (keep_every and step % keep_every == 0)]

@@ -80,15 +80,15 @@ class ManagedService:
 
     def published(self) -> list[Manifest]:
         """The newest steps that are complete, oldest first."""
-        found = []
+        manifests = []
         for step in sorted(self.client.get_latest_checkpoints(limit=LISTED)):
             try:
                 manifest = self.manifest(step)
             except Exception:  # damaged on its way or in the service, whose client knows a dozen errors: no manifest
                 continue
             if manifest is not None:
-                found.append(manifest)
-        return found
+                manifests.append(manifest)
+        return manifests
 
     def delete(self, step: int, world_size: int) -> None:
         """The manifest first, as everywhere."""

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from windlass.checkpoint.pickles import pickle_problem
-
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 METADATA_NAME = ".metadata"  # torch DCP's own description of the tensors: a pickle
@@ -59,11 +57,6 @@ class Manifest:
         return self.step * int(self.order.get("global_batch") or 0) if self.sequences is None else self.sequences
 
     @classmethod
-    def read(cls, path: Path) -> Manifest:
-        """The manifest in a checkpoint folder; ValueError says what is wrong with it."""
-        return cls.parse((path / MANIFEST_NAME).read_text(encoding="utf-8"))
-
-    @classmethod
     def parse(cls, text: str, *, step: int | None = None) -> Manifest:
         """From text that anybody may have written: a pod, a bucket, a folder. ValueError says what is wrong with it.
 
@@ -75,7 +68,7 @@ class Manifest:
             raise ValueError("its own checksum does not match: it was changed or damaged")
         if body.pop("format", None) != FORMAT_VERSION:
             raise ValueError("it was written by another version of windlass")
-        known = {one.name for one in fields(cls)}
+        known = {attribute.name for attribute in fields(cls)}
         if not body.keys() <= known:
             raise ValueError(f"it was written by another version of windlass: {min(body.keys() - known)!r} is unknown")
         for key, (expected, is_right) in VALUES.items():
@@ -113,19 +106,19 @@ def _parse_json(text: str) -> Any:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("it names something twice")
-    return found
+    return values
 
 
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is not a number")
 
 
-def _parse_files(found: dict[str, Any]) -> dict[str, FileRecord]:
+def _parse_files(records: dict[str, Any]) -> dict[str, FileRecord]:
     files: dict[str, FileRecord] = {}
-    for name, record in found.items():
+    for name, record in records.items():
         if not is_plain_file_name(name):
             raise ValueError(f"{name[:80]!r} is not a file name that a checkpoint can have")
         if not (
@@ -201,20 +194,3 @@ def hash_file(path: Path) -> FileRecord:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileRecord(size=file.tell(), sha256=digest)
-
-
-def damage(path: Path, record: FileRecord, *, contents: bool = True) -> str | None:
-    """What is wrong with one file of a checkpoint, in words; None if it is as it was written."""
-    try:
-        size = path.stat().st_size
-        if size != record.size:
-            return f"it has {size:,} bytes, {record.size:,} were written"
-        if contents and hash_file(path).sha256 != record.sha256:
-            return "its contents changed: the SHA-256 does not match the manifest"
-        if contents and path.name == METADATA_NAME:
-            return pickle_problem(path)
-    except FileNotFoundError:
-        return "it is missing"
-    except OSError as error:
-        return f"it cannot be read: {error}"
-    return None

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from windlass.checkpoint.manifest import is_plain_file_name
+
 DTYPES = (
     *(
         "float64",
@@ -127,7 +129,7 @@ class _StandIn(metaclass=_Sealed):
     def __setstate__(self, state: Any) -> None:
         """DCP reads where a tensor's bytes are from any object that says so: none but `_StorageInfo` may."""
         values = state if isinstance(state, tuple) else (state,)
-        named = {str(key) for one in values if isinstance(one, dict) for key in one}
+        named = {str(key) for value in values if isinstance(value, dict) for key in value}
         if named & FILE_ATTRIBUTES or any(name.startswith("__") for name in named):
             raise UnsafePickleError("it names files outside of its folder: do not load it")
 
@@ -141,8 +143,6 @@ class _StorageInfo(_StandIn):
         return super().__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
-        from windlass.checkpoint.manifest import is_plain_file_name
-
         if not isinstance(state, dict) or not is_plain_file_name(state.get("relative_path")):
             raise UnsafePickleError("it names files outside of its folder: do not load it")
         if state.get("transform_descriptors"):

@@ -13,14 +13,13 @@ import stat
 from pathlib import Path
 
 from windlass.checkpoint.folder import Checkpoint, CheckpointFolder
-from windlass.checkpoint.identity import node_folder, place_of, read_id
 from windlass.checkpoint.manifest import Manifest, piece_name
+from windlass.checkpoint.ownership import node_folder, place_of, read_id
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec.checkpoint import CheckpointSection
 
 __all__ = [
-    "NODE_TIERS",
     "clear_earlier_runs",
     "make_private",
     "piece_name",
@@ -29,7 +28,6 @@ __all__ = [
     "readable_manifest",
     "tier_path",
 ]
-NODE_TIERS = ("memory", "local")
 
 
 def tier_path(spec: CheckpointSection, tier: str) -> Path | None:
@@ -90,10 +88,10 @@ def _not_ours(path: Path, tier: str, evidence: str) -> UserError:
 def clear_earlier_runs(root: Path, folder: RunFolder, run_id: str) -> list[str]:
     """Remove what earlier runs of this very folder left on this node; their names."""
     mine = node_folder(root, folder, run_id)
-    gone = [one for one in root.glob(f"{place_of(folder)}-*") if one != mine and one.is_dir()]
-    for one in gone:
-        shutil.rmtree(one, ignore_errors=True)
-    return [one.name for one in gone]
+    earlier = [path for path in root.glob(f"{place_of(folder)}-*") if path != mine and path.is_dir()]
+    for path in earlier:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in earlier]
 
 
 def ranks_held(checkpoint: Checkpoint, manifest: Manifest) -> list[int]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from windlass.checkpoint.browsing import Row, TierView, views
 from windlass.checkpoint.folder import CheckpointFolder, expired_steps
-from windlass.checkpoint.locking import alone
+from windlass.checkpoint.ownership import alone
+from windlass.common.files import read_json_lines
 from windlass.errors import UserError
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.runfolder import RunFolder
 
 LASTING = ("shared", "store")  # tiers that outlive the nodes
 NODE_KEEP = 1  # a node tier needs its newest alone
@@ -24,7 +25,7 @@ def expired_rows(
     spec = folder.load_run().checkpoint
     if keep == 0:
         _refuse_to_empty(folder, tier)
-    found = []
+    deletable = []
     for view in views(folder, tier):
         rows = {row.step: row for row in view.rows() if row.complete}
         default = {"shared": spec.keep, "store": spec.store_keep or spec.keep}.get(view.name, NODE_KEEP)
@@ -33,9 +34,9 @@ def expired_rows(
         newest = max(rows, default=0)
         best = best_of(folder, rows) if spec.keep_best else None
         kept = [best] if best is not None and chosen else []
-        gone = expired_steps(rows, newest, keep=chosen, keep_every=every, protected=kept) if chosen else sorted(rows)
-        found += [(view, rows[step]) for step in gone]
-    return found
+        expired = expired_steps(rows, newest, keep=chosen, keep_every=every, protected=kept) if chosen else sorted(rows)
+        deletable += [(view, rows[step]) for step in expired]
+    return deletable
 
 
 def _refuse_to_empty(folder: RunFolder, tier: str | None) -> None:
@@ -62,19 +63,19 @@ def clear_leftovers(folder: RunFolder, tier: str | None) -> int:
     shown = views(folder, tier)
     cleared = sum(view.clear_leftovers() for view in shown if view.name == "store")
     with alone(folder) as nobody_trains:
-        if nobody_trains and not _spoke_recently(folder):
+        if nobody_trains and not _wrote_recently(folder):
             cleared += sum(view.clear_leftovers() for view in shown if view.name != "store")
     return cleared
 
 
-def _spoke_recently(folder: RunFolder) -> bool:
+def _wrote_recently(folder: RunFolder) -> bool:
     """Where locks do not reach, a run that wrote a line or a file lately may still be at work."""
     history = list(read_json_lines(folder.history))
-    if [one.get("event") for one in history if one.get("event") not in ("exported", "exit")][-1:] in ENDED:
+    if [record.get("event") for record in history if record.get("event") not in ("exported", "exit")][-1:] in ENDED:
         return False
-    said = [float(one.get("time") or 0) for one in (*history, *read_json_lines(folder.metrics))]
-    touched = [one.touched() for one in CheckpointFolder(folder.checkpoints).unfinished()]
-    return time.time() - max([*said, *touched], default=0.0) < RECENT_S
+    written = [float(record.get("time") or 0) for record in (*history, *read_json_lines(folder.metrics))]
+    touched = [checkpoint.touched() for checkpoint in CheckpointFolder(folder.checkpoints).unfinished()]
+    return time.time() - max([*written, *touched], default=0.0) < RECENT_S
 
 
 def best_of(folder: RunFolder, rows: Mapping[int, Row]) -> int | None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.checkpoint.folder import NAME, Checkpoint, CheckpointFolder, Damage, expired_steps
-from windlass.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, damage
+from windlass.checkpoint.folder import NAME, Checkpoint, CheckpointFolder, Damage, damage, expired_steps
+from windlass.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
 from windlass.errors import UserError
 from windlass.store import Entry, Store
 
@@ -72,16 +72,16 @@ class StoredCheckpoints:
 
     def all(self) -> list[StoredCheckpoint]:
         """Every step there is, oldest first, complete or not."""
-        found: dict[int, dict[str, Entry]] = {}
+        steps: dict[int, dict[str, Entry]] = {}
         for entry in self.store.entries():
             folder, _, name = entry.name.partition("/")
             match = NAME.fullmatch(folder)
             if match and name:
-                found.setdefault(int(match[1]), {})[name] = entry
-        return [StoredCheckpoint(step, files) for step, files in sorted(found.items())]
+                steps.setdefault(int(match[1]), {})[name] = entry
+        return [StoredCheckpoint(step, files) for step, files in sorted(steps.items())]
 
     def complete(self) -> list[StoredCheckpoint]:
-        return [one for one in self.all() if one.complete]
+        return [checkpoint for checkpoint in self.all() if checkpoint.complete]
 
     def manifest(self, step: int) -> Manifest:
         """ValueError says what is wrong with it; FileNotFoundError if it is not there."""
@@ -122,14 +122,14 @@ class StoredCheckpoints:
         self, newest: int, *, keep: int, keep_every: int | None, protected: Iterable[int] = ()
     ) -> list[StoredCheckpoint]:
         """What retention lets go once `newest` is there."""
-        complete = {one.step: one for one in self.complete()}
-        gone = expired_steps(list(complete), newest, keep=keep, keep_every=keep_every, protected=protected)
-        return [complete[step] for step in gone]
+        complete = {checkpoint.step: checkpoint for checkpoint in self.complete()}
+        expired = expired_steps(list(complete), newest, keep=keep, keep_every=keep_every, protected=protected)
+        return [complete[step] for step in expired]
 
     def clear_leftovers(self, *, older_than_s: float = DAY_S, now: float | None = None) -> tuple[int, int]:
         """Give back the room of uploads that were cut off: (steps without a manifest, uploads without an end)."""
         limit = (time.time() if now is None else now) - older_than_s
-        orphans = [one for one in self.all() if not one.complete and one.touched <= limit]
+        orphans = [checkpoint for checkpoint in self.all() if not checkpoint.complete and checkpoint.touched <= limit]
         for orphan in orphans:
             self.delete(orphan)
         uploads = [upload for upload in self.store.unfinished() if upload.begun <= limit]
@@ -152,20 +152,20 @@ def fetch_whole(stored: StoredCheckpoints, step: int, target: CheckpointFolder) 
         return here
     incoming.prepare(manifest)
     for name, record in manifest.files.items():
-        found = None
-        if not incoming.holds(name, record, former=here):
-            found = stored.fetch(step, name, record, incoming.path)
-        if found:
+        if incoming.holds(name, record, former=here):
+            continue
+        damaged = stored.fetch(step, name, record, incoming.path)
+        if damaged:
             incoming.delete()
-            raise _damaged(stored, step, found)
+            raise _damaged(stored, step, damaged)
     incoming.publish(manifest)
     return target.take(incoming)
 
 
-def _damaged(stored: StoredCheckpoints, step: int, found: Damage) -> UserError:
+def _damaged(stored: StoredCheckpoints, step: int, damaged: Damage) -> UserError:
     return UserError(
         f"{stored.store.url}/{_name(step)} is damaged",
-        evidence=f"{found.file}: {found.reason}",
+        evidence=f"{damaged.file}: {damaged.reason}",
         fix="take another step: windlass ckpt ls NAME --tier store",
     )
 

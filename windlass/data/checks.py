@@ -1,17 +1,40 @@
-"""What can be known to be wrong with a run's data before anything is paid for. Fast."""
+"""What can be known to be wrong with a run's data, and with what it takes from a hub, before anything is paid for."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from windlass.catalog.hub import is_hub_id
+from windlass.catalog.models import preset
+from windlass.common.hub import check_access, is_hub_id
+from windlass.data.build.cache import open_shards
+from windlass.data.scanning import scan
+from windlass.data.sequences.opening import check_weights
+from windlass.data.sequences.packing import PackedRows
 from windlass.data.sequences.sequences import check_format, examples_of_a_stream, holdout_of_a_stream
+from windlass.data.sequences.windows import Windows
+from windlass.data.shards.folder import require_same_tokenizer
 from windlass.data.sources.files import InputFile, size_of
+from windlass.data.sources.reading import documents, file_pieces
 from windlass.data.sources.records import is_selector
-from windlass.data.sources.source import FileSource, HubSource, ShardSource, Source, StoreShardSource, parse_source
-from windlass.errors import UserError
+from windlass.data.sources.source import (
+    FILE_BUILDERS,
+    HUB_PREFIX,
+    FileSource,
+    HubSource,
+    ShardSource,
+    Source,
+    StoreShardSource,
+    file_format,
+    parse_source,
+    parts_of,
+)
+from windlass.data.tokenizers.chat import encoder
+from windlass.data.tokenizers.tokenizer import load_tokenizer
+from windlass.errors import ExitCode, UserError
 from windlass.spec import Run
 
 
@@ -20,9 +43,6 @@ def check_data(run: Run, *, thorough: bool = False) -> list[str]:
 
     Thorough: text files on this machine are read, as far as that takes no longer than some seconds.
     """
-    from windlass.data.sequences.mixing import parts_of
-    from windlass.data.sequences.opening import check_weights
-
     check_weights(run.data)
     warnings: list[str] = []
     for data in parts_of(run.data):
@@ -51,24 +71,14 @@ def check_part(run: Run, source: Source, *, training: bool, thorough: bool) -> l
             unread = source.about_ignored()
             warnings += [unread] if unread else []
             if thorough:
-                from windlass.data.scanning import scan
-
                 warnings += scan(source, run, training=training)
     return warnings
 
 
 def check_shards(run: Run, source: ShardSource | StoreShardSource, *, training: bool) -> None:
-    from windlass.data.build.cache import open_shards
-    from windlass.data.sequences.packing import PackedRows
-    from windlass.data.sequences.windows import Windows
-    from windlass.data.shards.folder import require_same_tokenizer
-
     shards = open_shards(source, tokenizer="", cache_gib=run.data.cache_gib)
     if run.data.tokenizer and run.data.tokenizer != shards.index.tokenizer.name:
         # The same name is taken at its word: ranks on a closed network must not ask a hub for what the shards hold.
-        from windlass.data.tokenizers.chat import encoder
-        from windlass.data.tokenizers.tokenizer import load_tokenizer
-
         own = encoder(load_tokenizer(run.data.tokenizer), run.data)
         require_same_tokenizer(shards, own.fingerprint, run.data.tokenizer)
     check_format(shards, source.name, run.data)
@@ -87,9 +97,6 @@ def check_template(run: Run) -> None:
     """A tokenizer that is here says before the start whether it can render chats; one of a hub says it to the ranks."""
     name = run.data.tokenizer
     if run.data.format != "text" and name and not is_hub_id(name):
-        from windlass.data.tokenizers.chat import encoder
-        from windlass.data.tokenizers.tokenizer import load_tokenizer
-
         encoder(load_tokenizer(name), run.data)
 
 
@@ -115,12 +122,65 @@ def check_files(source: FileSource) -> None:
 
 
 def check_first_record(path: InputFile, text_field: str) -> None:
-    from windlass.data.sources.reading import documents, file_pieces
-    from windlass.data.sources.source import file_format
-
     if file_format(Path(path.name)) == "text":
         return  # reading it would read all of it
     piece = next(file_pieces(path, text_field), None)
     if piece is None or not list(islice(documents(piece), 1)):
         what = "records" if is_selector(text_field) else f"text in the field {text_field!r}"
         raise UserError(f"{path} holds no {what}")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Something of a hub that a run needs."""
+
+    name: str
+    what: str
+    kind: str  # "model" or "dataset"
+    revision: str | None = None
+
+
+def repositories(run: Run) -> Iterator[Repository]:
+    """What a resolved run takes from a hub."""
+    model, data = run.model, run.data
+    if model.path and is_hub_id(model.path):
+        yield Repository(model.path, "model", "model", model.revision)
+    elif model.preset and model.init == "pretrained":
+        hub_id = preset(model.preset).hub_id
+        if hub_id:
+            yield Repository(hub_id, "model", "model", model.revision)
+    if model.lora and model.lora.adapter and is_hub_id(model.lora.adapter):
+        yield Repository(model.lora.adapter, "adapter", "model")
+    texts = [text for text in (data.source, data.validation_source) if text and text.startswith(HUB_PREFIX)]
+    for text in texts:
+        name = text.removeprefix(HUB_PREFIX)
+        if name not in FILE_BUILDERS:
+            yield Repository(name, "dataset", "dataset")
+    if data.tokenizer and is_hub_id(data.tokenizer) and not _has_shards(run):
+        yield Repository(data.tokenizer, "tokenizer", "model")
+
+
+def _has_shards(run: Run) -> bool:
+    """Shards bring their tokenizer with them."""
+    return isinstance(parse_source(run.data, "train"), ShardSource)
+
+
+def check_hub(run: Run) -> list[str]:
+    """Raise a UserError for what the hub refuses; warnings for what could not be asked from here.
+
+    A machine that submits may be shut off from the hub while those that train are not.
+    """
+    warnings: list[str] = []
+    checked: set[tuple[str, str]] = set()
+    for repository in repositories(run):
+        if (repository.name, repository.kind) in checked:
+            continue
+        checked.add((repository.name, repository.kind))
+        try:
+            check_access(repository.name, what=repository.what, revision=repository.revision, kind=repository.kind)
+        except UserError as error:
+            if error.exit_code != ExitCode.FAILED:
+                raise
+            warnings.append(f"{error.what}: {error.evidence}; not known whether the ranks can fetch it")
+            break  # the others are on the same hub
+    return warnings

@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windlass.data.build.cache import open_shards
-from windlass.data.sequences.mixing import Mixture, parts_of
+from windlass.data.sequences.mixing import Mixture
+from windlass.data.sequences.opening import open_sequences
 from windlass.data.sequences.packing import PackedRows
-from windlass.data.sequences.sequences import Progress, open_sequences
+from windlass.data.sequences.sequences import Progress
 from windlass.data.sequences.windows import Windows
 from windlass.data.shards.folder import LOSS_BIT, TokenShards
 from windlass.data.sources.files import size_of
 from windlass.data.sources.reading import Skipped, documents, units_of
 from windlass.data.sources.records import selector
-from windlass.data.sources.source import FileSource, HubSource, ShardSource, StoreShardSource, source_named
+from windlass.data.sources.source import FileSource, HubSource, ShardSource, StoreShardSource, parts_of, source_named
 from windlass.data.tokenizers.chat import encoder
 from windlass.data.tokenizers.tokenizer import SHARD_TOKENIZER, Tokenizer, load_tokenizer
 from windlass.errors import UserError
@@ -55,7 +56,7 @@ class Lengths:
     def of(cls, lengths: NDArray[np.int64], unit: str) -> Lengths:
         if not len(lengths):
             return cls(unit, 0.0, 0, 0, 0, 0, [])
-        smallest, median, ninetieth, largest = (int(one) for one in np.quantile(lengths, [0, 0.5, 0.9, 1]))
+        smallest, median, ninetieth, largest = (int(length) for length in np.quantile(lengths, [0, 0.5, 0.9, 1]))
         return cls(unit, float(lengths.mean()), smallest, median, ninetieth, largest, histogram(lengths))
 
 
@@ -120,7 +121,7 @@ def inspect_shards(source: ShardSource | StoreShardSource, samples: int) -> Insp
         num_documents=index.num_documents,
         num_tokens=index.num_tokens,
         lengths=Lengths.of(shards.document_lengths(), "tokens"),
-        samples=[document_text(shards, tokenizer, one) for one in spread(index.num_documents, samples)],
+        samples=[document_text(shards, tokenizer, number) for number in spread(index.num_documents, samples)],
         facts={
             "shards": len(index.shards),
             "bytes": num_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from windlass.catalog.hub import is_hub_id
+from windlass.common.hub import is_hub_id
 from windlass.data.build.cache import check_cache
 from windlass.data.build.worker import encode
 from windlass.data.sequences.packing import nothing_fits

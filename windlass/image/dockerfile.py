@@ -7,14 +7,15 @@ The build context must hold `.windlass/`: the files of `files_of`, and a copy of
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import requires
 
 from packaging.requirements import Requirement
 
+from windlass.image.bases import Base
 from windlass.image.labels import CODE
-from windlass.image.plan import AGENT, Ingredients
-from windlass.image.requirements import Place, wanted_of
-from windlass.image.table import facts
+from windlass.image.requirements import Place, Wanted, wanted_of
+from windlass.image.table import Build, facts
 
 FOLDER = ".windlass"
 REQUIREMENTS = f"{FOLDER}/requirements.txt"
@@ -25,6 +26,27 @@ CODE_FOLDER = "/workspace"
 SYSTEM = ("ca-certificates", "curl", "git", "gcc", "g++", "libc6-dev")
 UBUNTU_PYTHON = ("python3", "python3-dev", "python3-venv")
 BUILD_TOOLS = "setuptools wheel packaging ninja psutil"
+AGENT = "hyperpod-elastic-agent"
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Everything that a Dockerfile is written from."""
+
+    platform: str
+    base: Base
+    python: str | None  # None: the base image's own, whatever it is
+    torch: str | None  # with its local version, 2.14.1+cu126; None: the base image's
+    index: str | None  # where torch is, beside PyPI
+    build: Build | None  # None: CPU, or the base image's own torch
+    efa: str | None
+    agent: str | None
+    compiled: tuple[str, ...]  # requirements that compile against torch
+    companions: tuple[str, ...]  # torchvision and torchaudio, where they are asked for: of torch's own index
+    pip: tuple[str, ...]
+    apt: tuple[str, ...]
+    own: tuple[Wanted, ...] = ()  # of image.requirements, with the files it names
+    own_options: tuple[str, ...] = ()  # its --extra-index-url and the like
 
 
 def dockerfile_of(of: Ingredients) -> str:

@@ -10,6 +10,7 @@ from packaging.version import Version
 
 from windlass.errors import UserError
 from windlass.image.bases import Base, base_of
+from windlass.image.dockerfile import AGENT, Ingredients, dockerfile_of, files_of
 from windlass.image.node import Node
 from windlass.image.requirements import Place, Wanted, parse_requirements, wanted_of
 from windlass.image.rules.companions import COMPILED_AGAINST_TORCH
@@ -27,7 +28,6 @@ from windlass.image.table import (
 )
 from windlass.spec import Run
 
-AGENT = "hyperpod-elastic-agent"
 OLDEST_TORCH = "2.11"  # what the trainer is tested with
 OLDEST_PYTHON = "3.11"
 
@@ -40,26 +40,6 @@ class Choice:
     value: str
     why: str
     source: str = ""
-
-
-@dataclass(frozen=True)
-class Ingredients:
-    """Everything that a Dockerfile is written from."""
-
-    platform: str
-    base: Base
-    python: str | None  # None: the base image's own, whatever it is
-    torch: str | None  # with its local version, 2.14.1+cu126; None: the base image's
-    index: str | None  # where torch is, beside PyPI
-    build: Build | None  # None: CPU, or the base image's own torch
-    efa: str | None
-    agent: str | None
-    compiled: tuple[str, ...]  # requirements that compile against torch
-    companions: tuple[str, ...]  # torchvision and torchaudio, where they are asked for: of torch's own index
-    pip: tuple[str, ...]
-    apt: tuple[str, ...]
-    own: tuple[Wanted, ...] = ()  # of image.requirements, with the files it names
-    own_options: tuple[str, ...] = ()  # its --extra-index-url and the like
 
 
 @dataclass(frozen=True)
@@ -83,8 +63,6 @@ class ImagePlan:
 
 def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> ImagePlan:
     """The image of a run without a Dockerfile of its own. `files` holds the text of image.requirements."""
-    from windlass.image.dockerfile import dockerfile_of, files_of
-
     image = run.image
     choices = [Choice("platform", node.platform, f"the nodes: {node.origin}")]
     own, own_options = _own_requirements(run, files or {})

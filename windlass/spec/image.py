@@ -68,12 +68,12 @@ class ImageSection(Section):
             if also:
                 raise ValueError(f"image.dockerfile says everything itself; image.{also[0]} belongs into that file")
         for name in ("apt", "pip"):
-            for one in getattr(self, name):
-                if not one.strip() or any(ord(letter) < 32 for letter in one):
-                    raise ValueError(f"image.{name} holds {one!r}, which is no package")
-        for one in self.apt:
-            if not re.fullmatch(r"[a-z0-9][a-z0-9+.:=~-]*", one):
-                raise ValueError(f"image.apt holds {one!r}, which is no package name")
+            for package in getattr(self, name):
+                if not package.strip() or any(ord(letter) < 32 for letter in package):
+                    raise ValueError(f"image.{name} holds {package!r}, which is no package")
+        for package in self.apt:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9+.:=~-]*", package):
+                raise ValueError(f"image.apt holds {package!r}, which is no package name")
         return self
 
 

@@ -117,14 +117,14 @@ class KubernetesOptions(Section):
 
     @model_validator(mode="after")
     def secrets_are_named(self) -> Self:
-        for one in self.secrets:
-            if not SECRET.fullmatch(one):
-                shown = one.split("=")[0]  # what follows may be the secret itself
+        for secret in self.secrets:
+            if not SECRET.fullmatch(secret):
+                shown = secret.split("=")[0]  # what follows may be the secret itself
                 raise ValueError(
                     f"target.kubernetes.secrets: {shown!r} must be a variable's NAME, NAME=file:PATH or "
                     "NAME=secret:SECRET/KEY; a value itself never belongs into a run file"
                 )
-        names = [one.split("=")[0] for one in self.secrets]
+        names = [secret.split("=")[0] for secret in self.secrets]
         twice = next((name for name in names if names.count(name) > 1 or name in self.environment), None)
         if twice:
             raise ValueError(f"target.kubernetes gives the variable {twice} twice")

@@ -152,8 +152,8 @@ def _map_strings(values: Any, parts: Sequence[str], change: Callable[[str], str]
     *outer, last = parts
     for position, part in enumerate(outer):
         if part == "{}":
-            for one in values if isinstance(values, list) else ():
-                _map_strings(one, parts[position + 1 :], change)
+            for item in values if isinstance(values, list) else ():
+                _map_strings(item, parts[position + 1 :], change)
             return
         values = values.get(part) if isinstance(values, dict) else None
     if not isinstance(values, dict) or last not in values:
@@ -162,7 +162,7 @@ def _map_strings(values: Any, parts: Sequence[str], change: Callable[[str], str]
     if isinstance(value, str):
         values[last] = change(value)
     elif isinstance(value, list):
-        values[last] = [change(one) if isinstance(one, str) else one for one in value]
+        values[last] = [change(item) if isinstance(item, str) else item for item in value]
 
 
 def _beside(text: str, folder: Path) -> str:
@@ -200,7 +200,7 @@ def parse_run(values: Mapping[str, Any], *, source: str = "the run") -> Run:
     try:
         return Run.model_validate(values)
     except ValidationError as error:
-        problems = [_problem(one) for one in error.errors()]
+        problems = [_problem(mistake) for mistake in error.errors()]
         raise UserError(
             f"{source}: {problems[0]}" if len(problems) == 1 else f"{source} has {len(problems)} mistakes",
             evidence="\n".join(problems) if len(problems) > 1 else None,
@@ -264,8 +264,8 @@ def _unknown(key: str, known: Sequence[str]) -> str:
         return f"unknown key {key}; did you mean {OTHER_NAMES[leaf]}?"
     near = difflib.get_close_matches(key, known, 1, cutoff=0.7)
     if not near:  # the right leaf in the wrong section, or a leaf misspelt
-        by_leaf = {one.rsplit(".", 1)[-1]: one for one in reversed(known)}
-        near = [by_leaf[one] for one in difflib.get_close_matches(leaf, list(by_leaf), 1, cutoff=0.6)]
+        by_leaf = {path.rsplit(".", 1)[-1]: path for path in reversed(known)}
+        near = [by_leaf[path] for path in difflib.get_close_matches(leaf, list(by_leaf), 1, cutoff=0.6)]
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"unknown key {key}{hint}"
 

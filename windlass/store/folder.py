@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.runfolder import sync_directory
+from windlass.common.files import sync_directory
 from windlass.store.interface import Entry, Store, Upload
 
 PART = ".part-"  # names of files on their way in; never listed
@@ -36,7 +36,7 @@ class FolderStore:
 
     def folders(self, prefix: str = "") -> list[str]:
         start = self.path / prefix
-        return sorted(one.name for one in start.iterdir() if one.is_dir()) if start.is_dir() else []
+        return sorted(child.name for child in start.iterdir() if child.is_dir()) if start.is_dir() else []
 
     def stat(self, name: str) -> Entry | None:
         try:
@@ -100,12 +100,12 @@ class FolderStore:
                     break
 
     def unfinished(self, prefix: str = "") -> list[Upload]:
-        found = []
+        uploads = []
         for file in sorted(self.path.rglob(f"{PART}*")):
             name = file.relative_to(self.path).as_posix()
             if name.startswith(prefix):
-                found.append(Upload(name, name, file.stat().st_mtime))
-        return found
+                uploads.append(Upload(name, name, file.stat().st_mtime))
+        return uploads
 
     def abort(self, upload: Upload) -> None:
         (self.path / upload.key).unlink(missing_ok=True)

@@ -16,15 +16,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from windlass.common.retrying import retried, within
 from windlass.errors import UserError
 from windlass.store.interface import Entry, Store, StoreOptions, Upload
-from windlass.store.retrying import ShortBodyError, retried
-from windlass.store.s3_errors import code_of, in_words, is_missing, passes_by_itself, status_of
 
 Value = TypeVar("Value")
 MOST_PARTS = 10_000
 SHA256_KEY = "windlass-sha256"
 DELETED_AT_ONCE = 1000
+LONGEST_PAUSE_S = 20.0
+BUSY = {
+    "SlowDown",
+    "ServiceUnavailable",
+    "InternalError",
+    "RequestTimeout",
+    "RequestTimeTooSkewed",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "OperationAborted",
+    "BadDigest",  # the body was damaged on its way
+    "IncompleteBody",
+    "XAmzContentSHA256Mismatch",
+}
+CREDENTIALS = {
+    "AccessDenied",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "InvalidToken",
+    "TokenRefreshRequired",
+    "AllAccessDisabled",
+    "403",
+}
+ELSEWHERE = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
 
 
 def open_s3(bucket: str, prefix: str, options: StoreOptions) -> S3Store:
@@ -71,7 +96,7 @@ class S3Store:
     def folders(self, prefix: str = "") -> list[str]:
         key = self._key(prefix)
         pages = self._pages(Prefix=key, Delimiter="/")
-        return [one["Prefix"][len(key) : -1] for page in pages for one in page.get("CommonPrefixes", ())]
+        return [folder["Prefix"][len(key) : -1] for page in pages for folder in page.get("CommonPrefixes", ())]
 
     def stat(self, name: str) -> Entry | None:
         try:
@@ -165,15 +190,15 @@ class S3Store:
                 )
 
     def unfinished(self, prefix: str = "") -> list[Upload]:
-        found: list[Upload] = []
+        uploads: list[Upload] = []
         marks: dict[str, str] = {}
         while True:
             answer = self._ask("list_multipart_uploads", Prefix=self._key(prefix), **marks)
             for item in answer.get("Uploads", ()):
                 name = item["Key"][len(self._key("")) :]
-                found.append(Upload(name, item["UploadId"], item["Initiated"].timestamp()))
+                uploads.append(Upload(name, item["UploadId"], item["Initiated"].timestamp()))
             if not answer.get("IsTruncated"):
-                return found
+                return uploads
             marks = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
     def abort(self, upload: Upload) -> None:
@@ -251,7 +276,7 @@ class S3Store:
         with ThreadPoolExecutor(min(self.options.parallel, len(starts)), thread_name_prefix="store") as threads:
             waiting = [threads.submit(action, start) for start in starts]
             try:
-                return [one.result() for one in waiting]
+                return [part.result() for part in waiting]
             except BaseException:
                 threads.shutdown(cancel_futures=True)
                 raise
@@ -270,9 +295,12 @@ class S3Store:
         try:
             return retried(
                 action,
-                worth_retrying=passes_by_itself,
-                patience_s=self.options.patience_s,
-                first_delay_s=self.options.first_delay_s,
+                pause_after=within(
+                    self.options.patience_s,
+                    first_s=self.options.first_delay_s,
+                    longest_s=LONGEST_PAUSE_S,
+                    worth_retrying=passes_by_itself,
+                ),
             )
         except Exception as error:
             if is_missing(error) or code_of(error) == "NoSuchUpload":
@@ -285,6 +313,10 @@ class S3Store:
             raise known from error
 
 
+class ShortBodyError(OSError):
+    """Fewer bytes arrived than were announced."""
+
+
 class _Refused(Exception):  # noqa: N818  (an answer, not a failure: the caller knows what it means)
     """The store said no to a condition of a request."""
 
@@ -295,3 +327,85 @@ class _Refused(Exception):  # noqa: N818  (an answer, not a failure: the caller 
 
 def _digest(data: bytes) -> str:
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def code_of(error: BaseException) -> str:
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def status_of(error: BaseException) -> int:
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+
+
+def passes_by_itself(error: BaseException) -> bool:
+    from botocore import exceptions as boto
+    from botocore.parsers import ResponseParserError
+
+    if isinstance(error, boto.ClientError):
+        return code_of(error) in BUSY or status_of(error) >= 500 or status_of(error) == 429
+    return isinstance(
+        error,
+        ShortBodyError
+        | boto.HTTPClientError  # connections reset, timed out; bodies cut off
+        | boto.ConnectionError  # refused, or no way there
+        | boto.IncompleteReadError
+        | ResponseParserError
+        | boto.FlexibleChecksumError
+        | ConnectionError
+        | TimeoutError,
+    )
+
+
+def is_missing(error: BaseException) -> bool:
+    """The file is not there (and not: the bucket is not there)."""
+    return code_of(error) in ("NoSuchKey", "404", "NotFound") and code_of(error) != "NoSuchBucket"
+
+
+def in_words(error: BaseException, url: str, endpoint: str) -> UserError | None:
+    """What a user can do about a failure of S3; None if nothing is known."""
+    from botocore import exceptions as boto
+
+    bucket = url.removeprefix("s3://").partition("/")[0]
+    code, evidence = code_of(error), f"{endpoint}: {error}"
+    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
+        return UserError(
+            f"no credentials for {url}",
+            evidence=str(error),
+            fix="aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role",
+        )
+    if isinstance(error, boto.ProfileNotFound):
+        return UserError(f"no credentials for {url}", evidence=str(error), fix="aws configure list-profiles")
+    if code == "NoSuchBucket":
+        return UserError(f"there is no bucket {bucket}", evidence=evidence, fix=f"aws s3 mb s3://{bucket}")
+    if code in ELSEWHERE or status_of(error) == 301:
+        return UserError(
+            f"the bucket {bucket} is in another region",
+            evidence=evidence,
+            fix=f"set AWS_REGION to what    aws s3api get-bucket-location --bucket {bucket}    says",
+        )
+    if code in CREDENTIALS or status_of(error) == 403:
+        return UserError(
+            f"access to {url} is denied",
+            evidence=evidence,
+            cause="the credentials in use may not get, put, delete and list there, or are expired",
+            fix="aws sts get-caller-identity    says whose credentials are in use",
+        )
+    if isinstance(error, boto.HTTPClientError | boto.ConnectionError):
+        return UserError(
+            f"{url} cannot be reached",
+            evidence=evidence,
+            cause="the endpoint is down or wrong, or there is no way to it from here",
+            fix="AWS_ENDPOINT_URL names the endpoint of an S3-compatible service",
+        )
+    if isinstance(error, boto.ClientError) and (status_of(error) >= 500 or code in BUSY):
+        return UserError(
+            f"{url} does not answer properly",
+            evidence=evidence,
+            cause="the store failed again and again",
+            fix="try later",
+        )
+    if isinstance(error, boto.ClientError | boto.BotoCoreError):
+        return UserError(f"{url} refused a request", evidence=evidence)
+    return None

@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder
-from windlass.data.tokenizers.tokenizer import tokenizer_of
+from windlass.data.sequences.opening import tokenizer_of
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run

@@ -15,8 +15,9 @@ from torch import nn
 from windlass.data import Sequences, open_sequences
 from windlass.data.sequences.fingerprints import data_fingerprint, tokenizer_fingerprint
 from windlass.data.sequences.mixing import Mixture
+from windlass.data.sequences.opening import tokenizer_of
 from windlass.data.sequences.stream import Stream
-from windlass.data.tokenizers.tokenizer import Tokenizer, tokenizer_of
+from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.trainer.batches import agreed_batch_shape

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from windlass.cli.data.quantities import count, progress_bar, size
+from windlass.cli.data.options import count, progress_bar, size
 from windlass.cli.output import print_json
 
 
@@ -50,9 +50,8 @@ def fetch(
     It is streamed: no more is read than is kept. After a kill or a lost connection the same command goes on where it
     stopped, and the result is the same bytes.
     """
-    from windlass.data.sources.fetch_destination import fetch_destination
-    from windlass.data.sources.fetching import Wanted
-    from windlass.data.sources.fetching import fetch as run
+    from windlass.data.build.fetching import Wanted, fetch_destination, fetch_shards
+    from windlass.data.build.fetching import fetch as run
     from windlass.data.sources.source import hub_source
     from windlass.errors import UserError
 
@@ -67,22 +66,20 @@ def fetch(
     wanted = Wanted(samples, num_bytes, fields, compress)
     begin = time.perf_counter()
     if as_shards:
-        from windlass.data.build.fetched import fetch_shards
-
         with progress_bar("fetching", shown=not as_json) as progress:
             index = fetch_shards(
                 source, out, wanted, tokenizer or "tiny", workers=workers, overwrite=overwrite, progress=progress
             )
         result = {"tokens": index.num_tokens, "records": index.num_documents, "shards": len(index.shards)}
-        said = f"{index.num_tokens:,} tokens, {index.num_documents:,} documents"
+        summary = f"{index.num_tokens:,} tokens, {index.num_documents:,} documents"
     else:
         with progress_bar("fetching", shown=not as_json) as progress:
             reached = run(source, fetch_destination(out), wanted, overwrite=overwrite, progress=progress)
         result = {"records": reached.records, "bytes": reached.raw_bytes, "parts": len(reached.parts)}
-        said = f"{reached.records:,} records, {reached.raw_bytes:,} bytes of JSON"
+        summary = f"{reached.records:,} records, {reached.raw_bytes:,} bytes of JSON"
     seconds = round(time.perf_counter() - begin, 3)
     if as_json:
         print_json({"out": out, "dataset": source.path, **result, "seconds": seconds})
         return
-    click.echo(f"{out}: {said}; {seconds:.1f} s")
+    click.echo(f"{out}: {summary}; {seconds:.1f} s")
     click.echo(f"train on it with data.source={out}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.cli.data.quantities import progress_bar
+from windlass.cli.data.options import progress_bar, record_options
 from windlass.cli.output import print_json, print_pairs, print_rule, print_table
 
 if TYPE_CHECKING:
@@ -19,33 +19,16 @@ BAR_WIDTH = 40
 @click.argument("path")
 @click.argument("overrides", metavar="[section.key=value]...", nargs=-1)
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Documents to show.")
-@click.option("--text-field", default="text", show_default=True, help="Field of a record that holds the text.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "chat", "instruction"]),
-    default="text",
-    show_default=True,
-    help="What a record is; the last two are shown as the tokenizer's template renders them.",
-)
+@record_options
 @click.option("--tokenizer", help="For --format: tiny, a folder with tokenizer.json, or a hub id.")
-@click.option("--train-on", type=click.Choice(["all", "last"]), default="all", help="Assistant turns that are trained.")
-@click.option("--messages-field", default="messages", show_default=True, help="Field of a chat's messages.")
-@click.option("--prompt-field", default="prompt", show_default=True, help="Field of an instruction's prompt.")
-@click.option("--completion-field", default="completion", show_default=True, help="And of its completion.")
 @click.option("--sequence", metavar="ID", help="Of a run file: the text of this sequence, as an error names it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def inspect(
     path: str,
     overrides: tuple[str, ...],
     samples: int,
-    text_field: str,
-    form: Literal["text", "chat", "instruction"],
+    records: dict[str, Any],
     tokenizer: str | None,
-    train_on: Literal["all", "last"],
-    messages_field: str,
-    prompt_field: str,
-    completion_field: str,
     sequence: str | None,
     as_json: bool,
 ) -> None:
@@ -71,35 +54,27 @@ def inspect(
         raise UserError("--sequence belongs to a run file", fix=f"windlass data inspect RUN.yaml --sequence {sequence}")
     if overrides:
         raise UserError(f"{path} is no run file, so {overrides[0]!r} cannot be set in it")
-    section = DataSection(
-        text_field=text_field,
-        format=form,
-        messages_field=messages_field,
-        prompt_field=prompt_field,
-        completion_field=completion_field,
-        train_on=train_on,
-    )
-    found = look(path, samples=samples, data=section, tokenizer=tokenizer)
+    inspection = look(path, samples=samples, data=DataSection(**records), tokenizer=tokenizer)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(inspection))
         return
-    print_pairs(rows(found))
-    most = max((bar.count for bar in found.lengths.histogram), default=0)
+    print_pairs(rows(inspection))
+    most = max((bar.count for bar in inspection.lengths.histogram), default=0)
     if most:
-        print_rule(f"{found.lengths.unit} per document")
-        for bar in found.lengths.histogram:
+        print_rule(f"{inspection.lengths.unit} per document")
+        for bar in inspection.lengths.histogram:
             filled = "█" * (-(-bar.count * BAR_WIDTH // most) if bar.count else 0)
             click.echo(f"{bar.low:>10,} – {bar.high - 1:<10,} {filled:<{BAR_WIDTH}} {bar.count:,}")
-    for number, sample in enumerate(found.samples, start=1):
+    for number, sample in enumerate(inspection.samples, start=1):
         print_rule(f"sample {number}")
         click.echo(sample)
 
 
-def rows(found: Inspection) -> list[tuple[str, str]]:
-    lengths = found.lengths
-    pairs = [("path", found.path), ("kind", found.kind), ("documents", f"{found.num_documents:,}")]
-    if found.num_tokens is not None:
-        pairs.append(("tokens", f"{found.num_tokens:,}"))
+def rows(inspection: Inspection) -> list[tuple[str, str]]:
+    lengths = inspection.lengths
+    pairs = [("path", inspection.path), ("kind", inspection.kind), ("documents", f"{inspection.num_documents:,}")]
+    if inspection.num_tokens is not None:
+        pairs.append(("tokens", f"{inspection.num_tokens:,}"))
     pairs.append(
         (
             f"{lengths.unit} per document",
@@ -108,7 +83,7 @@ def rows(found: Inspection) -> list[tuple[str, str]]:
         )
     )
     return pairs + [
-        (name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in found.facts.items()
+        (name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in inspection.facts.items()
     ]
 
 
@@ -124,18 +99,18 @@ def show_sequence(path: str, overrides: tuple[str, ...], name: str, *, as_json: 
     check_data(run)
     assert run.data.tokenizer
     with progress_bar("tokenizing", shown=not as_json) as progress:
-        found = inspect_sequence(run, name, tokenizer=run.data.tokenizer, progress=progress)
+        shown = inspect_sequence(run, name, tokenizer=run.data.tokenizer, progress=progress)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(shown))
         return
     print_pairs(
         [
-            ("sequence", found.id),
-            ("source", found.source),
-            ("tokens", f"{found.num_tokens:,}, {found.num_trained:,} of them trained on"),
+            ("sequence", shown.id),
+            ("source", shown.source),
+            ("tokens", f"{shown.num_tokens:,}, {shown.num_trained:,} of them trained on"),
         ]
     )
-    for document, text in found.documents:
+    for document, text in shown.documents:
         print_rule(f"document {document:,}")
         click.echo(text)
 
@@ -152,20 +127,20 @@ def show_run(path: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     check_data(run)
     assert run.data.tokenizer
     with progress_bar("tokenizing", shown=not as_json) as progress:
-        found = inspect_run(run, tokenizer=run.data.tokenizer, progress=progress)
+        sources = inspect_run(run, tokenizer=run.data.tokenizer, progress=progress)
     if as_json:
-        print_json([asdict(one) for one in found])
+        print_json([asdict(source) for source in sources])
         return
     print_table(
         ("source", "share", "sequences", f"read in {run.train.steps:,} steps", "epochs"),
         [
             (
-                one.source,
-                f"{one.share:.2%}",
-                "a stream" if one.num_sequences is None else f"{one.num_sequences:,}",
-                f"{one.sequences_read:,}",
-                "–" if one.epochs is None else f"{one.epochs:.3g}",
+                source.source,
+                f"{source.share:.2%}",
+                "a stream" if source.num_sequences is None else f"{source.num_sequences:,}",
+                f"{source.sequences_read:,}",
+                "–" if source.epochs is None else f"{source.epochs:.3g}",
             )
-            for one in found
+            for source in sources
         ],
     )

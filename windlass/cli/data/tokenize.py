@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
-from windlass.cli.data.quantities import count, progress_bar
+from windlass.cli.data.options import count, progress_bar, record_options
 from windlass.cli.output import print_json, warn
 
 
@@ -15,21 +15,7 @@ from windlass.cli.output import print_json, warn
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option("-o", "--out", required=True, help="Folder or s3://BUCKET/PREFIX to write; must not exist yet.")
 @click.option("--tokenizer", default="tiny", show_default=True, help="tiny, a folder with tokenizer.json, or a hub id.")
-@click.option("--text-field", default="text", show_default=True, help="Field of a record that holds the text.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "chat", "instruction"]),
-    default="text",
-    show_default=True,
-    help="What a record is; of the last two only completions are marked to be trained on.",
-)
-@click.option("--messages-field", default="messages", show_default=True, help="Field of a chat's messages.")
-@click.option("--prompt-field", default="prompt", show_default=True, help="Field of an instruction's prompt.")
-@click.option("--completion-field", default="completion", show_default=True, help="And of its completion.")
-@click.option(
-    "--train-on", type=click.Choice(["all", "last"]), default="all", help="Assistant turns of a chat to mark."
-)
+@record_options
 @click.option(
     "--bad-records",
     type=click.Choice(["refuse", "skip"]),
@@ -57,12 +43,7 @@ def tokenize(
     sources: tuple[str, ...],
     out: str,
     tokenizer: str,
-    text_field: str,
-    form: Literal["text", "chat", "instruction"],
-    messages_field: str,
-    prompt_field: str,
-    completion_field: str,
-    train_on: Literal["all", "last"],
+    records: dict[str, Any],
     bad_records: Literal["refuse", "skip"],
     special_tokens: tuple[str, ...],
     workers: int | None,
@@ -94,27 +75,19 @@ def tokenize(
     from windlass.spec.data import DataSection
 
     require_free(out, overwrite)
-    section = DataSection(
-        text_field=text_field,
-        format=form,
-        messages_field=messages_field,
-        prompt_field=prompt_field,
-        completion_field=completion_field,
-        train_on=train_on,
-        special_tokens=special_tokens,
-    )
+    section = DataSection(**records, special_tokens=special_tokens)
     opened: list[FileSource | HubSource] = []
-    for one in sources:
+    for name in sources:
         source = source_named(
-            one,
+            name,
             config=config,
             split=split,
-            files=files if one.startswith("hf:") else (),
+            files=files if name.startswith("hf:") else (),
             text_field=selector(section),
             skip_bad=bad_records == "skip",
         )
         if not isinstance(source, FileSource | HubSource):
-            raise UserError(f"{one} holds token shards already", fix=f"windlass data inspect {one}")
+            raise UserError(f"{name} holds token shards already", fix=f"windlass data inspect {name}")
         opened.append(source)
         unread = source.about_ignored() if isinstance(source, FileSource) else None
         if unread:
@@ -159,5 +132,5 @@ def tokenize(
     for reason, number in index.left_out.items():
         click.echo(f"left out: {number:,} {reason}")
     also = f" data.validation_source={validation_folder}" if validation_folder else ""
-    also += f" data.format={form}" if form != "text" else ""
+    also += f" data.format={section.format}" if section.format != "text" else ""
     click.echo(f"train on it with data.source={out}{also}")

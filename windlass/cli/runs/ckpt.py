@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from windlass.checkpoint import TIERS
 from windlass.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def ckpt() -> None:
 
 tier_option = click.option(
     "--tier",
-    type=click.Choice(["memory", "local", "managed", "shared", "store", "cluster"]),
+    type=click.Choice([*TIERS, "cluster"]),
     help="One tier only. Default: all. `cluster`: the run folder that a Kubernetes run's pods have.",
 )
 

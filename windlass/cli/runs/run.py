@@ -98,7 +98,7 @@ def run(
     if fresh and prepared.folder.path.exists():
         _move_aside(prepared, yes=yes, as_json=as_json)
     if fresh and prepared.run.checkpoint.store:
-        from windlass.checkpoint.identity import begin_anew
+        from windlass.checkpoint.ownership import begin_anew
 
         begin_anew(prepared.folder)  # or a store would offer what the run before this one left there
     if fresh:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windlass.data.build.destinations import Destination
 from windlass.data.build.duplicates import SeenDigests
 from windlass.data.build.processes import remove_part
 from windlass.data.build.progress import Work, read_object
 from windlass.data.build.worker import DIGEST_BYTES, LENGTH_DTYPE
-from windlass.data.shards.destination import Destination
 from windlass.data.shards.folder import DTYPES, Index, ShardFacts
 from windlass.data.shards.writing import DamagedWorkError, ShardWriter
 from windlass.data.sources.reading import SKIPPED_SHOWN
@@ -46,13 +47,7 @@ class Recipe:
 class Assembly:
     """The shard folders under WORK/result, filled unit by unit."""
 
-    def __init__(
-        self,
-        work: Work,
-        tokenizer: Tokenizer,
-        recipe: Recipe,
-        place: Destination,
-    ) -> None:
+    def __init__(self, work: Work, tokenizer: Tokenizer, recipe: Recipe, place: Destination) -> None:
         self.work, self.tokenizer, self.recipe, self.place = work, tokenizer, recipe, place
         self.result = work.path / "result"
         self._taken: list[tuple[str, ShardFacts]] = []  # shards that the saved progress does not cover yet
@@ -74,9 +69,9 @@ class Assembly:
         self._writers = {}
         for name in ["", *([VALIDATION] if self.recipe.validation else [])]:
             state = progress["writers"][name] if progress else None
-            for one in state["shards"] if state else ():
-                if not self.place.intact(self.result, name, ShardFacts(**one)):
-                    raise DamagedWorkError(f"{Path(name) / one['name']} is not as it was left")
+            for facts in state["shards"] if state else ():
+                if not all(self.place.intact(*file) for file in self._files(name, ShardFacts(**facts))):
+                    raise DamagedWorkError(f"{Path(name) / facts['name']} is not as it was left")
             self._writers[name] = ShardWriter(
                 self.result / name,
                 self.tokenizer,
@@ -98,8 +93,15 @@ class Assembly:
             raise DamagedWorkError(f"{self._digests_path.name} is not as it was left")
 
     def _take(self, folder: str, shard: ShardFacts) -> None:
-        self.place.take(self.result, folder, shard)
+        for file in self._files(folder, shard):
+            self.place.take(*file)
         self._taken.append((folder, shard))
+
+    def _files(self, folder: str, shard: ShardFacts) -> Iterator[tuple[Path, str, str]]:
+        """Of each file of a shard where it is, its name in the result, and its checksum."""
+        for name, checksum in shard.checksums().items():
+            path = self.result / folder / name
+            yield path, path.relative_to(self.result).as_posix(), checksum
 
     @property
     def full(self) -> bool:
@@ -165,7 +167,8 @@ class Assembly:
         for part in self._done:
             remove_part(part)
         for folder, shard in self._taken:
-            self.place.forget(self.result, folder, shard)
+            for path, _, _ in self._files(folder, shard):
+                self.place.forget(path)
         self._done, self._taken = [], []
         self._saved_at = time.monotonic()
 

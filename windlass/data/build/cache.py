@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
+from windlass.common.cache import CACHE_VARIABLE, cache_root
+from windlass.common.locks import locked
+from windlass.data.build.tokenizing import tokenize
 from windlass.data.shards.folder import VERSION, TokenShards
-from windlass.data.sources.files import InputFile, StoreFile
+from windlass.data.shards.store_shards import open_store_shards
+from windlass.data.sources.files import file_fingerprint
 from windlass.data.sources.source import FileSource, ShardSource, StoreShardSource, file_format
 from windlass.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from windlass.errors import UserError
 
 log = logging.getLogger(__name__)
-
-CACHE_VARIABLE = "WINDLASS_CACHE"
-BLOCK_BYTES = 1 << 16
-
-
-def cache_root() -> Path:
-    """$WINDLASS_CACHE, else windlass below $XDG_CACHE_HOME or ~/.cache."""
-    own = os.environ.get(CACHE_VARIABLE)
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "windlass"
 
 
 def open_shards(
@@ -45,13 +35,10 @@ def open_shards(
     if isinstance(source, ShardSource):
         return TokenShards.open(source.folder)
     if isinstance(source, StoreShardSource):
-        from windlass.data.shards.store_shards import open_store_shards
-
         return open_store_shards(source, cache_gib)
-    from windlass.data.build.tokenizing import tokenize
-
     loaded = load(tokenizer)
     folder = cache_root() / "tokens" / cache_key(source, loaded.fingerprint)
+    check_cache()
     with locked(folder.with_suffix(".lock")):
         if folder.exists():
             try:
@@ -72,21 +59,6 @@ def cache_key(source: FileSource, tokenizer_fingerprint: str) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def file_fingerprint(path: InputFile) -> list[str | int]:
-    """What tells a file's content apart without reading all of it."""
-    if isinstance(path, StoreFile):
-        return [path.url, path.size, path.version]
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            digest = hashlib.sha256(file.read(BLOCK_BYTES))
-            file.seek(max(0, status.st_size - BLOCK_BYTES))
-            digest.update(file.read(BLOCK_BYTES))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read", evidence=str(error)) from None
-    return [path.name, status.st_size, status.st_mtime_ns, digest.hexdigest()]
-
-
 def check_cache() -> None:
     """Raise a UserError where nothing could be kept on this machine."""
     folder = cache_root() / "tokens"
@@ -95,23 +67,8 @@ def check_cache() -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise unwritable(folder, error) from None
-
-
-def unwritable(folder: Path, error: OSError) -> UserError:
-    return UserError(
-        f"the cache folder {folder} cannot be written to", evidence=str(error), fix=f"export {CACHE_VARIABLE}=FOLDER"
-    )
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time; a process that dies gives the lock back."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
-    except OSError as error:
-        raise unwritable(path.parent, error) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        raise UserError(
+            f"the cache folder {folder} cannot be written to",
+            evidence=str(error),
+            fix=f"export {CACHE_VARIABLE}=FOLDER",
+        ) from None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from windlass.common.files import write_atomically
+from windlass.common.locks import FileLock, locked
 from windlass.errors import ExitCode, UserError
-from windlass.runfolder import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +55,14 @@ def work_in(path: Path, plan: dict[str, Any], *, what: str) -> Iterator[Work]:
     work = Work(path, plan)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK).open("w")
+        lock = FileLock(path / LOCK)
     except OSError as error:
         raise UserError(f"{path.parent} cannot be written to", evidence=str(error)) from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with closing(lock):
+        if not lock.acquire(patience_s=0):
             raise UserError(
                 f"{what} is being made by another process", evidence=f"it holds {path / LOCK}", fix="wait for it"
-            ) from None
+            )
         before = read_object(path / PLAN)
         if before is not None and before != work.plan:
             log.warning("%s: what was left of another try does not fit this one and is removed", what)
@@ -101,21 +98,18 @@ def published_before(path: Path, plan: dict[str, Any]) -> str | None:
 
 def clear(path: Path) -> None:
     """Remove a work folder; what says that the work is done goes last."""
-    for name in path.iterdir() if path.is_dir() else ():
-        if name.name not in KEPT_LONGEST:
-            shutil.rmtree(name, ignore_errors=True) if name.is_dir() else name.unlink(missing_ok=True)
+    for child in path.iterdir() if path.is_dir() else ():
+        if child.name not in KEPT_LONGEST:
+            shutil.rmtree(child, ignore_errors=True) if child.is_dir() else child.unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
 
 def clear_remains(path: Path) -> None:
     """Remove what a process killed while it cleared its work folder has left."""
-    if path.is_dir() and not {one.name for one in path.iterdir()} - KEPT_LONGEST:
-        with (path / LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return  # its owner has only just begun
-            shutil.rmtree(path, ignore_errors=True)
+    if path.is_dir() and not {child.name for child in path.iterdir()} - KEPT_LONGEST:
+        with locked(path / LOCK, patience_s=0) as unused:  # else its owner has only just begun
+            if unused:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -124,8 +118,3 @@ def read_object(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

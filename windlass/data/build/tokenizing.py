@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from windlass.data.build.assembling import Assembly, Recipe
-from windlass.data.build.cache import file_fingerprint
+from windlass.data.build.destinations import SHARDS, destination
 from windlass.data.build.processes import cores, tokenized
 from windlass.data.build.progress import clear, clear_remains, published_before, work_in
-from windlass.data.shards.destination import destination
-from windlass.data.shards.folder import VERSION, Index
+from windlass.data.shards.folder import VERSION, Index, parse_index
 from windlass.data.sources import reading
+from windlass.data.sources.files import file_fingerprint
 from windlass.data.sources.reading import units_of
 from windlass.data.sources.source import FileSource, HubSource
 from windlass.data.tokenizers.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def tokenize(
     A process that was killed leaves its finished parts beside `out`; the same call takes them up.
     """
     tokenizer.require_eos()
-    place = destination(out)
+    place = destination(out, SHARDS)
     require_free(out, overwrite)
     units = units_of(sources)
     sizes = [sum(piece.size for piece in unit) for unit in units]
@@ -49,10 +49,11 @@ def tokenize(
     report(0, sum(sizes))
     recipe = Recipe(shard_tokens, limit, dedup, validation)
     plan = plan_of(sources, len(units), tokenizer, recipe)
-    there = place.index() if place.work.exists() else None
-    if there is not None and proof_of(there) == published_before(place.work, plan):
+    published = place.published() if place.work.exists() else None
+    index = parse_index(published, f"{place.name}/{SHARDS.marker}") if published else None
+    if index is not None and proof_of(index) == published_before(place.work, plan):
         clear(place.work)  # all that a killed process had left to do
-        return there
+        return index
     place.require_free(overwrite)
     with work_in(place.work, plan, what=place.name) as work:
         assembly = Assembly(work, tokenizer, recipe, place)
@@ -96,7 +97,7 @@ def plan_of(
 
 def require_free(out: Path | str, overwrite: bool) -> None:
     """Early and cheap: what is there is not to be written over, unless a killed process was about to finish it."""
-    place = destination(out)
+    place = destination(out, SHARDS)
     clear_remains(place.work)
     if not place.work.exists():
         place.require_free(overwrite)

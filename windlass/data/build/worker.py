@@ -19,13 +19,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from windlass.common.files import write_atomically
 from windlass.data.shards.folder import DTYPES
 from windlass.data.sources.reading import HubPiece, Skipped, Unit, documents
 from windlass.data.tokenizers.chat import TRAINED
 from windlass.data.tokenizers.templates import ChatTemplateError
 from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import ExitCode, UserError
-from windlass.runfolder import write_atomically
 
 DOCUMENTS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 1 << 20

@@ -12,18 +12,17 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from windlass.common.cache import cache_root
+from windlass.common.files import write_atomically
 from windlass.data.sequences.mixing import Mixture
 from windlass.data.sequences.sequences import Sequences
 from windlass.data.sequences.stream import Stream
 from windlass.data.sequences.windows import Windows
 from windlass.data.shards.folder import TokenShards
 from windlass.data.sources.hub import DataFile, HubFiles
-from windlass.runfolder import write_atomically
-
-if TYPE_CHECKING:
-    from windlass.spec.data import DataSection
+from windlass.spec.data import DataSection
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,10 @@ def shards_fingerprint(shards: TokenShards) -> str:
         [
             index.dtype,
             index.loss_bit,
-            [[one.num_tokens, one.num_documents, one.tokens_sha256, one.documents_sha256] for one in index.shards],
+            [
+                [shard.num_tokens, shard.num_documents, shard.tokens_sha256, shard.documents_sha256]
+                for shard in index.shards
+            ],
         ]
     )
 
@@ -109,8 +111,6 @@ def hub_digests(urls: list[str]) -> dict[str, str]:
 
 def file_digest(path: Path) -> str:
     """Of a file's content, kept in the cache for as long as its size and time are the same."""
-    from windlass.data.build.cache import cache_root
-
     status = path.stat()
     key = digest_of([str(path.resolve()), status.st_size, status.st_mtime_ns, BLOCKS, BLOCK_BYTES, WHOLE_BYTES])
     kept = cache_root() / "digests" / key

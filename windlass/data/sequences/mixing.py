@@ -16,7 +16,6 @@ import numpy as np
 from windlass.data.sequences.sequences import Batch, Sequence
 from windlass.data.sequences.stream import Exchange, Stream
 from windlass.data.sequences.windows import Lookahead, Windows
-from windlass.spec.data import DataSection
 
 LONGEST_CYCLE = 20_000
 
@@ -61,15 +60,15 @@ class Shares:
 def whole_counts(weights: Several[float]) -> list[int]:
     """The weights as sequences of a cycle: exactly, or to one in LONGEST_CYCLE where that would take longer."""
     exact = [Fraction(str(weight)) for weight in weights]
-    scale = math.lcm(*(one.denominator for one in exact))
-    counts = [int(one * scale) for one in exact]
+    scale = math.lcm(*(weight.denominator for weight in exact))
+    counts = [int(weight * scale) for weight in exact]
     common = math.gcd(*counts)
     counts = [count // common for count in counts]
     if sum(counts) <= LONGEST_CYCLE:
         return counts
     total = sum(exact)
-    wanted = [one / total * LONGEST_CYCLE for one in exact]
-    rounded = [int(one) for one in wanted]
+    wanted = [weight / total * LONGEST_CYCLE for weight in exact]
+    rounded = [int(count) for count in wanted]
     by_rest = sorted(range(len(exact)), key=lambda k: (rounded[k] - wanted[k], k))
     for place in by_rest[: LONGEST_CYCLE - sum(rounded)]:
         rounded[place] += 1
@@ -92,24 +91,6 @@ def dealt(counts: Several[int]) -> list[int]:
 
 
 Part = Windows | Stream
-
-
-def parts_of(data: DataSection) -> list[DataSection]:
-    """The sections of the mixed sources, each as if it were the only one; of a single source, its own."""
-    return [
-        data.model_copy(
-            update={
-                "source": one.source,
-                "sources": (),
-                "config": one.config,
-                "split": one.split or data.split,
-                "revision": one.revision,
-                "files": one.files,
-                "text_field": one.text_field or data.text_field,
-            }
-        )
-        for one in data.sources
-    ] or [data]
 
 
 @dataclass(frozen=True)
@@ -139,7 +120,7 @@ class SharedDealing:
     source: int
 
     def positions(self, step: int, lane: range, global_batch: int) -> list[int]:
-        return [one for one in lane if self.turns.owner(step, one, global_batch) == self.source]
+        return [position for position in lane if self.turns.owner(step, position, global_batch) == self.source]
 
     def before(self, step: int, lane: range, global_batch: int) -> int:
         positions = np.array(lane, dtype=np.int64)
@@ -188,35 +169,35 @@ class Mixture:
 
     def batch(self, step: int, global_batch: int, positions: list[int]) -> Batch:
         if self._remote:
-            self._want_ahead(step, global_batch, positions)
-        owners = {one: self.turns.owner(step, one, global_batch) for one in positions}
+            self._prefetch_ahead(step, global_batch, positions)
+        owners = {position: self.turns.owner(step, position, global_batch) for position in positions}
         found: dict[int, Sequence] = {}
         state: dict[str, Any] = {}
         epoch = 0.0
         for number, part in enumerate(self.parts):
-            mine = [one for one in positions if owners[one] == number]
+            mine = [position for position in positions if owners[position] == number]
             if isinstance(part, Stream):  # in every step, also where it has no turn: its lanes' places are saved
                 batch = part.batch(step, global_batch, positions)
                 sequences, seen = batch.sequences, batch.epoch
                 state[f"lanes of source {number}"] = (batch.state or {}).get("lanes", {})
             else:
-                sequences = [part.at(self._own_index(number, step, one, global_batch)) for one in mine]
+                sequences = [part.at(self._own_index(number, step, position, global_batch)) for position in mine]
                 seen = self.shares.before(number, (step + 1) * global_batch) / part.num_sequences
-            for one, sequence in zip(mine, sequences, strict=True):
-                found[one] = replace(sequence, id=f"{number}/{sequence.id}")
+            for position, sequence in zip(mine, sequences, strict=True):
+                found[position] = replace(sequence, id=f"{number}/{sequence.id}")
             epoch += self.shares.fractions[number] * seen
-        return Batch([found[one] for one in positions], state or None, epoch)
+        return Batch([found[position] for position in positions], state or None, epoch)
 
     def _own_index(self, number: int, step: int, position: int, global_batch: int) -> int:
         return self.shares.before(number, self.turns.index(step, position, global_batch))
 
-    def _want_ahead(self, step: int, global_batch: int, positions: list[int]) -> None:
+    def _prefetch_ahead(self, step: int, global_batch: int, positions: list[int]) -> None:
         for later in self._ahead.steps(step, len(positions)):
-            for one in positions:
-                number = self.turns.owner(later, one, global_batch)
+            for position in positions:
+                number = self.turns.owner(later, position, global_batch)
                 part = self.parts[number]
-                if isinstance(part, Windows) and part.shards.comes_from_afar:
-                    part.want(self._own_index(number, later, one, global_batch))
+                if isinstance(part, Windows) and part.shards.worth_prefetching:
+                    part.prefetch(self._own_index(number, later, position, global_batch))
 
     def restore(self, step: int, state: dict[str, Any] | None) -> None:
         for number, part in enumerate(self.parts):

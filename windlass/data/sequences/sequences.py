@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from windlass.data.sources.source import HubSource, ShardSource, StoreShardSource, parse_source
+import numpy as np
+from numpy.typing import NDArray
+
+from windlass.data.shards.folder import TokenShards
 from windlass.errors import UserError
-from windlass.spec import Run
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from windlass.data.shards.folder import TokenShards
-    from windlass.spec.data import DataSection
-
-log = logging.getLogger(__name__)
+from windlass.spec.data import DataSection
 
 Part = Literal["train", "validation"]
 Progress = Callable[[int, int], None]  # (done, total), in bytes of text
@@ -68,67 +61,6 @@ class Sequences(Protocol):
     def restore(self, step: int, state: dict[str, Any] | None) -> None:
         """Go on at `step`; `state` is that of all readers after the step before, their lanes put together."""
         ...
-
-
-def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress | None = None) -> Sequences | None:
-    """The run's training or validation sequences; None where the run has no validation data.
-
-    Text is tokenized once per host into the cache (`progress` hears of it); every rank may call this at the same time.
-    """
-    data = run.data
-    if data.sequence_length is None:
-        raise ValueError("data.sequence_length must be resolved before sequences are opened")
-    if part == "validation" and not data.validation_source and not data.holdout:
-        return None
-    own_validation = part == "validation" and data.validation_source is not None
-    if data.sources and not own_validation:
-        from windlass.data.sequences.opening import open_mixture
-
-        return open_mixture(run, part, tokenizer=tokenizer, progress=progress)
-    source = parse_source(data, "validation" if own_validation else "train")
-    if isinstance(source, HubSource):
-        if data.holdout and not own_validation:
-            raise holdout_of_a_stream(data.source)
-        if data.format != "text":
-            raise examples_of_a_stream(data.source, data.format)
-        from windlass.data.sequences.stream import open_stream
-        from windlass.data.tokenizers.tokenizer import load_tokenizer
-
-        return open_stream(
-            source,
-            load_tokenizer(tokenizer).with_added(data.special_tokens),
-            sequence_length=data.sequence_length,
-            seed=run.train.seed,
-            shuffle=data.shuffle and part == "train",
-        )
-
-    from windlass.data.build.cache import open_shards
-    from windlass.data.sequences.packing import PackedRows
-    from windlass.data.sequences.windows import Windows
-    from windlass.data.tokenizers.chat import encoder
-    from windlass.data.tokenizers.tokenizer import load_tokenizer
-
-    shards = open_shards(
-        source,
-        tokenizer=tokenizer,
-        progress=progress,
-        cache_gib=data.cache_gib,
-        load=lambda name: encoder(load_tokenizer(name), data),
-    )
-    made_by = shards.index.tokenizer.name
-    if isinstance(source, ShardSource | StoreShardSource) and made_by != tokenizer:
-        log.warning("%s was made with the tokenizer %s; the run's is %s", source.name, made_by, tokenizer)
-    check_format(shards, source.name, data)
-    if shards.index.loss_bit:
-        windows: Windows = PackedRows.packed(shards, source.name, data.sequence_length, data.too_long)
-    else:
-        windows = Windows.whole(shards, source.name, data.sequence_length)
-    if own_validation:
-        return windows
-    training, held_out = windows.split(data.holdout)
-    if part == "validation":
-        return held_out
-    return training.shuffled(run.train.seed) if data.shuffle else training
 
 
 def check_format(shards: TokenShards, name: str, data: DataSection) -> None:

@@ -96,10 +96,10 @@ class Windows:
 
     def batch(self, step: int, global_batch: int, positions: list[int]) -> Batch:
         begin = step * global_batch
-        if self.shards.comes_from_afar:
+        if self.shards.worth_prefetching:
             for later in self._ahead.steps(step, len(positions)):
                 for position in positions:
-                    self.want(later * global_batch + position)
+                    self.prefetch(later * global_batch + position)
         return Batch(
             sequences=[self.at(begin + position) for position in positions],
             state=None,
@@ -111,14 +111,14 @@ class Windows:
         window = self._ahead.windows.pop(index, None)
         return self.sequence(self.window(index) if window is None else window)
 
-    def want(self, index: int) -> None:
-        """It will be read soon: have its tokens brought here."""
+    def prefetch(self, index: int) -> None:
+        """Fetch the tokens of a sequence in the background: it will be read soon."""
         windows = self._ahead.windows
         if len(windows) > MOST_AHEAD:  # left over from places that were jumped away from
             windows.clear()
         window = windows[index] = self.window(index)
         for begin, end in self.spans(window):
-            self.shards.want(begin, end)
+            self.shards.prefetch(begin, end)
 
     def spans(self, window: int) -> list[tuple[int, int]]:
         """The tokens a window is made of."""

@@ -1,4 +1,4 @@
-"""A local cache of remote files, block by block: sparse files that ranks of a node share, memory-mapped.
+"""Blocks of remote files on this machine: sparse files that ranks of a node share, memory-mapped.
 
 FOLDER/NAME     as large as the remote file; blocks that are not here are holes
        state    for every block a stamp (0: not here) and when it was last used; mapped by every process
@@ -15,47 +15,35 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import mmap
 import os
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from windlass.errors import ExitCode, UserError
+from windlass.common.locks import FileLock
 
+BLOCK_DIGEST_BYTES = 16
 HEADER_BYTES = 64
-THREADS = 16
 CLAIM_INTERVAL_S = 0.003
-LOOK_INTERVAL_S = 1.0
-TRIES = 3  # for a block that arrives whole but wrong
 PUNCH_HOLE = 0x02 | 0x01  # and keep the size
 COMMIT, USE, STATE = "commit", "use", "state"
 
-Fetch = Callable[[str, int, int], bytes]  # (file, start, size)
 
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file to be read block by block."""
-
-    name: str
-    size: int
-    digests: Callable[[], bytes]  # of all its blocks, one after another; asked for once it is needed
+def block_digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=BLOCK_DIGEST_BYTES).digest()
 
 
 class BlockFolder:
-    """The state of all blocks of a folder's files, and the only one who writes or removes blocks."""
+    """The state of all blocks of a folder's files. Blocks are written and removed through it alone."""
 
     def __init__(self, folder: Path, sizes: dict[str, int], block_bytes: int, *, using: bool = True) -> None:
         """`using`: keep others from removing the folder as abandoned."""
@@ -66,10 +54,9 @@ class BlockFolder:
         self.num_blocks = self.firsts[-1]
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._commit = (folder / COMMIT).open("w")
-        self._use = (folder / USE).open("w")
+        self._commit, self._use = FileLock(folder / COMMIT), FileLock(folder / USE)
         if using:
-            fcntl.flock(self._use, fcntl.LOCK_SH)
+            self._use.acquire(shared=True)
         with self.committing():
             self._open_state()
 
@@ -90,11 +77,11 @@ class BlockFolder:
     @contextmanager
     def committing(self) -> Iterator[None]:
         with self._lock:
-            fcntl.flock(self._commit, fcntl.LOCK_EX)
+            self._commit.acquire()
             try:
                 yield
             finally:
-                fcntl.flock(self._commit, fcntl.LOCK_UN)
+                self._commit.release()
 
     @contextmanager
     def claimed(self, block: int) -> Iterator[None]:
@@ -153,7 +140,7 @@ class BlockFolder:
     def oldest(self, count: int) -> list[int]:
         used = np.array(self.used, dtype=np.uint32)
         held = np.flatnonzero(used)
-        return [int(one) for one in held[np.argsort(used[held], kind="stable")][:count]]
+        return [int(block) for block in held[np.argsort(used[held], kind="stable")][:count]]
 
     def remove(self, blocks: Sequence[int]) -> None:
         with self.committing():
@@ -163,162 +150,6 @@ class BlockFolder:
                 with self.opened(file) as handle:
                     punch_hole(handle, start, size)
                 self.used[block] = 0
-
-
-class BlockCache:
-    """Blocks of remote files, fetched when they are needed or soon will be, within a bound of room."""
-
-    def __init__(
-        self, folder: Path, files: Sequence[RemoteFile], fetch: Fetch, *, block_bytes: int, limit: int, name: str
-    ) -> None:
-        from windlass.data.shards.eviction import Room
-
-        self.name = name
-        self._files, self._fetch = list(files), fetch
-        self.blocks = BlockFolder(folder, {one.name: one.size for one in files}, block_bytes)
-        self._room = Room(self.blocks, limit)
-        self._threads = ThreadPoolExecutor(THREADS, "windlass-blocks")
-        self._coming: dict[int, Future[None]] = {}
-        self._lock = threading.Lock()
-        self._digests: dict[int, bytes] = {}
-        self._all_here, self._looked_at = False, -LOOK_INTERVAL_S
-        self.time = now()  # to a second or so: asking for it at every read would be a good part of reading
-
-    def array(self, file: int, dtype: np.dtype[Any]) -> CachedArray:
-        return CachedArray(self, file, dtype)
-
-    def all_here(self) -> bool:
-        """Whether there is nothing to fetch, as far as was known a moment ago."""
-        if time.monotonic() > self._looked_at + LOOK_INTERVAL_S:
-            self._all_here = bool(np.asarray(self.blocks.stamps).all())
-            self._looked_at = time.monotonic()
-            self.time = now()
-        return self._all_here
-
-    def want(self, block: int) -> None:
-        """It will be needed soon."""
-        with self._lock:
-            if block not in self._coming and not self.blocks.stamps[block]:
-                self._coming[block] = self._threads.submit(self._come, block)
-
-    def need(self, block: int) -> None:
-        """Have it here now."""
-        with self._lock:
-            coming = self._coming.get(block)
-            if coming is not None and coming.cancel():  # still behind others
-                del self._coming[block]
-                coming = None
-        if coming is not None:
-            coming.exception()
-        if not self.blocks.stamps[block]:
-            self._fill(block)
-        self.time = now()
-
-    def _come(self, block: int) -> None:
-        try:
-            self._fill(block)
-        finally:
-            with self._lock:
-                self._coming.pop(block, None)
-
-    def _fill(self, block: int) -> None:
-        with self.blocks.claimed(block):
-            if self.blocks.stamps[block]:
-                return
-            data = self.blocks.held(block) if self.blocks.used[block] else b""
-            if not data or not self._right(block, data):
-                data = self._fetched(block)
-            self._room.make()
-            self._keep(block, data)
-
-    def _keep(self, block: int, data: bytes) -> None:
-        while True:
-            try:
-                self.blocks.put(block, data)
-                return
-            except OSError as error:
-                if error.errno == errno.ENOSPC and self._room.give_up_some():
-                    continue
-                raise UserError(
-                    f"the cache of {self.name} cannot be written",
-                    evidence=str(error),
-                    fix="make room there, or export WINDLASS_CACHE=FOLDER",
-                    exit_code=ExitCode.FAILED,
-                ) from error
-
-    def _fetched(self, block: int) -> bytes:
-        file, start, size = self.blocks.place(block)
-        for _ in range(TRIES):
-            data = self._fetch(self._files[file].name, start, size)
-            if len(data) == size and self._right(block, data):
-                return data
-        raise UserError(
-            f"{self.name}/{self._files[file].name} is damaged: its content does not fit the index",
-            evidence=f"bytes {start:,} to {start + size:,}, fetched {TRIES} times",
-            fix="make the shards again: windlass data tokenize … --overwrite",
-        )
-
-    def _right(self, block: int, data: bytes) -> bool:
-        from windlass.data.shards.folder import BLOCK_DIGEST_BYTES, block_digest
-
-        file, start, _ = self.blocks.place(block)
-        if file not in self._digests:
-            self._digests[file] = self._files[file].digests()
-        number = start // self.blocks.block_bytes
-        place = number * BLOCK_DIGEST_BYTES
-        return block_digest(data) == self._digests[file][place : place + BLOCK_DIGEST_BYTES]
-
-
-class CachedArray:
-    """A remote file as an array whose parts are here when they are read."""
-
-    def __init__(self, cache: BlockCache, file: int, dtype: np.dtype[Any]) -> None:
-        blocks = cache.blocks
-        self._cache, self._stamps, self._used = cache, blocks.stamps, blocks.used
-        self._first, self._per_block = blocks.firsts[file], blocks.block_bytes // dtype.itemsize
-        with blocks.opened(file):
-            pass  # it is there now, as large as it will be
-        size = blocks.sizes[file]
-        self._map: NDArray[Any] = (
-            np.memmap(blocks.folder / blocks.names[file], dtype=dtype, mode="r", shape=(size // dtype.itemsize,))
-            if size
-            else np.empty(0, dtype=dtype)
-        )
-
-    def read_into(self, out: NDArray[Any], begin: int, end: int) -> None:
-        """Copy the items [begin, end) to `out`."""
-        block = begin // self._per_block
-        if block == (end - 1) // self._per_block:
-            block += self._first
-            stamp = self._stamps[block]
-            if stamp:  # nearly always: all in one block, and it is here
-                out[:] = self._map[begin:end]
-                if self._stamps[block] == stamp:
-                    self._used[block] = self._cache.time
-                    return
-        for block in self._blocks(begin, end):
-            # Block by block, so that a window over two of them never needs both at once.
-            low = max(begin, (block - self._first) * self._per_block)
-            high = min(end, (block - self._first + 1) * self._per_block)
-            while True:
-                stamp = self._stamps[block]
-                if stamp:
-                    out[low - begin : high - begin] = self._map[low:high]
-                    if self._stamps[block] == stamp:
-                        break
-                else:
-                    self._cache.need(block)
-            self._used[block] = self._cache.time
-
-    def want(self, begin: int, end: int) -> None:
-        for block in self._blocks(begin, end):
-            if not self._stamps[block]:
-                self._cache.want(block)
-
-    def _blocks(self, begin: int, end: int) -> range:
-        if end <= begin:
-            return range(0)
-        return range(self._first + begin // self._per_block, self._first + (end - 1) // self._per_block + 1)
 
 
 def now() -> int:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from windlass.common.locks import locked
 from windlass.data.shards.blocks import COMMIT, STATE, USE, BlockFolder, punch_hole
 from windlass.errors import UserError
 
 LAYOUT = "layout.json"  # beside the blocks: what another process needs to open them
-AT_ONCE = 64  # blocks that go together, so that room is not looked for at every fetch
+AT_ONCE = 64  # blocks that go together, so that space is not looked for at every fetch
 
 
-class Room:
-    """The room that all block folders beside this one take together."""
+class CacheEvictor:
+    """Keeps all block folders that lie beside one another within `limit` bytes together."""
 
     def __init__(self, blocks: BlockFolder, limit: int) -> None:
         self.blocks, self.limit = blocks, limit
@@ -51,28 +51,28 @@ class Room:
         finally:
             probe.unlink(missing_ok=True)
 
-    def make(self) -> None:
-        """So that one more block fits."""
+    def make_space(self) -> None:
+        """Remove blocks until one more fits."""
         if self._total() + self.blocks.block_bytes <= self.limit:
             return
-        with only_one(self.blocks.folder.parent):
+        with one_at_a_time(self.blocks.folder.parent):
             while self._total() + self.blocks.block_bytes > self.limit and self._drop_oldest():
                 pass
 
-    def give_up_some(self) -> bool:
-        """The disk is full before the bound is reached: let something go; False if there is nothing."""
-        with only_one(self.blocks.folder.parent):
+    def evict_some(self) -> bool:
+        """Remove some blocks, since the disk is full before the bound is reached; False if there are none."""
+        with one_at_a_time(self.blocks.folder.parent):
             self._total()
             return self._drop_oldest()
 
     def _drop_oldest(self) -> bool:
         if self._remove_abandoned():
             return True
-        folders = [one for one in (self.blocks, *self._others.values()) if one.num_bytes()]
+        folders = [folder for folder in (self.blocks, *self._others.values()) if folder.num_bytes()]
         if not folders:
             return False
-        eldest = min(folders, key=lambda one: one.used[one.oldest(1)[0]])
-        eldest.remove(eldest.oldest(AT_ONCE))
+        oldest = min(folders, key=lambda folder: folder.used[folder.oldest(1)[0]])
+        oldest.remove(oldest.oldest(AT_ONCE))
         return True
 
     def _total(self) -> int:
@@ -82,17 +82,15 @@ class Room:
                 with suppress(OSError, ValueError, KeyError):  # it is being made, or removed
                     layout = json.loads((folder / LAYOUT).read_text())
                     self._others[folder] = BlockFolder(folder, layout["sizes"], layout["block"], using=False)
-        for folder in [one for one in self._others if not (one / STATE).exists()]:
+        for folder in [path for path in self._others if not (path / STATE).exists()]:
             del self._others[folder]
-        return sum(one.num_bytes() for one in (self.blocks, *self._others.values()))
+        return sum(folder.num_bytes() for folder in (self.blocks, *self._others.values()))
 
     def _remove_abandoned(self) -> bool:
         """Remove the oldest folder that no process has open."""
-        for folder in sorted(self._others, key=lambda one: (one / STATE).stat().st_mtime):
-            with (folder / USE).open("w") as use:
-                try:
-                    fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+        for folder in sorted(self._others, key=lambda path: (path / STATE).stat().st_mtime):
+            with locked(folder / USE, patience_s=0) as unused:
+                if not unused:
                     continue
                 (folder / STATE).unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -102,9 +100,8 @@ class Room:
 
 
 @contextmanager
-def only_one(root: Path) -> Iterator[None]:
+def one_at_a_time(root: Path) -> Iterator[None]:
     """One process at a time removes blocks or opens a folder of them."""
     root.mkdir(parents=True, exist_ok=True)
-    with (root / COMMIT).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(root / COMMIT):
         yield

@@ -9,42 +9,30 @@ FOLDER/index.json             what is here: dtype, tokenizer, counts and checksu
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import resource
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windlass.common.files import sha256_of
+from windlass.data.shards.block_cache import BlockCache, CachedArray
 from windlass.data.sources.source import INDEX_NAME
 from windlass.errors import UserError
-
-if TYPE_CHECKING:
-    from windlass.data.shards.blocks import CachedArray
-    from windlass.data.shards.store_shards import RemoteShards
 
 VERSION = 1
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 DOCUMENT_DTYPE = np.dtype("<u8")
 LOSS_BIT = np.int64(1 << 31)
 BLOCK_BYTES = 1 << 20
-BLOCK_DIGEST_BYTES = 16
-
-
-def dtype_for(vocab_size: int) -> str:
-    return "uint16" if vocab_size <= 1 << 16 else "uint32"
-
-
-def block_digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=BLOCK_DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True)
@@ -115,6 +103,14 @@ class Index:
 
 
 @dataclass(frozen=True)
+class RemoteShards:
+    """The files behind shards in a store: tokens by the block, smaller files whole."""
+
+    whole: Callable[[str], Path]  # a file of the store, brought here
+    cache: BlockCache = field(repr=False)
+
+
+@dataclass(frozen=True)
 class TokenShards:
     """The tokens of all shards of a folder as one stream."""
 
@@ -153,8 +149,8 @@ class TokenShards:
     def _tokens(self) -> list[NDArray[Any] | CachedArray]:
         allow_open_files(2 * len(self.index.shards))
         if self.remote:
-            return [self.remote.tokens(number, self.dtype) for number in range(len(self.index.shards))]
-        return [map_file(self.folder / one.tokens_file, self.dtype, one.num_tokens) for one in self.index.shards]
+            return [self.remote.cache.array(number, self.dtype) for number in range(len(self.index.shards))]
+        return [map_file(self.folder / shard.tokens_file, self.dtype, shard.num_tokens) for shard in self.index.shards]
 
     @cached_property
     def _mapped_documents(self) -> dict[int, NDArray[Any]]:
@@ -175,17 +171,17 @@ class TokenShards:
             array.read_into(out, begin, end)
 
     @property
-    def comes_from_afar(self) -> bool:
-        """Whether it is worth saying beforehand what will be read."""
+    def worth_prefetching(self) -> bool:
+        """Whether tokens may still have to be fetched from a store."""
         return self.remote is not None and not self.remote.cache.all_here()
 
-    def want(self, begin: int, end: int) -> None:
-        """The tokens [begin, end) will be read soon: have them brought here meanwhile."""
+    def prefetch(self, begin: int, end: int) -> None:
+        """Fetch the tokens [begin, end) in the background: they will be read soon."""
         if self.remote:
             shard = bisect_right(self._bounds, begin) - 1
             while begin < end:
                 base, stop = self._bounds[shard], min(end, self._bounds[shard + 1])
-                self._tokens[shard].want(begin - base, stop - base)  # type: ignore[union-attr]
+                self._tokens[shard].prefetch(begin - base, stop - base)  # type: ignore[union-attr]
                 begin = stop
                 shard += 1
 
@@ -252,12 +248,11 @@ class TokenShards:
         for shard in self.index.shards:
             for name, expected in shard.checksums().items():
                 path = self.folder / name
-                with path.open("rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-                if found != expected:
+                actual = sha256_of(path)
+                if actual != expected:
                     raise UserError(
                         f"{path} is damaged: its content does not fit the index",
-                        evidence=f"sha256 {found[:16]}…, the index says {expected[:16]}…",
+                        evidence=f"sha256 {actual[:16]}…, the index says {expected[:16]}…",
                         fix="make the shards again: windlass data tokenize … --overwrite",
                     )
                 yield name, path.stat().st_size
@@ -288,7 +283,7 @@ def parse_index(text: str, path: str) -> Index:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path} is not an index of token shards", evidence=reason) from None
-    sums = (sum(one.num_tokens for one in index.shards), sum(one.num_documents for one in index.shards))
+    sums = (sum(shard.num_tokens for shard in index.shards), sum(shard.num_documents for shard in index.shards))
     if sums != (index.num_tokens, index.num_documents):
         raise UserError(
             f"{path} contradicts itself",

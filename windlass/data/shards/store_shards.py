@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from windlass.data.build.cache import cache_root, locked
-from windlass.data.build.progress import sha256_of
-from windlass.data.shards.blocks import THREADS, BlockCache, CachedArray, RemoteFile
-from windlass.data.shards.destination import name_digest
-from windlass.data.shards.eviction import only_one
-from windlass.data.shards.folder import DOCUMENT_DTYPE, Index, TokenShards, parse_index
+from windlass.common.cache import cache_root, name_digest
+from windlass.common.files import sha256_of, write_atomically
+from windlass.common.locks import locked
+from windlass.data.shards.block_cache import THREADS, BlockCache, RemoteFile
+from windlass.data.shards.eviction import one_at_a_time
+from windlass.data.shards.folder import DOCUMENT_DTYPE, Index, RemoteShards, TokenShards, parse_index
 from windlass.data.sources.source import INDEX_NAME, StoreShardSource
 from windlass.data.tokenizers.tokenizer import SHARD_TOKENIZER, TOKENIZER_FILES
 from windlass.errors import UserError
-from windlass.runfolder import write_atomically
-
-if TYPE_CHECKING:
-    from windlass.store import Store
+from windlass.store import Store, StoreOptions, open_store
 
 CACHE_GIB = 200.0
 TRIES = 3
 
 
-@dataclass(frozen=True)
-class RemoteShards:
-    """The files behind shards in a store: tokens by the block, smaller files whole."""
-
-    store: Store
-    folder: Path
-    sha256: dict[str, str]
-    cache: BlockCache = field(repr=False)
-
-    def tokens(self, shard: int, dtype: np.dtype[Any]) -> CachedArray:
-        return self.cache.array(shard, dtype)
-
-    def whole(self, name: str) -> Path:
-        return fetched(self.store, name, self.folder / name, self.sha256[name])
-
-
 def open_store_shards(source: StoreShardSource, cache_gib: float | None = None) -> TokenShards:
     """The shards at a URL; nothing but what describes them is fetched before it is read."""
-    from windlass.store import StoreOptions, open_store
-
     store = open_store(source.url, StoreOptions(parallel=THREADS))
     try:
         text = store.read(INDEX_NAME).decode("utf-8")
@@ -66,7 +41,7 @@ def open_store_shards(source: StoreShardSource, cache_gib: float | None = None) 
     # Named after the index: other shards at the same place are another folder.
     folder = root / name_digest(source.url + text)
     sums = {name: expected for shard in index.shards for name, expected in shard.checksums().items()}
-    with only_one(root):
+    with one_at_a_time(root):
         folder.mkdir(exist_ok=True)
         if not (folder / INDEX_NAME).exists():
             names = [f"{SHARD_TOKENIZER}/{name}" for name in TOKENIZER_FILES]  # whatever else is there stays there
@@ -75,41 +50,44 @@ def open_store_shards(source: StoreShardSource, cache_gib: float | None = None) 
                     store.get(entry.name, folder / entry.name)
             write_atomically(folder / INDEX_NAME, text)
 
-        def digests(name: str) -> bytes:
-            return fetched(store, name, folder / name, sums[name]).read_bytes()
+        def whole(name: str) -> Path:
+            return fetched(store, name, folder / name, sums[name])
 
-        itemsize = index.itemsize
         cache = BlockCache(
             folder,
             [
-                RemoteFile(one.tokens_file, one.num_tokens * itemsize, lambda name=one.blocks_file: digests(name))  # type: ignore[misc]
-                for one in index.shards
+                RemoteFile(
+                    shard.tokens_file,
+                    shard.num_tokens * index.itemsize,
+                    digests=lambda name=shard.blocks_file: whole(name).read_bytes(),  # type: ignore[misc]
+                )
+                for shard in index.shards
             ],
-            lambda name, start, size: store.read(name, start, size),
+            store.read,
             block_bytes=index.block_bytes,
             limit=int((cache_gib or CACHE_GIB) * 2**30),
             name=source.url,
         )
-    return TokenShards(folder, index, RemoteShards(store, folder, sums, cache))
+    return TokenShards(folder, index, RemoteShards(whole, cache))
 
 
 def check_sizes(store: Store, index: Index) -> None:
     """Every file of the index is there and as long as it says."""
-    there = {entry.name: entry.size for entry in store.entries("shard-")}
+    sizes = {entry.name: entry.size for entry in store.entries("shard-")}
     for shard in index.shards:
         expected = {
             shard.tokens_file: shard.num_tokens * index.itemsize,
             shard.documents_file: shard.num_documents * DOCUMENT_DTYPE.itemsize,
         }
         for name in shard.checksums():
-            if name not in there:
+            if name not in sizes:
                 raise UserError(f"the shard file {store.url}/{name} is missing", fix="copy the folder again")
-            size = expected.get(name, there[name])
-            if there[name] != size:
-                verb = "truncated" if there[name] < size else "too long"
+            announced = expected.get(name, sizes[name])
+            if sizes[name] != announced:
+                verb = "truncated" if sizes[name] < announced else "too long"
                 raise UserError(
                     f"the shard file {store.url}/{name} is {verb}",
-                    evidence=f"{there[name]:,} bytes; the index says {size:,}",
+                    evidence=f"{sizes[name]:,} bytes; the index says {announced:,}",
                     fix="copy the folder again, or tokenize again",
                 )
 

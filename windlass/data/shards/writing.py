@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windlass.common.files import write_atomically
+from windlass.data.shards.blocks import block_digest
 from windlass.data.shards.folder import (
     BLOCK_BYTES,
     DOCUMENT_DTYPE,
@@ -19,11 +21,9 @@ from windlass.data.shards.folder import (
     Index,
     ShardFacts,
     TokenizerFacts,
-    block_digest,
 )
 from windlass.data.sources.source import INDEX_NAME
 from windlass.data.tokenizers.tokenizer import SHARD_TOKENIZER, Tokenizer
-from windlass.runfolder import write_atomically
 
 State = dict[str, Any]
 
@@ -33,7 +33,7 @@ class DamagedWorkError(Exception):
 
 
 class ShardWriter:
-    """Appends documents to a folder; `finish` makes it readable. `closed` hears of every shard that is complete."""
+    """Appends documents to a folder; `finish` makes it readable. `closed` gets every shard that is complete."""
 
     def __init__(
         self,
@@ -53,21 +53,16 @@ class ShardWriter:
             tokenizer.name, tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.require_eos()
         )
         self._dtype = DTYPES[tokenizer.dtype]
-        self._shards = [ShardFacts(**one) for one in state["shards"]] if state else []
+        self._shards = [ShardFacts(**facts) for facts in state["shards"]] if state else []
         self._shard = _OpenShard(folder, len(self._shards), self._dtype, state["open"] if state else None)
 
     @property
     def num_tokens(self) -> int:
-        return sum(one.num_tokens for one in self._shards) + self._shard.num_tokens
+        return sum(shard.num_tokens for shard in self._shards) + self._shard.num_tokens
 
     @property
     def num_documents(self) -> int:
-        return sum(one.num_documents for one in self._shards) + self._shard.num_documents
-
-    @property
-    def complete(self) -> list[ShardFacts]:
-        """The shards that will not change any more."""
-        return list(self._shards)
+        return sum(shard.num_documents for shard in self._shards) + self._shard.num_documents
 
     def append(self, tokens: NDArray[Any], lengths: NDArray[Any]) -> None:
         """Add documents: their tokens one after another, and the length of each."""
@@ -92,7 +87,7 @@ class ShardWriter:
 
     def state(self) -> State:
         """What another process needs to go on from here, as JSON; all that was appended is in the files by then."""
-        return {"shards": [asdict(one) for one in self._shards], "open": self._shard.state()}
+        return {"shards": [asdict(shard) for shard in self._shards], "open": self._shard.state()}
 
     def finish(self, left_out: dict[str, int] | None = None) -> Index:
         if self._shard.num_tokens or not self._shards:
@@ -104,8 +99,8 @@ class ShardWriter:
             version=VERSION,
             dtype=self._tokenizer.dtype,
             tokenizer=self._facts,
-            num_tokens=sum(one.num_tokens for one in self._shards),
-            num_documents=sum(one.num_documents for one in self._shards),
+            num_tokens=sum(shard.num_tokens for shard in self._shards),
+            num_documents=sum(shard.num_documents for shard in self._shards),
             shards=tuple(self._shards),
             block_bytes=BLOCK_BYTES,
             left_out=left_out or {},
@@ -189,8 +184,8 @@ class _Blocks:
 class _HashedFile:
     """A file that grows and knows its sha256."""
 
-    def __init__(self, path: Path, heard: Callable[[bytes], None] = lambda data: None) -> None:
-        self._path, self._heard = path, heard
+    def __init__(self, path: Path, written: Callable[[bytes], None] = lambda data: None) -> None:
+        self._path, self._written = path, written
         self._hash = hashlib.sha256()
 
     def begin(self) -> None:
@@ -206,18 +201,18 @@ class _HashedFile:
                 file.truncate(size)
                 while data := file.read(BLOCK_BYTES):
                     self._hash.update(data)
-                    self._heard(data)
-                found = file.tell()
+                    self._written(data)
+                length = file.tell()
         except FileNotFoundError:
             raise DamagedWorkError(f"{self._path.name} is gone") from None
-        if found != size or self._hash.hexdigest() != sha256:
+        if length != size or self._hash.hexdigest() != sha256:
             raise DamagedWorkError(f"{self._path.name} is not as it was left")
         self._file = self._path.open("ab")
 
     def write(self, data: bytes) -> None:
         self._file.write(data)
         self._hash.update(data)
-        self._heard(data)
+        self._written(data)
 
     def flush(self) -> str:
         self._file.flush()

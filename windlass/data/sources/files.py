@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import hashlib
 import io
 import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from windlass.errors import UserError
-
-if TYPE_CHECKING:
-    from windlass.store import Entry, Store
+from windlass.store import Entry, Store, is_store_url, open_store
 
 READ_AHEAD = 8 << 20
+FINGERPRINT_BYTES = 1 << 16  # of a file's beginning and end
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,23 @@ def version_of(file: InputFile) -> str | None:
     return file.version if isinstance(file, StoreFile) else None
 
 
+def file_fingerprint(path: InputFile) -> list[str | int]:
+    """What tells a file's content apart without reading all of it."""
+    if isinstance(path, StoreFile):
+        return [path.url, path.size, path.version]
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            digest = hashlib.sha256(file.read(FINGERPRINT_BYTES))
+            file.seek(max(0, status.st_size - FINGERPRINT_BYTES))
+            digest.update(file.read(FINGERPRINT_BYTES))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read", evidence=str(error)) from None
+    return [path.name, status.st_size, status.st_mtime_ns, digest.hexdigest()]
+
+
 def open_input(path: str, version: str | None = None) -> BinaryIO:
     """A file by its path or URL, to read and seek in."""
-    from windlass.store import is_store_url
-
     if not is_store_url(path):
         return open(path, "rb")
     store, name = store_and_name(path)
@@ -99,8 +112,6 @@ def store_and_name(url: str) -> tuple[Store, str]:
 @lru_cache(maxsize=8)
 def bucket_store(bucket: str, endpoint: str | None) -> Store:
     """Opening one takes a moment, and processes open it for every piece."""
-    from windlass.store import open_store
-
     return open_store(f"s3://{bucket}")
 
 
@@ -110,17 +121,17 @@ def listed(url: str) -> list[StoreFile]:
     bucket = url[: len(url) - len(name)].rstrip("/")
     if glob.has_magic(name):
         fixed = name[: min(name.index(mark) for mark in "*?[" if mark in name)]
-        entries = [one for one in store.entries(fixed) if fnmatch.fnmatchcase(one.name, name)]
+        entries = [entry for entry in store.entries(fixed) if fnmatch.fnmatchcase(entry.name, name)]
     else:
         entry = store.stat(name) if name and not name.endswith("/") else None
         entries = [entry] if entry else list(store.entries(name.rstrip("/") + "/" if name.strip("/") else ""))
-    return [StoreFile(f"{bucket}/{one.name}", one.size, one.version) for one in entries]
+    return [StoreFile(f"{bucket}/{entry.name}", entry.size, entry.version) for entry in entries]
 
 
 def nothing_at(url: str) -> UserError:
     store, name = store_and_name(url)
     parent = name.rstrip("/").rpartition("/")[0]
-    near = [one for one, _ in zip(store.folders(f"{parent}/" if parent else ""), range(8), strict=False)]
+    near = [folder for folder, _ in zip(store.folders(f"{parent}/" if parent else ""), range(8), strict=False)]
     where = f"s3://{url.removeprefix('s3://').partition('/')[0]}/{parent}".rstrip("/")
     return UserError(
         f"there is nothing at {url}",

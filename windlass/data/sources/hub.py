@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from windlass.catalog.hub import chain, first_line, import_hub, patiently, retry_after
+from windlass.common.hub import chain, first_line, import_hub, retry_after, with_retries
+from windlass.common.retrying import doubling, retried
 from windlass.data.sources.records import BadRecordError, example_text, is_selector, require_unicode
 from windlass.data.sources.source import FILE_BUILDERS, HubSource
 from windlass.errors import ExitCode, UserError
@@ -53,7 +54,11 @@ class HubFiles:
         self.name = source.name
         self.source = source
         self._sleep = sleep
-        self._dataset, self.data_files = persistently(lambda: load(source), self.name, "cannot be opened", sleep)
+        self._dataset, self.data_files = retried(
+            lambda: load(source),
+            pause_after=lambda error, failures: pause_or_give_up(error, failures, self.name, "cannot be opened"),
+            sleep=sleep,
+        )
         self.num_files = int(self._dataset.num_shards)
         if self.num_files < 1:
             raise empty_source(self.name)
@@ -82,12 +87,10 @@ class HubFiles:
                     failures = 0
                     yield row
                 return
-            except (UserError, GeneratorExit):
-                raise
             except Exception as error:  # whatever the transport, the decompressor or the parser makes of a lost peer
                 failures += 1
                 where = f"cannot be read at document {skip:,} of file {file:,}"
-                wait_or_give_up(error, failures, self.name, where, self._sleep)
+                self._sleep(pause_or_give_up(error, failures, self.name, where))
 
     def _rows(self, file: int, skip: int) -> Iterator[dict[str, Any]]:
         # One file at a time: skipping is exact there, and files that are done cost nothing.
@@ -117,23 +120,10 @@ class HubFiles:
         return require_unicode(text, where)
 
 
-def persistently(
-    action: Callable[[], Any], name: str, failure: str, sleep: Callable[[float], None] = time.sleep
-) -> Any:
-    """Try until it works, or until it is clear that it will not."""
-    failures = 0
-    while True:
-        try:
-            return action()
-        except UserError:
-            raise
-        except Exception as error:
-            failures += 1
-            wait_or_give_up(error, failures, name, failure, sleep)
-
-
-def wait_or_give_up(error: Exception, failures: int, name: str, failure: str, sleep: Callable[[float], None]) -> None:
-    """Return once it is worth another try; raise where it is not."""
+def pause_or_give_up(error: Exception, failures: int, name: str, failure: str) -> float:
+    """Seconds to wait before another try; raises where it is clear that it would not help."""
+    if isinstance(error, UserError):
+        raise error
     network = is_network_error(error)
     if failures > (allowed_network_errors(error) if network else allowed_data_errors(error)):
         tries = f" after {failures} tries" if failures > 1 else ""
@@ -146,9 +136,9 @@ def wait_or_give_up(error: Exception, failures: int, name: str, failure: str, sl
             else "check the name, data.config, data.split and data.files (fetch: --config, --split, --file)",
             exit_code=ExitCode.FAILED if network else ExitCode.BAD_INPUT,
         ) from error
-    delay = max(FIRST_DELAY_S * 2 ** (failures - 1), asked_to_wait(error))
-    log.warning("%s %s (%s); trying again in %.1f s", name, failure, describe(error), delay)
-    sleep(delay)
+    pause = max(doubling(FIRST_DELAY_S, failures), requested_wait(error))
+    log.warning("%s %s (%s); trying again in %.1f s", name, failure, describe(error), pause)
+    return pause
 
 
 def load(source: HubSource) -> tuple[Any, list[DataFile]]:
@@ -196,38 +186,38 @@ def import_datasets() -> Any:
 
 def is_network_error(error: BaseException) -> bool:
     """Whether the same request may well succeed a little later."""
-    for one in chain(error):
-        status = getattr(getattr(one, "response", None), "status_code", None) or getattr(one, "status", None)
+    for link in chain(error):
+        status = getattr(getattr(link, "response", None), "status_code", None) or getattr(link, "status", None)
         if isinstance(status, int):
             return status not in PERMANENT_STATUSES
-        if isinstance(one, FileNotFoundError | PermissionError | IsADirectoryError):
+        if isinstance(link, FileNotFoundError | PermissionError | IsADirectoryError):
             return False
-        if isinstance(one, ConnectionError | TimeoutError | EOFError | zlib.error):
+        if isinstance(link, ConnectionError | TimeoutError | EOFError | zlib.error):
             return True
-        if type(one).__module__.split(".")[0] in NETWORK_MODULES and not isinstance(one, ValueError | TypeError):
+        if type(link).__module__.split(".")[0] in NETWORK_MODULES and not isinstance(link, ValueError | TypeError):
             return True
     return False
 
 
 def allowed_network_errors(error: Exception) -> int:
     """A server that says when to come again is taken at its word for longer than one that is not there."""
-    return RATE_LIMIT_RETRIES if asked_to_wait(error) else RETRIES
+    return RATE_LIMIT_RETRIES if requested_wait(error) else RETRIES
 
 
-def asked_to_wait(error: Exception) -> float:
+def requested_wait(error: Exception) -> float:
     """Seconds that a busy server asked for."""
     return min(retry_after(error) or 0.0, LONGEST_WAIT_S)
 
 
 def allowed_data_errors(error: BaseException) -> int:
     """A file cut short by a lost connection can look like bad data: worth one more look; what is not there is not."""
-    missing = any(isinstance(one, FileNotFoundError | PermissionError) for one in chain(error))
+    missing = any(isinstance(link, FileNotFoundError | PermissionError) for link in chain(error))
     return 0 if missing or str(error).startswith(("BuilderConfig", "Bad split", "Unknown split")) else 1
 
 
 def describe(error: BaseException) -> str:
     """The error and what it came from, outermost first."""
-    return ", from ".join(dict.fromkeys(f"{type(one).__name__}: {first_line(one)}" for one in chain(error)))
+    return ", from ".join(dict.fromkeys(f"{type(link).__name__}: {first_line(link)}" for link in chain(error)))
 
 
 def empty_source(name: str) -> UserError:
@@ -248,4 +238,4 @@ def pinned(source: HubSource) -> HubSource:
             hub.HfApi().auth_check(source.path, repo_type="dataset")
         return str(facts.sha)
 
-    return replace(source, revision=patiently(ask, source.path, "dataset"))
+    return replace(source, revision=with_retries(ask, source.path, "dataset"))

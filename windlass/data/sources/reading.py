@@ -59,7 +59,7 @@ def units_of(sources: Sequence[FileSource | HubSource]) -> list[Unit]:
         for piece in pieces_of(source):
             if isinstance(piece, FilePiece):
                 small.append(piece)
-                if sum(one.size for one in small) >= UNIT_BYTES:
+                if sum(piece.size for piece in small) >= UNIT_BYTES:
                     units.append(tuple(small))
                     small = []
             else:

@@ -74,15 +74,15 @@ def is_selector(field: str) -> bool:
     return field.startswith((f"{MARK}chat:", f"{MARK}instruction:"))
 
 
-def columns(field: str, there: list[str]) -> list[str]:
+def columns(field: str, present: list[str]) -> list[str]:
     """The columns of a table that a selector looks at."""
     kind, *names = field.removeprefix(MARK).split(":")
     return [
         *names,
         *(
-            [name for name in (SHAREGPT_FIELD, "system", "tools") if name in there and name not in names]
+            [name for name in (SHAREGPT_FIELD, "system", "tools") if name in present and name not in names]
             if kind == "chat"
-            else [name for name in (ALPACA_INPUT,) if name in there and name not in names]
+            else [name for name in (ALPACA_INPUT,) if name in present and name not in names]
         ),
     ]
 
@@ -145,16 +145,16 @@ def parsed(value: Any) -> Any:
 def with_roles(messages: Any, record: dict[str, Any]) -> Any:
     """ShareGPT's messages as everybody else's; others as they are."""
     if not isinstance(messages, list) or not all(
-        isinstance(one, dict) and "from" in one and "role" not in one for one in messages
+        isinstance(message, dict) and "from" in message and "role" not in message for message in messages
     ):
         return messages
-    found = [
-        {"role": SHAREGPT_ROLES.get(str(one["from"]), one["from"]), "content": one.get("value")}
-        | ({"weight": one["weight"]} if "weight" in one else {})
-        for one in messages
+    converted = [
+        {"role": SHAREGPT_ROLES.get(str(message["from"]), message["from"]), "content": message.get("value")}
+        | ({"weight": message["weight"]} if "weight" in message else {})
+        for message in messages
     ]
     system = record.get("system")
-    return [{"role": "system", "content": system}, *found] if isinstance(system, str) and system else found
+    return [{"role": "system", "content": system}, *converted] if isinstance(system, str) and system else converted
 
 
 def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
 def is_empty(content: Any) -> bool:
     """Whether a message says nothing; its content is a text or a list of parts."""
     parts = content if isinstance(content, list) else [content]
-    return not any(str((one.get("text", one) if isinstance(one, dict) else one) or "").strip() for one in parts)
+    return not any(str((part.get("text", part) if isinstance(part, dict) else part) or "").strip() for part in parts)
 
 
 def empty_completion(where: str) -> UserError:
@@ -199,7 +199,7 @@ def empty_completion(where: str) -> UserError:
 def without_nulls(value: Any) -> Any:
     """Tables fill the fields that a record lacks with nulls; a template must not see them."""
     if isinstance(value, dict):
-        return {key: without_nulls(one) for key, one in value.items() if one is not None}
+        return {key: without_nulls(field) for key, field in value.items() if field is not None}
     if isinstance(value, list):
-        return [without_nulls(one) for one in value]
+        return [without_nulls(item) for item in value]
     return value

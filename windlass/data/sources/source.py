@@ -13,6 +13,7 @@ from windlass.data.sources.files import InputFile, listed, nothing_at, store_and
 from windlass.data.sources.records import selector
 from windlass.errors import UserError
 from windlass.spec.data import DataSection
+from windlass.store import bucket_and_prefix, is_store_url
 
 HUB_PREFIX = "hf:"
 CORPUS_PREFIX = "corpus:"
@@ -118,6 +119,30 @@ def parse_source(data: DataSection, part: Literal["train", "validation"]) -> Sou
     )
 
 
+def parts_of(data: DataSection) -> list[DataSection]:
+    """The sections of the mixed sources, each as if it were the only one; of a single source, its own."""
+    return [
+        data.model_copy(
+            update={
+                "source": mixed.source,
+                "sources": (),
+                "config": mixed.config,
+                "split": mixed.split or data.split,
+                "revision": mixed.revision,
+                "files": mixed.files,
+                "text_field": mixed.text_field or data.text_field,
+            }
+        )
+        for mixed in data.sources
+    ] or [data]
+
+
+def only_shards(data: DataSection) -> bool:
+    """Whether all of a run's training data is tokenized already."""
+    sources = [parse_source(part, "train") for part in parts_of(data)]
+    return all(isinstance(source, ShardSource | StoreShardSource) for source in sources)
+
+
 def source_named(
     text: str,
     *,
@@ -163,7 +188,7 @@ def hub_source(text: str, *, config: str | None, split: str, files: tuple[str, .
             fix='data.files=["data/*.jsonl"]',
         )
     if files and path not in FILE_BUILDERS:
-        builders = ", ".join(HUB_PREFIX + one for one in FILE_BUILDERS)
+        builders = ", ".join(HUB_PREFIX + builder for builder in FILE_BUILDERS)
         raise UserError(f"data.files is for {builders}, not for {text}", fix=f"data.source={HUB_PREFIX}json")
     return HubSource(path, config or DEFAULT_CONFIGS.get(path), split, files, text_field)
 
@@ -173,7 +198,7 @@ def corpus(text: str) -> FileSource:
     if name not in CORPORA:
         raise UserError(
             f"there is no corpus {name!r}",
-            evidence=f"shipped corpora: {', '.join(CORPUS_PREFIX + one for one in CORPORA)}",
+            evidence=f"shipped corpora: {', '.join(CORPUS_PREFIX + shipped for shipped in CORPORA)}",
             fix=f"data.source={CORPUS_PREFIX}{next(iter(CORPORA))}",
         )
     return FileSource((assets() / CORPORA[name],), text_field="text", name=name)
@@ -185,8 +210,6 @@ def assets() -> Path:
 
 def store_source(url: str, text_field: str) -> StoreShardSource | FileSource:
     """Shards or text files in an object store."""
-    from windlass.store.opening import bucket_and_prefix, is_store_url
-
     if not is_store_url(url):
         raise UserError(
             f"{url} cannot be read",
@@ -198,18 +221,18 @@ def store_source(url: str, text_field: str) -> StoreShardSource | FileSource:
     store, name = store_and_name(folder)
     if not glob.has_magic(name) and store.stat(f"{name}/{INDEX_NAME}" if name else INDEX_NAME):
         return StoreShardSource(folder, folder.rsplit("/", 1)[-1])
-    found = listed(url)
-    if not found:
+    listing = listed(url)
+    if not listing:
         raise nothing_at(url)
-    files = [one for one in found if file_format(Path(one.name))]
+    files = [file for file in listing if file_format(Path(file.name))]
     if not files:
         raise UserError(
             f"{url} holds neither token shards nor text files",
-            evidence=f"it holds {', '.join(one.name for one in found[:5])}{', …' * (len(found) > 5)}",
+            evidence=f"it holds {', '.join(file.name for file in listing[:5])}{', …' * (len(listing) > 5)}",
             cause=f"shards have an {INDEX_NAME}, written last; {KINDS}",
             fix="windlass data tokenize FILES -o FOLDER",
         )
-    ignored = tuple(one.name for one in found if one not in files and is_content(one.name))
+    ignored = tuple(file.name for file in listing if file not in files and is_content(file.name))
     return FileSource(tuple(files), text_field, name=url, ignored=ignored)
 
 
@@ -224,18 +247,18 @@ def local_source(text: str, text_field: str) -> ShardSource | FileSource:
             return ShardSource(path.parent, path.parent.name)
         return FileSource((readable(path),), text_field, name=path.name)
     if glob.has_magic(text):
-        found = [Path(one) for one in sorted(glob.glob(str(path), recursive=True)) if Path(one).is_file()]
-        if not found:
+        matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
+        if not matches:
             raise UserError(f"no file matches {text}", evidence=nearest(path), fix=f"ls {path.parent}")
-        return FileSource(tuple(readable(one) for one in found), text_field, name=text)
+        return FileSource(tuple(readable(file) for file in matches), text_field, name=text)
     raise UserError(f"there is no file or folder {text}", evidence=nearest(path), fix=missing_fix(path))
 
 
 def folder_source(folder: Path, text_field: str) -> ShardSource | FileSource:
     if (folder / INDEX_NAME).exists():
         return ShardSource(folder, folder.resolve().name)
-    found = sorted(files_below(folder))
-    files = tuple(path for path in found if file_format(path))
+    below = sorted(files_below(folder))
+    files = tuple(path for path in below if file_format(path))
     if not files:
         names = sorted(path.name for path in folder.iterdir())
         some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
@@ -245,7 +268,7 @@ def folder_source(folder: Path, text_field: str) -> ShardSource | FileSource:
             cause=f"shards have an {INDEX_NAME}, written last; {KINDS}",
             fix="windlass data tokenize FILES -o FOLDER",
         )
-    ignored = tuple(str(path.relative_to(folder)) for path in found if not file_format(path) and is_content(path.name))
+    ignored = tuple(str(path.relative_to(folder)) for path in below if not file_format(path) and is_content(path.name))
     return FileSource(files, text_field, name=folder.resolve().name, ignored=ignored)
 
 
@@ -296,7 +319,7 @@ def nearest(path: Path) -> str | None:
     """What is there, closest in name to what is missing."""
     parent = path.parent
     if not parent.is_dir():
-        missing = next(one for one in [*reversed(parent.parents), parent] if not one.is_dir())
+        missing = next(folder for folder in [*reversed(parent.parents), parent] if not folder.is_dir())
         return f"the folder {missing} does not exist"
     near = closest(path)
     return f"the nearest name there is {near}" if near else None
@@ -305,7 +328,7 @@ def nearest(path: Path) -> str | None:
 def closest(path: Path) -> Path | None:
     if not path.parent.is_dir():
         return None
-    names = {one.name: one.name.partition(".")[0] for one in path.parent.iterdir()}
+    names = {child.name: child.name.partition(".")[0] for child in path.parent.iterdir()}
     stems = difflib.get_close_matches(
         path.name.partition(".")[0], set(names.values()), 1
     )  # .jsonl alone is no likeness

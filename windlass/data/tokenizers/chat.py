@@ -77,8 +77,8 @@ class ExampleTokenizer(Tokenizer):
         rendered = [self.rendered(json.loads(text)) for text in texts]
         encoded = self._exact.encode_batch([text for text, _ in rendered], add_special_tokens=False)
         documents = []
-        for one, (_, spans) in zip(encoded, rendered, strict=True):
-            ids = mark(one.ids, one.offsets, spans)
+        for encoding, (_, spans) in zip(encoded, rendered, strict=True):
+            ids = mark(encoding.ids, encoding.offsets, spans)
             if self.form == "instruction":
                 ids = [*self.prefix, *ids, self.require_eos() | TRAINED]
             documents.append(ids)
@@ -153,8 +153,9 @@ def shown(template: Template, example: dict[str, Any]) -> tuple[list[dict[str, A
         if texts == objects:
             raise
     else:
-        printed = [one for message in objects for one in arguments_of(message) if isinstance(one, dict)]
-        if not any(repr(one) in text and json.dumps(one) not in text for one in printed):
+        arguments_given = [arguments for message in objects for arguments in arguments_of(message)]
+        printed = [arguments for arguments in arguments_given if isinstance(arguments, dict)]
+        if not any(repr(arguments) in text and json.dumps(arguments) not in text for arguments in printed):
             return objects, text, blocks
     return texts, *template.render(texts, tools)
 
@@ -165,8 +166,8 @@ def arguments_of(message: dict[str, Any]) -> list[Any]:
 
 def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
     calls = message.get("tool_calls")
-    found = [one for one in calls if isinstance(one, dict)] if isinstance(calls, list) else []
-    return [one for one in found if isinstance(one.get("function"), dict)]
+    objects = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [call for call in objects if isinstance(call.get("function"), dict)]
 
 
 def with_arguments(messages: list[dict[str, Any]], *, as_text: bool) -> list[dict[str, Any]]:
@@ -188,10 +189,10 @@ def with_arguments(messages: list[dict[str, Any]], *, as_text: bool) -> list[dic
         return {**call, "function": {**function, "arguments": given}}
 
     return [
-        {**one, "tool_calls": [changed(call) for call in one["tool_calls"]]}
-        if isinstance(one.get("tool_calls"), list)
-        else one
-        for one in messages
+        {**message, "tool_calls": [changed(call) for call in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
     ]
 
 
@@ -201,7 +202,7 @@ def require_shown(template: Template, messages: list[dict[str, Any]], trained: s
         names = [str(call["function"].get("name")) for call in calls_of(message)]
         lines = text_of(message.get("content")).strip().splitlines()
         expected = names or [line.strip() for line in lines[-1:]]
-        lost = next((one for one in expected if one not in trained), None)
+        lost = next((words for words in expected if words not in trained), None)
         if lost is not None:
             what = "the tool calls" if names else "the text"
             raise ChatTemplateError(
@@ -215,7 +216,7 @@ def require_shown(template: Template, messages: list[dict[str, Any]], trained: s
 def text_of(content: Any) -> str:
     """The text of a message, which may be given in parts."""
     if isinstance(content, list):
-        return "\n".join(str(one.get("text") or "") if isinstance(one, dict) else str(one) for one in content)
+        return "\n".join(str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in content)
     return str(content or "")
 
 
@@ -237,7 +238,7 @@ def blocks_of(
         return [blocks[turns.index(place)] for place in wanted]
     found = []
     for place in wanted:
-        end = next((begins[one] for one in turns if one > place), len(text))
+        end = next((begins[turn] for turn in turns if turn > place), len(text))
         found += [block for block in blocks if block[1] > begins[place] and block[0] < end]
     return found
 

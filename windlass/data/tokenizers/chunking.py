@@ -65,7 +65,7 @@ class ChunkEncoder:
         return ids
 
     def _plain(self, texts: Sequence[str]) -> list[list[int]]:
-        return [one.ids for one in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def chunk_encoder(fast: Any, definition: str) -> ChunkEncoder | None:

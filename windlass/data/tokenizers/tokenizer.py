@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windlass.data.sources.source import ShardSource, StoreShardSource, assets, nearest, parse_source
+from windlass.common.hub import fetch
+from windlass.data.sources.source import assets, nearest
 from windlass.data.tokenizers.chunking import ChunkEncoder, chunk_encoder
 from windlass.errors import UserError
-from windlass.spec.data import DataSection
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ class Tokenizer:
     @property
     def dtype(self) -> str:
         """The type that shards hold its tokens in."""
-        return "uint16" if self.vocab_size <= 1 << 16 and not self.marks_loss else "uint32"
+        return "uint32" if self.marks_loss else dtype_for(self.vocab_size)
 
     @cached_property
     def _fast(self) -> Any:
@@ -83,7 +83,7 @@ class Tokenizer:
         wanted = self.config.get("add_bos_token")
         if self.bos_token is not None and isinstance(wanted, bool):
             bos = self._id_of(self.bos_token)
-            prefix = [bos] * wanted + [one for one in prefix if one != bos]
+            prefix = [bos] * wanted + [token for token in prefix if token != bos]
         return tuple(prefix)
 
     @cached_property
@@ -100,7 +100,7 @@ class Tokenizer:
         """The template that turns messages into a text; of several the default one."""
         template = self.config.get("chat_template")
         if isinstance(template, list):
-            named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
             template = named.get("default")
         return template if isinstance(template, str) else None
 
@@ -112,16 +112,16 @@ class Tokenizer:
         from tokenizers import Tokenizer as FastTokenizer
 
         fast = FastTokenizer.from_str(self.definition)
-        fast.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in tokens])
+        fast.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
         return replace(self, definition=fast.to_str())
 
     def ids_of_added(self, tokens: Sequence[str]) -> tuple[int, int]:
         """The ids [first, end) of added tokens."""
-        ids = sorted(self._id_of(one) for one in tokens)
+        ids = sorted(self._id_of(token) for token in tokens)
         if ids != list(range(ids[0], ids[0] + len(ids))):
             raise UserError(
                 f"the ids of data.special_tokens in the tokenizer {self.name} do not follow one another",
-                evidence=", ".join(f"{one} {self._id_of(one)}" for one in tokens),
+                evidence=", ".join(f"{token} {self._id_of(token)}" for token in tokens),
                 cause="some of them were in the tokenizer before and others were not",
                 fix="data.special_tokens=[…] with the new ones only",
             )
@@ -150,7 +150,7 @@ class Tokenizer:
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         if self._chunks:
             return self._chunks.encode(texts)
-        return [one.ids for one in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """The same as arrays."""
@@ -159,7 +159,7 @@ class Tokenizer:
         return [np.array(ids, dtype=np.int64) for ids in self.encode_documents(texts)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return str(self._fast.decode([int(one) for one in ids], skip_special_tokens=False))
+        return str(self._fast.decode([int(token) for token in ids], skip_special_tokens=False))
 
     def save(self, folder: Path | str) -> None:
         """Write a folder that this module and `transformers.AutoTokenizer` load."""
@@ -172,6 +172,10 @@ class Tokenizer:
                 config.setdefault(key, token)
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+
+
+def dtype_for(vocab_size: int) -> str:
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -195,47 +199,12 @@ def load_tokenizer(name: str) -> Tokenizer:
     return from_hub(name)
 
 
-def tokenizer_of(data: DataSection, place: str | None = None) -> Tokenizer:
-    """The tokenizer of a resolved run's training data; shards bring their own, so that no hub is asked for it.
-
-    `place` is the folder that a hub's tokenizer is in on this machine.
-    """
-    assert data.tokenizer
-    own = own_tokenizer(data)
-    if own is not None:
-        return from_folder(own, data.tokenizer).with_added(data.special_tokens)
-    return load_tokenizer(place or data.tokenizer).with_added(data.special_tokens)
-
-
-def only_shards(data: DataSection) -> bool:
-    """Whether all of a run's training data is tokenized already."""
-    from windlass.data.sequences.mixing import parts_of
-
-    kinds = [parse_source(part, "train") for part in parts_of(data)]
-    return all(isinstance(one, ShardSource | StoreShardSource) for one in kinds)
-
-
-def own_tokenizer(data: DataSection) -> Path | None:
-    """The tokenizer beside the shards that a run reads, if it reads any."""
-    from windlass.data.sequences.mixing import parts_of
-
-    for part in parts_of(data):
-        source = parse_source(part, "train")
-        if isinstance(source, ShardSource | StoreShardSource):
-            from windlass.data.build.cache import open_shards
-
-            folder = open_shards(source, tokenizer="", cache_gib=data.cache_gib).folder / SHARD_TOKENIZER
-            if folder.is_dir():
-                return folder
-    return None
-
-
 def from_folder(folder: Path, name: str) -> Tokenizer:
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         raise UserError(
             f"the folder {folder} holds no {TOKENIZER_FILE}",
-            evidence=f"it holds {', '.join(sorted(one.name for one in folder.iterdir())[:8]) or 'nothing'}",
+            evidence=f"it holds {', '.join(sorted(path.name for path in folder.iterdir())[:8]) or 'nothing'}",
             cause="only fast tokenizers are read",
             fix=f"AutoTokenizer.from_pretrained(…).save_pretrained({str(folder)!r})    writes one",
         )
@@ -243,7 +212,7 @@ def from_folder(folder: Path, name: str) -> Tokenizer:
 
 
 def from_files(name: str, definition: Path, sides: Sequence[Path]) -> Tokenizer:
-    found = [read_json(path) for path in sides if path.is_file()]
+    values = [read_json(path) for path in sides if path.is_file()]
     config = next((read_json(path) for path in sides if path.name == CONFIG_FILE and path.is_file()), {})
     template = definition.with_name(TEMPLATE_FILE)
     if template.is_file():
@@ -252,8 +221,8 @@ def from_files(name: str, definition: Path, sides: Sequence[Path]) -> Tokenizer:
         name=name,
         definition=read_text(definition),
         config=config,
-        bos_token=special_token("bos", found, definition),
-        eos_token=special_token("eos", found, definition),
+        bos_token=special_token("bos", values, definition),
+        eos_token=special_token("eos", values, definition),
     )
     try:
         tokenizer._fast  # noqa: B018  a bad file is an error here, not in the middle of a run
@@ -262,15 +231,15 @@ def from_files(name: str, definition: Path, sides: Sequence[Path]) -> Tokenizer:
     return tokenizer
 
 
-def special_token(kind: str, found: Sequence[dict[str, Any]], definition: Path) -> str | None:
+def special_token(kind: str, sides: Sequence[dict[str, Any]], definition: Path) -> str | None:
     """The BOS or EOS that the first side file names: by its text, or by its id."""
-    for values in found:
-        token = values.get(f"{kind}_token")
+    for side in sides:
+        token = side.get(f"{kind}_token")
         if isinstance(token, dict):  # an AddedToken
             token = token.get("content")
         if isinstance(token, str):
             return token
-        number = values.get(f"{kind}_token_id")
+        number = side.get(f"{kind}_token_id")
         if isinstance(number, list):  # several ends of a generation: the first one ends a document
             number = number[0] if number else None
         if isinstance(number, int):
@@ -298,58 +267,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def from_hub(name: str) -> Tokenizer:
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import (
-            EntryNotFoundError,
-            GatedRepoError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-        )
-    except ImportError:
-        raise UserError(
-            f"the tokenizer {name} is on a hub and huggingface_hub is not installed",
-            fix="pip install 'windlass[train]'",
-        ) from None
-
-    def fetch(file: str) -> Path | None:
-        try:
-            return Path(hf_hub_download(name, file))
-        except LocalEntryNotFoundError:
-            raise
-        except EntryNotFoundError:
-            return None
-
-    try:
-        definition = fetch(TOKENIZER_FILE)
-        sides = [path for path in map(fetch, (*SIDE_FILES, TEMPLATE_FILE)) if path] if definition else []
-    except GatedRepoError as error:
-        raise UserError(
-            f"the hub does not give {name} to you",
-            evidence=first_line(error),
-            fix="ask for access there, then: hf auth login",
-        ) from None
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"there is no tokenizer {name}, neither here nor on the hub",
-            evidence=first_line(error),
-            fix=f"data.tokenizer=OWNER/NAME, a folder, or {TINY}",
-        ) from None
-    except Exception as error:  # no network, a proxy, a broken answer: the library raises many kinds
-        raise UserError(
-            f"the tokenizer {name} cannot be fetched from the hub",
-            evidence=f"{type(error).__name__}: {first_line(error)}",
-            cause="the hub is not reachable from here, or refused",
-            fix="data.tokenizer=FOLDER with a tokenizer.json; or set HF_ENDPOINT, HTTPS_PROXY or HF_TOKEN",
-        ) from None
-    if definition is None:
+    folder = fetch(name, TOKENIZER_FILES, what="tokenizer")
+    if not (folder / TOKENIZER_FILE).is_file():
         raise UserError(
             f"{name} on the hub holds no {TOKENIZER_FILE}",
             cause="only fast tokenizers are read",
             fix="AutoTokenizer.from_pretrained(…).save_pretrained(FOLDER), then data.tokenizer=FOLDER",
         )
-    return from_files(name, definition, sides)
-
-
-def first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return from_folder(folder, name)

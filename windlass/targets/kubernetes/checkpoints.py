@@ -11,8 +11,8 @@ from pathlib import Path
 from queue import Queue
 from typing import IO, Any
 
-from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest
-from windlass.checkpoint.manifest import MANIFEST_NAME, damage
+from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest, damage
+from windlass.checkpoint.manifest import MANIFEST_NAME
 from windlass.errors import ExitCode, UserError
 from windlass.targets.kubernetes.manifests.environment import RUNS
 from windlass.targets.kubernetes.pod_scripts import Errands

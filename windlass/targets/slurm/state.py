@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, read_json_lines, write_atomically
 from windlass.targets.launch.machine import free_bytes
@@ -118,22 +117,8 @@ class SubmittedJob:
 @contextlib.contextmanager
 def lock(folder: RunFolder, *, patience: float) -> Iterator[bool]:
     """Hold the folder's lock; False where somebody else still has it after `patience` seconds."""
-    handle = os.open(folder.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    deadline = time.monotonic() + patience
-    try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    yield False
-                    return
-                time.sleep(0.1)
-                continue
-            yield True
-            return
-    finally:
-        os.close(handle)
+    with locked(folder.path / LOCK_FILE, patience_s=patience) as held:
+        yield held
 
 
 def _history(folder: RunFolder) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from windlass.checkpoint.browsing import FolderView, ManagedView, Row, StoreView, TierView, views
-from windlass.checkpoint.folder import Checkpoint, CheckpointFolder
-from windlass.checkpoint.manifest import Manifest, damage
+from windlass.checkpoint.folder import Checkpoint, CheckpointFolder, damage
+from windlass.checkpoint.manifest import Manifest
 from windlass.checkpoint.pieces import piece_name
 from windlass.checkpoint.stored import fetch_whole
 from windlass.errors import UserError

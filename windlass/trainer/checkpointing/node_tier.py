@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest
-from windlass.checkpoint.manifest import damage
+from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest, damage
 from windlass.checkpoint.pieces import piece_name, ranks_held, readable_manifest
 from windlass.errors import UserError
 from windlass.trainer.checkpointing.pieces import Piece, read_piece, reserve, write_piece

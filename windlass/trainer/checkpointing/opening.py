@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from windlass.checkpoint import CheckpointFolder
-from windlass.checkpoint.identity import begin_anew, known_to, node_folder, read_id, write_id
+from windlass.checkpoint import NODE_TIERS, CheckpointFolder
 from windlass.checkpoint.managed import ManagedService
-from windlass.checkpoint.pieces import NODE_TIERS, clear_earlier_runs, make_private, tier_path
+from windlass.checkpoint.ownership import begin_anew, known_to, node_folder, read_id, write_id
+from windlass.checkpoint.pieces import clear_earlier_runs, make_private, tier_path
 from windlass.checkpoint.stored import StoredCheckpoints, current_id, write_current_id
 from windlass.runfolder import RunFolder
 from windlass.spec import Run

@@ -18,7 +18,7 @@ from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_st
 
 import windlass
 from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest
-from windlass.checkpoint.locking import hold
+from windlass.checkpoint.ownership import hold
 from windlass.errors import ExitCode, UserError
 from windlass.plan.resolution import effective_sharding
 from windlass.runfolder import RunFolder

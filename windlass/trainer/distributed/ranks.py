@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from windlass.catalog.gpus import Gpu, gpu_of_device
+from windlass.common.ports import free_port
 from windlass.errors import UserError
 from windlass.spec import Run
 
@@ -69,7 +70,7 @@ def join_ranks(run: Run) -> Ranks:
     device = _device(run, local_rank)
     timeout = timedelta(minutes=run.parallel.timeout_minutes)
     if "MASTER_ADDR" not in os.environ:  # started as a plain program: a world of one
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()), RANK="0", WORLD_SIZE="1")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port("127.0.0.1")), RANK="0", WORLD_SIZE="1")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
@@ -123,9 +124,3 @@ def _device(run: Run, local_rank: int) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.catalog.hub import fetch, fetched, import_hub, is_hub_id
-from windlass.data.tokenizers.tokenizer import TOKENIZER_FILES, only_shards
+from windlass.common.hub import fetch, fetched, import_hub, is_hub_id
+from windlass.data.sources.source import only_shards
+from windlass.data.tokenizers.tokenizer import TOKENIZER_FILES
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.trainer.distributed.ranks import Ranks

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from windlass.common.locks import locked
 from windlass.runfolder import RunFolder, write_atomically
 
 CURSOR_FILE = "cursors.json"
@@ -254,11 +254,8 @@ def opened(folder: RunFolder, fill: Filler | None = None) -> Iterator[Archive | 
     `fill` is asked for records that were said by pods which are gone, while nobody listened.
     """
     folder.logs.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder.logs / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with locked(folder.logs / LOCK_FILE, patience_s=0) as held:
+        if not held:
             yield None
             return
         archive = _load(folder)
@@ -267,8 +264,6 @@ def opened(folder: RunFolder, fill: Filler | None = None) -> Iterator[Archive | 
             yield archive
         finally:
             archive.close()
-    finally:
-        os.close(handle)
 
 
 def _load(folder: RunFolder) -> Archive:

@@ -1,4 +1,4 @@
-"""What a run takes from a hub: asked for once, before anything is paid for, and then read from this machine's files."""
+"""Hub access: fetch files of repositories, check access before anything is paid for, wait out what passes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from windlass.common.retrying import doubling, retried
 from windlass.errors import ExitCode, UserError
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
+Value = TypeVar("Value")
 
 TRIES = 6  # of a request that the hub put off
 LOST_TRIES = 2  # of one that never reached it: the library below has tried several times by then
@@ -43,7 +44,7 @@ def fetch(hub_id: str, files: tuple[str, ...], *, what: str, revision: str | Non
     def snapshot() -> Path:
         return Path(hub.snapshot_download(hub_id, revision=revision, repo_type=kind, allow_patterns=list(files)))
 
-    return patiently(snapshot, hub_id, what)
+    return with_retries(snapshot, hub_id, what)
 
 
 def fetched(hub_id: str, files: tuple[str, ...], *, revision: str | None = None, kind: str = "model") -> Path | None:
@@ -76,31 +77,35 @@ def check_access(hub_id: str, *, what: str, revision: str | None = None, kind: s
         if getattr(facts, "gated", False):
             hub.HfApi().auth_check(hub_id, repo_type=kind)
 
-    patiently(ask, hub_id, what, lost=False)
+    with_retries(ask, hub_id, what, lost=False)
 
 
-def patiently(
-    action: Callable[[], T], hub_id: str, what: str, *, lost: bool = True, sleep: Callable[[float], None] = time.sleep
-) -> T:
+def with_retries(
+    action: Callable[[], Value],
+    hub_id: str,
+    what: str,
+    *,
+    lost: bool = True,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Value:
     """Do something that asks a hub; wait out rate limits and, with `lost`, connections that fail or break.
 
     Whatever else the hub says is an answer.
     """
-    for attempt in range(1, TRIES + 1):
-        try:
-            return action()
-        except Exception as error:  # the library raises its own, its transport's and the system's kinds
-            refused = refusal(error, hub_id, what)
-            if refused is not None:
-                raise refused from None
-            asked = retry_after(error)
-            delay = FIRST_DELAY_S * 2 ** (attempt - 1) if asked is None else asked
-            most = TRIES if status_of(error) is not None else LOST_TRIES if lost else 1
-            if attempt >= most or delay > LONGEST_DELAY_S:
-                raise unreachable(error, hub_id, what, attempt) from None
-            log.warning("the hub put off %s %s (%s); asking again in %.0f s", what, hub_id, first_line(error), delay)
-            sleep(delay)
-    raise AssertionError
+
+    def pause_after(error: Exception, tries: int) -> float:
+        refused = refusal(error, hub_id, what)
+        if refused is not None:
+            raise refused from None
+        requested = retry_after(error)
+        pause = doubling(FIRST_DELAY_S, tries) if requested is None else requested
+        most = TRIES if status_of(error) is not None else LOST_TRIES if lost else 1
+        if tries >= most or pause > LONGEST_DELAY_S:
+            raise unreachable(error, hub_id, what, tries) from None
+        log.warning("the hub put off %s %s (%s); asking again in %.0f s", what, hub_id, first_line(error), pause)
+        return pause
+
+    return retried(action, pause_after=pause_after, sleep=sleep)
 
 
 def refusal(error: Exception, hub_id: str, what: str) -> UserError | None:
@@ -158,8 +163,8 @@ def unreachable(error: Exception, hub_id: str, what: str, tries: int) -> UserErr
 
 def retry_after(error: Exception) -> float | None:
     """Seconds that the hub asked to wait."""
-    for one in chain(error):
-        headers: Any = getattr(getattr(one, "response", None), "headers", None) or {}
+    for link in chain(error):
+        headers: Any = getattr(getattr(link, "response", None), "headers", None) or {}
         text = headers.get("Retry-After")
         if text and str(text).strip().isdigit():
             return float(text)
@@ -167,14 +172,15 @@ def retry_after(error: Exception) -> float | None:
 
 
 def status_of(error: BaseException) -> int | None:
-    for one in chain(error):
-        status = getattr(getattr(one, "response", None), "status_code", None)
+    for link in chain(error):
+        status = getattr(getattr(link, "response", None), "status_code", None)
         if isinstance(status, int):
             return status
     return None
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it came from, outermost first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,7 @@
-"""Fetch records of a dataset into JSON lines: part by part, resumable at any moment, always the same bytes."""
+"""Fetch records of a dataset into JSON lines: part by part, resumable at any moment, always the same bytes.
+
+Or straight to token shards: the text is then kept in the cache until they are there.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,21 @@ import datetime
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from windlass.data.build.progress import (
-    PROGRESS,
-    Work,
-    clear,
-    clear_remains,
-    published_before,
-    read_object,
-    sha256_of,
-    work_in,
-)
-from windlass.data.sources.fetch_destination import FetchDestination
+from windlass.common.cache import cache_root, name_digest
+from windlass.common.files import sha256_of, write_atomically
+from windlass.data.build.destinations import PARTS, SHARDS, Destination, FolderDestination, destination
+from windlass.data.build.progress import PROGRESS, Work, clear, clear_remains, published_before, read_object, work_in
+from windlass.data.build.tokenizing import tokenize
+from windlass.data.shards.folder import Index
 from windlass.data.sources.hub import HubFiles, pinned
-from windlass.data.sources.source import HubSource
+from windlass.data.sources.source import FileSource, HubSource, compression, file_format
+from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import UserError
 
 PART_BYTES = 64 << 20
@@ -78,12 +78,21 @@ class Reached:
     def from_progress(cls, value: dict[str, Any] | None) -> Reached:
         if not value:
             return cls()
-        return cls(value["file"], value["record"], tuple(PartFacts(**one) for one in value["parts"]), value["complete"])
+        return cls(
+            value["file"], value["record"], tuple(PartFacts(**part) for part in value["parts"]), value["complete"]
+        )
+
+
+def fetch_destination(out: str) -> Destination:
+    """The place that `-o` names: a folder of parts, or a single file."""
+    if file_format(Path(out)) and compression(out) not in (None, ".gz"):
+        raise UserError(f"{out} cannot be written", cause="files are written plain or as .gz", fix="-o FILE.jsonl.gz")
+    return destination(out, PARTS, one_file=file_format(Path(out)) == "jsonl")
 
 
 def fetch(
     source: HubSource,
-    out: FetchDestination,
+    out: Destination,
     wanted: Wanted,
     *,
     overwrite: bool = False,
@@ -96,20 +105,24 @@ def fetch(
     source = pinned(source)
     plan = {"version": 1, "source": asdict(source), "wanted": asdict(wanted), "out": out.name}
     proof = published_before(out.work, plan)
-    if proof is not None and out.published(proof):
+    if proof is not None and out.published() == proof:
         reached = Reached.from_progress(read_object(out.work / PROGRESS))
         clear(out.work)  # all that a killed process had left to do
         return reached
     out.require_free(overwrite)
     with work_in(out.work, plan, what=out.name) as work:
         reached = kept(work, out)
-        (work.path / "parts").mkdir(exist_ok=True)
+        if not reached.parts:
+            out.begin()
+        folder = work.path / "parts"
+        folder.mkdir(exist_ok=True)
         report = progress or (lambda done, total: None)
         following = iter(()) if reached.complete else parts(HubFiles(source), wanted, work, reached, report)
         for reached in following:
-            out.take(work.path / "parts", reached.parts[-1])
+            part = reached.parts[-1]
+            out.take(folder / part.name, part.name, part.sha256)
             work.save(asdict(reached))
-            out.forget(work.path / "parts", reached.parts[-1])
+            out.forget(folder / part.name)
         if not reached.records:
             raise UserError(f"{source.name} holds no records", cause="every file of it is empty")
         manifest = {
@@ -121,12 +134,61 @@ def fetch(
             "parts": [asdict(part) for part in reached.parts],
         }
         text = json.dumps(manifest, indent=1) + "\n"
-        work.publishing(out.prepare(work.path / "parts", reached.parts, text))
-        out.publish(work.path / "parts", reached.parts, text, overwrite)
+        if out.one_file:
+            whole = work.path / "whole"
+            put_together(folder, reached.parts, whole)
+            work.publishing(sha256_of(whole))
+            out.publish(whole, overwrite)
+        else:
+            remove_others(folder, reached.parts)
+            write_atomically(folder / PARTS.marker, text)
+            work.publishing(text)
+            out.publish(folder, overwrite)
     return reached
 
 
-def kept(work: Work, out: FetchDestination) -> Reached:
+def fetch_shards(
+    source: HubSource,
+    out: str,
+    wanted: Wanted,
+    tokenizer: str,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Index:
+    """Both halves are resumable: the text that was fetched is found again, and so are the units that were tokenized."""
+    destination(out, SHARDS).require_free(overwrite)
+    loaded = load_tokenizer(tokenizer)
+    loaded.require_eos()
+    wanted = replace(wanted, fields=(source.text_field,), compress=False)
+    text = cache_root() / "fetched" / name_digest(f"{out} {asdict(source)} {asdict(wanted)}")
+    if not (text / PARTS.marker).exists():
+        fetch(source, FolderDestination(text, PARTS), wanted, progress=progress)
+    parts = tuple(sorted(text.glob("part-*.jsonl")))
+    files = FileSource(parts, source.text_field, source.name)
+    index = tokenize([files], out, loaded, workers=workers, overwrite=overwrite, progress=progress)
+    shutil.rmtree(text)
+    return index
+
+
+def put_together(parts: Path, facts: Sequence[PartFacts], whole: Path) -> None:
+    """All parts as one file."""
+    with whole.open("wb") as out:
+        for part in facts:
+            with (parts / part.name).open("rb") as file:
+                shutil.copyfileobj(file, out, 1 << 20)
+
+
+def remove_others(parts: Path, facts: Sequence[PartFacts]) -> None:
+    """Remove a part that was begun when a process died, and that no later one needed."""
+    names = {part.name for part in facts}
+    for path in parts.iterdir():
+        if path.name not in names:
+            path.unlink()
+
+
+def kept(work: Work, out: Destination) -> Reached:
     """What an earlier process finished, if all of it is still as it was."""
     try:
         reached = Reached.from_progress(work.progress())
@@ -134,7 +196,7 @@ def kept(work: Work, out: FetchDestination) -> Reached:
         work.start_over()
         return Reached()
     for part in reached.parts:
-        if not out.intact(work.path / "parts", part):
+        if not out.intact(work.path / "parts" / part.name, part.name, part.sha256):
             work.start_over()
             return Reached()
     return reached

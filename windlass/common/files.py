@@ -1,0 +1,96 @@
+"""Files that survive crashes: replaced whole, appended line by line, and read though other processes write them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash."""
+    # containers that share a volume often share process numbers too
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames, new files and deletions in a folder survive a crash of the machine."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one record in one write, starting on a new line even after a torn one."""
+    line = json.dumps(record, allow_nan=False, separators=(",", ":"), default=str) + "\n"
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = "\n" + line
+        file.write(line.encode())
+
+
+def parse_record(line: bytes | str) -> dict[str, Any] | None:
+    """The JSON object of a line; None for a line torn by a crash, and for anything else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a JSONL file; a line torn by a crash is skipped."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            record = parse_record(line)
+            if record is not None:
+                yield record
+
+
+# Values of records: written by other versions, cut off, or somebody else's. None stands for a value of a wrong type.
+
+
+def whole(value: Any) -> int | None:
+    """An integer of a record."""
+    number = real(value)
+    return int(value) if number is not None and abs(number) < 2**63 else None
+
+
+def real(value: Any) -> float | None:
+    """A finite number of a record."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def words(value: Any) -> str | None:
+    """A text of a record that is not empty."""
+    return value if isinstance(value, str) and value else None
