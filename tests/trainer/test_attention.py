@@ -271,7 +271,7 @@ def test_training_goes_on_where_the_gpu_cannot_be_traced(
     monkeypatch.setattr(torch.profiler, "profile", LockedProfiler)
     gpu: Any = SimpleNamespace(device=torch.device("cuda"), is_first=True)
     steps = 0
-    with naming_attention(RunFolder(tmp_path), gpu, wanted=True):
+    with naming_attention(RunFolder(tmp_path), gpu):
         steps += 1
     assert steps == 1
     assert "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" in caplog.text

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -82,3 +83,11 @@ class Stepper:
                 yield
         else:
             yield
+
+
+def sum_over_ranks(losses: Tensor, ranks: Ranks) -> Tensor:
+    """The step's loss from the shares of all micro-batches and ranks, left on the device."""
+    total = losses.double().sum()
+    if ranks.world_size > 1:
+        dist.all_reduce(total)
+    return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import platform
 import shutil
@@ -114,9 +113,10 @@ class Checkpointer:
             log.info("step %d is not copied to memory: the save before is still being written", progress.step)
             return time.perf_counter() - started
         self.finish(must_succeed=False)
+        validations = self.describe_validations()  # now that the save before is over: it may have been the best
         if self.saved_step == progress.step:
             return time.perf_counter() - started
-        progress = dataclasses.replace(self._with_all_lanes(progress), validation=self.describe_validations())
+        progress = replace(self._with_all_lanes(progress), validation=validations)
         # Always from a copy, also where training waits: DCP copies tensors of a GPU without blocking, and a file that
         # was written before the copy arrived would be hashed as whole.
         in_background = self.spec.background and not wait

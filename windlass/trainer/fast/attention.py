@@ -218,9 +218,9 @@ KERNELS = (  # what attention kernels are called by whom, told by their names on
 
 
 @contextlib.contextmanager
-def naming_attention(folder: RunFolder, ranks: Ranks, *, wanted: bool) -> Iterator[None]:
+def naming_attention(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
     """Log which attention kernels ran inside, as the GPU's own trace has them."""
-    if not wanted or not ranks.is_first or ranks.device.type != "cuda":
+    if not ranks.is_first or ranks.device.type != "cuda":
         yield
         return
     trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
