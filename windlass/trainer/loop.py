@@ -48,7 +48,7 @@ def train(
     for callback in callbacks:
         callback.on_start(state)
     end = state.step if state.stopping else run.train.steps
-    batches = Batches.for_training(prepared.sequences, run, ranks, prepared.batch_shape, state.position)
+    batches = Batches.for_training(prepared.sequences, run, ranks, prepared.layout, state.position)
     state.restart_clock()
 
     for batch in batches.from_step(state.step, end):

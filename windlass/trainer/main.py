@@ -96,7 +96,7 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
     prepared = prepare(run, ranks)
     clock.mark("data and model files")
     open_folder(folder, ranks.rank)
-    log.info("every rank takes %d × %d sequences a step", prepared.batch_shape[1], prepared.batch_shape[0])
+    log.info("every rank takes %d × %d sequences a step", prepared.layout.num_micro, prepared.layout.micro)
     code = train(run, prepared, folder, ranks, faults, preemption)
     dist.barrier(group=ranks.host)
     if code == ExitCode.OK and run.checkpoint.export and ranks.is_first:

@@ -27,12 +27,12 @@ from windlass.trainer.checkpointing.tiers import Offer, Progress
 from windlass.trainer.distributed.agreement import on_first_rank
 from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.ranks import Ranks
-from windlass.trainer.fast.attention import use_attention
-from windlass.trainer.fast.head import return_loss, use_fused_head
+from windlass.trainer.fast.attention import PACKAGE, use_attention
+from windlass.trainer.fast.head import return_loss
 from windlass.trainer.fast.lean import join_weights
 from windlass.trainer.model.adapters import load_adapter
 from windlass.trainer.model.lora import draw_adapters
-from windlass.trainer.model.parallelize import parallelize, use_bf16_copies
+from windlass.trainer.model.parallelize import parallelize
 from windlass.trainer.model.pretrained import check_same_frozen, load_pretrained
 from windlass.trainer.model.structure import attention_name, persistent_buffers
 from windlass.trainer.model.weights import draw_weights, materialize, restore_buffers
@@ -123,7 +123,10 @@ def begin(
 ) -> TrainState:
     """The model and its optimizer on all ranks, where the newest checkpoint left them or as they begin."""
     identity = prepared.model_identity() | model_settings(prepared.config, prepared.reference)
-    checkpointer = Checkpointer(run, folder, ranks, faults, model=identity, order=prepared.order)
+    layout = prepared.layout
+    checkpointer = Checkpointer(
+        run, folder, ranks, faults, model=identity, order=prepared.order, sharding=layout.sharding
+    )
     reporter = Reporter(run, folder, ranks)
     checkpoint = find_checkpoint(run, folder, ranks, checkpointer)
     if ranks.is_first:
@@ -131,8 +134,7 @@ def begin(
         checkpointer.clear_unfinished()
     clock.mark("checkpoints")
     model = build_model(run, prepared, ranks, draw=checkpoint is None)
-    copies, num_micro = use_bf16_copies(run, ranks), prepared.batch_shape[1]
-    optimizer = AdamW(model, run.train, bf16_copies=copies, num_micro=num_micro)
+    optimizer = AdamW(model, run.train, bf16_copies=layout.bf16_weights, num_micro=layout.num_micro)
     join_weights(model)
     tensors = optimizer.state() | persistent_buffers(model)
     position = Progress(step=0, tokens=0, data_state=None)
@@ -152,7 +154,7 @@ def begin(
         preemption=preemption,
         checkpointer=checkpointer,
         reporter=reporter,
-        stepper=Stepper(model, run, ranks),
+        stepper=Stepper(model, layout, ranks),
         optimizer=optimizer,
         tensors=tensors,
         checkpoint=checkpoint,
@@ -164,12 +166,14 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn
     """The model, spread over the ranks; with its first weights unless a checkpoint will bring them."""
     model = build(prepared.config, run, prepared.adapter, prepared.added, quantize=True)
     clock.mark("structure")
-    use_attention(model, run, ranks)
-    clock.mark("attention tried")
+    layout = prepared.layout
+    use_attention(model, layout)
     log.info("attention: %s", attention_name(model))
-    return_loss(model, fused=use_fused_head(prepared.config, run, ranks))
-    parallelize(model, run, ranks)
-    materialize(model, torch.device("cpu") if run.parallel.cpu_offload else ranks.device)
+    if layout.flash4_obstacle.startswith(PACKAGE) and ranks.is_first:  # a GPU on which it would pay
+        log.warning("attention is torch's own: %s", layout.flash4_obstacle)
+    return_loss(model, fused=layout.fused_head)
+    parallelize(model, run, layout, ranks)
+    materialize(model, torch.device("cpu") if layout.cpu_offload else ranks.device)
     restore_buffers(model, prepared.reference, ranks.device)
     clock.mark("spreading")
     if prepared.weights and (draw or run.model.lora):  # a checkpoint of adapters does not hold the frozen weights

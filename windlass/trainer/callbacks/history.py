@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 
-from windlass.plan.resolution import effective_sharding
 from windlass.trainer.callbacks.callback import Callback
 from windlass.trainer.model.structure import ModelFacts
 from windlass.trainer.state import TrainState
@@ -31,7 +30,7 @@ class History(Callback):
             state.prepared.sequences.description,
             ranks.world_size,
             ranks.device.type,
-            effective_sharding(run, ranks.world_size),
+            state.prepared.layout.sharding,
             f"resumed after step {step} ({tier})" if step else "from step 0",
         )
 

@@ -21,7 +21,7 @@ class Validation(Callback):
             return
         asked, world_size = state.run.train.validation_sequences, state.ranks.world_size
         self.num_sequences = min(asked, self.sequences.num_sequences or asked)
-        self.batch_size = min(state.prepared.batch_shape[0] * world_size, self.num_sequences)
+        self.batch_size = min(state.prepared.layout.micro * world_size, self.num_sequences)
         self.micro = -(-self.batch_size // world_size)
 
     def is_due(self, state: TrainState) -> bool:

@@ -19,7 +19,6 @@ import windlass
 from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest
 from windlass.checkpoint.locking import hold
 from windlass.errors import ExitCode, UserError
-from windlass.plan.resolution import effective_sharding
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.trainer.checkpointing.folder_tier import SharedTier
@@ -49,12 +48,13 @@ class Checkpointer:
         *,
         model: dict[str, Any],
         order: dict[str, Any],
+        sharding: str,
     ) -> None:
         self.spec, self.folder, self.ranks, self.faults = run.checkpoint, folder, ranks, faults
         self.model, self.order = model, order
         self.layout = {
             "world_size": ranks.world_size,
-            "sharding": effective_sharding(run, ranks.world_size),
+            "sharding": sharding,
             "precision": run.train.precision,
             "bf16_weights": run.train.bf16_weights,
             **run.parallel.model_dump(mode="json", exclude={"sharding", "timeout_minutes"}),
