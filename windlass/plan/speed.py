@@ -23,7 +23,7 @@ H200_BF16 = 989.0
 # H200, causal, by head size: forward, backward.
 CUDNN_TFLOPS = {64: (457.0, 420.0), 128: (648.0, 537.0)}
 FLASH4_TFLOPS = {64: (555.0, 539.0), 128: (687.0, 609.0)}
-EAGER_FACTOR = 4.8  # traffic of unfused elementwise work over fused; HF eager against compiled blocks on the H200
+EAGER_FACTOR = 4.8  # traffic of unfused elementwise work over fused, on the H200
 # Per parameter and micro-batch: casts, copies into and out of the collectives' buffers. bf16 shards need no cast.
 FSDP_COPY_BYTES, FSDP_BF16_BYTES = 34.0, 28.0
 DOCUMENT_TOKENS = 1024  # of a packed document, where nobody has read the data yet
