@@ -10,7 +10,7 @@ from windlass.catalog.models import known_config
 from windlass.plan import resolve
 from windlass.plan.fitting import apply
 from windlass.plan.hardware import Hardware
-from windlass.plan.layout import Layout, layout
+from windlass.plan.layout import Layout
 from windlass.plan.memory import MemoryEstimate, estimate_memory
 from windlass.plan.shape import ModelShape
 from windlass.plan.speed import SpeedEstimate, estimate_speed
@@ -34,7 +34,7 @@ def estimates(run: Run, *, ranks: int = 1, micro: int | None = None, hardware: H
     """Of a run whose rows are one micro-batch, unless told otherwise."""
     shape = ModelShape.of(known_config(run.model))
     assert shape is not None
-    arranged = layout(run, ranks, micro or -(-run.train.global_batch // ranks), shape)
     on = hardware or Hardware(gpu("H200"), min(ranks, 8), max(1, ranks // 8))
+    arranged = Layout.planned(run, ranks, micro or -(-run.train.global_batch // ranks), shape, on.gpu)
     speed = estimate_speed(shape, arranged, on, global_batch=run.train.global_batch)
     return Estimates(shape, arranged, estimate_memory(shape, arranged), speed)

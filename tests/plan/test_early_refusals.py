@@ -10,7 +10,7 @@ from windlass.catalog.gpus import gpu
 from windlass.errors import UserError
 from windlass.plan import check, resolve
 from windlass.plan.fitting import choose_micro_batch
-from windlass.plan.resolution import shard_group
+from windlass.plan.layout import shard_group
 from windlass.spec.loading import parse_run
 
 

@@ -7,18 +7,17 @@ from windlass.catalog.gpus import gpu
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
 from windlass.plan import check, resolve
-from windlass.plan.fitting import apply, choose_micro_batch, comfortable_bytes, find_change
+from windlass.plan.fitting import apply, batch_shape, choose_micro_batch, comfortable_bytes, find_change
 from windlass.plan.forecast import forecast
 from windlass.plan.hardware import Hardware
-from windlass.plan.layout import layout
+from windlass.plan.layout import Layout
 from windlass.plan.memory import estimate_memory
-from windlass.plan.resolution import batch_shape
 from windlass.plan.shape import ModelShape
 
 
 def peak(run, ranks, micro):
     shape = ModelShape.of(known_config(run.model))
-    return estimate_memory(shape, layout(run, ranks, micro, shape)).peak_bytes
+    return estimate_memory(shape, Layout.planned(run, ranks, micro, shape)).peak_bytes
 
 
 @pytest.mark.parametrize("name", ["A100-80GB", "H100", "H200", "B200"])

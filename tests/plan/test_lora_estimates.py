@@ -10,7 +10,7 @@ import pytest
 
 from windlass.catalog.models import presets
 from windlass.plan import checkpoint_bytes, describe, resolve
-from windlass.plan.layout import layout
+from windlass.plan.layout import Layout
 from windlass.plan.memory import estimate_memory
 from windlass.plan.shape import ModelShape, trained_parameters
 from windlass.spec import Run, parse_run
@@ -46,7 +46,7 @@ def test_parameters_to_the_number(preset: str, targets: list[str] | None, tmp_pa
 
 def peak(run: Run, preset: str) -> dict[str, float]:
     shape = shape_of(preset)
-    estimate = estimate_memory(shape, layout(run, 1, 4, shape))
+    estimate = estimate_memory(shape, Layout.planned(run, 1, 4, shape))
     return {"peak": estimate.peak_gib, **{name: size / 2**30 for name, size in estimate.items}}
 
 

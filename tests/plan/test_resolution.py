@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from windlass.catalog.models import presets
 from windlass.plan import describe, resolve
-from windlass.plan.resolution import batch_shape, effective_sharding
+from windlass.plan.fitting import batch_shape
+from windlass.plan.layout import effective_sharding
 from windlass.spec import Run, parse_run
 
 

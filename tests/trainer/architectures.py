@@ -79,11 +79,13 @@ def train(model_type: str, folder: Path) -> Outcome:
     import torch
 
     from windlass.plan import resolve
+    from windlass.plan.layout import Layout
     from windlass.spec.loading import parse_run
     from windlass.trainer.batches import MicroBatch, StepBatch
     from windlass.trainer.distributed.ranks import Ranks
     from windlass.trainer.fast.attention import use_attention
     from windlass.trainer.fast.head import return_loss
+    from windlass.trainer.layout import model_facts
     from windlass.trainer.model.parallelize import parallelize
     from windlass.trainer.model.structure import attention_name, meta_model, model_config
     from windlass.trainer.model.weights import draw_weights, materialize, restore_buffers
@@ -96,14 +98,15 @@ def train(model_type: str, folder: Path) -> Outcome:
     alone = Ranks(0, 1, 0, torch.device("cpu"), None, None)  # type: ignore[arg-type]
     config = model_config(run)
     reference, model = meta_model(config, run), meta_model(config, run)
-    use_attention(model, run, alone)
+    layout = Layout.resolve(run, 1, 2, model_facts(run, reference, config, cuda=False))
+    use_attention(model, layout)
     return_loss(model, fused=False)
-    parallelize(model, run, alone)
+    parallelize(model, run, layout, alone)
     materialize(model, alone.device)
     restore_buffers(model, reference, alone.device)
     draw_weights(model, reference, seed=0, device=alone.device)
     updates = AdamW(model, run.train, bf16_copies=False, num_micro=1)
-    stepper = Stepper(model, run, alone)
+    stepper = Stepper(model, layout, alone)
     draw = torch.Generator().manual_seed(1)
     tokens = torch.randint(3, 100, (2, LENGTH + 1), generator=draw)
     batch = MicroBatch(tokens[:, :-1], tokens[:, 1:], None, ("a", "b"))

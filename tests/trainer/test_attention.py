@@ -16,14 +16,17 @@ import torch.nn.functional as F
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.errors import UserError
+from windlass.plan import resolve
+from windlass.plan.layout import Facts, Layout, has_window
 from windlass.runfolder import RunFolder
+from windlass.spec import Run, parse_run
 from windlass.trainer.fast.attention import (
     attend,
     attend_within_documents,
     attention_kernels,
     flash4_bhtd,
-    has_window,
     naming_attention,
+    obstacle_to_flash4,
     use_attention,
 )
 from windlass.trainer.fast.kernels.flash4 import flash4, flash4_documents
@@ -31,29 +34,28 @@ from windlass.trainer.fast.kernels.flash4 import flash4, flash4_documents
 pytestmark = pytest.mark.torch_floor
 
 
-def asked(attention: str, precision: str = "bf16", *, document_mask: bool | None = None) -> Any:
-    return SimpleNamespace(
-        model=SimpleNamespace(attention=attention),
-        train=SimpleNamespace(precision=precision),
-        data=SimpleNamespace(document_mask=document_mask, sequence_length=1024),
+def asked(attention: str, precision: str = "bf16", *, document_mask: bool | None = None) -> Run:
+    model, data = {"preset": "llama-tiny", "attention": attention}, {"document_mask": document_mask}
+    return resolve(
+        parse_run({"model": model, "train": {"precision": precision}, "data": {**data, "sequence_length": 1024}})
     )
 
 
 class Model:
     """What use_attention needs of a transformers model."""
 
-    def __init__(self, **facts: Any) -> None:
-        config = SimpleNamespace(
-            **{"model_type": "llama", "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2} | facts
-        )
-        self.config = SimpleNamespace(get_text_config=lambda: config)
-        self.implementation = "sdpa"
+    implementation = "sdpa"
 
     def set_attn_implementation(self, name: str) -> None:
         self.implementation = name
 
 
-CPU = SimpleNamespace(device=torch.device("cpu"), is_first=True)
+def layout_without_gpu(run: Run, **config: Any) -> Layout:
+    """Of a model with this configuration."""
+    values = {"model_type": "llama", "head_dim": 64, "num_attention_heads": 4, **config}
+    cpu: Any = SimpleNamespace(device=torch.device("cpu"))
+    obstacle = obstacle_to_flash4(None, cpu, asked_by_name=run.model.attention == "flash4", documents=False)
+    return Layout.resolve(run, 1, 1, Facts.of(values, cuda=False, flash4_obstacle=obstacle))
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
@@ -125,7 +127,7 @@ def test_under_autocast_it_casts_as_torchs_own_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "facts", "document_mask", "name"),
+    ("attention", "config", "document_mask", "name"),
     [
         ("auto", {}, None, "windlass_sdpa_causal"),
         ("sdpa", {}, False, "windlass_sdpa_causal"),
@@ -138,17 +140,16 @@ def test_under_autocast_it_casts_as_torchs_own_does() -> None:
     ],
 )
 def test_what_is_taken_without_a_gpu(
-    attention: str, facts: dict[str, Any], document_mask: bool | None, name: str, caplog: pytest.LogCaptureFixture
+    attention: str, config: dict[str, Any], document_mask: bool | None, name: str
 ) -> None:
-    model = Model(**facts)
-    use_attention(model, asked(attention, document_mask=document_mask), CPU)  # type: ignore[arg-type]
+    model = Model()
+    use_attention(model, layout_without_gpu(asked(attention, document_mask=document_mask), **config))
     assert model.implementation == name
-    assert not caplog.records
 
 
 @pytest.mark.parametrize(("window", "expected"), [(None, False), (4096, False), (1024, False), (1023, True)])
 def test_a_window_matters_where_it_is_shorter_than_the_sequences(window: int | None, expected: bool) -> None:
-    assert has_window(SimpleNamespace(sliding_window=window), 1024) is expected
+    assert has_window(asked("auto"), Facts.of({"sliding_window": window})) is expected
 
 
 def test_plain_causal_batches_are_not_looked_into() -> None:
@@ -160,7 +161,7 @@ def test_plain_causal_batches_are_not_looked_into() -> None:
     looked = []
     for attention, document_mask in (("sdpa", False), ("sdpa", True)):
         model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
-        use_attention(model, asked(attention, document_mask=document_mask), CPU)  # type: ignore[arg-type]
+        use_attention(model, layout_without_gpu(asked(attention, document_mask=document_mask)))
         with pytest.MonkeyPatch.context() as patch:
             seen: list[int] = []
             real = transformers.masking_utils.find_packed_sequence_indices
@@ -176,17 +177,17 @@ def test_plain_causal_batches_are_not_looked_into() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "run", "reason"),
+    ("config", "run", "reason"),
     [
-        (Model(), asked("flash4", "fp32"), "train.precision is fp32"),
-        (Model(model_type="gpt2"), asked("flash4"), "gpt2 models"),
-        (Model(sliding_window=512), asked("flash4"), "512 tokens back"),
-        (Model(attention_dropout=0.1), asked("flash4"), "attention_dropout is 0.1"),
+        ({}, asked("flash4", "fp32"), "train.precision is fp32"),
+        ({"model_type": "gpt2"}, asked("flash4"), "gpt2 models"),
+        ({"sliding_window": 512}, asked("flash4"), "512 tokens back"),
+        ({"attention_dropout": 0.1}, asked("flash4"), "attention_dropout is 0.1"),
     ],
 )
-def test_what_it_cannot_do_is_refused_by_name(model: Any, run: Any, reason: str) -> None:
+def test_what_it_cannot_do_is_refused_by_name(config: dict[str, Any], run: Run, reason: str) -> None:
     with pytest.raises(UserError) as error:
-        use_attention(model, run, CPU)  # type: ignore[arg-type]
+        layout_without_gpu(run, **config)
     assert reason in str(error.value.evidence)
     assert error.value.fix == "model.attention=auto"
 
@@ -271,7 +272,7 @@ def test_training_goes_on_where_the_gpu_cannot_be_traced(
     monkeypatch.setattr(torch.profiler, "profile", LockedProfiler)
     gpu: Any = SimpleNamespace(device=torch.device("cuda"), is_first=True)
     steps = 0
-    with naming_attention(RunFolder(tmp_path), gpu, wanted=True):
+    with naming_attention(RunFolder(tmp_path), gpu):
         steps += 1
     assert steps == 1
     assert "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" in caplog.text

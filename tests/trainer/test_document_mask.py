@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +24,12 @@ from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from tests.trainer.plain import documents_apart, plain_loop, token_stream, windows
 from windlass.plan import resolve
+from windlass.plan.layout import PLAIN_HEADS, Facts, Layout
 from windlass.spec import parse_run
 from windlass.trainer.batches import IGNORED, Batches, MicroBatch
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.fast.attention import use_attention, wants_documents
-from windlass.trainer.fast.head import PLAIN_HEADS, return_loss
+from windlass.trainer.fast.head import return_loss
 from windlass.trainer.fast.lean import join_weights, use_lean_blocks
 from windlass.trainer.step import Stepper
 
@@ -77,7 +79,8 @@ def test_another_document_changes_nothing(family: str) -> None:
     return_loss(model, fused=FAMILIES[family].model_type in PLAIN_HEADS)
     run = resolve(parse_run({"model": {"preset": "llama-tiny"}, "data": {}, "train": {"precision": "fp32"}}))
     nobody: Any = None
-    stepper = Stepper(model, run, Ranks(0, 1, 0, torch.device("cpu"), host=nobody, saving=nobody))
+    layout = Layout.resolve(run, 1, 1, Facts.of({}, cuda=False, flash4_obstacle="no GPU"))
+    stepper = Stepper(model, layout, Ranks(0, 1, 0, torch.device("cpu"), host=nobody, saving=nobody))
     first, second = 13, 19
     positions = torch.cat([torch.arange(first), torch.arange(second)])[None]
     labels = torch.full((1, first + second), IGNORED)
@@ -114,15 +117,17 @@ def test_packed_documents_without_a_mask(family: str) -> None:
         torch.manual_seed(1)
         model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
         chosen = run.model_copy(update={"model": run.model.model_copy(update={"attention": attention})})
-        use_attention(model, chosen, ranks)
+        if family == "lean":
+            chosen = chosen.model_copy(update={"train": run.train.model_copy(update={"lean_blocks": True})})
+        layout = Layout.resolve(chosen, 1, 3, Facts.of(model.config.to_dict(), cuda=False))
+        use_attention(model, layout)
         assert wants_documents(model) == (attention == "flash4")
         if family == "lean":
-            lean = chosen.model_copy(update={"train": run.train.model_copy(update={"lean_blocks": True})})
-            assert use_lean_blocks(model, lean, ranks, bf16_copies=True)
+            assert layout.lean
+            use_lean_blocks(model)
             join_weights(model)
         return_loss(model, fused=True)
-        fp32 = run.model_copy(update={"train": run.train.model_copy(update={"precision": "fp32"})})
-        stepper = Stepper(model, fp32, ranks)
+        stepper = Stepper(model, replace(layout, precision="fp32"), ranks)
         loss = stepper.token_loss(batch)
         loss.backward()
         measured = stepper.measure(batch)[0]

@@ -15,9 +15,10 @@ from tests.trainer.harness import Result, resume, start, train
 from tests.trainer.states import weights_of
 from tests.trainer.test_bad_input import assert_refused
 from windlass.checkpoint import CheckpointFolder
+from windlass.checkpoint.pruning import best_step
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
-from windlass.trainer.callbacks.early_stopping import Judge, best_step
+from windlass.trainer.callbacks.early_stopping import EarlyStopping
 
 pytestmark = pytest.mark.train
 
@@ -156,16 +157,18 @@ class Alone:
         return value
 
 
-def judge(folder: RunFolder, step: int = 10**6, **stopping: Any) -> Judge:
+def early_stopping(folder: RunFolder, step: int = 10**6, **stopping: Any) -> EarlyStopping:
     train_section = {"validate_every": 1, "early_stopping": stopping}
     run = parse_run({"model": {"preset": "llama-tiny"}, "data": {}, "train": train_section})
-    return Judge(run, folder, Alone(), step=step)  # type: ignore[arg-type]
+    return EarlyStopping(run, folder, Alone(), step=step)  # type: ignore[arg-type]
 
 
 def test_patience_and_margin(tmp_path: Path) -> None:
-    one = judge(RunFolder(tmp_path), patience=2, min_delta=0.1)
-    heard = [(one.hear(step, loss), one.enough) for step, loss in enumerate([3.0, 2.95, 2.85, 2.8, 2.9], start=1)]
-    assert heard == [(True, False), (False, False), (True, False), (False, False), (False, True)]
+    one = early_stopping(RunFolder(tmp_path), patience=2, min_delta=0.1)
+    observed = [
+        (one.observe(step, loss), one.should_stop) for step, loss in enumerate([3.0, 2.95, 2.85, 2.8, 2.9], start=1)
+    ]
+    assert observed == [(True, False), (False, False), (True, False), (False, False), (False, True)]
     assert one.best_step == 3
 
 
@@ -175,40 +178,43 @@ def test_what_was_validated_before_a_resume_counts(tmp_path: Path) -> None:
     folder.metrics.write_text(
         "".join(json.dumps({"kind": "validation", "step": step, "loss": loss}) + "\n" for step, loss in records)
     )
-    assert (judge(folder, patience=2).enough, judge(folder, step=15, patience=2).enough) == (True, False)
-    assert judge(folder, step=9, patience=2).best_step == 5
+    assert (
+        early_stopping(folder, patience=2).should_stop,
+        early_stopping(folder, step=15, patience=2).should_stop,
+    ) == (True, False)
+    assert early_stopping(folder, step=9, patience=2).best_step == 5
 
 
 def test_a_repeated_validation_counts_once(tmp_path: Path) -> None:
-    one = judge(RunFolder(tmp_path), patience=2)
-    assert [one.hear(step, loss) for step, loss in [(5, 3.0), (10, 3.5), (10, 3.5), (10, 2.0), (5, 1.0)]] == [
+    one = early_stopping(RunFolder(tmp_path), patience=2)
+    assert [one.observe(step, loss) for step, loss in [(5, 3.0), (10, 3.5), (10, 3.5), (10, 2.0), (5, 1.0)]] == [
         True,
         False,
         False,
         False,
         False,
     ]
-    assert (one.without_best, one.enough, one.best_step) == (1, False, 5)
+    assert (one.without_best, one.should_stop, one.best_step) == (1, False, 5)
 
 
-def test_what_a_manifest_says_is_where_a_judge_goes_on(tmp_path: Path) -> None:
+def test_what_a_manifest_says_is_where_early_stopping_goes_on(tmp_path: Path) -> None:
     """On a machine without metrics, and on one whose metrics have more than the manifest."""
-    one = judge(RunFolder(tmp_path), patience=3)
+    one = early_stopping(RunFolder(tmp_path), patience=3)
     assert one.as_dict() is None
     for step, loss in [(5, 3.0), (10, 2.0), (15, 2.5)]:
-        one.hear(step, loss)
+        one.observe(step, loss)
     known = one.as_dict()
     assert known == {"best_step": 10, "best_loss": 2.0, "without_best": 1, "last_step": 15}
     train_section = {"validate_every": 1, "early_stopping": {"patience": 3}}
     run = parse_run({"model": {"preset": "llama-tiny"}, "data": {}, "train": train_section})
-    other = Judge(run, RunFolder(tmp_path / "none"), Alone(), step=15, earlier=known)  # type: ignore[arg-type]
+    other = EarlyStopping(run, RunFolder(tmp_path / "none"), Alone(), step=15, earlier=known)  # type: ignore[arg-type]
     assert other.as_dict() == known
     folder = RunFolder(tmp_path)
     records = [(5, 3.0), (10, 2.0), (15, 2.5), (20, 2.6), (25, 1.0)]
     folder.metrics.write_text(
         "".join(json.dumps({"kind": "validation", "step": step, "loss": loss}) + "\n" for step, loss in records)
     )
-    other = Judge(run, folder, Alone(), step=20, earlier=known)  # type: ignore[arg-type]
+    other = EarlyStopping(run, folder, Alone(), step=20, earlier=known)  # type: ignore[arg-type]
     assert (other.without_best, other.last_step, other.best_step) == (2, 20, 10)
 
 

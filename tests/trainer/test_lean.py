@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,9 @@ from torch import Tensor
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.errors import UserError
+from windlass.plan import resolve
+from windlass.plan.layout import Layout
+from windlass.spec import Run, parse_run
 from windlass.trainer.fast import lean_parts
 from windlass.trainer.fast.attention import use_attention
 from windlass.trainer.fast.kernels.cublas import CublasError, Product, _library, _Offer, check_equal, product_plus
@@ -32,11 +35,10 @@ from windlass.trainer.fast.lean_parts import (
     rotate_backward,
     swiglu_backward,
 )
+from windlass.trainer.layout import model_facts
 from windlass.trainer.model.structure import blocks
 
 pytestmark = pytest.mark.torch_floor
-
-CPU: Any = SimpleNamespace(device=torch.device("cpu"), is_first=True, world_size=1)
 
 
 def asked(
@@ -45,15 +47,24 @@ def asked(
     fp8: bool = False,
     attention: str = "sdpa",
     masked: bool = False,
-    lora: bool = False,
+    bf16_weights: bool | None = None,
     sharding: str = "none",
-) -> Any:
-    return SimpleNamespace(
-        train=SimpleNamespace(lean_blocks=lean, fp8=fp8, precision="bf16"),
-        model=SimpleNamespace(attention=attention, lora=SimpleNamespace(quantize=None) if lora else None),
-        data=SimpleNamespace(document_mask=masked, sequence_length=16),
-        parallel=SimpleNamespace(sharding=sharding, cpu_offload=False),
+) -> Run:
+    return resolve(
+        parse_run(
+            {
+                "model": {"preset": "llama-tiny", "attention": attention},
+                "train": {"lean_blocks": lean, "fp8": fp8, "bf16_weights": bf16_weights},
+                "data": {"document_mask": masked, "sequence_length": 16},
+                "parallel": {"sharding": sharding},
+            }
+        )
     )
+
+
+def layout_of(model: Any, run: Run, *, cuda: bool = False) -> Layout:
+    known = replace(model_facts(run, model, model.config, cuda=cuda), flash4_obstacle="not here")
+    return Layout.resolve(run, 1, 2, known)
 
 
 def small_model(family: str = "llama", **changes: Any) -> Any:
@@ -78,9 +89,10 @@ def loss_and_gradients(model: Any, **inputs: Tensor) -> tuple[Tensor, dict[str, 
 def test_losses_and_gradients_are_those_of_transformers_block(family: str, masked: bool, compiled: bool) -> None:
     inputs = {"position_ids": torch.arange(8).repeat(2)[None].expand(2, 16)} if masked else {}
     plain, lean = small_model(family), small_model(family)
-    run = asked(masked=masked)
-    use_attention(lean, run, CPU)
-    assert use_lean_blocks(lean, run, CPU, bf16_copies=True)
+    layout = layout_of(lean, asked(masked=masked))
+    assert layout.lean
+    use_attention(lean, layout)
+    use_lean_blocks(lean)
     join_weights(lean)
     if compiled:
         for block in blocks(lean).values():
@@ -115,15 +127,15 @@ def test_no_more_is_kept_for_the_backward_pass() -> None:
     """A value that is a view of its joined product would keep queries and keys alive with it."""
     plain, lean = small_model(), small_model()
     for model in (plain, lean):
-        use_attention(model, asked(), CPU)
-    use_lean_blocks(lean, asked(), CPU, bf16_copies=True)
+        use_attention(model, layout_of(model, asked()))
+    use_lean_blocks(lean)
     join_weights(lean)
     assert kept_for_backward(lean) <= kept_for_backward(plain)
 
 
 def test_joined_weights_are_the_parameters_themselves() -> None:
     model = small_model()
-    use_lean_blocks(model, asked(), CPU, bf16_copies=True)
+    use_lean_blocks(model)
     join_weights(model)
     block: Any = next(iter(blocks(model).values()))
     with torch.no_grad():
@@ -135,32 +147,38 @@ def test_joined_weights_are_the_parameters_themselves() -> None:
     assert "joined" not in " ".join(model.state_dict())
 
 
+LORA = {"model": {"preset": "llama-tiny", "init": "pretrained", "lora": {"rank": 4, "alpha": 8}}, "data": {}}
+
+
 @pytest.mark.parametrize(
-    ("model", "run", "bf16_copies", "reason"),
+    ("model", "options", "reason"),
     [
-        (("qwen3", {}), asked(), True, "qwen3 blocks"),
-        (("llama", {}), asked(), False, "train.bf16_weights is off"),
-        (("llama", {}), asked(sharding="ddp"), False, "sharding is ddp"),
-        (("llama", {}), asked(fp8=True), True, "train.fp8"),
-        (("llama", {}), asked(attention="eager"), True, "model.attention is eager"),
-        (("llama", {"mlp_bias": True}), asked(), True, "biases"),
-        (("llama", {}), asked(lora=True), False, "leaves out some"),
-        (("llama", {}), asked(lora=True, sharding="full"), False, "sharded"),
-        (("llama", {"hidden_act": "gelu"}), asked(), True, "the activation is gelu"),
+        (("qwen3", {}), {}, "qwen3 blocks"),
+        (("llama", {}), {"bf16_weights": False}, "train.bf16_weights is off"),
+        (("llama", {}), {"sharding": "ddp"}, "sharding is ddp"),
+        (("llama", {}), {"fp8": True}, "train.fp8"),
+        (("llama", {}), {"attention": "eager"}, "model.attention is eager"),
+        (("llama", {"mlp_bias": True}), {}, "biases"),
+        (("llama", {}), LORA, "leaves out some"),
+        (("llama", {}), {**LORA, "parallel": {"sharding": "full"}}, "sharded"),
+        (("llama", {"hidden_act": "gelu"}), {}, "the activation is gelu"),
     ],
 )
 def test_what_cannot_be_lean_is_refused_by_name_and_left_alone_by_default(
-    model: tuple[str, dict[str, Any]], run: Any, bf16_copies: bool, reason: str
+    model: tuple[str, dict[str, Any]], options: dict[str, Any], reason: str
 ) -> None:
+    def run_of(lean: bool | None) -> Run:
+        return (
+            resolve(parse_run({**options, "train": {"lean_blocks": lean}}))
+            if "model" in options
+            else asked(lean=lean, **options)
+        )
+
     built = small_model(model[0], **model[1])
-    before = [type(block) for block in blocks(built).values()]
     with pytest.raises(UserError) as error:
-        use_lean_blocks(built, run, CPU, bf16_copies=bf16_copies)
+        layout_of(built, run_of(True))
     assert reason in str(error.value.evidence)
-    run.train.lean_blocks = None
-    gpu: Any = SimpleNamespace(device=torch.device("cuda"), world_size=1)
-    assert not use_lean_blocks(built, run, gpu, bf16_copies=bf16_copies)
-    assert [type(block) for block in blocks(built).values()] == before
+    assert not layout_of(built, run_of(None), cuda=True).lean
 
 
 def test_the_functions_gradients_in_fp64() -> None:

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.test_lean import CPU, asked, kept_for_backward
+from tests.trainer.test_lean import LORA, kept_for_backward, layout_of
 from windlass.errors import UserError
+from windlass.plan import resolve
+from windlass.spec import parse_run
 from windlass.spec.training import LoraSection
 from windlass.trainer.fast import lean_lora
 from windlass.trainer.fast.attention import use_attention
@@ -21,6 +23,8 @@ from windlass.trainer.model.nf4 import NF4Weight
 from windlass.trainer.model.structure import blocks
 
 pytestmark = pytest.mark.torch_floor
+
+RUN = resolve(parse_run({**LORA, "train": {"lean_blocks": True}}))
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +70,10 @@ def gradients(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_losses_and_gradients_are_those_of_plain_blocks(four_bits: bool, rank: int, compiled: bool) -> None:
     plain, lean = (adapted(rank=rank, four_bits=four_bits) for _ in range(2))
-    use_attention(lean, asked(lora=True), CPU)
+    use_attention(lean, layout_of(lean, RUN))
     names = [name for name, _ in lean.named_parameters()]
-    assert use_lean_blocks(lean, asked(lora=True), CPU, bf16_copies=False)
+    assert layout_of(lean, RUN).lean
+    use_lean_blocks(lean)
     join_weights(lean)
     assert [name for name, _ in lean.named_parameters()] == names
     if compiled:
@@ -93,8 +98,8 @@ def test_in_bf16_it_is_as_near_to_fp64_as_the_plain_block() -> None:
     for lean in (False, True):
         model = adapted(dtype=torch.bfloat16)
         if lean:
-            use_attention(model, asked(lora=True), CPU)
-            use_lean_blocks(model, asked(lora=True), CPU, bf16_copies=False)
+            use_attention(model, layout_of(model, RUN))
+            use_lean_blocks(model)
             join_weights(model)
         with torch.autocast("cpu", torch.bfloat16):
             ours = gradients(model)[1]
@@ -160,9 +165,9 @@ def test_the_operators_are_what_they_say_to_the_compiler() -> None:
 
 def compiled_lean(*, four_bits: bool, lean: bool) -> Any:
     model = adapted(rank=8, four_bits=four_bits, dtype=torch.bfloat16)
-    use_attention(model, asked(lora=True), CPU)
+    use_attention(model, layout_of(model, RUN))
     if lean:
-        use_lean_blocks(model, asked(lora=True), CPU, bf16_copies=False)
+        use_lean_blocks(model)
         join_weights(model)
     for block in blocks(model).values():  # the partitioner that inductor uses, without its code generation
         compiled = torch.compile(block.forward, fullgraph=True, backend="aot_eager_decomp_partition")
@@ -195,5 +200,5 @@ def test_what_adapters_cannot_be_lean_with() -> None:
     model = adapted()
     next(iter(blocks(model).values())).mlp.up_proj.lora_dropout = 0.1  # type: ignore[union-attr, assignment]
     with pytest.raises(UserError) as error:
-        use_lean_blocks(model, asked(lora=True), CPU, bf16_copies=False)
+        layout_of(model, RUN)
     assert "dropout" in str(error.value.evidence)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
-from windlass.trainer.metrics import StepMetrics
+from windlass.trainer.reporting import StepMetrics
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 

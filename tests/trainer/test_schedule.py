@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass.plan.schedule import learning_rate
 from windlass.spec.training import TrainSection
-from windlass.trainer.schedule import learning_rate
 
 SHAPES = ["cosine", "linear", "constant", "wsd"]
 

@@ -15,9 +15,11 @@ from transformers import AutoModelForCausalLM
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import free_port, train
 from windlass.plan import resolve
+from windlass.plan.layout import Facts, Layout
 from windlass.spec.loading import parse_run
 from windlass.trainer.distributed.ranks import Ranks, join_ranks
 from windlass.trainer.fast.fp8 import Float8Product
+from windlass.trainer.layout import model_facts
 from windlass.trainer.model.parallelize import mesh, parallelize
 from windlass.trainer.model.structure import model_config
 
@@ -37,7 +39,7 @@ def test_every_group_of_a_mesh_keeps_the_runs_timeout(monkeypatch: pytest.Monkey
     run = resolve(parse_run({"name": "x", "model": {"preset": "llama3.2-tiny"}, "data": {"source": "x"}, **sections}))
     ranks = join_ranks(run)
     try:
-        made = mesh(run, ranks)
+        made = mesh(run, Layout.resolve(run, 1, 1, Facts.of({}), local_world_size=1), ranks)
         for dimension in ("replicate", "shard"):
             backend: Any = made.get_group(dimension)._get_backend(torch.device("cpu"))
             assert backend.options._timeout == timedelta(minutes=3), dimension
@@ -109,6 +111,7 @@ def test_experts_under_compile(autocast: bool) -> None:
         return float(loss), float(sum(one.grad.norm() for one in model.parameters()))
 
     eager = measured()
-    parallelize(model, run, alone)
+    layout = Layout.resolve(run, 1, 2, model_facts(run, model, model.config, cuda=False))
+    parallelize(model, run, layout, alone)
     assert measured() == pytest.approx(eager, rel=2e-2 if autocast else 1e-5)
     torch._dynamo.reset()

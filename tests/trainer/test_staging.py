@@ -44,7 +44,7 @@ def save_and_change(root: str, mode: str) -> None:
     folder = RunFolder.of(run)
     folder.logs.mkdir(parents=True)
     faults = Faults(0, folder.logs, f"sleep:point=save.staged,seconds={SLOW_S}")
-    checkpointer = Checkpointer(run, folder, ranks, faults, model={"fingerprint": "f"}, order={})
+    checkpointer = Checkpointer(run, folder, ranks, faults, model={"fingerprint": "f"}, order={}, sharding="none")
     live = {"model.a": torch.ones(1000), "step": torch.tensor(1.0)}
     changer = threading.Timer(SLOW_S / 3, lambda: [one.fill_(2.0) for one in live.values()])
     changer.start()

@@ -93,3 +93,22 @@ def validations(folder: RunFolder) -> dict[int, float]:
     """Validation losses by step, in order; of one that was repeated after a resume the later."""
     records = [record for record in read_json_lines(folder.metrics) if record.get("kind") == "validation"]
     return dict(sorted({int(record["step"]): float(record["loss"]) for record in records}.items()))
+
+
+def best_step(folder: RunFolder) -> int:
+    """The step with the best validation loss among the complete checkpoints of a run, in its folder or its store."""
+    rows: dict[int, Row] = {}
+    for tier in ("store", "shared") if folder.load_run().checkpoint.store else ("shared",):
+        try:
+            rows |= {row.step: row for view in views(folder, tier) for row in view.rows() if row.complete}
+        except (UserError, OSError):  # a store that cannot be asked: what is here must do
+            if tier == "shared":
+                raise
+    best = best_of(folder, rows)
+    if best is None:
+        raise UserError(
+            f"no checkpoint of {folder.name} was validated",
+            evidence=f"checkpoints of steps {', '.join(map(str, sorted(rows))) or 'none'}",
+            fix="--step N; checkpoint.keep_best=true saves after the best validation",
+        )
+    return best

@@ -109,7 +109,7 @@ def prepare(
 
 def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
     """What other settings do to a run that goes on, one warning each; a run under way keeps those it has."""
-    from windlass.trainer.schedule import learning_rate
+    from windlass.plan.schedule import learning_rate
 
     changes = steering(before, run)
     if not changes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import importlib.util
 import json
 import re
@@ -12,8 +11,8 @@ from typing import Any
 
 from windlass.catalog.models import known_config, looks_local
 from windlass.errors import UserError
-from windlass.plan.resolution import effective_sharding, shard_group
-from windlass.plan.shape import ModelShape, projections
+from windlass.plan.layout import effective_sharding, shard_group
+from windlass.plan.shape import ModelShape, layer_names, matches, projections
 from windlass.spec import Run
 
 # Fields of a configuration that change what is computed and no weight's shape or meaning.
@@ -179,13 +178,10 @@ def check_targets(run: Run) -> None:
     shape = ModelShape.of(known_config(run.model))
     if shape is None or run.model.lora is None:
         return
-    within = {
-        name: "mlp" if name.split("_")[0] in ("gate", "up", "down") else "self_attn" for name in projections(shape)
-    }
-    layers = [f"model.layers.{n}.{part}.{name}" for n in range(shape.layers) for name, part in within.items()]
+    within, layers = projections(shape), layer_names(shape)
     for pattern in run.model.lora.targets or ():
         known = [*layers, "lm_head", *(f"model.layers.{n}.mlp.gate" for n in range(shape.layers))]
-        if any(fnmatch.fnmatchcase(name, one) for name in known for one in (pattern, f"*.{pattern}")):
+        if any(matches(name, pattern) for name in known):
             continue
         near = difflib.get_close_matches(pattern, [*within, *layers], 1, cutoff=0.5)
         raise UserError(

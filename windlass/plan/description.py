@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from windlass.catalog.gpus import Gpu
 from windlass.catalog.models import known_config
-from windlass.plan.resolution import batch_shape, effective_sharding
+from windlass.plan.fitting import batch_shape
+from windlass.plan.layout import effective_sharding
 from windlass.plan.shape import checkpoint_bytes, num_parameters
 from windlass.spec import Run
 

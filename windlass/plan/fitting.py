@@ -9,14 +9,15 @@ from windlass.catalog.gpus import Gpu
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
 from windlass.plan.hardware import Hardware
-from windlass.plan.layout import Layout, layout
+from windlass.plan.layout import Facts, Layout, effective_sharding, rows_per_rank
 from windlass.plan.memory import GIB, RESERVE, MemoryEstimate, estimate_memory
-from windlass.plan.resolution import MOST_UNSEEN, effective_sharding
 from windlass.plan.shape import ModelShape
 from windlass.plan.speed import estimate_speed
 from windlass.spec import Run
+from windlass.spec.loading import apply_override, parse_run
 
 MOST_RANKS = 4096
+MOST_UNSEEN = 8  # sequences of a micro-batch on hardware that is not known
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,34 @@ class Change:
         return " ".join(self.overrides)
 
 
-def choose_micro_batch(run: Run, world_size: int, gpu: Gpu, shape: ModelShape | None = None) -> int:
+def batch_shape(
+    run: Run,
+    world_size: int,
+    gpu: Gpu | None = None,
+    shape: ModelShape | None = None,
+    facts: Facts | None = None,
+) -> tuple[int, int]:
+    """(micro-batch, micro-batches per step) of every rank. The last rows may be padding that counts for nothing.
+
+    `shape` and `facts` are those of a model which is not known without asking a hub.
+    """
+    rows = rows_per_rank(run, world_size)
+    micro = run.train.micro_batch
+    if micro is None and gpu is not None:
+        micro = choose_micro_batch(run, world_size, gpu, shape, facts)
+    micro = min(micro or MOST_UNSEEN, rows)
+    return micro, -(-rows // micro)
+
+
+def choose_micro_batch(
+    run: Run, world_size: int, gpu: Gpu, shape: ModelShape | None = None, facts: Facts | None = None
+) -> int:
     """The largest divisor of a rank's sequences that fits into the GPU with a reserve; 1 where none does."""
-    rows = -(-run.train.global_batch // world_size)
+    rows = rows_per_rank(run, world_size)
     shape = shape or ModelShape.of(known_config(run.model))
     if shape is None:
         return min(rows, MOST_UNSEEN)
-    return _largest_fitting(run, world_size, gpu, shape, _divisors(rows)) or 1
+    return _largest_fitting(run, world_size, gpu, shape, _divisors(rows), facts) or 1
 
 
 def comfortable_bytes(gpu: Gpu) -> float:
@@ -121,32 +143,35 @@ def _on(run: Run, before: Hardware, after: Hardware) -> Iterator[tuple[str, ...]
 def _try(run: Run, hardware: Hardware, shape: ModelShape, overrides: tuple[str, ...]) -> Change | None:
     """The changed run with the largest micro-batch that fits, but none larger than was asked for."""
     changed = apply(run, overrides)
-    rows = -(-run.train.global_batch // hardware.ranks)
+    rows = rows_per_rank(run, hardware.ranks)
     asked = run.train.micro_batch
     sizes = [size for size in _divisors(rows) if asked is None or size <= asked]
     if asked is not None and asked <= rows and asked not in sizes:
         sizes.insert(0, asked)
-    micro = _largest_fitting(changed, hardware.ranks, hardware.gpu, shape, sizes)
+    try:
+        micro = _largest_fitting(changed, hardware.ranks, hardware.gpu, shape, sizes)
+    except UserError:  # what the run asks for by name cannot be had beside these overrides
+        return None
     if micro is None:
         return None
-    arranged = layout(changed, hardware.ranks, micro, shape)
+    arranged = Layout.planned(changed, hardware.ranks, micro, shape, hardware.gpu)
     speed = estimate_speed(shape, arranged, hardware, global_batch=run.train.global_batch)
     chosen = () if asked is None or asked == micro else (f"train.micro_batch={micro}",)
     return Change((*chosen, *overrides), hardware, estimate_memory(shape, arranged).peak_gib, speed.tokens_per_s)
 
 
-def _largest_fitting(run: Run, world_size: int, gpu: Gpu, shape: ModelShape, sizes: Sequence[int]) -> int | None:
-    limit = comfortable_bytes(gpu)
+def _largest_fitting(
+    run: Run, world_size: int, gpu: Gpu, shape: ModelShape, sizes: Sequence[int], facts: Facts | None = None
+) -> int | None:
+    limit, facts = comfortable_bytes(gpu), facts or Facts.assumed(run, shape, gpu)
     for size in sizes:
-        if estimate_memory(shape, layout(run, world_size, size, shape)).peak_bytes <= limit:
+        if estimate_memory(shape, Layout.resolve(run, world_size, size, facts)).peak_bytes <= limit:
             return size
     return None
 
 
 def apply(run: Run, overrides: Sequence[str]) -> Run:
     """A run with `section.key=value` overrides."""
-    from windlass.spec.loading import apply_override, parse_run
-
     values = run.model_dump(mode="json")
     if any(override.startswith("resources.gpus_per_node") for override in overrides):
         values["resources"]["processes_per_node"] = None  # one rank per GPU, however many there were

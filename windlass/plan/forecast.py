@@ -8,13 +8,12 @@ from typing import Any
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
 from windlass.plan.cost import STORAGE_GB_S, CostEstimate, estimate_cost
-from windlass.plan.fitting import check_fits
+from windlass.plan.fitting import batch_shape, check_fits
 from windlass.plan.hardware import DEFAULT_NETWORK_GBPS, Hardware
-from windlass.plan.layout import Layout, layout
+from windlass.plan.layout import Layout
 from windlass.plan.memory import GIB, RESERVE, MemoryEstimate, estimate_memory
-from windlass.plan.resolution import batch_shape
 from windlass.plan.shape import ModelShape
-from windlass.plan.speed import DOCUMENT_TOKENS, SpeedEstimate, estimate_speed, uses_flash4
+from windlass.plan.speed import DOCUMENT_TOKENS, SpeedEstimate, estimate_speed
 from windlass.spec import Run
 
 
@@ -77,7 +76,7 @@ def forecast(run: Run, hardware: Hardware) -> Forecast | None:
     if shape is None:
         return None
     micro, _ = batch_shape(run, hardware.ranks, hardware.gpu)
-    arranged = layout(run, hardware.ranks, micro, shape)
+    arranged = Layout.planned(run, hardware.ranks, micro, shape, hardware.gpu)
     memory = estimate_memory(shape, arranged)
     check_fits(run, hardware, shape, arranged, memory)
     check_host(run, hardware, shape, memory)
@@ -88,7 +87,7 @@ def forecast(run: Run, hardware: Hardware) -> Forecast | None:
         memory=memory,
         speed=speed,
         cost=estimate_cost(run, shape, arranged, speed, hardware),
-        assumptions=tuple(_assumptions(run, hardware, arranged, flash4=uses_flash4(shape, arranged, hardware.gpu))),
+        assumptions=tuple(_assumptions(run, hardware, arranged)),
         warnings=tuple(_warnings(run, memory, hardware, shape)),
     )
 
@@ -119,7 +118,7 @@ def _nodes(number: int) -> str:
     return "1 node" if number == 1 else f"{number} nodes"
 
 
-def _assumptions(run: Run, hardware: Hardware, layout: Layout, *, flash4: bool) -> list[str]:
+def _assumptions(run: Run, hardware: Hardware, layout: Layout) -> list[str]:
     instance = hardware.instance
     told = ["no failures or restarts, data never waits, start and compilation (minutes) not counted"]
     if instance and instance.on_demand:
@@ -135,11 +134,11 @@ def _assumptions(run: Run, hardware: Hardware, layout: Layout, *, flash4: bool) 
         told.append(f"the sources on {instance.type} disagree on its {', '.join(instance.uncertain)}")
     if hardware.nodes > 1 and (instance is None or instance.network_gbps is None):
         told.append(f"{DEFAULT_NETWORK_GBPS:.0f} Gbit/s between nodes")
-    if flash4:
+    if layout.flash4:
         told.append(
             "flash-attn-4 is installed where it trains (`pip install 'windlass[flash]'`), or model.attention=sdpa"
         )
-    if flash4 and layout.packed and layout.length > DOCUMENT_TOKENS:
+    if layout.flash4 and layout.packed and layout.length > DOCUMENT_TOKENS:
         told.append(f"packed documents of about {DOCUMENT_TOKENS:,} tokens: longer ones take more time")
     if hardware.gpu.name != "H200":
         told.append(f"speed scaled from the H200 by the {hardware.gpu.name}'s peak and bandwidth; not measured on it")

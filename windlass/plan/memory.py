@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
-from windlass.plan.layout import Layout
-from windlass.plan.resolution import effective_sharding
+from windlass.plan.layout import Layout, effective_sharding
 from windlass.plan.shape import ModelShape, four_bit_parameters, trained_parameters
 from windlass.spec import Run
 

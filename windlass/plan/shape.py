@@ -7,6 +7,7 @@ How many parameters LoRA adds to a decoder whose layout is known, and how many w
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -115,6 +116,24 @@ def projections(shape: ModelShape) -> dict[str, tuple[int, int]]:
     if shape.family == "mixtral":
         return attention
     return {**attention, "gate_proj": (d, f), "up_proj": (d, f), "down_proj": (f, d)}
+
+
+def layer_names(shape: ModelShape) -> list[str]:
+    """The linear layers of all blocks, by the names that transformers has for them."""
+    mlp = ("gate_proj", "up_proj", "down_proj")
+    inside = [f"{'mlp' if name in mlp else 'self_attn'}.{name}" for name in projections(shape)]
+    return [f"model.layers.{layer}.{name}" for layer in range(shape.layers) for name in inside]
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern means a module: its whole name, or the end of it from a dot on."""
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"*.{pattern}")
+
+
+def is_adapted_whole(run: Run, shape: ModelShape) -> bool:
+    """Whether every linear layer of the blocks has an adapter."""
+    patterns = (run.model.lora and run.model.lora.targets) or ("*",)
+    return all(any(matches(name, pattern) for pattern in patterns) for name in layer_names(shape))
 
 
 def targets(run: Run, shape: ModelShape) -> list[tuple[int, int]]:

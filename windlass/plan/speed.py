@@ -20,11 +20,10 @@ FP8_FACTOR = 1.65  # of the bf16 rate in the blocks, of the 2 in the data sheet
 FP32_SHARE = 0.80
 BANDWIDTH_SHARE = 0.90  # 4.3 of the H200's 4.8 TB/s
 H200_BF16 = 989.0
-HOPPER = {"H100", "H200"}  # where the trainer takes flash-attn-4
 # H200, causal, by head size: forward, backward.
 CUDNN_TFLOPS = {64: (457.0, 420.0), 128: (648.0, 537.0)}
 FLASH4_TFLOPS = {64: (555.0, 539.0), 128: (687.0, 609.0)}
-EAGER_FACTOR = 4.8  # traffic of unfused elementwise work over fused; HF eager against compiled blocks on the H200
+EAGER_FACTOR = 4.8  # traffic of unfused elementwise work over fused, on the H200
 # Per parameter and micro-batch: casts, copies into and out of the collectives' buffers. bf16 shards need no cast.
 FSDP_COPY_BYTES, FSDP_BF16_BYTES = 34.0, 28.0
 DOCUMENT_TOKENS = 1024  # of a packed document, where nobody has read the data yet
@@ -112,21 +111,17 @@ def _matmul_rate(layout: Layout, gpu: Gpu) -> float:
 def _attention_s(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
     """Of one micro-batch. The backward pass of a flash kernel does 2.5 times the forward's products."""
     length = layout.length
-    if layout.packed and uses_flash4(shape, layout, gpu):  # a mask does all the work of one document, in less time each
+    if layout.packed and layout.flash4:  # a mask does all the work of one document, in less time each
         length = min(length, DOCUMENT_TOKENS)
     forward_flops = 2.0 * layout.tokens * length * shape.query_width * shape.layers
     if layout.precision == "bf16" and gpu.bf16_tflops:
-        measured = FLASH4_TFLOPS if uses_flash4(shape, layout, gpu) else CUDNN_TFLOPS
+        measured = FLASH4_TFLOPS if layout.flash4 else CUDNN_TFLOPS
         rates = _attention_rates(measured, shape.head_dim)
         forward, backward = (rate * 1e12 * gpu.bf16_tflops / H200_BF16 for rate in rates)
     else:
         forward = backward = gpu.fp32_tflops * 1e12 * FP32_SHARE / 2
     passes = 2 if layout.recompute == "full" else 1
     return passes * forward_flops / forward + 2.5 * forward_flops / backward
-
-
-def uses_flash4(shape: ModelShape, layout: Layout, gpu: Gpu) -> bool:
-    return layout.flash4 and gpu.name in HOPPER and shape.head_dim in FLASH4_TFLOPS
 
 
 def _attention_rates(measured: dict[int, tuple[float, float]], head_dim: int) -> tuple[float, float]:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from windlass.data.sequences.sequences import Batch, Sequences
-from windlass.plan.resolution import batch_shape
-from windlass.plan.shape import ModelShape
+from windlass.plan.layout import Layout
 from windlass.spec import Run
 from windlass.trainer.checkpointing.tiers import Progress
 from windlass.trainer.distributed.ranks import Ranks
@@ -40,15 +39,6 @@ class StepBatch:
     state: dict[str, Any] | None  # where a stream stands after this step
     epoch: float
     wait_s: float = 0.0
-
-
-def agreed_batch_shape(run: Run, ranks: Ranks, model: ModelShape | None) -> tuple[int, int]:
-    """(micro-batch, micro-batches per step), the same on all ranks: the smallest GPU decides.
-
-    Ranks with other numbers of micro-batches would begin other numbers of collectives, and wait for each other.
-    """
-    smallest: tuple[int, int] = min(ranks.gather(batch_shape(run, ranks.world_size, ranks.gpu, model)))
-    return smallest
 
 
 class Batches:
@@ -75,12 +65,9 @@ class Batches:
         self.positions = [offset + place for place in range(ranks.rank, global_batch, ranks.world_size)]
 
     @classmethod
-    def for_training(
-        cls, sequences: Sequences, run: Run, ranks: Ranks, shape: tuple[int, int], position: Progress
-    ) -> Batches:
+    def for_training(cls, sequences: Sequences, run: Run, ranks: Ranks, layout: Layout, position: Progress) -> Batches:
         """Batches that go on in the order of the data where `position` stands."""
-        micro, num_micro = shape
-        batch = run.train.global_batch
+        batch, micro, num_micro = run.train.global_batch, layout.micro, layout.num_micro
         offset = position.sequences - position.step * batch
         return cls(sequences, run, ranks, global_batch=batch, micro=micro, num_micro=num_micro, offset=offset)
 

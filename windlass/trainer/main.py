@@ -29,8 +29,8 @@ from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.peers import Lost, PeerWatch, abort_device_groups
 from windlass.trainer.distributed.ranks import join_ranks, local_world_size
 from windlass.trainer.loop import train
-from windlass.trainer.metrics import attempt_number, set_up_logging
 from windlass.trainer.preparation import prepare
+from windlass.trainer.reporting import attempt_number, set_up_logging
 from windlass.trainer.startup import clock, keep_freed_memory
 
 log = logging.getLogger(__name__)
@@ -96,11 +96,11 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
     prepared = prepare(run, ranks)
     clock.mark("data and model files")
     open_folder(folder, ranks.rank)
-    log.info("every rank takes %d × %d sequences a step", prepared.batch_shape[1], prepared.batch_shape[0])
+    log.info("every rank takes %d × %d sequences a step", prepared.layout.num_micro, prepared.layout.micro)
     code = train(run, prepared, folder, ranks, faults, preemption)
     dist.barrier(group=ranks.host)
     if code == ExitCode.OK and run.checkpoint.export and ranks.is_first:
-        from windlass.trainer.callbacks.early_stopping import best_step
+        from windlass.checkpoint.pruning import best_step
         from windlass.trainer.export import export_checkpoint
 
         best = best_step(folder) if run.checkpoint.keep_best else None

@@ -19,15 +19,16 @@ from windlass.data.sequences.opening import tokenizer_of
 from windlass.data.sequences.stream import Stream
 from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
+from windlass.plan.layout import Layout
 from windlass.spec import Run
-from windlass.trainer.batches import agreed_batch_shape
 from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.layout import resolve_layout
 from windlass.trainer.model.adapters import Adapter, check_adapter, open_adapter
 from windlass.trainer.model.hub_files import Located, locate
 from windlass.trainer.model.lora import adapt
 from windlass.trainer.model.new_tokens import add_rows
 from windlass.trainer.model.pretrained import Weights, find_weights
-from windlass.trainer.model.structure import ModelFacts, facts, meta_model, model_config, shape_of, weights_path
+from windlass.trainer.model.structure import ModelFacts, facts, meta_model, model_config, weights_path
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Prepared:
     weights: Weights | None  # of the model itself, where the run begins with them
     adapter: Adapter | None  # that the run begins with
     added: tuple[int, int] | None  # ids [first, end) of tokens that were added to the model's
-    batch_shape: tuple[int, int]  # micro-batch and micro-batches per step, of every rank
+    layout: Layout
     frozen: dict[str, Any] | None  # which weights those are that a checkpoint of adapters does not hold
 
     def model_identity(self) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def prepare(run: Run, ranks: Ranks) -> Prepared:
         weights=weights,
         adapter=adapter,
         added=added,
-        batch_shape=agreed_batch_shape(run, ranks, shape_of(reference, config)),
+        layout=resolve_layout(run, reference, config, ranks),
         frozen=frozen,
     )
 

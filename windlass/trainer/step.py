@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from windlass.plan.resolution import effective_sharding
-from windlass.spec import Run
+from windlass.plan.layout import Layout
 from windlass.trainer.batches import MicroBatch, StepBatch
 from windlass.trainer.distributed.ranks import Ranks
 
@@ -23,18 +23,18 @@ from windlass.trainer.distributed.ranks import Ranks
 class Stepper:
     """Runs micro-batches through a model and leaves the global gradient in its parameters."""
 
-    def __init__(self, model: nn.Module, run: Run, ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, ranks: Ranks) -> None:
         self.model = model
         self.ranks = ranks
         self.caller: nn.Module = model
-        if effective_sharding(run, ranks.world_size) == "ddp":
+        if layout.sharding == "ddp":
             # Frozen weights in 4 bits are buffers: nothing changes them, so nothing is gained by sending them around.
             frozen = not all(parameter.requires_grad for parameter in model.parameters())
             self.caller = DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=not frozen)
         # FSDP2 casts by its own policy, bf16 copies need no cast; fp32 weights compute in bf16 through autocast.
         trained = next(parameter for parameter in model.parameters() if parameter.requires_grad)
         fp32_weights = not isinstance(model, FSDPModule) and trained.dtype == torch.float32
-        self.autocast = run.train.precision == "bf16" and fp32_weights
+        self.autocast = layout.precision == "bf16" and fp32_weights
 
     def token_loss(self, batch: MicroBatch, scale: float = 1.0) -> Tensor:
         """`scale` times the summed cross-entropy of a micro-batch, in fp32."""
@@ -82,3 +82,11 @@ class Stepper:
                 yield
         else:
             yield
+
+
+def sum_over_ranks(losses: Tensor, ranks: Ranks) -> Tensor:
+    """The step's loss from the shares of all micro-batches and ranks, left on the device."""
+    total = losses.double().sum()
+    if ranks.world_size > 1:
+        dist.all_reduce(total)
+    return total

@@ -50,8 +50,6 @@ def runner(contestant: str) -> Callable[[Job], Row]:
         from benchmarks.gpu.contestants.own import run
     elif family == "torchtitan":
         from benchmarks.gpu.contestants.titan import run
-    elif family == "peft":
-        from benchmarks.gpu.contestants.adapters import run
     else:
         from benchmarks.gpu.contestants.plain import run
     return run

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu.contestants import Job
-from benchmarks.gpu.flops import flops_per_token, peak_flops
+from benchmarks.gpu.contestants.plain import timed_row
+from benchmarks.gpu.flops import flops_per_token
 from benchmarks.gpu.points import Point
-from benchmarks.gpu.rows import Row, measured
+from benchmarks.gpu.rows import Row
 from benchmarks.gpu.standins import stand_in_for_missing
-from benchmarks.gpu.timing import device, join_world_of_one, peak_gib, time_steps
+from benchmarks.gpu.timing import device, join_world_of_one
 
 
 def run(job: Job) -> Row:
@@ -60,18 +61,7 @@ def run(job: Job) -> Row:
         optimizers.step()
         return loss.detach()
 
-    timed = time_steps(step, job.point, vocabulary=job.point.config()["vocab_size"], steps=job.steps, warmup=job.warmup)
-    return measured(
-        job.contestant,
-        job.point.name,
-        timed.step_s,
-        tokens=job.point.tokens,
-        flops_per_token=flops,
-        peak_flops=peak_flops(),
-        peak_gib=peak_gib(),
-        loss=timed.loss,
-        first_step_s=timed.first_step_s,
-    )
+    return timed_row(job, step, flops_per_token=flops)
 
 
 def job_config(*, fp8: bool) -> Any:

@@ -214,7 +214,7 @@ def export(
         raise UserError(f"{target} exists", fix=f"windlass ckpt export {name} --force")
     if best and step is not None:
         raise UserError("--best and --step choose different checkpoints", fix="one of them")
-    from windlass.trainer.callbacks.early_stopping import best_step
+    from windlass.checkpoint.pruning import best_step
     from windlass.trainer.export import export_checkpoint
 
     step = best_step(folder) if best else step

@@ -1,1 +1,1 @@
-"""What happens between two steps: validation, early stopping, saving, preemption, metrics. One file each."""
+"""What happens beside training: validation, saving, metrics and others. callback.py says how to add one."""

@@ -1,28 +1,73 @@
-"""What validations say about going on: which was the best, whether its checkpoint is kept, and when to stop."""
+"""Follow the validations: keep the checkpoint of the best, and end the run when they stop improving."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from windlass.checkpoint import CheckpointFolder
-from windlass.checkpoint.browsing import Row, views
-from windlass.checkpoint.pruning import best_of, validations
-from windlass.errors import UserError
+from windlass.checkpoint.pruning import validations
+from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
-from windlass.trainer.checkpointing.saving import Checkpointer
+from windlass.trainer.callbacks.callback import Callback
 from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.state import TrainState
 
 
-class Judge:
-    """Hears every validation, on all ranks alike. What it knows goes into every manifest: a resume goes on from there,
-    also on a machine that has no metrics of the run, and hears those that came between the save and the kill.
+class BestCheckpoint(Callback):
+    """After every validation: save if it is the best so far and `checkpoint.keep_best` asks for it; or stop."""
+
+    def __init__(self, state: TrainState) -> None:
+        earlier = state.checkpoint.manifest.validation if state.checkpoint else None
+        self.validations = EarlyStopping(state.run, state.folder, state.ranks, step=state.step, earlier=earlier)
+        self.checkpointer, self.keeps = state.checkpointer, state.run.checkpoint.keep_best
+        self.checkpointer.describe_validations = self.describe
+        self.protect()  # before the first upload: its retention must know the best
+        state.validated_step = self.validations.last_step
+        self.stop_if_enough(state)
+
+    def on_start(self, state: TrainState) -> None:
+        if self.validations.observe(state.validated_step, state.validation_loss):
+            self.protect()
+        self.stop_if_enough(state)
+
+    def after_step(self, state: TrainState) -> None:
+        if self.validations.observe(state.validated_step, state.validation_loss) and self.keeps:
+            self.protect()
+            state.save(wait=False, shared=True)
+            state.restart_clock()
+        self.stop_if_enough(state)
+
+    def stop_if_enough(self, state: TrainState) -> None:
+        if self.validations.should_stop:
+            state.stop(ExitCode.OK, self.validations.reason)
+
+    def describe(self) -> dict[str, Any] | None:
+        """For the manifest of a save that begins."""
+        self.protect()
+        return self.validations.as_dict()
+
+    def protect(self) -> None:
+        """Let retention spare the best checkpoint, and the one before it until the best is written."""
+        best = self.validations.best_step
+        if not self.keeps or best is None:
+            return
+        protected, folder = self.checkpointer.protected, CheckpointFolder(self.checkpointer.folder.checkpoints)
+        protected.add(best)
+        written = [step for step in protected if folder.at(step).complete]
+        for former in [step for step in protected if written and step < max(written)]:  # a later one was better
+            protected.discard(former)
+
+
+class EarlyStopping:
+    """Observes every validation, on all ranks alike. What it knows goes into every manifest: a resume goes on from
+    there, also on a machine without the run's metrics, and adds those between the save and the kill.
     """
 
     def __init__(
         self, run: Run, folder: RunFolder, ranks: Ranks, *, step: int, earlier: dict[str, Any] | None = None
     ) -> None:
-        self.stopping, self.keeps = run.train.early_stopping, run.checkpoint.keep_best
+        self.spec = run.train.early_stopping
         self.best_step: int | None = None
         self.best_loss = float("inf")
         self.without_best = 0  # validations since the best one
@@ -32,7 +77,7 @@ class Judge:
             self.without_best, self.last_step = int(earlier["without_best"]), int(earlier["last_step"])
         for validated, loss in ranks.broadcast(validations(folder) if ranks.is_first else None).items():
             if validated <= step:
-                self.hear(validated, loss)
+                self.observe(validated, loss)
 
     def as_dict(self) -> dict[str, Any] | None:
         """For a manifest; None before the first validation."""
@@ -45,12 +90,12 @@ class Judge:
             "last_step": self.last_step,
         }
 
-    def hear(self, step: int, loss: float) -> bool:
-        """Take a validation in; whether it is the best so far. One that is repeated after a resume counts once."""
+    def observe(self, step: int, loss: float) -> bool:
+        """Count a validation; whether it is the best so far. One that is repeated after a resume counts once."""
         if step <= self.last_step:
             return False
         self.last_step = step
-        margin = self.stopping.min_delta if self.stopping else 0.0
+        margin = self.spec.min_delta if self.spec else 0.0
         if loss < self.best_loss - margin:
             self.best_step, self.best_loss, self.without_best = step, loss, 0
             return True
@@ -58,39 +103,10 @@ class Judge:
         return False
 
     @property
-    def enough(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether the run should end here."""
-        return self.stopping is not None and self.without_best >= self.stopping.patience
+        return self.spec is not None and self.without_best >= self.spec.patience
 
     @property
     def reason(self) -> str:
         return f"no validation since step {self.best_step} was better than its {self.best_loss:.4f}"
-
-    def protect(self, checkpointer: Checkpointer) -> None:
-        """Let retention spare the best checkpoint, and the one before it until the best is written."""
-        if not self.keeps or self.best_step is None:
-            return
-        protected, folder = checkpointer.protected, CheckpointFolder(checkpointer.folder.checkpoints)
-        protected.add(self.best_step)
-        written = [step for step in protected if folder.at(step).complete]
-        for former in [step for step in protected if written and step < max(written)]:  # a later one was better
-            protected.discard(former)
-
-
-def best_step(folder: RunFolder) -> int:
-    """The step with the best validation loss among the complete checkpoints of a run, in its folder or its store."""
-    rows: dict[int, Row] = {}
-    for tier in ("store", "shared") if folder.load_run().checkpoint.store else ("shared",):
-        try:
-            rows |= {row.step: row for view in views(folder, tier) for row in view.rows() if row.complete}
-        except (UserError, OSError):  # a store that cannot be asked: what is here must do
-            if tier == "shared":
-                raise
-    best = best_of(folder, rows)
-    if best is None:
-        raise UserError(
-            f"no checkpoint of {folder.name} was validated",
-            evidence=f"checkpoints of steps {', '.join(map(str, sorted(rows))) or 'none'}",
-            fix="--step N; checkpoint.keep_best=true saves after the best validation",
-        )
-    return best

@@ -6,64 +6,75 @@ import math
 
 import torch
 
-from windlass.data.sequences.sequences import Sequences
 from windlass.errors import ExitCode, UserError
-from windlass.spec import Run
 from windlass.trainer.batches import Batches
-from windlass.trainer.callbacks.preemption import Preemption
-from windlass.trainer.distributed.faults import Faults
-from windlass.trainer.distributed.ranks import Ranks
-from windlass.trainer.metrics import Reporter
-from windlass.trainer.step import Stepper
+from windlass.trainer.callbacks.callback import Callback
+from windlass.trainer.state import TrainState
 
 
-class Validator:
-    def __init__(
-        self, sequences: Sequences, run: Run, ranks: Ranks, faults: Faults, preemption: Preemption, *, micro: int
-    ) -> None:
-        self.sequences, self.run, self.ranks = sequences, run, ranks
-        self.faults, self.preemption = faults, preemption
-        there = sequences.num_sequences
-        self.num_sequences = min(run.train.validation_sequences, there or run.train.validation_sequences)
-        self.batch_size = min(micro * ranks.world_size, self.num_sequences)
-        self.micro = -(-self.batch_size // ranks.world_size)
-        self.loss = math.nan  # of the last validation that came to its end
+class Validation(Callback):
+    """Every `train.validate_every` steps and at the end; does nothing in a run without validation data."""
 
-    def due(self, step: int) -> bool:
-        every = self.run.train.validate_every
-        return bool(every) and step % (every or 1) == 0
+    def __init__(self, state: TrainState) -> None:
+        self.sequences = state.prepared.validation
+        if self.sequences is None:
+            return
+        asked, world_size = state.run.train.validation_sequences, state.ranks.world_size
+        self.num_sequences = min(asked, self.sequences.num_sequences or asked)
+        self.batch_size = min(state.prepared.layout.micro * world_size, self.num_sequences)
+        self.micro = -(-self.batch_size // world_size)
+
+    def is_due(self, state: TrainState) -> bool:
+        every, step = state.run.train.validate_every, state.step
+        return self.sequences is not None and bool(every) and step % (every or 1) == 0 and step < state.run.train.steps
+
+    def on_start(self, state: TrainState) -> None:
+        """The attempt before may have died in the validation that its last step was due for."""
+        if not state.stopping and state.validated_step < state.step and self.is_due(state):
+            self.validate(state)
+
+    def after_step(self, state: TrainState) -> None:
+        if self.is_due(state):
+            self.validate(state)
+            state.restart_clock()
+
+    def on_end(self, state: TrainState) -> None:
+        if not state.stopping and self.sequences is not None:
+            self.validate(state)
 
     @torch.no_grad()
-    def validate(self, stepper: Stepper, reporter: Reporter, step: int) -> bool:
-        """Report the loss; False if all ranks agreed to stop before it was known."""
+    def validate(self, state: TrainState) -> None:
+        """Report the loss; stop instead if a rank is told to before it is known."""
+        assert self.sequences is not None
         self.sequences.restore(0, None)  # a stream begins anew: the same sequences every time
-        stepper.model.eval()
+        state.stepper.model.eval()
         loss_sum, num_right, num_labels, seen = 0.0, 0.0, 0.0, 0
         try:
             for number in range(-(-self.num_sequences // self.batch_size)):
-                self.faults.reach("validation.batch", step)
+                state.faults.reach("validation.batch", state.step)
                 size = min(self.batch_size, self.num_sequences - seen)
                 batches = Batches(
-                    self.sequences, self.run, self.ranks, global_batch=self.batch_size, micro=self.micro, num_micro=1
+                    self.sequences, state.run, state.ranks, global_batch=self.batch_size, micro=self.micro, num_micro=1
                 )
                 batches.positions = [position for position in batches.positions if position < size]
                 batch = batches.read(number)
-                measured = stepper.measure(batch.micro_batches[0])
-                sums = self.ranks.sum([*measured, batch.num_labels, self.preemption.told])
+                measured = state.stepper.measure(batch.micro_batches[0])
+                sums = state.ranks.sum([*measured, batch.num_labels, state.preemption.told])
                 if sums[3]:
-                    return False
+                    state.stop(ExitCode.PREEMPTED, "SIGTERM")
+                    return
                 loss_sum, num_right, num_labels = loss_sum + sums[0], num_right + sums[1], num_labels + sums[2]
                 seen += size
         finally:
-            stepper.model.train()
+            state.stepper.model.train()
         mean = loss_sum / max(num_labels, 1.0)
         if not math.isfinite(mean):
             raise UserError(
-                f"the validation loss after step {step} is {mean}",
+                f"the validation loss after step {state.step} is {mean}",
                 cause="training has diverged: most often the learning rate is too high",
                 fix="lower train.learning_rate and begin again with --fresh",
                 exit_code=ExitCode.FAILED,
             )
-        self.loss = mean
-        reporter.validation(step, mean, seen, int(num_labels), accuracy=num_right / max(num_labels, 1.0))
-        return True
+        state.validated_step, state.validation_loss = state.step, mean
+        accuracy = num_right / max(num_labels, 1.0)
+        state.reporter.validation(state.step, mean, seen, int(num_labels), accuracy=accuracy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import platform
 import shutil
@@ -20,7 +19,6 @@ import windlass
 from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest
 from windlass.checkpoint.ownership import hold
 from windlass.errors import ExitCode, UserError
-from windlass.plan.resolution import effective_sharding
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.trainer.checkpointing.folder_tier import SharedTier
@@ -50,12 +48,13 @@ class Checkpointer:
         *,
         model: dict[str, Any],
         order: dict[str, Any],
+        sharding: str,
     ) -> None:
         self.spec, self.folder, self.ranks, self.faults = run.checkpoint, folder, ranks, faults
         self.model, self.order = model, order
         self.layout = {
             "world_size": ranks.world_size,
-            "sharding": effective_sharding(run, ranks.world_size),
+            "sharding": sharding,
             "precision": run.train.precision,
             "bf16_weights": run.train.bf16_weights,
             **run.parallel.model_dump(mode="json", exclude={"sharding", "timeout_minutes"}),
@@ -114,9 +113,10 @@ class Checkpointer:
             log.info("step %d is not copied to memory: the save before is still being written", progress.step)
             return time.perf_counter() - started
         self.finish(must_succeed=False)
+        validations = self.describe_validations()  # now that the save before is over: it may have been the best
         if self.saved_step == progress.step:
             return time.perf_counter() - started
-        progress = dataclasses.replace(self._with_all_lanes(progress), validation=self.describe_validations())
+        progress = replace(self._with_all_lanes(progress), validation=validations)
         # Always from a copy, also where training waits: DCP copies tensors of a GPU without blocking, and a file that
         # was written before the copy arrived would be hashed as whole.
         in_background = self.spec.background and not wait

@@ -15,39 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.errors import UserError
-from windlass.plan.layout import PLAIN_HEADS
-from windlass.plan.speed import FLASH4_TFLOPS
+from windlass.plan.layout import Layout, not_hopper
 from windlass.runfolder import RunFolder
-from windlass.spec import Run
 from windlass.trainer.distributed.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
 PACKAGE = "flash-attn-4"
 INSTALL = "pip install 'windlass[flash]'"
-FAMILIES = PLAIN_HEADS  # their attention is causal too, and has no sinks, caps or biases
-HEAD_SIZES = tuple(FLASH4_TFLOPS)  # those at which it was measured against cuDNN, and was faster
 TOLERANCE = 0.02  # of the norm, against torch's own attention on the same bf16 numbers: both round a few times
 
 
-def use_attention(model: Any, run: Run, ranks: Ranks) -> None:
-    """Set what the run asks for; `auto` takes flash-attn-4 where it is installed, works and was measured faster."""
-    if run.model.attention not in ("auto", "flash4", "sdpa"):
-        return  # a name of transformers' own, given when the model was made
-    config = model.config.get_text_config()
-    obstacle = "model.attention is sdpa"
-    if run.model.attention != "sdpa":
-        obstacle = obstacle_to_flash4(config, run, ranks)
-    if run.model.attention == "flash4" and obstacle:
-        raise UserError("model.attention=flash4 cannot be had here", evidence=obstacle, fix="model.attention=auto")
-    if obstacle.startswith(PACKAGE) and ranks.is_first:  # a GPU on which it would pay
-        log.warning("attention is torch's own: %s", obstacle)
-    if not obstacle:
-        model.set_attn_implementation(registered(flash=True, documents=bool(run.data.document_mask)))
-    elif config.model_type in FAMILIES:
-        masked = bool(run.data.document_mask) or has_window(config, run.data.sequence_length or 0)
-        model.set_attn_implementation(registered(flash=False, masked=masked))
+def use_attention(model: Any, layout: Layout) -> None:
+    """Set the attention that was chosen. Names of transformers' own were given when the model was made."""
+    if layout.attention == "flash4":
+        model.set_attn_implementation(registered(flash=True, documents=layout.packed))
+    elif layout.attention in ("sdpa", "sdpa_causal"):
+        model.set_attn_implementation(registered(flash=False, masked=layout.attention == "sdpa"))
 
 
 DOCUMENTS = "windlass_fa4_documents"  # the name under which attention wants to know where documents begin
@@ -76,55 +60,28 @@ def registered(*, flash: bool, masked: bool = False, documents: bool = False) ->
     return name
 
 
-def has_window(config: Any, length: int) -> bool:
-    window = getattr(config, "sliding_window", None)
-    return window is not None and window < length
-
-
-def obstacle_to_flash4(config: Any, run: Run, ranks: Ranks) -> str:
-    """Why flash-attn-4 is not taken; empty where it is."""
-    by_name = run.model.attention == "flash4"
-    there = unsuitable(config, run) or missing(config, ranks, asked_by_name=by_name)
-    return there or broken(config, ranks, documents=bool(run.data.document_mask)) or ""
-
-
-def unsuitable(config: Any, run: Run) -> str | None:
-    if config.model_type not in FAMILIES:
-        return f"{config.model_type} models may need more than plain causal attention"
-    if run.train.precision != "bf16":
-        return f"it computes in bf16, train.precision is {run.train.precision}"
-    if has_window(config, run.data.sequence_length or 0):
-        return f"attention goes {config.sliding_window} tokens back, which it is not told"
-    if getattr(config, "attention_dropout", 0.0):
-        return f"attention_dropout is {config.attention_dropout}, which it does not do"
-    return None
-
-
-def missing(config: Any, ranks: Ranks, *, asked_by_name: bool) -> str | None:
+def obstacle_to_flash4(config: Any, ranks: Ranks, *, asked_by_name: bool, documents: bool) -> str:
+    """Why flash-attn-4, which suits the model, does not run on this rank's device; empty where it does."""
     if ranks.device.type != "cuda":  # by name the plain twin computes the same, slowly
-        return None if asked_by_name else "there is no GPU"
+        return "" if asked_by_name else "there is no GPU"
     if torch.cuda.get_device_capability(ranks.device)[0] != 9:
-        return f"{torch.cuda.get_device_name(ranks.device)} is not a Hopper GPU, the only kind it was measured on"
-    if head_size(config) not in HEAD_SIZES:
-        return f"head size {head_size(config)} is not one of {', '.join(map(str, HEAD_SIZES))}"
+        return not_hopper(torch.cuda.get_device_name(ranks.device))
     try:
         importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         return f"{PACKAGE} is not installed and would be faster here: {INSTALL}"
-    return None
+    return broken(config, ranks, documents=documents)
 
 
-def broken(config: Any, ranks: Ranks, *, documents: bool) -> str | None:
+def broken(config: Any, ranks: Ranks, *, documents: bool) -> str:
     """Compile its kernels now, and hold output and gradients against torch's own on a few random tokens."""
-    if ranks.device.type != "cuda":
-        return None
     try:
         difference = largest_difference(config, ranks.device, documents=documents)
     except Exception as error:  # a young package that compiles at run time: whatever is wrong, training goes on
         return f"{PACKAGE} does not work here: {type(error).__name__}: {str(error)[:300]}"
     if not difference < TOLERANCE:
         return f"{PACKAGE} differs from torch's own attention by {difference:.3g} of its norm"
-    return None
+    return ""
 
 
 def largest_difference(config: Any, device: torch.device, *, documents: bool, length: int = 384) -> float:
@@ -218,9 +175,9 @@ KERNELS = (  # what attention kernels are called by whom, told by their names on
 
 
 @contextlib.contextmanager
-def naming_attention(folder: RunFolder, ranks: Ranks, *, wanted: bool) -> Iterator[None]:
+def naming_attention(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
     """Log which attention kernels ran inside, as the GPU's own trace has them."""
-    if not wanted or not ranks.is_first or ranks.device.type != "cuda":
+    if not ranks.is_first or ranks.device.type != "cuda":
         yield
         return
     trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)

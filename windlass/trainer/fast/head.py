@@ -14,11 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from windlass.errors import UserError
-from windlass.plan.layout import PLAIN_HEADS
 from windlass.plan.memory import LOGITS_PER_BLOCK, rows_per_block
-from windlass.spec import Run
-from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.fast.attention import wants_documents
 from windlass.trainer.model.new_tokens import RowsHead
 
@@ -116,19 +112,6 @@ def linear_cross_entropy(
         for start in range(0, hidden_nd.shape[0], rows)
     ]
     return torch.cat(parts).sum()
-
-
-def use_fused_head(config: Any, run: Run, ranks: Ranks) -> bool:
-    """Asked for by name, or by default on GPUs; on CPUs torch's own cross-entropy is the faster one."""
-    if run.train.fused_head is None:
-        return ranks.device.type == "cuda" and config.model_type in PLAIN_HEADS
-    if run.train.fused_head and config.model_type not in PLAIN_HEADS:
-        raise UserError(
-            f"train.fused_head is not known to be right for {config.model_type} models",
-            evidence=f"it is for {', '.join(sorted(PLAIN_HEADS))}",
-            fix="train.fused_head=false",
-        )
-    return run.train.fused_head
 
 
 def return_loss(model: nn.Module, *, fused: bool) -> None:

@@ -19,13 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from windlass.errors import UserError
-from windlass.plan.layout import LEAN
-from windlass.plan.resolution import effective_sharding
-from windlass.spec import Run
-from windlass.trainer.distributed.ranks import Ranks
-from windlass.trainer.fast.lean_lora import Beside, Joint, NormedBeside, SwigluBeside, obstacle_to_lean_lora
+from windlass.trainer.fast.lean_lora import Beside, Joint, NormedBeside, SwigluBeside
 from windlass.trainer.fast.lean_parts import AddedProduct, GatheredProduct, JoinedProduct, Normed, Rotated, Swiglu
+from windlass.trainer.model.lora import LoraLinear
 from windlass.trainer.model.structure import blocks
 
 
@@ -126,24 +122,16 @@ def attend(
     return out.reshape(joined_no.shape[0], -1)
 
 
-def use_lean_blocks(model: Any, run: Run, ranks: Ranks, *, bf16_copies: bool) -> bool:
-    """Change the blocks' class where that is possible; `join_weights` must follow."""
-    asked = run.train.lean_blocks
-    if asked is False or (asked is None and ranks.device.type != "cuda"):
-        return False
-    if obstacle := obstacle_to_lean_blocks(model, run, ranks.world_size, bf16_copies=bf16_copies):
-        if asked:
-            raise UserError("train.lean_blocks cannot be had here", evidence=obstacle, fix="train.lean_blocks=false")
-        return False
+def use_lean_blocks(model: Any) -> None:
+    """Change the blocks' class; `join_weights` must follow. The layout says whether that is possible."""
     block: Any
     for block in blocks(model).values():
-        if run.model.lora is None:
+        if not isinstance(block.self_attn.q_proj, LoraLinear):
             block.__class__ = lean_class(LeanForward, block.__class__)
             continue
         block.__class__ = lean_class(LeanLoraForward, block.__class__)
         block.joints = joints_of(block)
         block.register_forward_pre_hook(_refresh)
-    return True
 
 
 def joints_of(block: Any) -> tuple[Joint, ...]:
@@ -159,31 +147,6 @@ def joints_of(block: Any) -> tuple[Joint, ...]:
 def _refresh(block: Any, _inputs: Any) -> None:
     for joint in block.joints:
         joint.refresh()
-
-
-def obstacle_to_lean_blocks(model: Any, run: Run, world_size: int, *, bf16_copies: bool) -> str:
-    config = model.config.get_text_config()
-    if config.model_type not in LEAN:
-        return f"{config.model_type} blocks are not {' or '.join(sorted(LEAN))} blocks"
-    if config.hidden_act != "silu":
-        return f"the activation is {config.hidden_act}, not silu"
-    sharded = effective_sharding(run, world_size) in ("full", "hybrid")
-    if run.model.lora is not None:
-        if sharded:
-            return "model.lora beside sharded weights"
-        if obstacle := obstacle_to_lean_lora(next(iter(blocks(model).values()))):
-            return obstacle
-    elif run.train.precision != "bf16":
-        return f"train.precision is {run.train.precision}"
-    elif not bf16_copies and not sharded:
-        return "fp32 weights are cast on every use: sharding is ddp, or train.bf16_weights is off"
-    if run.train.fp8:
-        return "train.fp8 computes the products in another way"
-    if run.model.attention not in ("auto", "flash4", "sdpa"):
-        return f"model.attention is {run.model.attention}"
-    if any(parameter.ndim == 1 and name.endswith("bias") for name, parameter in model.named_parameters()):
-        return "the model's linear layers have biases"
-    return ""
 
 
 @functools.cache

@@ -6,7 +6,6 @@ Shapes: N tokens, I inputs, O outputs, R rank.
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import hashlib
 import math
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from windlass.errors import UserError
+from windlass.plan.shape import matches
 from windlass.spec import Run
 from windlass.spec.training import LoraSection
 from windlass.trainer.model.nf4 import NF4Weight, product
@@ -122,11 +122,6 @@ def target_names(model: nn.Module, patterns: Sequence[str] | None) -> list[str]:
             fix="model.lora.targets without it; data.special_tokens trains rows of the head",
         )
     return [one for one in linears if one in chosen]
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Whether a pattern means a module: its whole name, or the end of it from a dot on."""
-    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"*.{pattern}")
 
 
 def no_such_target(model: nn.Module, pattern: str, projections: Sequence[str]) -> UserError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -25,10 +24,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from windlass.errors import UserError
-from windlass.plan.resolution import effective_sharding, shard_group
+from windlass.plan.layout import Layout
 from windlass.spec import Run
-from windlass.trainer.distributed.ranks import Ranks, local_world_size
+from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.fast.fp8 import use_fp8
 from windlass.trainer.fast.kernels import cublas, flash4  # noqa: F401  they register operators
 from windlass.trainer.fast.lean import use_lean_blocks
@@ -37,32 +35,28 @@ from windlass.trainer.model.structure import blocks
 log = logging.getLogger(__name__)
 
 
-def parallelize(model: nn.Module, run: Run, ranks: Ranks) -> None:
+def parallelize(model: nn.Module, run: Run, layout: Layout, ranks: Ranks) -> None:
     """Apply recomputation, compilation and sharding in place; parameter names do not change."""
-    if run.train.fp8:
+    if layout.fp8:
         use_fp8(model, run, ranks)
-    use_lean_blocks(model, run, ranks, bf16_copies=use_bf16_copies(run, ranks))
+    if layout.lean:
+        use_lean_blocks(model)
     for block in blocks(model).values():
-        if run.parallel.activation_checkpointing == "selective":
+        if layout.recompute == "selective":
             recompute(block, selective=True)
-        if should_compile(run, ranks):
-            experts = not_compiled(block, bf16=computes_in_bf16(run, ranks))
+        if layout.compiled:
+            # Under autocast (DDP) weights are fp32 until they are multiplied.
+            experts = not_compiled(block, bf16=layout.precision == "bf16" and not layout.autocast)
             for module in experts:
                 module.forward = torch._dynamo.disable(module.forward)  # type: ignore[no-untyped-call]
             block.forward = torch.compile(block.forward, fullgraph=not experts)
-        if run.parallel.activation_checkpointing == "full":
+        if layout.recompute == "full":
             recompute(block, selective=False)
-    if should_compile(run, ranks):
+    if layout.compiled:
         for module in after_blocks(model):
             module.forward = torch.compile(module.forward, fullgraph=True)
-    if effective_sharding(run, ranks.world_size) in ("full", "hybrid"):
-        shard(model, run, ranks)
-
-
-def computes_in_bf16(run: Run, ranks: Ranks) -> bool:
-    """Whether weights are bf16 when they are multiplied; under autocast (DDP) they are fp32 until then."""
-    sharded = effective_sharding(run, ranks.world_size) in ("full", "hybrid")
-    return run.train.precision == "bf16" and (sharded or run.model.lora is not None or use_bf16_copies(run, ranks))
+    if layout.is_fsdp:
+        shard(model, run, layout, ranks)
 
 
 def not_compiled(block: nn.Module, *, bf16: bool) -> list[nn.Module]:
@@ -79,30 +73,6 @@ def after_blocks(model: nn.Module) -> list[nn.Module]:
     backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
     others = [one for one in backbone.children() if not isinstance(one, nn.ModuleList | nn.Embedding)]
     return [one for one in others if any(parameter.ndim == 1 for parameter in one.parameters())]
-
-
-def use_bf16_copies(run: Run, ranks: Ranks) -> bool:
-    """Compute in bf16 weights whose fp32 masters only the optimizer sees: whole, or this rank's slices of them.
-
-    Of slices only where asked: FSDP2 casts a slice when it gathers it, which costs less the more ranks there are, and
-    the copy would cost memory.
-    """
-    sharding = effective_sharding(run, ranks.world_size)
-    possible = run.train.precision == "bf16" and sharding != "ddp" and not run.parallel.cpu_offload
-    possible = possible and run.model.lora is None  # adapters are small, and frozen weights have no masters
-    if run.train.bf16_weights and not possible:
-        offload = ", parallel.cpu_offload" if run.parallel.cpu_offload else ""
-        raise UserError(
-            "train.bf16_weights cannot be had here",
-            evidence=f"sharding {sharding}{offload}, {run.train.precision}{', model.lora' if run.model.lora else ''}",
-            cause="it needs bf16, no model.lora, no CPU offload, and sharding other than ddp",
-            fix="train.bf16_weights=false",
-        )
-    return possible and sharding == "none" if run.train.bf16_weights is None else run.train.bf16_weights
-
-
-def should_compile(run: Run, ranks: Ranks) -> bool:
-    return ranks.device.type == "cuda" if run.train.compile is None else run.train.compile
 
 
 def recompute(block: nn.Module, *, selective: bool) -> None:
@@ -139,24 +109,24 @@ def _keep_expensive(_context: SelectiveCheckpointContext, op: Any, *_args: Any, 
     return CheckpointPolicy.MUST_SAVE if op in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def shard(model: Any, run: Run, ranks: Ranks) -> None:
+def shard(model: Any, run: Run, layout: Layout, ranks: Ranks) -> None:
     """FSDP2: each block is a group of its own; so are embedding and head, unless they are tied. The rest is the root's.
 
     The head's gradient then leaves while the blocks go backward, and its weight comes while they go forward. Where
     there is nobody to send it to, that would only take memory while activations take most.
     """
     options: dict[str, Any] = {
-        "mesh": mesh(run, ranks),
+        "mesh": mesh(run, layout, ranks),
         "offload_policy": CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
-        if run.parallel.cpu_offload
+        if layout.cpu_offload
         else OffloadPolicy(),
     }
-    if run.train.precision == "bf16":
+    if layout.precision == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in blocks(model).values():
-        fully_shard(block, reshard_after_forward=run.parallel.reshard_after_forward, **options)
+        fully_shard(block, reshard_after_forward=layout.reshard, **options)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    apart = options["mesh"]["shard"].size() > 1 and not run.parallel.cpu_offload  # which is for want of memory
+    apart = options["mesh"]["shard"].size() > 1 and not layout.cpu_offload  # which is for want of memory
     if apart and own_groups(embedding, head):
         fully_shard(embedding, **options)
         fully_shard(head, reshard_after_forward=False, **options)  # its backward pass is the next thing to happen
@@ -168,30 +138,17 @@ def own_groups(embedding: Any, head: Any) -> bool:
     return type(embedding) is nn.Embedding and type(head) is nn.Linear and embedding.weight is not head.weight
 
 
-def mesh(run: Run, ranks: Ranks) -> DeviceMesh:
+def mesh(run: Run, layout: Layout, ranks: Ranks) -> DeviceMesh:
     """The ranks as FSDP2 sees them; a collective of any of its groups ends after parallel.timeout_minutes."""
     kind = ranks.device.type
-    if effective_sharding(run, ranks.world_size) == "full":
+    if layout.sharding == "full":
         made = init_device_mesh(kind, (ranks.world_size,), mesh_dim_names=("shard",))
     else:
-        group = agreed_shard_group(run, ranks)
-        copies = ranks.world_size // group
-        made = init_device_mesh(kind, (copies, group), mesh_dim_names=("replicate", "shard"))
-        log.info("hybrid sharding: %d copies, each over %d ranks", copies, group)
+        copies = ranks.world_size // layout.shards
+        made = init_device_mesh(kind, (copies, layout.shards), mesh_dim_names=("replicate", "shard"))
+        log.info("hybrid sharding: %d copies, each over %d ranks", copies, layout.shards)
     # its public name since torch 2.14
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     for dimension in made.mesh_dim_names or ():
         set_timeout(timedelta(minutes=run.parallel.timeout_minutes), made.get_group(dimension))
     return made
-
-
-def agreed_shard_group(run: Run, ranks: Ranks) -> int:
-    """Ranks per group of `hybrid`: those of one node, of the nodes that are there and not of those asked for."""
-    local = [size for size in ranks.gather(local_world_size()) if size]
-    if not run.parallel.shard_group and len(set(local)) > 1:
-        raise UserError(
-            "parallel.sharding=hybrid makes groups of a node's ranks, and nodes have different numbers of them",
-            evidence=f"{min(local)} to {max(local)} ranks on a node",
-            fix=f"parallel.shard_group={math.gcd(*local)}, or parallel.sharding=full",
-        )
-    return shard_group(run, ranks.world_size, local[0] if local else None)

@@ -27,14 +27,31 @@ def package() -> Any:
     return interface
 
 
+def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, **documents: Any) -> tuple[Tensor, Tensor]:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    found = package()._flash_attn_fwd(q, k, v, softmax_scale=scale, causal=True, return_lse=True, out=out, **documents)
+    return out, found[1]
+
+
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, scale: float, **documents: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in (q, k, v))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    options = {"softmax_scale": scale, "causal": True, "deterministic": deterministic, **documents}
+    package()._flash_attn_bwd(q, k, v, out, grad.contiguous(), log_sum, dq=dq, dk=dk, dv=dv, **options)
+    return dq, dk, dv
+
+
+def _within(bounds: Tensor, longest: int) -> dict[str, Any]:
+    """How the package is told of documents."""
+    return {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
 @torch.library.custom_op("windlass::flash4", mutates_args=(), device_types="cuda")
 def flash4(q_bthd: Tensor, k_btgd: Tensor, v_btgd: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attention's output like `q_bthd`, and the logarithm of each row's sum of exponentials [B, H, T]."""
-    out_bthd = torch.empty(q_bthd.shape, dtype=q_bthd.dtype, device=q_bthd.device)
-    found = package()._flash_attn_fwd(
-        q_bthd, k_btgd, v_btgd, softmax_scale=scale, causal=True, return_lse=True, out=out_bthd
-    )
-    return out_bthd, found[1]
+    return _forward(q_bthd, k_btgd, v_btgd, scale)
 
 
 @torch.library.custom_op("windlass::flash4_backward", mutates_args=(), device_types="cuda")
@@ -47,22 +64,7 @@ def flash4_backward(
     log_sum_bht: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grads = [torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in (q_bthd, k_btgd, v_btgd)]
-    package()._flash_attn_bwd(
-        q_bthd,
-        k_btgd,
-        v_btgd,
-        out_bthd,
-        grad_bthd.contiguous(),
-        log_sum_bht,
-        softmax_scale=scale,
-        causal=True,
-        dq=grads[0],
-        dk=grads[1],
-        dv=grads[2],
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
-    return grads[0], grads[1], grads[2]
+    return _gradients(grad_bthd, q_bthd, k_btgd, v_btgd, out_bthd, log_sum_bht, scale)
 
 
 @flash4.register_fake
@@ -104,21 +106,7 @@ def flash4_documents(
 
     Where a document ends is known to the kernel alone: there is no mask, and no work on pairs of documents.
     """
-    out_nhd = torch.empty(q_nhd.shape, dtype=q_nhd.dtype, device=q_nhd.device)
-    found = package()._flash_attn_fwd(
-        q_nhd,
-        k_ngd,
-        v_ngd,
-        cu_seqlens_q=bounds,
-        cu_seqlens_k=bounds,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-        softmax_scale=scale,
-        causal=True,
-        return_lse=True,
-        out=out_nhd,
-    )
-    return out_nhd, found[1]
+    return _forward(q_nhd, k_ngd, v_ngd, scale, **_within(bounds, longest))
 
 
 @torch.library.custom_op("windlass::flash4_documents_backward", mutates_args=(), device_types="cuda")
@@ -133,26 +121,8 @@ def flash4_documents_backward(
     longest: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grads = [torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in (q_nhd, k_ngd, v_ngd)]
-    package()._flash_attn_bwd(
-        q_nhd,
-        k_ngd,
-        v_ngd,
-        out_nhd,
-        grad_nhd.contiguous(),
-        log_sum_hn,
-        softmax_scale=scale,
-        causal=True,
-        cu_seqlens_q=bounds,
-        cu_seqlens_k=bounds,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-        dq=grads[0],
-        dk=grads[1],
-        dv=grads[2],
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
-    return grads[0], grads[1], grads[2]
+    within = _within(bounds, longest)
+    return _gradients(grad_nhd, q_nhd, k_ngd, v_ngd, out_nhd, log_sum_hn, scale, **within)
 
 
 @flash4_documents.register_fake

@@ -1,0 +1,103 @@
+"""Metrics of every step, written together when the host waits for the GPU anyway.
+
+On a CPU that is after every step; on a GPU at log lines, and before saves and validations: no step is saved that is
+not finite, or not in the metrics.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+
+from windlass.errors import ExitCode, UserError
+from windlass.trainer.callbacks.callback import Callback
+from windlass.trainer.flops import flops_per_token, peak_flops
+from windlass.trainer.reporting import StepMetrics, memory_gib
+from windlass.trainer.state import StepResult, TrainState
+
+
+class Metrics(Callback):
+    def __init__(self, state: TrainState) -> None:
+        prepared, length = state.prepared, state.run.data.sequence_length or 0
+        self.flops_per_token = flops_per_token(prepared.reference, prepared.config, length)
+        self.peak = peak_flops(state.ranks.gpu)
+        self.open: list[tuple[StepResult, float]] = []  # steps still on the device, and how long saves held each up
+
+    def after_step(self, state: TrainState) -> None:
+        assert state.result is not None
+        self.open.append((state.result, state.stall_s))
+        state.stall_s = 0.0
+        train, step = state.run.train, state.step
+        logs = step % train.log_every == 0 or step in (1, train.steps)
+        if logs or state.pausing or state.ranks.device.type == "cpu":
+            self.settle(state)
+
+    def on_end(self, state: TrainState) -> None:
+        self.settle(state)
+
+    def on_close(self, state: TrainState) -> None:
+        state.reporter.close()
+
+    def settle(self, state: TrainState) -> None:
+        """Wait for the device and write the open steps; UserError for the first one that is not finite."""
+        if not self.open:
+            return
+        numbers = torch.stack([torch.stack([result.loss, result.grad_norm.double()]) for result, _ in self.open])
+        values = numbers.tolist()
+        step_s = (time.perf_counter() - state.clock) / len(self.open)
+        state.restart_clock()
+        steps, self.open = self.open, []
+        for (result, stall_s), (loss, grad_norm) in zip(steps, values, strict=True):
+            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+                error = not_finite(state, result, loss, grad_norm)
+                # The optimizer has changed nothing since: the weights are those before this step.
+                state.checkpointer.save(result.before, state.tensors, wait=True)
+                raise error
+            state.last_loss = loss
+            self.report(state, result, loss, grad_norm, step_s=step_s, stall_s=stall_s)
+
+    def report(
+        self, state: TrainState, result: StepResult, loss: float, grad_norm: float, *, step_s: float, stall_s: float
+    ) -> None:
+        speed, world_size = result.total_labels / step_s, state.ranks.world_size
+        state.reporter.step(
+            StepMetrics(
+                step=result.after.step,
+                steps=state.run.train.steps,
+                loss=loss,
+                grad_norm=grad_norm,
+                learning_rate=result.rate,
+                tokens=result.after.tokens,
+                tokens_per_s=round(speed, 1),
+                tokens_per_s_per_gpu=round(speed / world_size, 1),
+                mfu=round(speed * self.flops_per_token / (self.peak * world_size), 4) if self.peak else None,
+                step_s=round(step_s, 6),
+                data_s=round(result.batch.wait_s, 6),
+                checkpoint_s=round(stall_s, 6),
+                memory_gib=memory_gib(state.ranks.device),
+                epoch=round(result.batch.epoch, 4),
+                attempt=state.reporter.attempt,
+                time=round(time.time(), 3),
+            )
+        )
+
+
+def not_finite(state: TrainState, result: StepResult, loss: float, grad_norm: float) -> UserError:
+    """Name the step, the rank and the sequences whose loss is not finite."""
+    mine = [
+        f"rank {state.ranks.rank}, micro-batch {index}: {', '.join(micro_batch.ids)}"
+        for index, (value, micro_batch) in enumerate(
+            zip(result.losses.tolist(), result.batch.micro_batches, strict=True)
+        )
+        if not math.isfinite(value)
+    ]
+    culprits = [line for lines in state.ranks.gather(mine) for line in lines]
+    return UserError(
+        f"step {result.after.step} was stopped before its optimizer step: loss {loss}, gradient norm {grad_norm}",
+        evidence="\n".join(culprits) or "every rank's loss is finite; the gradient overflowed in the backward pass",
+        cause="a bad sequence, or a learning rate that is too high",
+        fix="windlass data inspect RUN.yaml --sequence ID    shows the text of one; or lower train.learning_rate",
+        exit_code=ExitCode.FAILED,
+    )

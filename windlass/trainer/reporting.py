@@ -1,0 +1,139 @@
+"""What a run writes while it trains: metrics.jsonl first; the log line and TensorBoard come from the same record."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from windlass.runfolder import RunFolder, append_json_line
+from windlass.spec import Run
+from windlass.trainer.distributed.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One line of metrics.jsonl. docs/metrics.md says what each field means."""
+
+    step: int
+    steps: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float | None
+    step_s: float
+    data_s: float
+    checkpoint_s: float
+    memory_gib: float
+    epoch: float
+    attempt: int
+    time: float
+
+
+class Reporter:
+    """Rank 0 writes; the others are silent."""
+
+    def __init__(self, run: Run, folder: RunFolder, ranks: Ranks) -> None:
+        self.run, self.folder, self.ranks = run, folder, ranks
+        self.attempt = attempt_number()
+        self._unwritten: list[dict[str, Any]] = []
+        self._board: Any = None
+        if ranks.is_first and run.train.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder.path / "tensorboard"))
+
+    def step(self, metrics: StepMetrics) -> None:
+        if not self.ranks.is_first:
+            return
+        self._append({"kind": "step", **asdict(metrics)})
+        if self._board:
+            for name in ("loss", "grad_norm", "learning_rate", "tokens_per_s"):
+                self._board.add_scalar(f"train/{name}", getattr(metrics, name), metrics.step)
+        if metrics.step % self.run.train.log_every == 0 or metrics.step in (1, metrics.steps):
+            mfu = f" · {metrics.mfu:.1%} MFU" if metrics.mfu is not None else ""
+            log.info(
+                "step %d/%d · loss %.4f · grad norm %.3f · lr %.2e · %s tokens/s%s",
+                metrics.step,
+                metrics.steps,
+                metrics.loss,
+                metrics.grad_norm,
+                metrics.learning_rate,
+                f"{metrics.tokens_per_s:,.0f}",
+                mfu,
+            )
+
+    def validation(self, step: int, loss: float, sequences: int, tokens: int, *, accuracy: float) -> None:
+        if not self.ranks.is_first:
+            return
+        perplexity = math.exp(min(loss, 700.0))
+        log.info(
+            "step %d · validation loss %.4f, perplexity %.4g, %.1f %% of tokens right, over %d sequences",
+            step,
+            loss,
+            perplexity,
+            100 * accuracy,
+            sequences,
+        )
+        record = {"kind": "validation", "step": step, "loss": loss, "sequences": sequences, "tokens": tokens}
+        record |= {"perplexity": perplexity, "accuracy": accuracy}
+        self._append({**record, "attempt": self.attempt, "time": round(time.time(), 3)})
+        if self._board:
+            self._board.add_scalar("validation/loss", loss, step)
+            self._board.add_scalar("validation/accuracy", accuracy, step)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        """A disk that is full while a save fails must not end the run: lines wait for the next step."""
+        self._unwritten.append(record)
+        try:
+            self._flush()
+        except OSError as error:
+            log.warning("%s cannot be written, %d lines wait: %s", self.folder.metrics, len(self._unwritten), error)
+
+    def _flush(self) -> None:
+        while self._unwritten:
+            append_json_line(self.folder.metrics, self._unwritten[0])
+            del self._unwritten[0]
+
+    def close(self) -> None:
+        self._flush()
+        if self._board:
+            self._board.close()
+
+
+def attempt_number() -> int:
+    return int(os.environ.get("WINDLASS_ATTEMPT", "1"))
+
+
+def memory_gib(device: torch.device) -> float:
+    """Peak so far: allocated on the GPU, or resident on the CPU."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 2**30, 3)
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3)
+
+
+def set_up_logging(folder: RunFolder, rank: int) -> None:
+    """Everything into the rank's own file; on the console rank 0 speaks, the others only when something is wrong."""
+    form = logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S")
+    root = logging.getLogger("windlass")
+    root.setLevel(logging.INFO)
+    root.propagate = False
+    console = logging.StreamHandler(sys.stdout)
+    speaks = rank == 0 or os.environ.get("WINDLASS_SAY_ALL") == "1"  # where each console line is kept with its rank
+    console.setLevel(logging.INFO if speaks else logging.WARNING)
+    file = logging.FileHandler(folder.rank_log(rank), encoding="utf-8")
+    for handler in (console, file):
+        handler.setFormatter(form)
+        root.addHandler(handler)
