@@ -11,11 +11,14 @@ from tests.targets.local_runs import events
 from windlass.errors import UserError
 from windlass.targets import target, target_of_kind
 from windlass.targets.launch import processes
-from windlass.targets.launch.machine import Gpu, Machine, free_bytes, this_machine
+from windlass.targets.launch.disk import free_bytes
+from windlass.targets.launch.machine import Gpu, Machine, this_machine
+from windlass.targets.launch.supervision import supervisor_of
 from windlass.targets.local import checks
 from windlass.targets.local.client import LocalTarget
 from windlass.targets.local.render import LocalRequest, render, settle
-from windlass.targets.local.state import status_of, supervisor_of
+from windlass.targets.local.state import status_of
+from windlass.targets.protocol import world_size
 
 GPUS = Machine(gpus=(Gpu("H200", 2**37),) * 4, cores=32, memory_bytes=2**38)
 
@@ -59,7 +62,7 @@ def test_ranks_follow_from_the_machine(make_run, there, asked, ranks, gpus):
     run = settle(make_run(resources={**nothing, **asked}), there)
     assert (run.resources.processes_per_node, run.resources.gpus_per_node) == (ranks, gpus)
     assert settle(run, there) == run
-    assert LocalTarget(there).world_size(run) == ranks
+    assert world_size(run) == ranks
     assert run.resources.threads_per_process == there.cores // ranks
 
 

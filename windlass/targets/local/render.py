@@ -13,10 +13,7 @@ from windlass.errors import UserError
 from windlass.runfolder import RUNS_VARIABLE
 from windlass.spec import Run
 from windlass.targets.launch.machine import Machine
-
-FOLDER_VARIABLE = "WINDLASS_FOLDER"  # marks every process of a run, so that none is ever lost from sight
-ATTEMPT_VARIABLE = "WINDLASS_ATTEMPT"
-FAULTS_VARIABLE = "WINDLASS_FAULTS"
+from windlass.targets.launch.torchrun import FAULTS_VARIABLE, FOLDER_VARIABLE, torchrun
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ def render(run: Run, *, python: str, runs: Path, working_directory: Path, faults
     """The torchrun command that trains a settled run. `runs` is the folder of run folders."""
     folder = runs / run.name
     port = run.target.port
-    meeting = ["--standalone"] if port is None else ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    rendezvous = ["--standalone"] if port is None else ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     environment = {
         "OMP_NUM_THREADS": str(run.resources.threads_per_process or 1),
         RUNS_VARIABLE: os.path.abspath(working_directory / runs),
@@ -95,16 +92,12 @@ def render(run: Run, *, python: str, runs: Path, working_directory: Path, faults
     if faults:
         environment[FAULTS_VARIABLE] = faults
     return LocalRequest(
-        argv=(
+        argv=torchrun(
             python,
-            "-m",
-            "torch.distributed.run",
-            *meeting,
+            *rendezvous,
             "--nproc-per-node",
             str(run.resources.processes_per_node or 1),
-            "-m",
-            "windlass.trainer",
-            str(folder / "run.yaml"),
+            run_file=str(folder / "run.yaml"),
         ),
         folder=folder,
         working_directory=working_directory,

@@ -18,9 +18,9 @@ from typing import Any
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root, write_atomically
 from windlass.spec import Run
-from windlass.targets.launch.tail import Tail
-from windlass.targets.local.client import LOCK_FILE
-from windlass.targets.local.state import is_running, told_end
+from windlass.targets.launch.logs import follow_logs
+from windlass.targets.launch.progress import recorded_end
+from windlass.targets.launch.supervision import LOCK_FILE, is_running
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 from windlass.targets.slurm import checks, queue, render, state
 from windlass.targets.slurm.commands import Commands, SilentError, ignored_options
@@ -70,9 +70,6 @@ class SlurmTarget:
         num_ranks = num_gpus or asked.processes_per_node or 1
         update = {"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
         return run.model_copy(update={"resources": asked.model_copy(update=update)})
-
-    def world_size(self, run: Run) -> int:
-        return (run.resources.processes_per_node or 1) * run.resources.nodes
 
     def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
         if not run.target.host:
@@ -150,41 +147,32 @@ class SlurmTarget:
 
     def status(self, job: JobRef) -> JobStatus:
         submitted = state.SubmittedJob.of(job.folder)
-        told = told_end(job.folder)
+        end = recorded_end(job.folder)
         if submitted is None:
-            return told or JobStatus("waiting", reason="not submitted")
+            return end or JobStatus("waiting", reason="not submitted")
         if not submitted.belongs_to(job.folder):
-            return told or state.status_of_copy(job.folder, submitted)
+            return end or state.status_of_copy(job.folder, submitted)
         if submitted.number is None:
             try:
                 known = self._find(job.folder, submitted)
             except SilentError as error:
                 return state.status_of_unconfirmed(error)
             if known is None:
-                return told or state.status_of_unconfirmed(None)
-            submitted, told = known, None
-        if told is not None:
-            return told
+                return end or state.status_of_unconfirmed(None)
+            submitted, end = known, None
+        if end is not None:
+            return end
         try:
             status = state.status_of(job.folder, submitted, self._ask(submitted))
         except SilentError as error:
             status = state.status_without_slurm(job.folder, submitted, error)
         # it may have written down its end while Slurm was being asked
-        return (told_end(job.folder) or status) if status.ended else status
+        return (recorded_end(job.folder) or status) if status.ended else status
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines of one rank, or of all ranks; the launcher's where no rank has said anything."""
-        tails: dict[int | None, list[Tail]] = {}
-        while True:
-            ended = not follow or self.status(job).ended
-            _find_logs(job.folder, rank, tails, ended=ended)
-            for number in sorted(tails, key=lambda one: -1 if one is None else one):
-                for tail in tails[number]:
-                    for text in tail.lines(rest=ended):
-                        yield LogLine(number, text)
-            if ended:
-                return
-            time.sleep(POLL_SECONDS)
+        launchers = {"slurm-*.out": "launcher", "launcher-*.log": "launcher"}
+        return follow_logs(job.folder, rank, lambda: not follow or self.status(job).ended, launchers=launchers)
 
     def stop(self, job: JobRef, *, save_first: bool) -> JobStatus:
         """Stop a run and wait until it has stopped; with `save_first` the ranks get their grace period."""
@@ -223,7 +211,7 @@ class SlurmTarget:
                     exit_code=ExitCode.FAILED,
                 )
             time.sleep(POLL_SECONDS)
-        if told_end(job.folder) is None:
+        if recorded_end(job.folder) is None:
             _record(job.folder, "exit", state=now.state, code=now.exit_code, reason=now.reason)
         return now
 
@@ -467,16 +455,3 @@ def _restore(path: Path, text: str | None) -> None:
             path.unlink(missing_ok=True)
         else:
             write_atomically(path, text)
-
-
-def _find_logs(folder: RunFolder, rank: int | None, tails: dict[int | None, list[Tail]], *, ended: bool) -> None:
-    """Add the logs that have come to exist since the last look."""
-    if rank is not None:
-        tails.setdefault(rank, [Tail(folder.rank_log(rank))])
-        return
-    for path in folder.logs.glob("rank-*.log"):
-        with contextlib.suppress(ValueError):
-            tails.setdefault(int(path.stem.removeprefix("rank-")), [Tail(path)])
-    if not tails and ended:  # no rank got as far as to say something
-        others = [*sorted(folder.logs.glob("slurm-*.out")), *sorted(folder.logs.glob("launcher-*.log"))]
-        tails[None] = [Tail(path) for path in others]

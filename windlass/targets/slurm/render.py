@@ -12,7 +12,7 @@ from typing import Any
 from windlass.runfolder import RUNS_VARIABLE
 from windlass.spec import Run
 from windlass.spec.slurm import SlurmOptions
-from windlass.targets.local.render import ATTEMPT_VARIABLE, FAULTS_VARIABLE, FOLDER_VARIABLE
+from windlass.targets.launch.torchrun import ATTEMPT_VARIABLE, FAULTS_VARIABLE, FOLDER_VARIABLE
 
 HYPERPOD = "/opt/sagemaker_cluster"  # there on every node of a HyperPod Slurm cluster
 MARGIN_SECONDS = 30  # beside the save itself: Slurm's clock is coarse, and ranks come to a step's end first
