@@ -14,6 +14,7 @@ from windlass.targets.launch import processes
 from windlass.targets.launch.disk import free_bytes
 from windlass.targets.launch.machine import Gpu, Machine, this_machine
 from windlass.targets.launch.supervision import supervisor_of
+from windlass.targets.launch.torchrun import Place
 from windlass.targets.local import checks
 from windlass.targets.local.client import LocalTarget
 from windlass.targets.local.render import LocalRequest, render, settle
@@ -25,7 +26,7 @@ GPUS = Machine(gpus=(Gpu("H200", 2**37),) * 4, cores=32, memory_bytes=2**38)
 
 def test_render_is_the_command_that_is_printed(make_run, machine):
     run = settle(make_run("demo"), machine)
-    request = render(run, python="python", runs=Path("runs"), working_directory=Path("/home/u"), faults="kill:step=3")
+    request = render(run, Place(Path("runs"), Path("/home/u"), "python"), faults="kill:step=3")
     assert request.argv == (
         *("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *("-m", "windlass.trainer", "runs/demo/run.yaml"),
@@ -41,7 +42,7 @@ def test_render_is_the_command_that_is_printed(make_run, machine):
 
 def test_a_given_port_is_used(make_run, machine):
     run = settle(make_run(target={"port": 29501}), machine)
-    argv = render(run, python="python", runs=Path("runs"), working_directory=Path("/")).argv
+    argv = render(run, Place(Path("runs"), Path("/"), "python")).argv
     assert "--standalone" not in argv
     assert argv[argv.index("--master-port") + 1] == "29501"
 

@@ -24,6 +24,7 @@ class Prepared:
     run: Run
     folder: RunFolder
     target: Target[Any]
+    gathered: Any  # what the request was rendered from
     request: Any
     rows: list[tuple[str, str]]
     warnings: list[str] = field(default_factory=list)
@@ -89,19 +90,24 @@ def prepare(
     if run.checkpoint.branch_from and before is None:
         _check_branch(run)
     hardware = hardware_of(run, where)
-    if earlier is None or not is_under_way(earlier):
-        warnings += where.check(run, bytes_needed=bytes_needed(run))
+    is_new = earlier is None or not is_under_way(earlier)
+    if is_new:
         check(run, num_ranks)
         memory_on_cpus(run, where, num_ranks)
         warnings += check_data(run, thorough=True)
         warnings += [] if offline else check_hub(run)
         expected = forecast(run, hardware) if hardware else None  # refuses what will not fit
         warnings += expected.warnings if expected else ()
+    gathered = where.gather(run)
+    request = where.render(run, gathered, faults=faults)  # once: what is checked now is what is sent
+    if is_new:
+        warnings += where.check(run, request, bytes_needed=bytes_needed(run))
     return Prepared(
         run=run,
         folder=folder,
         target=where,
-        request=where.render(run, faults=faults),
+        gathered=gathered,
+        request=request,
         rows=[*describe(run, num_ranks, hardware.gpu if hardware else None), ("folder", str(folder.path))],
         warnings=warnings,
         earlier=earlier,

@@ -87,11 +87,14 @@ class Target(Protocol[R]):
     def settle(self, run: Run) -> Run:
         """The run with what this place decides filled in: how many ranks of which kind."""
 
-    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
-        """Raise the UserError that would come later; return warnings. Creates nothing."""
+    def gather(self, run: Run) -> Any:
+        """What rendering needs beside the run: facts of the place, files, secrets, random numbers. Creates nothing."""
 
-    def render(self, run: Run, *, faults: str | None = None) -> R:
+    def render(self, run: Run, gathered: Any, *, faults: str | None = None) -> R:
         """The request for a settled, resolved run. Pure."""
+
+    def check(self, run: Run, request: R, *, bytes_needed: int | None) -> list[str]:
+        """Raise the UserError that submitting this request would meet; return warnings. Creates nothing."""
 
     def submit(self, run: Run, request: R) -> JobRef: ...
     def status(self, job: JobRef) -> JobStatus: ...
@@ -132,7 +135,7 @@ class CanSweep(Protocol):
     """A target that takes many runs, which differ in a few keys, as few requests; it returns the jobs that are new."""
 
     def render_sweep(
-        self, name: str, runs: Sequence[Run], indices: Sequence[int], *, faults: str | None = None
+        self, name: str, runs: Sequence[Run], indices: Sequence[int], gathered: Any, *, faults: str | None = None
     ) -> Sequence[Any]: ...
     def submit_all(self, runs: Sequence[Run], requests: Sequence[Any]) -> Sequence[JobRef]: ...
 

@@ -27,7 +27,7 @@ from windlass.targets.kubernetes.checkpoints import fetch, list_in_cluster
 from windlass.targets.kubernetes.jobfile import JOB_FILE, ClusterJob
 from windlass.targets.kubernetes.manifests import render
 from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, ServedKind
-from windlass.targets.kubernetes.manifests.code import gather
+from windlass.targets.kubernetes.manifests.code import Carried, gather
 from windlass.targets.kubernetes.manifests.environment import RUNS
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest
@@ -47,6 +47,15 @@ from windlass.targets.protocol import JobRef, JobStatus, LogLine, PodRow
 
 ASK_SECONDS = 2.0  # between two questions about one job that nobody follows
 GPU_LABEL = "nvidia.com/gpu.product"
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What rendering needs beside the run."""
+
+    cluster: ClusterFacts
+    carried: Carried
+    submission: str  # marks the pods of one submission
 
 
 @dataclass
@@ -84,8 +93,14 @@ class KubernetesTarget:
         """Not known: pods without GPUs get what their node has."""
         return None
 
-    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
-        request = self.render(run)
+    def gather(self, run: Run) -> Gathered:
+        """What the cluster has, and the code and secrets that go with the job; each submission has a new secret."""
+        return Gathered(self.facts(run), gather(run, os.environ), secrets.token_hex(4))
+
+    def render(self, run: Run, gathered: Gathered, *, faults: str | None = None) -> KubernetesRequest:
+        return render.render(run, gathered.cluster, gathered.carried, submission=gathered.submission, faults=faults)
+
+    def check(self, run: Run, request: KubernetesRequest, *, bytes_needed: int | None) -> list[str]:
         served = self._served(run, request.kind)
         validate(request.objects, self.facts(run).served)
         if served.schema is not None:
@@ -97,11 +112,6 @@ class KubernetesTarget:
                     fix="--dry-run    shows it",
                 )
         return checks.check(self._api(run), run, request, served, bytes_needed=bytes_needed)
-
-    def render(self, run: Run, *, faults: str | None = None) -> KubernetesRequest:
-        cluster = self.facts(run)
-        carried = gather(run, os.environ)
-        return render.render(run, cluster, carried, submission=secrets.token_hex(4), faults=faults)
 
     def submit(self, run: Run, request: KubernetesRequest) -> JobRef:
         """Create the objects; the job of the very same request that is under way is taken as it is."""
@@ -228,7 +238,7 @@ class KubernetesTarget:
     def note_new_code(self, job: JobRef, run: Run) -> None:
         """The job is from now on what a submission with the present code would be: the same run attaches to it."""
         api, cluster_job = self.cluster(job)
-        digest = self.render(run).digest
+        digest = self.render(run, self.gather(run)).digest
         api.patch(cluster_job.path, {"metadata": {"annotations": {DIGEST_ANNOTATION: digest}}})
         replace(cluster_job, digest=digest).write(job.folder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.targets.launch.tail import Tail
@@ -13,6 +14,15 @@ FAULTS_VARIABLE = "WINDLASS_FAULTS"
 SURVIVOR_SECONDS = 5.0  # for the ranks that outlive a failed one to write down what they saw
 CLOSING_RANKS = "closing signal SIGTERM"  # torchrun's words, and the next too
 WAS_TERMINATED = "death signal, shutting down workers"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run finds things: the same on every node."""
+
+    runs: Path  # the folder of run folders
+    working_directory: Path
+    python: str
 
 
 def torchrun(python: str, *options: str, run_file: str) -> tuple[str, ...]:

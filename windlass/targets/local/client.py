@@ -27,7 +27,7 @@ from windlass.targets.launch.logs import follow_logs
 from windlass.targets.launch.machine import Machine, this_host, this_machine
 from windlass.targets.launch.progress import since_launch
 from windlass.targets.launch.supervision import LOCK_FILE, is_running, is_starting, supervisor_of
-from windlass.targets.launch.torchrun import FOLDER_VARIABLE
+from windlass.targets.launch.torchrun import FOLDER_VARIABLE, Place
 from windlass.targets.local import checks, render
 from windlass.targets.local.render import LocalRequest
 from windlass.targets.local.state import status_of
@@ -64,11 +64,14 @@ class LocalTarget:
     def host_memory(self, run: Run) -> int | None:
         return self.machine.memory_bytes
 
-    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
-        return checks.check(run, self.machine, RunFolder.of(run).path, bytes_needed=bytes_needed)
+    def gather(self, run: Run) -> Place:
+        return Place(runs=runs_root(), working_directory=Path.cwd(), python=sys.executable)
 
-    def render(self, run: Run, *, faults: str | None = None) -> LocalRequest:
-        return render.render(run, python=sys.executable, runs=runs_root(), working_directory=Path.cwd(), faults=faults)
+    def render(self, run: Run, gathered: Place, *, faults: str | None = None) -> LocalRequest:
+        return render.render(run, gathered, faults=faults)
+
+    def check(self, run: Run, request: LocalRequest, *, bytes_needed: int | None) -> list[str]:
+        return checks.check(run, self.machine, request.folder, bytes_needed=bytes_needed)
 
     def submit(self, run: Run, request: LocalRequest) -> JobRef:
         """Create the run folder and start its supervisor; returns when the supervisor holds the run."""

@@ -21,10 +21,11 @@ from windlass.spec import Run
 from windlass.targets.launch.logs import follow_logs
 from windlass.targets.launch.progress import recorded_end
 from windlass.targets.launch.supervision import LOCK_FILE, is_running
+from windlass.targets.launch.torchrun import Place
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 from windlass.targets.slurm import checks, queue, render, state
 from windlass.targets.slurm.commands import Commands, SilentError, ignored_options
-from windlass.targets.slurm.render import Place, SlurmRequest
+from windlass.targets.slurm.render import SlurmRequest
 
 SCRIPT_FILE = "job.sbatch"
 ASK_SECONDS = 2.0  # between two questions about one job: a controller serves many users
@@ -71,22 +72,32 @@ class SlurmTarget:
         update = {"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
         return run.model_copy(update={"resources": asked.model_copy(update=update)})
 
-    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
-        if not run.target.host:
+    def gather(self, run: Run) -> Place:
+        """Paths as the nodes find them; runs is absolute."""
+        asked = run.target.slurm
+        if asked.environment:
+            python = f"{asked.environment.rstrip('/')}/bin/python"
+        else:
+            python = "python3" if asked.container else sys.executable
+        return Place(runs=Path(os.path.abspath(runs_root())), working_directory=Path.cwd(), python=python)
+
+    def render(self, run: Run, gathered: Place, *, faults: str | None = None) -> SlurmRequest:
+        return render.render(run, gathered, faults=faults)
+
+    def render_sweep(
+        self, name: str, runs: Sequence[Run], indices: Sequence[int], gathered: Place, *, faults: str | None = None
+    ) -> Sequence[SlurmRequest]:
+        return render.render_sweep(name, runs, indices, gathered, faults=faults)
+
+    def check(self, run: Run, request: SlurmRequest, *, bytes_needed: int | None) -> list[str]:
+        if not request.host:
             Commands().must("sbatch", "--version")
-        warnings = checks.check(run, RunFolder.of(run), self._partitions_of(run), bytes_needed=bytes_needed)
+        folder = RunFolder(request.folders[0])
+        warnings = checks.check(run, folder, self._partitions_of(run), bytes_needed=bytes_needed)
         ignored = ignored_options(os.environ)
         if ignored:
             warnings.append(f"{', '.join(ignored)}: set here, and not used; what a run asks for is target.slurm.*")
         return warnings
-
-    def render(self, run: Run, *, faults: str | None = None) -> SlurmRequest:
-        return render.render(run, place_of(run), faults=faults)
-
-    def render_sweep(
-        self, name: str, runs: Sequence[Run], indices: Sequence[int], *, faults: str | None = None
-    ) -> Sequence[SlurmRequest]:
-        return render.render_sweep(name, runs, indices, place_of(runs[0]), faults=faults)
 
     def submit(self, run: Run, request: SlurmRequest) -> JobRef:
         self._submit([run], request)
@@ -350,15 +361,6 @@ def _not_taken(complaint: str) -> UserError:
 
 class _UnconfirmedError(UserError):
     """Nobody knows whether Slurm took the job."""
-
-
-def place_of(run: Run) -> Place:
-    asked = run.target.slurm
-    if asked.environment:
-        python = f"{asked.environment.rstrip('/')}/bin/python"
-    else:
-        python = "python3" if asked.container else sys.executable
-    return Place(runs=Path(os.path.abspath(runs_root())), working_directory=Path.cwd(), python=python)
 
 
 def _record(folder: RunFolder, event: str, **facts: Any) -> bool:
