@@ -12,7 +12,9 @@ from windlass.cli.runs.follow import describe_event
 from windlass.runfolder import RunFolder, steps_of
 from windlass.spec import dump_run, parse_run
 from windlass.targets.launch.decision import AttemptEnd, RestartBudget, decide
-from windlass.targets.local.state import seconds_left, status_of, supervisor_of, told_end
+from windlass.targets.launch.progress import recorded_end, seconds_left
+from windlass.targets.launch.supervision import supervisor_of
+from windlass.targets.local.state import status_of
 
 FILES = ("supervisor.json", "history.jsonl", "metrics.jsonl", "stop.json", "request.json", "slurm.json")
 FILES += ("logs/rank-0000.log", "logs/rank-0000.error.json", "logs/launcher.log", "logs/rank-x.log")
@@ -112,4 +114,4 @@ def test_folders_of_any_kind_are_judged(tmp_path, contents):
         (tmp_path / name).unlink(missing_ok=True)
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-    status_of(folder), told_end(folder), supervisor_of(folder), steps_of(folder), folder.errors(1)
+    status_of(folder), recorded_end(folder), supervisor_of(folder), steps_of(folder), folder.errors(1)

@@ -24,6 +24,7 @@ class Handler(BaseHTTPRequestHandler):
         self.body = self.rfile.read(size)
         with self.server.lock:
             self.server.requests.append((self.command, place.path, self.params))
+            self.server.bodies.append(self.body)
             answers = self.server.answers.get(place.path) or [lambda one: one.status(404, "NotFound", "not there")]
             chosen = answers.pop(0) if len(answers) > 1 else answers[0]
         chosen(self)
@@ -71,6 +72,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers: dict[str, list[Answer]] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.bodies: list[bytes] = []  # of the requests
         self.lock = threading.Lock()
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self.thread.start()

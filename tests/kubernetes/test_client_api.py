@@ -9,34 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.kubernetes.api_server import Server, write_kubeconfig
-from windlass.targets.kubernetes.api import http as api_module
 from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError, from_status
-from windlass.targets.kubernetes.api.http import Api, GoneError, Halt, parse_change
-from windlass.targets.kubernetes.api.kubeconfig import Access, access
+from windlass.targets.kubernetes.api.http import GoneError, Halt, parse_change
+from windlass.targets.kubernetes.api.kubeconfig import Access
 from windlass.targets.kubernetes.watch.job_watch import Watched
-
-
-@pytest.fixture
-def server():
-    one = Server()
-    yield one
-    one.stop()
-
-
-@pytest.fixture
-def connect(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(api_module, "FIRST_WAIT", 0.01)
-    made = []
-
-    def make(user=None):
-        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", server.url, user)))
-        made.append(Api(access()))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 def pod(name, version="1"):

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.kubernetes.api_server import Server, write_kubeconfig
+from tests.kubernetes.api_server import write_kubeconfig
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api import kubeconfig
 from windlass.targets.kubernetes.api.credentials import parse_answer, run_plugin, tls
@@ -127,27 +127,6 @@ def test_certificates_that_are_none(tmp_path, monkeypatch):
         tls(found)
 
 
-@pytest.fixture
-def server():
-    one = Server()
-    yield one
-    one.stop()
-
-
-@pytest.fixture
-def api_of(server, tmp_path, monkeypatch):
-    made = []
-
-    def make(user=None, url=None, **cluster):
-        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "config", url or server.url, user, **cluster)))
-        made.append(Api(access()))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
 def script(path, *lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(("#!/bin/sh", *lines)) + "\n")
@@ -169,7 +148,7 @@ def headers_of(server, api):
     return [(name, value) for name, value in seen if name.startswith("Impersonate")]
 
 
-def test_a_user_acts_as_the_one_it_impersonates(server, api_of):
+def test_a_user_acts_as_the_one_it_impersonates(server, connect):
     user = {
         "token": "admin",
         "as": "readonly",
@@ -177,7 +156,7 @@ def test_a_user_acts_as_the_one_it_impersonates(server, api_of):
         "as-groups": ["viewers", "staff"],
         "as-user-extra": {"acme.com/reason": ["test", "é"]},
     }
-    assert headers_of(server, api_of(user)) == [
+    assert headers_of(server, connect(user)) == [
         ("Impersonate-User", "readonly"),
         ("Impersonate-Uid", "7"),
         ("Impersonate-Group", "viewers"),
@@ -187,10 +166,10 @@ def test_a_user_acts_as_the_one_it_impersonates(server, api_of):
     ]
 
 
-def test_commands_in_pods_run_as_the_one_it_impersonates(server, api_of):
+def test_commands_in_pods_run_as_the_one_it_impersonates(server, connect):
     seen = []
     server.on("/exec", lambda one: (seen.append(dict(one.headers.items())), one.status(403, "Forbidden", "no"))[1])
-    api = api_of({"token": "admin", "as": "readonly", "as-groups": ["viewers"]})
+    api = connect({"token": "admin", "as": "readonly", "as-groups": ["viewers"]})
     with pytest.raises(UserError), api.websocket("/exec", [], ["v4.channel.k8s.io"]):
         pass
     assert {(one.get("Impersonate-User"), one.get("Impersonate-Group")) for one in seen} == {("readonly", "viewers")}
@@ -206,9 +185,9 @@ def test_commands_in_pods_run_as_the_one_it_impersonates(server, api_of):
         {"as": "a\r\nX: y"},
     ],
 )
-def test_an_impersonation_of_nobody_is_refused(api_of, user):
+def test_an_impersonation_of_nobody_is_refused(connect, user):
     with pytest.raises(UserError, match="impersonates"):
-        api_of({"token": "t", **user})
+        connect({"token": "t", **user})
 
 
 # -- plugins as client-go calls them
@@ -297,7 +276,7 @@ def test_plugins_that_are_not_well_formed(tmp_path, monkeypatch):
             run_plugin(access())
 
 
-def test_an_old_token_serves_on_while_the_plugin_fails(server, api_of, tmp_path):
+def test_an_old_token_serves_on_while_the_plugin_fails(server, connect, tmp_path):
     """A plugin that is called some time before the token expires may fail until then."""
     soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 40))
     plugin = script(
@@ -306,7 +285,7 @@ def test_an_old_token_serves_on_while_the_plugin_fails(server, api_of, tmp_path)
         printing(token="t", expirationTimestamp=soon),
     )
     server.on("/x", lambda one: one.json({"said": one.headers["Authorization"]}))
-    api = api_of({"exec": {"command": str(plugin)}})
+    api = connect({"exec": {"command": str(plugin)}})
     (tmp_path / "offline").touch()
     assert api.get("/x") == {"said": "Bearer t"}
 
@@ -355,7 +334,7 @@ def as_data(path):
 
 @pytest.mark.parametrize("certificate", ["file", "data"])
 @pytest.mark.parametrize("key", ["file", "data"])
-def test_a_certificate_and_its_key_are_given_as_files_or_as_data(tls_server, certificates, api_of, certificate, key):
+def test_a_certificate_and_its_key_are_given_as_files_or_as_data(tls_server, certificates, connect, certificate, key):
     user = {}
     for kind, how, path in (
         ("client-certificate", certificate, certificates / "first.crt"),
@@ -363,17 +342,17 @@ def test_a_certificate_and_its_key_are_given_as_files_or_as_data(tls_server, cer
     ):
         user |= {kind: str(path)} if how == "file" else {f"{kind}-data": as_data(path), kind: "/not/there"}
     url = f"https://127.0.0.1:{tls_server.server_port}"
-    api = api_of(user, url, **{"certificate-authority": str(certificates / "ca.crt")})
+    api = connect(user, url, **{"certificate-authority": str(certificates / "ca.crt")})
     assert api.get("/whoami") == {"user": "first"}
 
 
-def test_a_certificate_without_its_key_is_refused(api_of, certificates):
+def test_a_certificate_without_its_key_is_refused(connect, certificates):
     with pytest.raises(UserError, match="certificates of the context") as error:
-        api_of({"client-certificate": str(certificates / "first.crt")})
+        connect({"client-certificate": str(certificates / "first.crt")})
     assert "has no client-key" in error.value.evidence
 
 
-def test_a_certificate_that_a_plugin_issues_is_renewed(tls_server, certificates, api_of, tmp_path):
+def test_a_certificate_that_a_plugin_issues_is_renewed(tls_server, certificates, connect, tmp_path):
     """By its time, and when the server does not take it any more."""
     first, second = (
         printing(
@@ -396,7 +375,7 @@ def test_a_certificate_that_a_plugin_issues_is_renewed(tls_server, certificates,
 
     tls_server.on("/whoami", guarded)
     url = f"https://127.0.0.1:{tls_server.server_port}"
-    api = api_of({"exec": {"command": str(plugin)}}, url, **{"certificate-authority": str(certificates / "ca.crt")})
+    api = connect({"exec": {"command": str(plugin)}}, url, **{"certificate-authority": str(certificates / "ca.crt")})
     assert api.get("/whoami") == {"user": "first"}
     (tmp_path / "later").touch()
     assert api.get("/whoami") == {"user": "first"}
@@ -404,11 +383,11 @@ def test_a_certificate_that_a_plugin_issues_is_renewed(tls_server, certificates,
     assert api.get("/whoami") == {"user": "second"}
 
 
-def test_tls_is_verified_unless_it_is_said_as_yes(tls_server, api_of):
+def test_tls_is_verified_unless_it_is_said_as_yes(tls_server, connect):
     url = f"https://127.0.0.1:{tls_server.server_port}"
     with pytest.raises(UnreachableError):
-        api_of({}, url, **{"insecure-skip-tls-verify": "false"}).get("/whoami")
-    assert api_of({}, url, **{"insecure-skip-tls-verify": True}).get("/whoami") == {"user": None}
+        connect({}, url, **{"insecure-skip-tls-verify": "false"}).get("/whoami")
+    assert connect({}, url, **{"insecure-skip-tls-verify": True}).get("/whoami") == {"user": None}
 
 
 # -- kubectl's own logins
@@ -419,12 +398,12 @@ def jwt(seconds):
     return f"e30.{body}.sig"
 
 
-def test_an_openid_token_is_used_while_it_is_good_and_read_again_when_kubectl_has_renewed_it(server, api_of, tmp_path):
+def test_an_openid_token_is_used_while_it_is_good_and_read_again_when_kubectl_has_renewed_it(server, connect, tmp_path):
     user = lambda token: {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}  # noqa: E731
     server.on("/x", lambda one: one.json({"said": one.headers["Authorization"]}))
     good = jwt(600)
-    assert api_of(user(good)).get("/x") == {"said": f"Bearer {good}"}
-    api = api_of(user(jwt(-5)))
+    assert connect(user(good)).get("/x") == {"said": f"Bearer {good}"}
+    api = connect(user(jwt(-5)))
     with pytest.raises(UserError, match="has expired") as error:
         api.get("/x")
     assert "kubectl --context here version" in error.value.fix
@@ -433,8 +412,8 @@ def test_an_openid_token_is_used_while_it_is_good_and_read_again_when_kubectl_ha
 
 
 @pytest.mark.parametrize(("name", "fix"), [("gcp", "gke-gcloud-auth-plugin"), ("azure", "kubelogin"), ("", "plugin")])
-def test_logins_that_kubectl_has_given_up_are_named_with_what_came_after_them(server, api_of, name, fix):
-    api = api_of({"auth-provider": {"name": name}})
+def test_logins_that_kubectl_has_given_up_are_named_with_what_came_after_them(server, connect, name, fix):
+    api = connect({"auth-provider": {"name": name}})
     with pytest.raises(UserError, match="auth-provider") as error:
         api.get("/x")
     assert fix in error.value.fix
@@ -444,28 +423,28 @@ def test_logins_that_kubectl_has_given_up_are_named_with_what_came_after_them(se
 # -- the way to the server
 
 
-def test_a_socks_proxy_works_or_is_named_with_its_library(server, api_of):
+def test_a_socks_proxy_works_or_is_named_with_its_library(server, connect):
     listener = socket.create_server(("127.0.0.1", 0))
     proxy = f"socks5://127.0.0.1:{listener.getsockname()[1]}"
     try:
         import socksio  # noqa: F401
     except ImportError:
         with pytest.raises(UserError, match="SOCKS proxy") as error:
-            api_of({"token": "t"}, **{"proxy-url": proxy})
+            connect({"token": "t"}, **{"proxy-url": proxy})
         assert error.value.fix == "pip install socksio"
         return
     finally:
         listener.close()
     with pytest.raises(UnreachableError):
-        api_of({"token": "t"}, **{"proxy-url": proxy}).get("/x")
+        connect({"token": "t"}, **{"proxy-url": proxy}).get("/x")
 
 
 @pytest.mark.parametrize(
     "cluster", [{"proxy-url": "ftp://x"}, {"proxy-url": "http://[::1"}, {"proxy-url": "http://a:b"}]
 )
-def test_a_proxy_that_is_none(api_of, cluster):
+def test_a_proxy_that_is_none(connect, cluster):
     with pytest.raises(UserError, match="address"):
-        api_of({"token": "t"}, **cluster).get("/x")
+        connect({"token": "t"}, **cluster).get("/x")
 
 
 PAGE = b"<html><title>Please log in</title></html>"
@@ -474,7 +453,7 @@ PAGE = b"<html><title>Please log in</title></html>"
 @pytest.mark.parametrize(
     ("content", "kind"), [(PAGE, "text/html"), (b"[]", "application/json"), (b"", "text/plain"), (b"[" * 99999, "x/y")]
 )
-def test_something_else_answers_in_the_place_of_the_api(server, api_of, content, kind):
+def test_something_else_answers_in_the_place_of_the_api(server, connect, content, kind):
     def answer(one):
         one.send_response(200)
         one.send_header("Content-Type", kind)
@@ -483,7 +462,7 @@ def test_something_else_answers_in_the_place_of_the_api(server, api_of, content,
         one.wfile.write(content)
 
     server.on("/x", answer)
-    api = api_of({"token": "t"})
+    api = connect({"token": "t"})
     with pytest.raises(UnreachableError, match="is not the Kubernetes API") as error:
         api.get("/x")
     assert len(server.requests) == 1
@@ -493,9 +472,9 @@ def test_something_else_answers_in_the_place_of_the_api(server, api_of, content,
             list(api.lines("/x", {"follow": "true"}))
 
 
-def test_a_token_with_a_line_break_is_no_header(server, api_of):
+def test_a_token_with_a_line_break_is_no_header(server, connect):
     with pytest.raises(UserError, match="characters that no token has"):
-        api_of({"token": "a\r\nX-Evil: 1"}).get("/x")
+        connect({"token": "a\r\nX-Evil: 1"}).get("/x")
     assert not server.requests
 
 

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from tests.cli.conftest import run_file, windlass  # noqa: F401
-from tests.kubernetes.api_server import Server, write_kubeconfig
 from windlass.cli.clusters.exec import _split
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -81,15 +80,7 @@ def test_code_is_not_sent_to_who_cannot_start_with_it():
         folder_to_send(cluster_job(), run_with_code(None), None)
 
 
-@pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    server = Server()
-    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", server.url, {"token": "t"})))
-    yield server
-    server.stop()
-
-
-def test_sync_of_an_adopted_run_sends_nothing_unasked(windlass, cluster, tmp_path):  # noqa: F811
+def test_sync_of_an_adopted_run_sends_nothing_unasked(windlass, server, api, tmp_path):  # noqa: F811
     """From the cluster to a run folder here, and no further."""
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "draft.py").write_text("x = 1")
@@ -98,15 +89,15 @@ def test_sync_of_an_adopted_run_sends_nothing_unasked(windlass, cluster, tmp_pat
         "metadata": {"name": "run", "uid": "u1", "annotations": {"windlass.dev/name": "run"}},
         "status": {},
     }
-    cluster.on("/apis/batch/v1/namespaces/team/jobs", lambda one: one.json({"metadata": {}, "items": [job]}))
+    server.on("/apis/batch/v1/namespaces/team/jobs", lambda one: one.json({"metadata": {}, "items": [job]}))
     run_map = {"metadata": {"name": "run-run"}, "data": {"run.yaml": run}}
-    cluster.on("/api/v1/namespaces/team/configmaps/run-run", lambda one: one.json(run_map))
-    cluster.on("/apis", lambda one: one.json({"groups": []}))
-    cluster.on("/version", lambda one: one.json({"major": "1", "minor": "36"}))
+    server.on("/api/v1/namespaces/team/configmaps/run-run", lambda one: one.json(run_map))
+    server.on("/apis", lambda one: one.json({"groups": []}))
+    server.on("/version", lambda one: one.json({"major": "1", "minor": "36"}))
     answer = windlass("sync", "run", "--on", "kubernetes")
     assert "not said which folder" in answer.err, answer
     assert answer.code == 2
-    assert {method for method, _, _ in cluster.requests} == {"GET"}
+    assert {method for method, _, _ in server.requests} == {"GET"}
 
 
 def test_only_clusters_know_their_runs(windlass):  # noqa: F811

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from tests.kubernetes.api_server import Server, write_kubeconfig
 from tests.kubernetes.golden import request_of, run_of
 from tests.kubernetes.test_client_state import INDEX, pod_value
 from windlass.errors import UserError
@@ -14,8 +13,6 @@ from windlass.plan import resolve
 from windlass.targets.kubernetes import checks, stopping, submission
 from windlass.targets.kubernetes.api import errors as refusals
 from windlass.targets.kubernetes.api.discovery import ALWAYS
-from windlass.targets.kubernetes.api.http import Api
-from windlass.targets.kubernetes.api.kubeconfig import access
 from windlass.targets.kubernetes.client import KubernetesTarget
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
@@ -35,21 +32,6 @@ KINDS = {
     JobKind.INDEXED: ("batch/v1", "jobs"),
 }
 ALIVE = {"metadata": {"uid": "u1"}, "status": {}}
-
-
-@pytest.fixture
-def server():
-    one = Server()
-    yield one
-    one.stop()
-
-
-@pytest.fixture
-def api(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", server.url, {"token": "t"})))
-    one = Api(access())
-    yield one
-    one.close()
 
 
 def cluster_job(kind=JobKind.INDEXED, **more):
@@ -321,48 +303,6 @@ def test_who_may_not_delete_collections_deletes_one_by_one(server, api, monkeypa
 # -- submit
 
 
-@pytest.fixture
-def cluster_of_objects(server):
-    """A namespace that keeps what is created; `refuse` names what it does not do, by verb and plural."""
-    there, refuse = {}, {}
-
-    def collection(plural, version):
-        base = f"/api{'s' if '/' in version else ''}/{version}/namespaces/team/{plural}"
-
-        def one(handler):
-            name = handler.path.split("?")[0].rpartition("/")[2]
-            why = refuse.get((handler.command, plural))
-            if why:
-                handler.status(403, "Forbidden", why)
-            elif (plural, name) not in there:
-                handler.status(404, "NotFound", f"{plural} {name} not found")
-            elif handler.command == "DELETE":
-                handler.json(there.pop((plural, name)))
-            else:
-                if handler.command == "PATCH":
-                    there[plural, name]["metadata"] |= json.loads(handler.body)["metadata"]
-                handler.json(there[plural, name])
-
-        def create(handler):
-            value = json.loads(handler.body)
-            name = value["metadata"]["name"]
-            if refuse.get(("POST", plural)):
-                handler.status(403, "Forbidden", refuse["POST", plural])
-                return
-            value["metadata"]["uid"] = f"uid-{name}"
-            there[plural, name] = value
-            server.on(f"{base}/{name}", one)
-            handler.json(value, 201)
-
-        server.on(base, create)
-
-    collection("configmaps", "v1")
-    collection("secrets", "v1")
-    collection("services", "v1")
-    collection("jobs", "batch/v1")
-    return there, refuse
-
-
 NOT_ALLOWED = 'configmaps "x" is forbidden: User "ann" cannot {} resource "{}" in API group "" in the namespace "team"'
 
 
@@ -446,7 +386,7 @@ def test_the_same_run_attaches_though_another_node_has_joined(server, api, clust
     def prepared(run=asked):
         target = KubernetesTarget()
         settled = resolve(target.settle(run))
-        return settled.resources.threads_per_process, target.render(settled)
+        return settled.resources.threads_per_process, target.render(settled, target.gather(settled))
 
     threads, request = prepared()
     submission.submit(api, request, ALWAYS, lambda: None)

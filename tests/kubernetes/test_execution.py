@@ -19,11 +19,8 @@ from hypothesis import strategies as st
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection
 
-from tests.kubernetes.api_server import Server, write_kubeconfig
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.execution import output_of, parse_status
-from windlass.targets.kubernetes.api.http import Api
-from windlass.targets.kubernetes.api.kubeconfig import access
 
 PATH = "/api/v1/namespaces/team/pods/run-0/exec"
 SUCCESS = b'\x03{"status":"Success"}'
@@ -67,14 +64,6 @@ class Shell:
         return [(one["Width"], one["Height"]) for one in (json.loads(m[1:]) for m in self.came if m[:1] == b"\x04")]
 
 
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    one = Server()
-    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "config", one.url, {"token": "t"})))
-    yield one
-    one.stop()
-
-
 def wait_until(condition, what):
     deadline = time.monotonic() + 60
     while not condition():
@@ -82,7 +71,7 @@ def wait_until(condition, what):
         time.sleep(0.02)
 
 
-def test_the_pod_learns_of_every_new_size_of_the_window(server):
+def test_the_pod_learns_of_every_new_size_of_the_window(server, api):
     shell = Shell()
     server.on(PATH, shell)
     program = (
@@ -116,7 +105,7 @@ def test_the_pod_learns_of_every_new_size_of_the_window(server):
 
 
 @pytest.mark.parametrize("verb", ["get", "create"])
-def test_the_verb_that_is_missing_is_named(server, verb):
+def test_the_verb_that_is_missing_is_named(server, api, verb):
     """1.36 asks for `create` when a websocket is opened, and still for `get` when a plain question is."""
     message = (
         f'pods "run-0" is forbidden: User "ann" cannot {verb} resource "pods/exec" in API group "" in the namespace'
@@ -130,11 +119,9 @@ def test_the_verb_that_is_missing_is_named(server, verb):
             one.status(400, "BadRequest", "Upgrade request required")
 
     server.on(PATH, answer)
-    api = Api(access())
     with pytest.raises(UserError, match=f"you may not {verb} pods/exec in the namespace team") as error:
         output_of(api, "team", "run-0", ["true"], container="trainer")
     assert f"--verb={verb} --resource=pods/exec" in error.value.fix
-    api.close()
 
 
 @pytest.mark.parametrize(
@@ -146,15 +133,13 @@ def test_the_verb_that_is_missing_is_named(server, verb):
         ([b'\x03{"status":"Failure","code":"x","details":7}'], "the command in run-0"),
     ],
 )
-def test_what_no_pod_says_is_an_error_in_words(server, messages, words):
+def test_what_no_pod_says_is_an_error_in_words(server, api, messages, words):
     server.on(PATH, Shell(*messages))
-    api = Api(access())
     if words is None:
         assert output_of(api, "team", "run-0", ["true"], container="trainer") == (0, b"out", b"")
     else:
         with pytest.raises(UserError, match=words):
             output_of(api, "team", "run-0", ["true"], container="trainer")
-    api.close()
 
 
 ANYTHING = st.recursive(

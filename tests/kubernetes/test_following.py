@@ -9,14 +9,11 @@ import time
 
 import pytest
 
-from tests.kubernetes.api_server import Server, write_kubeconfig
 from windlass.cli.runs.follow import Follower
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
 from windlass.targets.kubernetes.api import credentials as credentials_module
-from windlass.targets.kubernetes.api import http as api_module
-from windlass.targets.kubernetes.api.http import Api, Halt
-from windlass.targets.kubernetes.api.kubeconfig import access
+from windlass.targets.kubernetes.api.http import Halt
 from windlass.targets.kubernetes.client import KubernetesTarget
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
@@ -31,28 +28,6 @@ from windlass.targets.protocol import JobRef
 JOBS, PODS = "/apis/batch/v1/namespaces/team/jobs", "/api/v1/namespaces/team/pods"
 EVENTS = "/api/v1/namespaces/team/events"
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def server():
-    one = Server()
-    yield one
-    one.stop()
-
-
-@pytest.fixture
-def connect(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(api_module, "FIRST_WAIT", 0.01)
-    made = []
-
-    def make(user=None, **cluster):
-        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", server.url, user, **cluster)))
-        made.append(Api(access()))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import parse_run
-from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget
+from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, budget_of
 from windlass.targets.protocol import JobRef
-from windlass.targets.slurm.attempt import JobFacts, Requeue, begin, budget_of, end, follow_up, is_recorded
+from windlass.targets.slurm.attempt import JobFacts, Requeue, begin, end, follow_up, is_recorded
 from windlass.targets.slurm.client import SlurmTarget
 from windlass.targets.slurm.state import SubmittedJob, lock
 

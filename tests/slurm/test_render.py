@@ -7,6 +7,7 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.spec import parse_run
+from windlass.targets.launch.torchrun import Place
 from windlass.targets.slurm.checks import has_an_environment, limit_leaves_time, partition_of
 from windlass.targets.slurm.queue import (
     QueuedJob,
@@ -17,7 +18,7 @@ from windlass.targets.slurm.queue import (
     parse_queue,
 )
 from windlass.targets.slurm.reasons import NEVER, WAITS, explain
-from windlass.targets.slurm.render import Place, render, render_sweep, sbatch_quote, time_limit, time_seconds
+from windlass.targets.slurm.render import render, render_sweep, sbatch_quote, time_limit, time_seconds
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Place(runs=Path("/fsx/me/runs"), working_directory=Path("/fsx/me"), python="/fsx/me/env/bin/python")

@@ -35,7 +35,7 @@ class Local:
 
     def request(self, run, **plan):
         run = self.target.settle(run)
-        request = self.target.render(run)
+        request = self.target.render(run, self.target.gather(run))
         argv = [*request.argv[: request.argv.index("windlass.trainer") - 1], str(STANDIN), request.argv[-1]]
         if not self.torchrun:  # one rank that is its own launcher: what does not need torchrun need not wait for it
             argv = [sys.executable, str(STANDIN), request.argv[-1]]

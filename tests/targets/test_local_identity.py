@@ -18,7 +18,8 @@ from tests.targets.local_runs import events
 from windlass.cli.main import run_command
 from windlass.runfolder import RunFolder
 from windlass.targets.launch import processes
-from windlass.targets.local.state import status_of, supervisor_of
+from windlass.targets.launch.supervision import supervisor_of
+from windlass.targets.local.state import status_of
 from windlass.targets.protocol import JobRef
 
 pytestmark = pytest.mark.slow

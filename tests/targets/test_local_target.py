@@ -11,18 +11,22 @@ from tests.targets.local_runs import events
 from windlass.errors import UserError
 from windlass.targets import target, target_of_kind
 from windlass.targets.launch import processes
-from windlass.targets.launch.machine import Gpu, Machine, free_bytes, this_machine
+from windlass.targets.launch.disk import free_bytes
+from windlass.targets.launch.machine import Gpu, Machine, this_machine
+from windlass.targets.launch.supervision import supervisor_of
+from windlass.targets.launch.torchrun import Place
 from windlass.targets.local import checks
 from windlass.targets.local.client import LocalTarget
 from windlass.targets.local.render import LocalRequest, render, settle
-from windlass.targets.local.state import status_of, supervisor_of
+from windlass.targets.local.state import status_of
+from windlass.targets.protocol import world_size
 
 GPUS = Machine(gpus=(Gpu("H200", 2**37),) * 4, cores=32, memory_bytes=2**38)
 
 
 def test_render_is_the_command_that_is_printed(make_run, machine):
     run = settle(make_run("demo"), machine)
-    request = render(run, python="python", runs=Path("runs"), working_directory=Path("/home/u"), faults="kill:step=3")
+    request = render(run, Place(Path("runs"), Path("/home/u"), "python"), faults="kill:step=3")
     assert request.argv == (
         *("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *("-m", "windlass.trainer", "runs/demo/run.yaml"),
@@ -52,7 +56,7 @@ def test_the_users_number_of_threads_is_kept(make_run, machine, monkeypatch):
 
 def test_a_given_port_is_used(make_run, machine):
     run = settle(make_run(target={"port": 29501}), machine)
-    argv = render(run, python="python", runs=Path("runs"), working_directory=Path("/")).argv
+    argv = render(run, Place(Path("runs"), Path("/"), "python")).argv
     assert "--standalone" not in argv
     assert argv[argv.index("--master-port") + 1] == "29501"
 
@@ -73,7 +77,7 @@ def test_ranks_follow_from_the_machine(make_run, there, asked, ranks, gpus):
     run = settle(make_run(resources={**nothing, **asked}), there)
     assert (run.resources.processes_per_node, run.resources.gpus_per_node) == (ranks, gpus)
     assert settle(run, there) == run
-    assert LocalTarget(there).world_size(run) == ranks
+    assert world_size(run) == ranks
     assert run.resources.threads_per_process == there.cores // ranks
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.targets.local_runs import events
 from windlass.errors import UserError
 from windlass.targets.launch import processes
-from windlass.targets.local.state import supervisor_of
+from windlass.targets.launch.supervision import supervisor_of
 
 pytestmark = pytest.mark.slow
 

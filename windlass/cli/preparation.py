@@ -13,7 +13,7 @@ from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
 from windlass.spec.compatibility import adopt, differences, must_match, shown, steering, told
 from windlass.targets import target
-from windlass.targets.protocol import JobRef, JobStatus, KnowsGpu, RendersOffline, Target
+from windlass.targets.protocol import JobRef, JobStatus, KnowsHardware, RendersOffline, Target, world_size
 
 LARGE_RATE = 0.1
 SMALL_JUMP = 0.02  # of the learning rate, relative: what a schedule does from one step to the next anyway
@@ -24,6 +24,7 @@ class Prepared:
     run: Run
     folder: RunFolder
     target: Target[Any]
+    gathered: Any  # what the request was rendered from
     request: Any
     rows: list[tuple[str, str]]
     warnings: list[str] = field(default_factory=list)
@@ -75,12 +76,12 @@ def prepare(
         if earlier.state != "finished" or changed:  # nothing was saved that its settings would belong to
             before = earlier = None
             run = resolve(settled)
-    world_size = where.world_size(run)
+    num_ranks = world_size(run)
     warnings: list[str] = []
     if run.train.learning_rate > LARGE_RATE:
         warnings.append(f"train.learning_rate is {run.train.learning_rate:g}: above {LARGE_RATE:g} most models diverge")
     if before and earlier:
-        check(run, world_size)  # before it is compared with what is there: a mistake is no other setting
+        check(run, num_ranks)  # before it is compared with what is there: a mistake is no other setting
         warnings += _not_branched_again(before, asked)
         run = _with_origin(run, before)
         must_match(before, run, folder=str(folder.path))
@@ -88,20 +89,25 @@ def prepare(
     if run.checkpoint.branch_from and before is None:
         _check_branch(run)
     hardware = hardware_of(run, where)
-    if earlier is None or not is_under_way(earlier):
-        warnings += where.check(run, bytes_needed=bytes_needed(run))
-        check(run, world_size)
-        memory_on_cpus(run, where, world_size)
+    is_new = earlier is None or not is_under_way(earlier)
+    if is_new:
+        check(run, num_ranks)
+        memory_on_cpus(run, where, num_ranks)
         warnings += check_data(run, thorough=True)
         warnings += [] if offline else check_hub(run)
         expected = forecast(run, hardware) if hardware else None  # refuses what will not fit
         warnings += expected.warnings if expected else ()
+    gathered = where.gather(run)
+    request = where.render(run, gathered, faults=faults)  # once: what is checked now is what is sent
+    if is_new:
+        warnings += where.check(run, request, bytes_needed=bytes_needed(run))
     return Prepared(
         run=run,
         folder=folder,
         target=where,
-        request=where.render(run, faults=faults),
-        rows=[*describe(run, world_size, hardware.gpu if hardware else None), ("folder", str(folder.path))],
+        gathered=gathered,
+        request=request,
+        rows=[*describe(run, num_ranks, hardware.gpu if hardware else None), ("folder", str(folder.path))],
         warnings=warnings,
         earlier=earlier,
     )
@@ -182,23 +188,24 @@ def _check_branch(run: Run) -> None:
         )
 
 
-def memory_on_cpus(run: Run, where: Target[Any], world_size: int) -> str | None:
+def memory_on_cpus(run: Run, where: Target[Any], num_ranks: int) -> str | None:
     """What a run on this machine's CPUs needs at least, in words; refuses what cannot fit. None elsewhere."""
     from windlass.plan.memory import check_host_memory
-    from windlass.targets.local.client import LocalTarget
 
-    if not isinstance(where, LocalTarget) or run.resources.gpus_per_node:
+    if not isinstance(where, KnowsHardware) or run.resources.gpus_per_node:
         return None
-    there = where.machine.memory_bytes
-    needed = check_host_memory(run, world_size, there)
+    memory = where.host_memory(run)
+    if memory is None:
+        return None
+    needed = check_host_memory(run, num_ranks, memory)
     if needed is None:
         return None
-    return f"at least {needed.bytes / 2**30:.1f} of this machine's {there / 2**30:.1f} GiB, and activations"
+    return f"at least {needed.bytes / 2**30:.1f} of this machine's {memory / 2**30:.1f} GiB, and activations"
 
 
 def hardware_of(run: Run, where: Target[Any]) -> Hardware | None:
     """The GPUs that a settled run will get, where the target can say; None on CPUs."""
-    gpu = where.gpu(run) if isinstance(where, KnowsGpu) else None
+    gpu = where.gpu(run) if isinstance(where, KnowsHardware) else None
     return Hardware(gpu, run.resources.gpus_per_node or 0, run.resources.nodes) if gpu else None
 
 
@@ -235,8 +242,8 @@ def bytes_needed(run: Run) -> int | None:
 
 def move_aside(folder: RunFolder) -> RunFolder:
     """Give an old run folder another name; nothing is deleted."""
+    from windlass.targets.launch.supervision import is_running
     from windlass.targets.local.client import already_running
-    from windlass.targets.local.state import is_running
 
     if is_running(folder):
         error = already_running(folder)

@@ -87,14 +87,14 @@ class Target(Protocol[R]):
     def settle(self, run: Run) -> Run:
         """The run with what this place decides filled in: how many ranks of which kind."""
 
-    def world_size(self, run: Run) -> int:
-        """Ranks of a settled run."""
+    def gather(self, run: Run) -> Any:
+        """What rendering needs beside the run: facts of the place, files, secrets, random numbers. Creates nothing."""
 
-    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
-        """Raise the UserError that would come later; return warnings. Creates nothing."""
-
-    def render(self, run: Run, *, faults: str | None = None) -> R:
+    def render(self, run: Run, gathered: Any, *, faults: str | None = None) -> R:
         """The request for a settled, resolved run. Pure."""
+
+    def check(self, run: Run, request: R, *, bytes_needed: int | None) -> list[str]:
+        """Raise the UserError that submitting this request would meet; return warnings. Creates nothing."""
 
     def submit(self, run: Run, request: R) -> JobRef: ...
     def status(self, job: JobRef) -> JobStatus: ...
@@ -103,35 +103,17 @@ class Target(Protocol[R]):
     def list(self) -> Sequence[JobRef]: ...
 
 
+def world_size(run: Run) -> int:
+    """Ranks of a settled run."""
+    return (run.resources.processes_per_node or 1) * run.resources.nodes
+
+
 @runtime_checkable
-class KnowsGpu(Protocol):
-    """A target that can say before a run which GPU its ranks will get."""
+class KnowsHardware(Protocol):
+    """A target that can say before a run what its ranks will get."""
 
     def gpu(self, run: Run) -> Gpu | None: ...
-
-
-@runtime_checkable
-class CanExec(Protocol):
-    """A target that can run a command beside a rank."""
-
-    def exec(self, job: JobRef, rank: int, command: Sequence[str]) -> int: ...
-
-
-@runtime_checkable
-class CanSweep(Protocol):
-    """A target that takes many runs, which differ in a few keys, as few requests; it returns the jobs that are new."""
-
-    def render_sweep(
-        self, name: str, runs: Sequence[Run], indices: Sequence[int], *, faults: str | None = None
-    ) -> Sequence[Any]: ...
-    def submit_all(self, runs: Sequence[Run], requests: Sequence[Any]) -> Sequence[JobRef]: ...
-
-
-@runtime_checkable
-class HasEvents(Protocol):
-    """A target that reports events of its own: scheduling, image pulls, node conditions."""
-
-    def events(self, job: JobRef) -> Iterator[dict[str, Any]]: ...
+    def host_memory(self, run: Run) -> int | None: ...
 
 
 @runtime_checkable
@@ -142,24 +124,39 @@ class RendersOffline(Protocol):
 
 
 @runtime_checkable
-class HasPods(Protocol):
-    """A target whose jobs consist of pods."""
-
-    def pods(self, job: JobRef) -> Sequence[PodRow]: ...
-
-
-@runtime_checkable
-class FillsFolder(Protocol):
-    """A target whose ranks do not write to this machine's run folder: it is filled while somebody follows the job."""
-
-    def following(self, job: JobRef) -> AbstractContextManager[None]: ...
-
-
-@runtime_checkable
 class SubmitsOnce(Protocol):
     """A target that can tell whether a job under way is the very one that is asked for."""
 
     def attach(self, run: Run, request: Any) -> JobRef: ...
+
+
+@runtime_checkable
+class CanSweep(Protocol):
+    """A target that takes many runs, which differ in a few keys, as few requests; it returns the jobs that are new."""
+
+    def render_sweep(
+        self, name: str, runs: Sequence[Run], indices: Sequence[int], gathered: Any, *, faults: str | None = None
+    ) -> Sequence[Any]: ...
+    def submit_all(self, runs: Sequence[Run], requests: Sequence[Any]) -> Sequence[JobRef]: ...
+
+
+@runtime_checkable
+class RunsInPods(Protocol):
+    """A target whose jobs consist of pods, in which commands can be run."""
+
+    def pods(self, job: JobRef) -> Sequence[PodRow]: ...
+    def exec(self, job: JobRef, rank: int, command: Sequence[str]) -> int: ...
+
+
+@runtime_checkable
+class KeepsRunFolder(Protocol):
+    """A target whose ranks write to a run folder of its own: this machine's fills while it is followed."""
+
+    def following(self, job: JobRef) -> AbstractContextManager[None]: ...
+    def checkpoints(self, job: JobRef) -> Sequence[dict[str, Any]]: ...
+    def fetch_checkpoint(self, job: JobRef, step: int | None, to: Path) -> Checkpoint: ...
+    def start_afresh(self, run: Run, request: Any) -> str | None:
+        """Move that run folder aside; its new name."""
 
 
 @runtime_checkable
@@ -168,18 +165,3 @@ class KnowsItsJobs(Protocol):
 
     def elsewhere(self, place: str | None) -> Iterator[tuple[str, JobStatus]]: ...
     def adopt(self, name: str, place: str | None) -> JobRef: ...
-
-
-@runtime_checkable
-class KeepsCheckpoints(Protocol):
-    """A target whose checkpoints are not on this machine."""
-
-    def checkpoints(self, job: JobRef) -> Sequence[dict[str, Any]]: ...
-    def fetch_checkpoint(self, job: JobRef, step: int | None, to: Path) -> Checkpoint: ...
-
-
-@runtime_checkable
-class StartsAfresh(Protocol):
-    """A target that has a run folder of its own, which `--fresh` has to move aside too."""
-
-    def start_afresh(self, run: Run, request: Any) -> str | None: ...

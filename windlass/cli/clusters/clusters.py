@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from windlass.checkpoint import Checkpoint
     from windlass.targets.kubernetes.client import KubernetesTarget
     from windlass.targets.kubernetes.pod_scripts import Errands
     from windlass.targets.kubernetes.watch.pods import Pod
-    from windlass.targets.protocol import JobRef, KeepsCheckpoints
+    from windlass.targets.protocol import JobRef, KeepsRunFolder
 
 
 def find_on_cluster(name: str, place: str | None) -> tuple[KubernetesTarget, JobRef]:
     from windlass.cli.jobs import find
     from windlass.errors import UserError
-    from windlass.targets.kubernetes.client import KubernetesTarget
+    from windlass.targets.protocol import RunsInPods
 
     target, job = find(name, place)
-    if not isinstance(target, KubernetesTarget):
+    if not isinstance(target, RunsInPods):
         raise UserError(
             f"{name} is on the target {job.target}, which has no pods",
             fix=f"windlass show {name}",
         )
-    return target, job
+    return cast("KubernetesTarget", target), job
 
 
-def keeper_of_checkpoints(name: str, tier: str | None) -> tuple[KeepsCheckpoints, JobRef] | None:
+def keeper_of_checkpoints(name: str, tier: str | None) -> tuple[KeepsRunFolder, JobRef] | None:
     """Who has the checkpoints of a run that was not trained on this machine's file systems, if that tier is asked."""
     from windlass.cli.jobs import find
-    from windlass.targets.protocol import KeepsCheckpoints
+    from windlass.targets.protocol import KeepsRunFolder
 
     if tier not in (None, "cluster"):
         return None
     target, job = find(name)
-    if isinstance(target, KeepsCheckpoints):
+    if isinstance(target, KeepsRunFolder):
         asked = job.folder.load_run()
         # pods with disks of their own have no run folder to speak of; a store then has what is worth having
         elsewhere = tier is None and asked.target.kubernetes.storage == "none" and asked.checkpoint.store

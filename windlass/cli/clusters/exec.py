@@ -21,11 +21,11 @@ def exec_command(words: tuple[str, ...], place: str | None) -> int:
     `windlass exec my 3 -- nvidia-smi`.
     """
     from windlass.errors import UserError
-    from windlass.targets.protocol import CanExec
+    from windlass.targets.protocol import RunsInPods
 
     name, rank, command = _split(words)
     target, job = find(name, place)
-    if not isinstance(target, CanExec):
+    if not isinstance(target, RunsInPods):
         raise UserError(f"{name} is on the target {job.target}, where commands are run without windlass")
     return target.exec(job, rank, command)
 

@@ -31,9 +31,9 @@ from windlass.cli.output import (
 from windlass.runfolder import RunFolder, real, whole, words
 from windlass.spec.compatibility import shown
 from windlass.targets.launch.decision import how_it_died
+from windlass.targets.launch.progress import PACE_STEPS, seconds_left
 from windlass.targets.launch.tail import Tail
-from windlass.targets.local.state import PACE_STEPS, seconds_left
-from windlass.targets.protocol import FillsFolder, HasPods, JobRef, JobStatus, PodRow, Target
+from windlass.targets.protocol import JobRef, JobStatus, KeepsRunFolder, PodRow, RunsInPods, Target
 
 POLL_SECONDS = 0.2
 PLAIN_SECONDS = 5.0  # between two lines where nobody sees a bar move
@@ -191,7 +191,7 @@ class Follower:
 
     def follow(self, target: Target[Any], job: JobRef, news: Reporter) -> JobStatus:
         """Report until the run has ended."""
-        filling = target.following(job) if isinstance(target, FillsFolder) else nullcontext()
+        filling = target.following(job) if isinstance(target, KeepsRunFolder) else nullcontext()
         try:
             with filling:
                 return self._until_ended(target, job, news)
@@ -210,7 +210,7 @@ class Follower:
                 news.say(f"running: {said}", {"kind": "running", "reason": hindrance})
             if status.state == "waiting" and job.target != "local" and status.reason != waiting_for:
                 waiting_for = status.reason
-                pods = list(target.pods(job)) if isinstance(target, HasPods) else []
+                pods = list(target.pods(job)) if isinstance(target, RunsInPods) else []
                 record = {"kind": "waiting", "reason": waiting_for, "pods": [asdict(pod) for pod in pods]}
                 news.say("\n".join([f"waiting: {waiting_for}", *describe_pods(pods)]), record)
             if status.ended:

@@ -47,6 +47,7 @@ def plan(
     from windlass.plan.forecast import forecast
     from windlass.spec import load_run
     from windlass.targets import target
+    from windlass.targets.protocol import world_size
 
     if gpu_name and instance_name:
         raise UserError("give either --gpu or --instance, and not both")
@@ -57,17 +58,17 @@ def plan(
         changes.append(f"resources.nodes={nodes}")
     run, hardware = _settle(load_run(run_file, changes), gpu_name)
     run = resolve(run)
-    world_size = hardware.ranks if hardware else (run.resources.processes_per_node or 1) * run.resources.nodes
-    check(run, world_size)
+    num_ranks = hardware.ranks if hardware else world_size(run)
+    check(run, num_ranks)
     warnings = check_data(run)
     expected = forecast(run, hardware) if hardware else None
     unknown = None if expected else _why_unknown(run, hardware)
-    rows = describe(run, world_size, hardware.gpu if hardware else None)
-    on_cpus = memory_on_cpus(run, target(run.target), world_size)
+    rows = describe(run, num_ranks, hardware.gpu if hardware else None)
+    on_cpus = memory_on_cpus(run, target(run.target), num_ranks)
     if on_cpus:
         rows.append(("memory", on_cpus))
     if as_json:
-        result = {"name": run.name, "ranks": world_size, "unknown": unknown, **(expected.as_dict() if expected else {})}
+        result = {"name": run.name, "ranks": num_ranks, "unknown": unknown, **(expected.as_dict() if expected else {})}
         every_warning = [*warnings, *(expected.warnings if expected else ())]
         print_json({**result, "warnings": every_warning, "resolved": run.model_dump(mode="json")})
     else:

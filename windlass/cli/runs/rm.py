@@ -73,7 +73,7 @@ def _must_have_ended(folder: RunFolder) -> None:
     from windlass.checkpoint.ownership import alone
     from windlass.cli.preparation import is_under_way
     from windlass.targets import target_of_kind
-    from windlass.targets.local.state import is_running, is_starting
+    from windlass.targets.launch.supervision import is_running, is_starting
     from windlass.targets.protocol import JobRef
 
     kind = folder.target_kind()

@@ -213,9 +213,9 @@ def _move_aside(prepared: Prepared, *, yes: bool, as_json: bool) -> None:
 
 
 def _move_aside_there(prepared: Prepared, *, as_json: bool) -> None:
-    from windlass.targets.protocol import StartsAfresh
+    from windlass.targets.protocol import KeepsRunFolder
 
-    if isinstance(prepared.target, StartsAfresh):
+    if isinstance(prepared.target, KeepsRunFolder):
         aside = prepared.target.start_afresh(prepared.run, prepared.request)
         if aside:
             click.echo(f"the old run folder in the cluster is now {aside}", err=as_json)

@@ -30,12 +30,12 @@ def show(name: str, curve: bool, place: str | None, as_json: bool) -> None:
     from windlass.cli.output import print_json, print_pairs
     from windlass.cli.preparation import is_under_way
     from windlass.cli.runs.summary import History, draw_loss, loss_points, summarize
-    from windlass.targets.protocol import HasPods
+    from windlass.targets.protocol import RunsInPods
 
     target, job = find(name, place)
     run, status, history = load_run(job.folder), target.status(job), History.of(job.folder)
     summary = summarize(job.folder, history)
-    pods = list(target.pods(job)) if isinstance(target, HasPods) else None
+    pods = list(target.pods(job)) if isinstance(target, RunsInPods) else None
     is_timed = history.ended is not None or is_under_way(status)  # of a copy nobody knows when it ended
     seconds = history.seconds(time.time()) if is_timed else None
     if as_json:

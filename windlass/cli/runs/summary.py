@@ -13,8 +13,8 @@ from typing import Any
 from windlass.cli.output import count, duration, line_width, number
 from windlass.cli.runs.follow import describe_event
 from windlass.runfolder import RunFolder, parse_record, read_json_lines, real, whole, words
+from windlass.targets.launch.progress import PACE_STEPS, pace
 from windlass.targets.launch.tail import newest_steps
-from windlass.targets.local.state import PACE_STEPS, pace
 
 MOST_POINTS = 4096  # of a loss curve
 MOST_RECORDS = 10_000  # of the history, in JSON

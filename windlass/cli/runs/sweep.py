@@ -45,7 +45,7 @@ def run_sweep(
         warn(warning)
     left = [(index, one) for index, _, one in elements if not one.is_finished and not one.is_running]
     runs, indices = [one.run for _, one in left], [index for index, _ in left]
-    requests = where.render_sweep(base.name, runs, indices, faults=faults) if left else []
+    requests = where.render_sweep(base.name, runs, indices, left[0][1].gathered, faults=faults) if left else []
     if dry_run:
         if as_json:
             print_json(

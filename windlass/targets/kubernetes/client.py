@@ -27,7 +27,7 @@ from windlass.targets.kubernetes.checkpoints import fetch, list_in_cluster
 from windlass.targets.kubernetes.jobfile import JOB_FILE, ClusterJob
 from windlass.targets.kubernetes.manifests import render
 from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, ServedKind
-from windlass.targets.kubernetes.manifests.code import gather
+from windlass.targets.kubernetes.manifests.code import Carried, gather
 from windlass.targets.kubernetes.manifests.environment import RUNS
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest
@@ -38,17 +38,24 @@ from windlass.targets.kubernetes.stopping import remove
 from windlass.targets.kubernetes.volume_reader import reader_pod
 from windlass.targets.kubernetes.watch import archive, following, logs, state
 from windlass.targets.kubernetes.watch import job_watch as picture
-from windlass.targets.kubernetes.watch.events import EventLog, events_now, record_of
 from windlass.targets.kubernetes.watch.pods import Pod, newest_by_node, row_of
 from windlass.targets.kubernetes.watch.recovery import Recovery
 from windlass.targets.kubernetes.watch.waiting import Waiting
-from windlass.targets.launch.tail import Tail
-from windlass.targets.local.state import told_end
+from windlass.targets.launch.logs import follow_logs
+from windlass.targets.launch.progress import recorded_end
 from windlass.targets.protocol import JobRef, JobStatus, LogLine, PodRow
 
 ASK_SECONDS = 2.0  # between two questions about one job that nobody follows
-POLL_SECONDS = 0.2
 GPU_LABEL = "nvidia.com/gpu.product"
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What rendering needs beside the run."""
+
+    cluster: ClusterFacts
+    carried: Carried
+    submission: str  # marks the pods of one submission
 
 
 @dataclass
@@ -73,9 +80,6 @@ class KubernetesTarget:
         kind = render.pick(run, cluster.served)
         return render.settle(submission.as_under_way(self._api(run), run, self._served(run, kind)), cluster)
 
-    def world_size(self, run: Run) -> int:
-        return (run.resources.processes_per_node or 1) * run.resources.nodes
-
     def gpu(self, run: Run) -> Gpu | None:
         """The GPU of a settled run's ranks; None on CPUs, and where neither catalogue nor nodes know it."""
         if not run.resources.gpus_per_node:
@@ -85,8 +89,18 @@ class KubernetesTarget:
         products = {node.labels[GPU_LABEL] for node in self.facts(run).nodes if GPU_LABEL in node.labels}
         return gpu_of_device(products.pop()) if len(products) == 1 else None
 
-    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
-        request = self.render(run)
+    def host_memory(self, run: Run) -> int | None:
+        """Not known: pods without GPUs get what their node has."""
+        return None
+
+    def gather(self, run: Run) -> Gathered:
+        """What the cluster has, and the code and secrets that go with the job; each submission has a new secret."""
+        return Gathered(self.facts(run), gather(run, os.environ), secrets.token_hex(4))
+
+    def render(self, run: Run, gathered: Gathered, *, faults: str | None = None) -> KubernetesRequest:
+        return render.render(run, gathered.cluster, gathered.carried, submission=gathered.submission, faults=faults)
+
+    def check(self, run: Run, request: KubernetesRequest, *, bytes_needed: int | None) -> list[str]:
         served = self._served(run, request.kind)
         validate(request.objects, self.facts(run).served)
         if served.schema is not None:
@@ -98,11 +112,6 @@ class KubernetesTarget:
                     fix="--dry-run    shows it",
                 )
         return checks.check(self._api(run), run, request, served, bytes_needed=bytes_needed)
-
-    def render(self, run: Run, *, faults: str | None = None) -> KubernetesRequest:
-        cluster = self.facts(run)
-        carried = gather(run, os.environ)
-        return render.render(run, cluster, carried, submission=secrets.token_hex(4), faults=faults)
 
     def submit(self, run: Run, request: KubernetesRequest) -> JobRef:
         """Create the objects; the job of the very same request that is under way is taken as it is."""
@@ -141,7 +150,7 @@ class KubernetesTarget:
         cluster_job = ClusterJob.of(job.folder)
         if cluster_job is None:
             return JobStatus("waiting", reason="not submitted")
-        told = told_end(job.folder)
+        told = recorded_end(job.folder)
         if cluster_job.ended and told is not None:
             return told
         seen = self._picture(job, cluster_job)
@@ -155,22 +164,13 @@ class KubernetesTarget:
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines of one rank, or of all ranks; the launchers' where no rank has said anything."""
-        tails: dict[int | None, list[Tail]] = {}
         with contextlib.ExitStack() as stack:
             if follow:
                 stack.enter_context(self.following(job))
             else:
                 self._read_logs(job, rank)
-            while True:
-                ended = not follow or self.status(job).ended
-                logs.find_logs(job.folder, rank, tails, ended=ended)
-                for number in sorted(tails, key=lambda one: -1 if one is None else one):
-                    for tail in tails[number]:
-                        for text in tail.lines(rest=ended):
-                            yield LogLine(number, text)
-                if ended:
-                    return
-                time.sleep(POLL_SECONDS)
+            launchers = {"launcher*.log": "launcher"}
+            yield from follow_logs(job.folder, rank, lambda: not follow or self.status(job).ended, launchers=launchers)
 
     def stop(self, job: JobRef, *, save_first: bool) -> JobStatus:
         """Delete the job with all that belongs to it; with `save_first` the ranks get their grace period.
@@ -217,14 +217,6 @@ class KubernetesTarget:
             container=cluster_job.layout.container,
         )
 
-    def events(self, job: JobRef) -> Iterator[dict[str, Any]]:
-        """What the cluster says about the job's objects now; it is kept in events.jsonl too."""
-        cluster_job = self._must_have(job)
-        log = EventLog(job.folder)
-        for event in events_now(self._api_of(cluster_job), cluster_job):
-            log.take(event)
-            yield record_of(event)
-
     def pods(self, job: JobRef) -> Sequence[PodRow]:
         """Every pod of the job: what it does, why, and for how long."""
         cluster_job = self._must_have(job)
@@ -246,7 +238,7 @@ class KubernetesTarget:
     def note_new_code(self, job: JobRef, run: Run) -> None:
         """The job is from now on what a submission with the present code would be: the same run attaches to it."""
         api, cluster_job = self.cluster(job)
-        digest = self.render(run).digest
+        digest = self.render(run, self.gather(run)).digest
         api.patch(cluster_job.path, {"metadata": {"annotations": {DIGEST_ANNOTATION: digest}}})
         replace(cluster_job, digest=digest).write(job.folder)
 
@@ -268,7 +260,7 @@ class KubernetesTarget:
         """While this is open the run folder fills with what the pods say, and the status costs no request."""
         cluster_job = self._must_have(job)
         key = str(job.folder.path)
-        if key in self._following or (cluster_job.ended and told_end(job.folder) is not None):
+        if key in self._following or (cluster_job.ended and recorded_end(job.folder) is not None):
             yield
             return
         with following.Following(self._api_of(cluster_job), cluster_job, job.folder) as one:
@@ -379,12 +371,12 @@ class KubernetesTarget:
         if live is not None:
             live.drain()
         status = state.status_of(job.folder, seen, num_pods=cluster_job.layout.num_pods)
-        told = told_end(job.folder)
+        told = recorded_end(job.folder)
         out_of_memory = status.state == "failed" and state.OUT_OF_MEMORY in (status.reason or "")
         if told is None or (told.state not in state.FOR_GOOD and status.state in state.FOR_GOOD) or out_of_memory:
             job.folder.record("exit", state=status.state, code=status.exit_code, reason=status.reason)
         replace(cluster_job, ended=True).write(job.folder)
-        return told_end(job.folder) or status
+        return recorded_end(job.folder) or status
 
     def _read_records(self, api: Api, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> None:
         """Steps and events of the run, which node 0's pods say; one question, however many pods there are."""

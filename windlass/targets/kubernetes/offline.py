@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 
 from windlass.spec import Run, dump_run
-from windlass.targets.kubernetes.client import KubernetesTarget
+from windlass.targets.kubernetes.client import Gathered, KubernetesTarget
 from windlass.targets.kubernetes.manifests import render
 from windlass.targets.kubernetes.manifests.cluster_facts import PLURALS, ClusterFacts, JobKind, Served, ServedKind
 from windlass.targets.kubernetes.manifests.code import Carried, gather
@@ -32,15 +32,14 @@ class OfflineKubernetes(KubernetesTarget):
     def settle(self, run: Run) -> Run:
         return render.settle(run, self.facts(run))
 
-    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
-        request = self.render(run)
+    def gather(self, run: Run) -> Gathered:
+        submission = hashlib.sha256(dump_run(run).encode()).hexdigest()[:8]
+        return Gathered(self.facts(run), _carried(run), submission)
+
+    def check(self, run: Run, request: KubernetesRequest, *, bytes_needed: int | None) -> list[str]:
         validate(request.objects)
         assumed = [f"{what} is assumed: no cluster was asked" for what in self._assumed(run, request)]
         return [*request.warnings, *assumed, "claims, secrets, quotas, free GPUs and permissions were not checked"]
-
-    def render(self, run: Run, *, faults: str | None = None) -> KubernetesRequest:
-        submission = hashlib.sha256(dump_run(run).encode()).hexdigest()[:8]
-        return render.render(run, self.facts(run), _carried(run), submission=submission, faults=faults)
 
     def facts(self, run: Run) -> ClusterFacts:
         asked = run.target.kubernetes

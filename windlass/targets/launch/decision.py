@@ -99,6 +99,34 @@ class RestartBudget:
         return self.allowed - self.used
 
 
+def budget_of(history: Sequence[Mapping[str, Any]], allowed: int) -> RestartBudget:
+    """Starts since the last progress, the newest not counted. Leaving with a checkpoint is progress too."""
+    budget = RestartBudget(allowed)
+    starts, job = 0, None
+    for record in history:
+        match record.get("event"):
+            case "checkpoint" if int(record["step"]) > budget.newest_checkpoint:
+                budget.newest_checkpoint = int(record["step"])
+                starts = min(starts, 1)
+            case "preempted":
+                starts = min(starts, 1)
+            case "launched":
+                starts = starts + 1 if record.get("job") == job else 1  # another job: somebody wants it to go on
+                job = record.get("job")
+    budget.used = max(0, starts - 1)
+    return budget
+
+
+def next_attempt(history: Sequence[Mapping[str, Any]]) -> int:
+    """The number of the attempt that begins now; "restart" announces it."""
+    return max((int(one.get("attempt") or 0) for one in history if one.get("event") != "restart"), default=0) + 1
+
+
+def by_blame(death: RankDeath) -> tuple[bool, str]:
+    """The order of deaths: a rank that was killed goes before those that lost it."""
+    return (death.code >= 0 or death.code == -signal.SIGTERM, death.time)
+
+
 def decide(end: AttemptEnd, budget: RestartBudget) -> Done | Restart:
     if end.has("preempted") and not end.has("finished"):
         if end.stop_requested:

@@ -1,4 +1,4 @@
-"""What this machine has and which one it is: GPUs, cores, memory, free disk and identity, found without torch."""
+"""What this machine has and which one it is: GPUs, cores, memory and identity, found without torch."""
 
 from __future__ import annotations
 
@@ -78,18 +78,6 @@ def _line(path: str) -> str | None:
 
 def this_machine() -> Machine:
     return Machine(gpus=_gpus(), cores=_cores(), memory_bytes=_memory())
-
-
-def free_bytes(path: Path) -> int:
-    """Free space of the file system that `path`, which need not exist yet, would be on."""
-    return shutil.disk_usage(nearest_existing(path)).free
-
-
-def nearest_existing(path: Path) -> Path:
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
 
 
 def _gpus() -> tuple[Gpu, ...]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from windlass.targets.local.render import FOLDER_VARIABLE
+from windlass.targets.launch.torchrun import FOLDER_VARIABLE
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -56,6 +56,14 @@ def ranks_of(launcher: int) -> dict[int, int]:
         for pid in all_pids()
         if parent(pid) == launcher and start_time(pid) is not None and (rank := environment(pid).get("RANK"))
     }
+
+
+def signal_ranks(launcher: int, number: int) -> int:
+    """Signal the ranks that a torchrun started; how many there are."""
+    ranks = ranks_of(launcher)
+    for pid in ranks.values():
+        send(pid, number)
+    return len(ranks)
 
 
 def processes_by_folder() -> dict[str, list[int]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import os
 import socket
 from pathlib import Path
 
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.targets.launch.machine import Machine, free_bytes, nearest_existing
+from windlass.targets.launch.disk import folder_can_be_made, space_is_there
+from windlass.targets.launch.machine import Machine
 
 
 def check(run: Run, machine: Machine, folder: Path, *, bytes_needed: int | None) -> list[str]:
@@ -74,33 +74,8 @@ def port_is_free(port: int | None) -> None:
             ) from None
 
 
-def folder_can_be_made(folder: Path) -> None:
-    there = nearest_existing(folder)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(
-            f"the run folder {folder} cannot be made",
-            evidence=f"{there} is {'not writable' if there.is_dir() else 'not a folder'}",
-            fix="set WINDLASS_RUNS to a folder of your own",
-        )
-
-
-def space_is_there(folder: Path, bytes_needed: int | None) -> None:
-    free = free_bytes(folder)
-    if bytes_needed is not None and bytes_needed > free:
-        raise UserError(
-            f"the checkpoints of this run need {_size(bytes_needed)}, {_size(free)} are free",
-            evidence=f"file system of {folder}",
-            fix="checkpoint.keep=1    or set WINDLASS_RUNS to a larger disk",
-        )
-
-
 def warnings(run: Run, machine: Machine) -> list[str]:
     ranks, threads = run.resources.processes_per_node or 1, run.resources.threads_per_process or 1
     if not run.resources.gpus_per_node and ranks * threads > machine.cores:
         return [f"{ranks} processes of {threads} thread(s) share {machine.cores} cores: training will be slow"]
     return []
-
-
-def _size(number: int) -> str:
-    """Bytes in a unit in which they are not nothing."""
-    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"

@@ -8,7 +8,6 @@ import getpass
 import json
 import os
 import pwd
-import re
 import signal
 import subprocess
 import sys
@@ -24,13 +23,15 @@ from windlass.runfolder import RunFolder, parse_record, real, runs_root, write_a
 from windlass.spec import Run
 from windlass.targets.launch import processes
 from windlass.targets.launch.decision import Done, stopped_by_owner
+from windlass.targets.launch.logs import follow_logs
 from windlass.targets.launch.machine import Machine, this_host, this_machine
-from windlass.targets.launch.tail import READ_BYTES, Tail, records_since
+from windlass.targets.launch.progress import since_launch
+from windlass.targets.launch.supervision import LOCK_FILE, is_running, is_starting, supervisor_of
+from windlass.targets.launch.torchrun import FOLDER_VARIABLE, Place
 from windlass.targets.local import checks, render
 from windlass.targets.local.render import LocalRequest
-from windlass.targets.local.state import LOCK_FILE as LOCK_FILE
-from windlass.targets.local.state import STOP_FILE, is_running, is_starting, status_of, supervisor_of
-from windlass.targets.local.supervisor import LAUNCHER_LOG, REQUEST_FILE, STOP_NOW
+from windlass.targets.local.state import status_of
+from windlass.targets.local.supervisor import LAUNCHER_LOG, REQUEST_FILE, STOP_FILE, STOP_NOW
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 
 SUPERVISOR_LOG = "supervisor.log"
@@ -38,7 +39,6 @@ POLL_SECONDS = 0.2
 LOCK_SECONDS = 1.0  # somebody who asks whether a run is being started holds the lock for an instant
 SCAN_SECONDS = 1.0  # for which a look at all processes of this machine holds
 KILL_SECONDS = 30.0  # for the kernel to end killed processes
-RANK_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d rank \d+ [A-Z]+ ")
 
 
 @dataclass
@@ -55,20 +55,23 @@ class LocalTarget:
     def settle(self, run: Run) -> Run:
         return render.settle(run, self.machine, os.environ)
 
-    def world_size(self, run: Run) -> int:
-        return (run.resources.processes_per_node or 1) * run.resources.nodes
-
     def gpu(self, run: Run) -> Gpu | None:
         """The GPU of a settled run's ranks; None on CPUs, and where the catalogue does not know it."""
         if not run.resources.gpus_per_node or not self.machine.gpus:
             return None
         return gpu_of_device(self.machine.gpus[0].name)
 
-    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
-        return checks.check(run, self.machine, RunFolder.of(run).path, bytes_needed=bytes_needed)
+    def host_memory(self, run: Run) -> int | None:
+        return self.machine.memory_bytes
 
-    def render(self, run: Run, *, faults: str | None = None) -> LocalRequest:
-        return render.render(run, python=sys.executable, runs=runs_root(), working_directory=Path.cwd(), faults=faults)
+    def gather(self, run: Run) -> Place:
+        return Place(runs=runs_root(), working_directory=Path.cwd(), python=sys.executable)
+
+    def render(self, run: Run, gathered: Place, *, faults: str | None = None) -> LocalRequest:
+        return render.render(run, gathered, faults=faults)
+
+    def check(self, run: Run, request: LocalRequest, *, bytes_needed: int | None) -> list[str]:
+        return checks.check(run, self.machine, request.folder, bytes_needed=bytes_needed)
 
     def submit(self, run: Run, request: LocalRequest) -> JobRef:
         """Create the run folder and start its supervisor; returns when the supervisor holds the run."""
@@ -106,20 +109,13 @@ class LocalTarget:
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines of one rank, or of all ranks, their launcher and their supervisor; with `follow` until the end."""
-        tails: dict[int | str, Tail] = {}
-        while True:
-            ended = not follow or self.status(job).ended
-            _find_logs(job.folder, rank, tails)
-            for source in sorted(tails, key=_order):
-                while lines := tails[source].lines(rest=ended, limit=READ_BYTES):
-                    for text in lines:
-                        if isinstance(source, int):
-                            yield LogLine(source, text)
-                        elif not _is_of_a_rank(text):
-                            yield LogLine(None, text, source)
-            if ended:
-                return
-            time.sleep(POLL_SECONDS)
+        return follow_logs(
+            job.folder,
+            rank,
+            lambda: not follow or self.status(job).ended,
+            launchers={LAUNCHER_LOG: "launcher", SUPERVISOR_LOG: "supervisor"},
+            only_without_ranks=False,
+        )
 
     def stop(self, job: JobRef, *, save_first: bool) -> JobStatus:
         """Stop a run and wait until it has stopped; with `save_first` it gets its grace period for a checkpoint.
@@ -171,7 +167,7 @@ class LocalTarget:
         self._scan = (float("-inf"), {})
         if killed:
             folder.record("leftovers-killed", pids=killed)
-        recent = records_since(folder.history, lambda one: one.get("event") == "launched")
+        recent = since_launch(folder)
         saved = [one for one in recent if one.get("event") == "preempted"]
         done = Done("stopped", ExitCode.INTERRUPTED, "stopped without a new checkpoint")
         if saved:
@@ -259,7 +255,7 @@ def start_supervisor(folder: RunFolder, run: Run, request: LocalRequest, lock: i
     with (folder.logs / SUPERVISOR_LOG).open("ab") as output, os.fdopen(reader, "rb") as answer:
         path = os.path.realpath(folder.path)
         # what every process of the run is marked with must not be inherited from a run that starts this one
-        environment = {name: value for name, value in os.environ.items() if name != render.FOLDER_VARIABLE}
+        environment = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
         subprocess.Popen(
             [sys.executable, "-m", "windlass.targets.local.supervisor", path, str(lock), str(writer)],
             stdin=subprocess.DEVNULL,
@@ -278,25 +274,3 @@ def start_supervisor(folder: RunFolder, run: Run, request: LocalRequest, lock: i
                 cause=f"see {folder.logs / SUPERVISOR_LOG}",
                 exit_code=ExitCode.FAILED,
             )
-
-
-def _find_logs(folder: RunFolder, rank: int | None, tails: dict[int | str, Tail]) -> None:
-    """Add the logs that have come to exist since the last look."""
-    if rank is not None:
-        tails.setdefault(rank, Tail(folder.rank_log(rank)))
-        return
-    for path in folder.logs.glob("rank-*.log"):
-        with contextlib.suppress(ValueError):
-            tails.setdefault(int(path.stem.removeprefix("rank-")), Tail(path))
-    tails.setdefault("launcher", Tail(folder.logs / LAUNCHER_LOG))
-    tails.setdefault("supervisor", Tail(folder.logs / SUPERVISOR_LOG))
-
-
-def _order(source: int | str) -> tuple[int, str]:
-    """Ranks first; what launcher and supervisor say explains them."""
-    return (source, "") if isinstance(source, int) else (2**62, source)
-
-
-def _is_of_a_rank(line: str) -> bool:
-    """Whether a line of the launcher's log is a copy of what a rank's own log holds."""
-    return RANK_LINE.match(line) is not None

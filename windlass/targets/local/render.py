@@ -13,10 +13,7 @@ from windlass.errors import UserError
 from windlass.runfolder import RUNS_VARIABLE
 from windlass.spec import Run
 from windlass.targets.launch.machine import Machine
-
-FOLDER_VARIABLE = "WINDLASS_FOLDER"  # marks every process of a run, so that none is ever lost from sight
-ATTEMPT_VARIABLE = "WINDLASS_ATTEMPT"
-FAULTS_VARIABLE = "WINDLASS_FAULTS"
+from windlass.targets.launch.torchrun import FAULTS_VARIABLE, FOLDER_VARIABLE, Place, torchrun
 
 
 @dataclass(frozen=True)
@@ -83,16 +80,16 @@ def settle(run: Run, machine: Machine, environment: Mapping[str, str] | None = N
     return run.model_copy(update={"resources": resources})
 
 
-def render(run: Run, *, python: str, runs: Path, working_directory: Path, faults: str | None = None) -> LocalRequest:
-    """The torchrun command that trains a settled run. `runs` is the folder of run folders."""
-    folder = runs / run.name
+def render(run: Run, place: Place, *, faults: str | None = None) -> LocalRequest:
+    """The torchrun command that trains a settled run."""
+    folder = place.runs / run.name
     port = run.target.port
-    meeting = ["--standalone"] if port is None else ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    rendezvous = ["--standalone"] if port is None else ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     environment = {
         "OMP_NUM_THREADS": str(run.resources.threads_per_process or 1),
-        RUNS_VARIABLE: os.path.abspath(working_directory / runs),
+        RUNS_VARIABLE: os.path.abspath(place.working_directory / place.runs),
         # the real path: a run is found again through any link that leads to it
-        FOLDER_VARIABLE: os.path.realpath(working_directory / folder),
+        FOLDER_VARIABLE: os.path.realpath(place.working_directory / folder),
         # a SIGTERM to torchrun itself; the supervisor's own stop goes to the ranks, since torch 2.11 does not read this
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(run.checkpoint.grace_seconds),
         "PYTHONUNBUFFERED": "1",  # what a rank said before it was killed is in the log
@@ -100,19 +97,15 @@ def render(run: Run, *, python: str, runs: Path, working_directory: Path, faults
     if faults:
         environment[FAULTS_VARIABLE] = faults
     return LocalRequest(
-        argv=(
-            python,
-            "-m",
-            "torch.distributed.run",
-            *meeting,
+        argv=torchrun(
+            place.python,
+            *rendezvous,
             "--nproc-per-node",
             str(run.resources.processes_per_node or 1),
-            "-m",
-            "windlass.trainer",
-            str(folder / "run.yaml"),
+            run_file=str(folder / "run.yaml"),
         ),
         folder=folder,
-        working_directory=working_directory,
+        working_directory=place.working_directory,
         environment=environment,
         max_restarts=run.target.max_restarts,
         grace_seconds=run.checkpoint.grace_seconds,

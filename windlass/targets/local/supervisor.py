@@ -34,11 +34,13 @@ from windlass.targets.launch.decision import (
     parse_deaths,
 )
 from windlass.targets.launch.oom import OomWatch
+from windlass.targets.launch.supervision import BEAT_SECONDS, SUPERVISOR_FILE, supervisor_record
 from windlass.targets.launch.tail import Tail
-from windlass.targets.local.render import ATTEMPT_VARIABLE, LocalRequest
-from windlass.targets.local.state import BEAT_SECONDS, STOP_FILE, SUPERVISOR_FILE, supervisor_record
+from windlass.targets.launch.torchrun import ATTEMPT_VARIABLE, SURVIVOR_SECONDS, TorchrunLog
+from windlass.targets.local.render import LocalRequest
 
 REQUEST_FILE = "request.json"
+STOP_FILE = "stop.json"
 LAUNCHER_LOG = "launcher.log"
 STOP_NOW = signal.SIGUSR1
 POLL_SECONDS = 0.1
@@ -46,9 +48,6 @@ LOOK_SECONDS = 0.5  # between two looks at the folder: for a stop request, and w
 GONE_SECONDS = 30.0  # after which a folder that is out of reach is taken for gone
 LARGEST_BACKOFF = 30.0
 WRITE_SECONDS = 10.0  # for a full disk to have room for the last records
-SURVIVOR_SECONDS = 5.0  # for the ranks that outlive a failed one to write down what they saw
-OTHERS_ARE_TOLD = "closing signal SIGTERM"  # torchrun's words, and the next too
-ASKED_TO_LEAVE = "death signal, shutting down workers"
 
 
 class Supervisor:
@@ -143,7 +142,7 @@ class Supervisor:
                 preexec_fn=processes.die_with_parent,  # one thread here, so fork is safe
             )
         launcher = self.launcher.pid
-        code = self._watch(self.launcher, Tail(log, offset=log_begins))
+        code = self._watch(self.launcher, TorchrunLog(log, offset=log_begins))
         self.launcher = None
         # torchrun ends its ranks; if it was itself killed, they are still there
         processes.end_leftovers(self.folder.path, patience=1.0 if code >= 0 else 0.0)
@@ -159,50 +158,34 @@ class Supervisor:
             told_to_leave=self.stop_at is not None or self.stop_now,
         )
 
-    def _watch(self, launcher: subprocess.Popen[bytes], log: Tail) -> int:
+    def _watch(self, launcher: subprocess.Popen[bytes], log: TorchrunLog) -> int:
         """Wait for torchrun; pass a stop on to its ranks, and end those that cannot end themselves."""
-        told: set[int] = set()
-        killing = False
-        broken_at: float | None = None  # when torchrun saw a rank fail and told the others to leave
-        asked_to_leave = False  # somebody sent torchrun a SIGTERM: then its ranks are saving
+        is_passed_on = is_killing = False
+        failed_at: float | None = None  # when torchrun saw a rank fail and told the others to leave
         while True:
             code = launcher.poll()
             if code is not None:
                 return code
             now = time.monotonic()
             self._look()
-            for line in log.lines():
-                asked_to_leave = asked_to_leave or ASKED_TO_LEAVE in line
-                if OTHERS_ARE_TOLD in line and broken_at is None and not asked_to_leave:
-                    broken_at = now
+            if log.shows_failure() and failed_at is None:
+                failed_at = now
             overdue = self.stop_at is not None and now > self.stop_at + self.request.grace_seconds
             if self.stop_now or overdue or self.folder_gone:
-                if not killing:
-                    killing = True
+                if not is_killing:
+                    is_killing = True
                     self._record("killing", why="stopped at once" if self.stop_now else "grace period is over")
-                self._kill_all(launcher)
-            elif self.stop_at is not None and not told:
-                told = self._tell(launcher)
-            elif broken_at is not None and now > broken_at + SURVIVOR_SECONDS:
+                processes.signal_ranks(launcher.pid, signal.SIGKILL)
+                launcher.kill()
+            elif self.stop_at is not None and not is_passed_on:
+                is_passed_on = True
+                # not to torchrun: it would kill the ranks 30 seconds later, in the middle of a save
+                if not processes.signal_ranks(launcher.pid, signal.SIGTERM):
+                    launcher.terminate()  # still starting: nothing to save
+            elif failed_at is not None and now > failed_at + SURVIVOR_SECONDS:
                 # they wait for a peer that is gone; torchrun would give them half a minute
-                for pid in processes.ranks_of(launcher.pid).values():
-                    processes.send(pid, signal.SIGKILL)
+                processes.signal_ranks(launcher.pid, signal.SIGKILL)
             time.sleep(POLL_SECONDS)
-
-    def _tell(self, launcher: subprocess.Popen[bytes]) -> set[int]:
-        """SIGTERM to the ranks, not to torchrun: torchrun would kill them 30 seconds later, in the middle of a save."""
-        ranks = processes.ranks_of(launcher.pid)
-        if not ranks:  # still starting: nothing to save
-            launcher.terminate()
-            return {launcher.pid}
-        for pid in ranks.values():
-            processes.send(pid, signal.SIGTERM)
-        return set(ranks.values())
-
-    def _kill_all(self, launcher: subprocess.Popen[bytes]) -> None:
-        for pid in processes.ranks_of(launcher.pid).values():
-            processes.send(pid, signal.SIGKILL)
-        launcher.kill()
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -307,11 +290,11 @@ def main() -> int:
     os.set_inheritable(ready, False)
     request = LocalRequest.from_dict(json.loads((folder.path / REQUEST_FILE).read_text()))
 
-    def say_ready() -> None:
+    def report_ready() -> None:
         os.write(ready, b"ready\n")
         os.close(ready)
 
-    return Supervisor(folder, request, lock).run(say_ready)
+    return Supervisor(folder, request, lock).run(report_ready)
 
 
 if __name__ == "__main__":

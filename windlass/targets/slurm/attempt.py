@@ -12,8 +12,6 @@ import argparse
 import contextlib
 import os
 import re
-import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,10 +21,22 @@ from typing import Any
 
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
-from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide, parse_deaths
+from windlass.targets.launch.decision import (
+    AttemptEnd,
+    Done,
+    Restart,
+    RestartBudget,
+    budget_of,
+    by_blame,
+    decide,
+    next_attempt,
+    parse_deaths,
+)
+from windlass.targets.launch.disk import is_full
 from windlass.targets.launch.tail import Tail
+from windlass.targets.launch.torchrun import free_port
 from windlass.targets.slurm.render import comment_of
-from windlass.targets.slurm.state import SubmittedJob, is_full, lock
+from windlass.targets.slurm.state import SubmittedJob, lock
 
 Event = Mapping[str, Any]
 LAUNCHER_LOGS = "launcher-*.log"
@@ -103,24 +113,6 @@ def follow_up(
     return verdict
 
 
-def budget_of(history: Sequence[Event], allowed: int) -> RestartBudget:
-    """Starts since the last progress, the newest not counted. Leaving with a checkpoint is progress too."""
-    budget = RestartBudget(allowed)
-    starts, job = 0, None
-    for one in history:
-        match one.get("event"):
-            case "checkpoint" if int(one["step"]) > budget.newest_checkpoint:
-                budget.newest_checkpoint = int(one["step"])
-                starts = min(starts, 1)
-            case "preempted":
-                starts = min(starts, 1)
-            case "launched":
-                starts = starts + 1 if one.get("job") == job else 1  # another job: somebody wants it to go on
-                job = one.get("job")
-    budget.used = max(0, starts - 1)
-    return budget
-
-
 def is_recorded(folder: RunFolder, *, job: str, facts: str, patience: float = RECORD_SECONDS) -> bool:
     """Whether a run folder belongs to this job; makes it so where it was submitted and its number is not known yet."""
     deadline = time.monotonic() + patience
@@ -152,9 +144,7 @@ def begin(folder: RunFolder, *, job: str, port: int | None, facts: str = "") -> 
         return ExitCode.BAD_INPUT
     history = list(read_json_lines(folder.history))
     allowed = folder.load_run().target.max_restarts
-    # "restart" announces the attempt that begins now
-    earlier = [int(one.get("attempt") or 0) for one in history if one.get("event") != "restart"]
-    attempt = max(earlier, default=0) + 1
+    attempt = next_attempt(history)
     # the budget as it will be with this start counted
     used = budget_of([*history, {"event": "launched", "job": job}], allowed).used
     if used > allowed:
@@ -187,7 +177,7 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
         path: "\n".join(Tail(path, offset=int(launch["logs"].get(path.name, 0))).lines(rest=True))
         for path in folder.logs.glob(LAUNCHER_LOGS)
     }
-    deaths = sorted((one for text in words.values() for one in parse_deaths(text)), key=_blame)
+    deaths = sorted((one for text in words.values() for one in parse_deaths(text)), key=by_blame)
     attempt_end = AttemptEnd(
         launcher_code=128 - code if code > 128 else code,
         events=since,
@@ -256,17 +246,6 @@ def refused(folder: RunFolder, *, why: str) -> int:
     folder.record("exit", state="preempted", code=int(ExitCode.PREEMPTED), reason=reason)
     print(f"windlass: {reason}", file=sys.stderr)
     return ExitCode.OK
-
-
-def _blame(death: RankDeath) -> tuple[bool, str]:
-    """A rank that was killed goes before those that lost it."""
-    return (death.code >= 0 or death.code == -signal.SIGTERM, death.time)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ import difflib
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
-from windlass.targets.local.checks import folder_can_be_made, space_is_there
+from windlass.targets.launch.disk import folder_can_be_made, space_is_there
 from windlass.targets.slurm.queue import Partition
 from windlass.targets.slurm.render import signal_lead, time_seconds
 

@@ -18,13 +18,14 @@ from typing import Any
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root, write_atomically
 from windlass.spec import Run
-from windlass.targets.launch.tail import Tail
-from windlass.targets.local.client import LOCK_FILE
-from windlass.targets.local.state import is_running, told_end
+from windlass.targets.launch.logs import follow_logs
+from windlass.targets.launch.progress import recorded_end
+from windlass.targets.launch.supervision import LOCK_FILE, is_running
+from windlass.targets.launch.torchrun import Place
 from windlass.targets.protocol import JobRef, JobStatus, LogLine
 from windlass.targets.slurm import checks, queue, render, state
 from windlass.targets.slurm.commands import Commands, SilentError, ignored_options
-from windlass.targets.slurm.render import Place, SlurmRequest
+from windlass.targets.slurm.render import SlurmRequest
 
 SCRIPT_FILE = "job.sbatch"
 ASK_SECONDS = 2.0  # between two questions about one job: a controller serves many users
@@ -71,25 +72,32 @@ class SlurmTarget:
         update = {"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
         return run.model_copy(update={"resources": asked.model_copy(update=update)})
 
-    def world_size(self, run: Run) -> int:
-        return (run.resources.processes_per_node or 1) * run.resources.nodes
+    def gather(self, run: Run) -> Place:
+        """Paths as the nodes find them; runs is absolute."""
+        asked = run.target.slurm
+        if asked.environment:
+            python = f"{asked.environment.rstrip('/')}/bin/python"
+        else:
+            python = "python3" if asked.container else sys.executable
+        return Place(runs=Path(os.path.abspath(runs_root())), working_directory=Path.cwd(), python=python)
 
-    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
-        if not run.target.host:
+    def render(self, run: Run, gathered: Place, *, faults: str | None = None) -> SlurmRequest:
+        return render.render(run, gathered, faults=faults)
+
+    def render_sweep(
+        self, name: str, runs: Sequence[Run], indices: Sequence[int], gathered: Place, *, faults: str | None = None
+    ) -> Sequence[SlurmRequest]:
+        return render.render_sweep(name, runs, indices, gathered, faults=faults)
+
+    def check(self, run: Run, request: SlurmRequest, *, bytes_needed: int | None) -> list[str]:
+        if not request.host:
             Commands().must("sbatch", "--version")
-        warnings = checks.check(run, RunFolder.of(run), self._partitions_of(run), bytes_needed=bytes_needed)
+        folder = RunFolder(request.folders[0])
+        warnings = checks.check(run, folder, self._partitions_of(run), bytes_needed=bytes_needed)
         ignored = ignored_options(os.environ)
         if ignored:
             warnings.append(f"{', '.join(ignored)}: set here, and not used; what a run asks for is target.slurm.*")
         return warnings
-
-    def render(self, run: Run, *, faults: str | None = None) -> SlurmRequest:
-        return render.render(run, place_of(run), faults=faults)
-
-    def render_sweep(
-        self, name: str, runs: Sequence[Run], indices: Sequence[int], *, faults: str | None = None
-    ) -> Sequence[SlurmRequest]:
-        return render.render_sweep(name, runs, indices, place_of(runs[0]), faults=faults)
 
     def submit(self, run: Run, request: SlurmRequest) -> JobRef:
         self._submit([run], request)
@@ -150,41 +158,32 @@ class SlurmTarget:
 
     def status(self, job: JobRef) -> JobStatus:
         submitted = state.SubmittedJob.of(job.folder)
-        told = told_end(job.folder)
+        end = recorded_end(job.folder)
         if submitted is None:
-            return told or JobStatus("waiting", reason="not submitted")
+            return end or JobStatus("waiting", reason="not submitted")
         if not submitted.belongs_to(job.folder):
-            return told or state.status_of_copy(job.folder, submitted)
+            return end or state.status_of_copy(job.folder, submitted)
         if submitted.number is None:
             try:
                 known = self._find(job.folder, submitted)
             except SilentError as error:
                 return state.status_of_unconfirmed(error)
             if known is None:
-                return told or state.status_of_unconfirmed(None)
-            submitted, told = known, None
-        if told is not None:
-            return told
+                return end or state.status_of_unconfirmed(None)
+            submitted, end = known, None
+        if end is not None:
+            return end
         try:
             status = state.status_of(job.folder, submitted, self._ask(submitted))
         except SilentError as error:
             status = state.status_without_slurm(job.folder, submitted, error)
         # it may have written down its end while Slurm was being asked
-        return (told_end(job.folder) or status) if status.ended else status
+        return (recorded_end(job.folder) or status) if status.ended else status
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines of one rank, or of all ranks; the launcher's where no rank has said anything."""
-        tails: dict[int | None, list[Tail]] = {}
-        while True:
-            ended = not follow or self.status(job).ended
-            _find_logs(job.folder, rank, tails, ended=ended)
-            for number in sorted(tails, key=lambda one: -1 if one is None else one):
-                for tail in tails[number]:
-                    for text in tail.lines(rest=ended):
-                        yield LogLine(number, text)
-            if ended:
-                return
-            time.sleep(POLL_SECONDS)
+        launchers = {"slurm-*.out": "launcher", "launcher-*.log": "launcher"}
+        return follow_logs(job.folder, rank, lambda: not follow or self.status(job).ended, launchers=launchers)
 
     def stop(self, job: JobRef, *, save_first: bool) -> JobStatus:
         """Stop a run and wait until it has stopped; with `save_first` the ranks get their grace period."""
@@ -223,7 +222,7 @@ class SlurmTarget:
                     exit_code=ExitCode.FAILED,
                 )
             time.sleep(POLL_SECONDS)
-        if told_end(job.folder) is None:
+        if recorded_end(job.folder) is None:
             _record(job.folder, "exit", state=now.state, code=now.exit_code, reason=now.reason)
         return now
 
@@ -364,15 +363,6 @@ class _UnconfirmedError(UserError):
     """Nobody knows whether Slurm took the job."""
 
 
-def place_of(run: Run) -> Place:
-    asked = run.target.slurm
-    if asked.environment:
-        python = f"{asked.environment.rstrip('/')}/bin/python"
-    else:
-        python = "python3" if asked.container else sys.executable
-    return Place(runs=Path(os.path.abspath(runs_root())), working_directory=Path.cwd(), python=python)
-
-
 def _record(folder: RunFolder, event: str, **facts: Any) -> bool:
     """Whether it could be written down: the disk may be full, or the folder another user's."""
     try:
@@ -467,16 +457,3 @@ def _restore(path: Path, text: str | None) -> None:
             path.unlink(missing_ok=True)
         else:
             write_atomically(path, text)
-
-
-def _find_logs(folder: RunFolder, rank: int | None, tails: dict[int | None, list[Tail]], *, ended: bool) -> None:
-    """Add the logs that have come to exist since the last look."""
-    if rank is not None:
-        tails.setdefault(rank, [Tail(folder.rank_log(rank))])
-        return
-    for path in folder.logs.glob("rank-*.log"):
-        with contextlib.suppress(ValueError):
-            tails.setdefault(int(path.stem.removeprefix("rank-")), [Tail(path)])
-    if not tails and ended:  # no rank got as far as to say something
-        others = [*sorted(folder.logs.glob("slurm-*.out")), *sorted(folder.logs.glob("launcher-*.log"))]
-        tails[None] = [Tail(path) for path in others]

@@ -7,6 +7,7 @@ from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.slurm import queue
 from windlass.targets.slurm.client import SlurmTarget
+from windlass.targets.slurm.render import SlurmRequest
 
 
 class OfflineSlurm(SlurmTarget):
@@ -31,7 +32,7 @@ class OfflineSlurm(SlurmTarget):
         update = {"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
         return run.model_copy(update={"resources": asked.model_copy(update=update)})
 
-    def check(self, run: Run, *, bytes_needed: int | None) -> list[str]:
+    def check(self, run: Run, request: SlurmRequest, *, bytes_needed: int | None) -> list[str]:
         unknown = ["partitions, limits, free nodes and disk were not checked: no scheduler was asked"]
         if not run.resources.instance:
             unknown.append("CPU threads of a rank are as resources.threads_per_process says, 1 where it does not")

@@ -12,22 +12,13 @@ from typing import Any
 from windlass.runfolder import RUNS_VARIABLE
 from windlass.spec import Run
 from windlass.spec.slurm import SlurmOptions
-from windlass.targets.local.render import ATTEMPT_VARIABLE, FAULTS_VARIABLE, FOLDER_VARIABLE
+from windlass.targets.launch.torchrun import ATTEMPT_VARIABLE, FAULTS_VARIABLE, FOLDER_VARIABLE, Place
 
 HYPERPOD = "/opt/sagemaker_cluster"  # there on every node of a HyperPod Slurm cluster
 MARGIN_SECONDS = 30  # beside the save itself: Slurm's clock is coarse, and ranks come to a step's end first
 NEW_SUBMISSION = "SUBMISSION"  # stands for the name that every submission gets anew
 STRAGGLER_SECONDS = 60  # for the other nodes to end by themselves when one has
 CONTAINER_SECONDS = 60  # for a container to start in which windlass decides what follows
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where things are for the job: the same on every node."""
-
-    runs: Path  # absolute
-    working_directory: Path
-    python: str
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,20 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, read_json_lines, write_atomically
-from windlass.targets.launch.machine import free_bytes
-from windlass.targets.local.client import LOCK_FILE
-from windlass.targets.local.state import with_progress
+from windlass.targets.launch.disk import is_full
+from windlass.targets.launch.progress import with_progress
+from windlass.targets.launch.supervision import LOCK_FILE
 from windlass.targets.protocol import JobStatus, State
 from windlass.targets.slurm.queue import JOB_NUMBER, QueuedJob
 from windlass.targets.slurm.reasons import ENDS, explain
 
 JOB_FILE = "slurm.json"
 SUBMISSION = re.compile(r"[0-9a-f]{16}")
-FULL_BYTES = 2**16
 ON_NODES = frozenset(
     ("RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
 )
@@ -202,7 +200,3 @@ def _forgotten(number: str, history: list[dict[str, Any]]) -> dict[str, Any]:
             break
     reason = f"Slurm no longer knows job {number}; `windlass run` goes on from the last checkpoint"
     return {"state": "failed", "exit_code": int(ExitCode.FAILED), "reason": reason}
-
-
-def is_full(path: Path) -> bool:
-    return free_bytes(path) < FULL_BYTES

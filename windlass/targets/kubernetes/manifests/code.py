@@ -41,17 +41,20 @@ class Carried:
     archives: Mapping[str, bytes] = field(default_factory=dict)  # CODE, WINDLASS
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
     token: str = field(default="", repr=False)  # by which the pods of this submission know each other
+    bootstrap: str = ""  # the program that unpacks the WINDLASS archive in a pod
 
 
 def gather(run: Run, environment: Mapping[str, str]) -> Carried:
     """Read what a run carries. Raises UserError for what is missing or too large."""
     asked = run.target.kubernetes
-    archives = {}
+    archives, bootstrap = {}, ""
     if asked.code:
         archives[CODE] = pack_code(Path(asked.code).expanduser())
     if asked.carry_windlass:
         archives[WINDLASS] = _pack(_entries(Path(windlass.__file__).parent), prefix="windlass/", trusted=True)
-    return Carried(archives, read_values(run, environment), token=secrets.token_hex(32))
+        bootstrap = resources.files("windlass.targets.kubernetes.pod").joinpath(BOOTSTRAP).read_text()
+    values = read_values(run, environment)
+    return Carried(archives, values, token=secrets.token_hex(32), bootstrap=bootstrap)
 
 
 def pack_code(folder: Path) -> bytes:
@@ -68,7 +71,7 @@ def pack_code(folder: Path) -> bytes:
     return archive
 
 
-def config_maps(name: str, archive: bytes) -> list[dict[str, Any]]:
+def config_maps(name: str, archive: bytes, bootstrap: str = "") -> list[dict[str, Any]]:
     """An archive as the data of ConfigMaps NAME-0, NAME-1, …; the last one ends with the digest of them all."""
     kind = name.rpartition("-")[2]
     parts = [archive[begin : begin + PART_BYTES] for begin in range(0, len(archive), PART_BYTES)]
@@ -83,7 +86,7 @@ def config_maps(name: str, archive: bytes) -> list[dict[str, Any]]:
     ]
     made[-1]["data"] = {f"{kind}.{DIGEST_KEY}": archive_digest(archive)}
     if kind == WINDLASS:
-        made[-1]["data"][BOOTSTRAP] = resources.files("windlass.targets.kubernetes.pod").joinpath(BOOTSTRAP).read_text()
+        made[-1]["data"][BOOTSTRAP] = bootstrap
     return made
 
 

@@ -9,7 +9,7 @@ from windlass.spec import Run
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.labels import SUBMISSION_LABEL, safe_name
 from windlass.targets.kubernetes.manifests.resources import NodeShape
-from windlass.targets.local.render import FAULTS_VARIABLE
+from windlass.targets.launch.torchrun import FAULTS_VARIABLE
 
 Variable = dict[str, Any]
 

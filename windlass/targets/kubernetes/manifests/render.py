@@ -81,8 +81,12 @@ def render(
             f"the namespace {cluster.namespace} enforces PodSecurity {cluster.pod_security}: the pods go without "
             "IPC_LOCK, and EFA needs nodes whose containers may lock memory without a limit, as EKS' are"
         )
-    archives = {one: config_maps(f"{name}-{one}", data) for one, data in sorted(carried.archives.items())}
-    names = [part["metadata"]["name"] for parts in archives.values() for part in parts]
+    parts = [
+        part
+        for archive, data in sorted(carried.archives.items())
+        for part in config_maps(f"{name}-{archive}", data, carried.bootstrap)
+    ]
+    names = [part["metadata"]["name"] for part in parts]
     template = pod_template(run, kind, shape, cluster, carried, submission=submission, config_maps=names, faults=faults)
     run_text = dump_run(_for_pods(run))
     job_metadata = metadata(run, name)
@@ -94,7 +98,7 @@ def render(
             "metadata": metadata(run, f"{name}-run"),
             "data": {"run.yaml": run_text},
         },
-        *(_owned(run, part) for parts in archives.values() for part in parts),
+        *(_owned(run, part) for part in parts),
     ]
     meets = kind is not JobKind.HYPERPOD  # the pods find each other by windlass, not by HyperPod's operator
     secret_values = {**carried.secret_values, **({TOKEN_VARIABLE: carried.token} if meets else {})}

@@ -10,8 +10,7 @@ from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import Run
 from windlass.spec.compatibility import must_match
 from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd, deaths_of, verdict
-from windlass.targets.launch.decision import Done
-from windlass.targets.slurm.attempt import budget_of
+from windlass.targets.launch.decision import Done, budget_of, next_attempt
 
 
 class Chronicle:
@@ -44,8 +43,7 @@ class Chronicle:
         """The number of the attempt that begins; None where too many came to nothing."""
         history = list(read_json_lines(self.folder.history))
         allowed = self.run.target.max_restarts
-        earlier = [int(one.get("attempt") or 0) for one in history if one.get("event") != "restart"]
-        attempt = max(earlier, default=0) + 1
+        attempt = next_attempt(history)
         used = budget_of([*history, {"event": "launched", "job": submission}], allowed).used
         if used > allowed:
             reason = f"given up after {used} restarts without a new checkpoint"

@@ -30,6 +30,7 @@ from windlass.targets.kubernetes.pod.messages import (
 )
 from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd
 from windlass.targets.launch.decision import Done
+from windlass.targets.launch.torchrun import free_port
 
 BEAT_SECONDS = 3.0
 SILENCE_SECONDS = 60.0  # a pod that says nothing for so long is lost, though its connection may look open
@@ -313,9 +314,3 @@ class Meeting:
             member.line.send(word=word, **facts)
         except LostError as error:
             self._lose(member, str(error))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -19,7 +19,7 @@ from windlass.targets.kubernetes.pod.log_forwarder import Outlet, Records, Telle
 from windlass.targets.kubernetes.pod.place import paths_of
 from windlass.targets.kubernetes.pod.unpacking import code_digest, unpack_code
 from windlass.targets.launch import processes
-from windlass.targets.local.render import FOLDER_VARIABLE
+from windlass.targets.launch.torchrun import FOLDER_VARIABLE
 
 AGENT = "hyperpodrun"
 TICK_SECONDS = 0.5

@@ -20,8 +20,13 @@ from windlass.targets.kubernetes.pod.verdict import TROUBLE, NodeEnd
 from windlass.targets.launch import processes
 from windlass.targets.launch.decision import parse_deaths
 from windlass.targets.launch.tail import Tail
-from windlass.targets.local.render import ATTEMPT_VARIABLE, FOLDER_VARIABLE
-from windlass.targets.local.supervisor import ASKED_TO_LEAVE, OTHERS_ARE_TOLD, SURVIVOR_SECONDS
+from windlass.targets.launch.torchrun import (
+    ATTEMPT_VARIABLE,
+    FOLDER_VARIABLE,
+    SURVIVOR_SECONDS,
+    TorchrunLog,
+    torchrun,
+)
 
 CGROUP = Path("/sys/fs/cgroup")
 SAY_ALL_VARIABLE = "WINDLASS_SAY_ALL"  # ranks other than the first speak on their console too
@@ -41,18 +46,15 @@ class Launch:
     ended: int | None = None
     oom_kills: int = 0  # of this pod's memory, before the ranks were started
     _end_at: float | None = None
-    _asked_to_leave: bool = False
-    _words: Tail = field(init=False)
+    _torchrun_log: TorchrunLog = field(init=False)
 
     def __post_init__(self) -> None:
-        self._words = Tail(self.log)
+        self._torchrun_log = TorchrunLog(self.log)
 
     def tend(self, now: float) -> bool:
         """Whether the ranks have ended; those that cannot end themselves are ended."""
-        for line in self._words.lines():
-            self._asked_to_leave = self._asked_to_leave or ASKED_TO_LEAVE in line
-            if OTHERS_ARE_TOLD in line and not self._asked_to_leave and not self.told:
-                self.end_soon()
+        if self._torchrun_log.shows_failure() and not self.told:
+            self.end_soon()
         if self._end_at is not None and now > self._end_at:
             self.kill()
         self.ended = self.process.poll()
@@ -62,14 +64,11 @@ class Launch:
         """SIGTERM to the ranks, not to torchrun, which would kill them in the middle of a save."""
         if self.told or self.process.poll() is not None:
             return
-        ranks = processes.ranks_of(self.process.pid)
-        if len(ranks) < len(self.ranks):  # still starting: nothing to save
-            self.told = True
-            self.kill()
-            return
         self.told = True
-        for pid in ranks.values():
-            processes.send(pid, signal.SIGTERM)
+        if len(processes.ranks_of(self.process.pid)) < len(self.ranks):  # still starting: nothing to save
+            self.kill()
+        else:
+            processes.signal_ranks(self.process.pid, signal.SIGTERM)
 
     def end_soon(self) -> None:
         """A rank here or elsewhere is gone: the others wait for it in vain, and have a moment to write down why."""
@@ -77,8 +76,7 @@ class Launch:
             self._end_at = time.monotonic() + SURVIVOR_SECONDS
 
     def kill(self) -> None:
-        for pid in processes.ranks_of(self.process.pid).values():
-            processes.send(pid, signal.SIGKILL)
+        processes.signal_ranks(self.process.pid, signal.SIGKILL)
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -96,18 +94,17 @@ def launch(place: Place, start: Message, outlet: Outlet) -> Launch:
     log = logs / "launcher.log"
     environment = launcher_environment(os.environ, place)
     environment |= {ATTEMPT_VARIABLE: str(attempt), FOLDER_VARIABLE: str(place.folder.path), SAY_ALL_VARIABLE: "1"}
+    command = _torchrun(place, start, position, logs)
     with log.open("ab") as output:
         try:
             code = unpack_code(place.carried, place.scratch, start.get("code"))
         except NotArrivedError as error:
             output.write(f"windlass: {error}\n".encode())
-            command = [sys.executable, "-c", "raise SystemExit(1)"]
-        else:
-            command = _torchrun(place, start, position, logs)
-            if code:
-                environment["PYTHONPATH"] = os.pathsep.join(
-                    one for one in (str(code), environment.get("PYTHONPATH")) if one
-                )
+            code, command = None, (sys.executable, "-c", "raise SystemExit(1)")
+        if code:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                path for path in (str(code), environment.get("PYTHONPATH")) if path
+            )
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -156,11 +153,9 @@ def describe_limit(root: Path = CGROUP) -> str:
     )
 
 
-def _torchrun(place: Place, start: Message, position: int, logs: Path) -> list[str]:
-    return [
+def _torchrun(place: Place, start: Message, position: int, logs: Path) -> tuple[str, ...]:
+    return torchrun(
         sys.executable,
-        "-m",
-        "torch.distributed.run",
         f"--nnodes={start['nodes']}",
         f"--node-rank={position}",
         f"--nproc-per-node={place.ranks}",
@@ -170,7 +165,5 @@ def _torchrun(place: Place, start: Message, position: int, logs: Path) -> list[s
         "--redirects=3",
         f"--log-dir={logs}",
         "--signals-to-handle=SIGINT,SIGQUIT",  # the entry tells the ranks itself
-        "-m",
-        "windlass.trainer",
-        str(place.run_file),
-    ]
+        run_file=str(place.run_file),
+    )

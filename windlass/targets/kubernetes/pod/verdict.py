@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from windlass.errors import ExitCode
-from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide
+from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, by_blame, decide
 
 LEFT = 143  # as if by SIGTERM: every job kind answers it with a new pod
 # What torchrun says when pods could not reach each other or a port was taken: worth another start.
@@ -88,7 +87,7 @@ def verdict(
 def deaths_of(ends: Sequence[NodeEnd]) -> list[tuple[RankDeath, NodeEnd]]:
     """The ranks that died, with their pods: those that were killed before those that lost them."""
     deaths = [(death, end) for end in ends for death in end.deaths]
-    return sorted(deaths, key=lambda pair: (pair[0].code >= 0 or pair[0].code == -signal.SIGTERM, pair[0].time))
+    return sorted(deaths, key=lambda pair: by_blame(pair[0]))
 
 
 def _why_again(ends: Sequence[NodeEnd], told: Sequence[int]) -> str | None:

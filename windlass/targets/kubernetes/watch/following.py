@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Self
+from typing import Any, Self
 
-from windlass.runfolder import RunFolder
+from windlass.runfolder import RunFolder, append_json_line, read_json_lines
 from windlass.targets.kubernetes.api.errors import in_words
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.pod_scripts import filler
 from windlass.targets.kubernetes.watch import archive
-from windlass.targets.kubernetes.watch.events import EventLog
 from windlass.targets.kubernetes.watch.job_watch import LivePicture, Picture
 from windlass.targets.kubernetes.watch.logs import Collector
+from windlass.targets.kubernetes.watch.pods import moment
 
 FIRST_SECONDS = 30.0
 TAKE_OVER_SECONDS = 1.0
@@ -95,3 +95,36 @@ class Following:
                     self._events.take(event)
             elif len(self._early) < 1000:
                 self._early.append(event)
+
+
+class EventLog:
+    """events.jsonl: each event once, and again when it happened again. A cluster forgets them after an hour."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._kept = {(one.get("uid"), one.get("count")) for one in read_json_lines(folder.events)}
+
+    def take(self, event: Object) -> None:
+        record = record_of(event)
+        key = (record["uid"], record["count"])
+        with self._lock:
+            if key not in self._kept:
+                self._kept.add(key)
+                append_json_line(self.folder.events, record)
+
+
+def record_of(event: Object) -> dict[str, Any]:
+    """An event as it is kept."""
+    about, metadata = event.get("involvedObject") or {}, event.get("metadata") or {}
+    series = event.get("series") or {}
+    when = event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime")
+    return {
+        "time": moment(when or metadata.get("creationTimestamp")),
+        "type": event.get("type"),
+        "reason": event.get("reason"),
+        "object": f"{about.get('kind')}/{about.get('name')}",
+        "message": str(event.get("message") or "").strip(),
+        "count": event.get("count") or series.get("count") or 1,
+        "uid": metadata.get("uid"),
+    }

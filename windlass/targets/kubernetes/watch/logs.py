@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import re
 import threading
@@ -12,14 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from windlass.errors import UserError
-from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.api.errors import RefusedError, in_words
 from windlass.targets.kubernetes.api.http import Api, Halt
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.watch.archive import Archive, Cursor, Moment, Skipper
 from windlass.targets.kubernetes.watch.job_watch import LivePicture
 from windlass.targets.kubernetes.watch.pods import Pod
-from windlass.targets.launch.tail import Tail
 
 MAX_STREAMS = 128  # pods that are followed line by line; below api.MAX_CONNECTIONS
 TURN_SECONDS = 30.0  # between two looks at each of the others
@@ -106,18 +103,6 @@ def read_once(reader: LogReader, pods: Iterable[Pod]) -> None:
         for _ in pool.map(reader.catch_up, list(pods)):
             pass
     reader.archive.commit()
-
-
-def find_logs(folder: RunFolder, rank: int | None, tails: dict[int | None, list[Tail]], *, ended: bool) -> None:
-    """Add the logs that have come to exist since the last look."""
-    if rank is not None:
-        tails.setdefault(rank, [Tail(folder.rank_log(rank))])
-        return
-    for path in folder.logs.glob("rank-*.log"):
-        with contextlib.suppress(ValueError):
-            tails.setdefault(int(path.stem.removeprefix("rank-")), [Tail(path)])
-    if not tails and ended:  # no rank got as far as to say something
-        tails[None] = [Tail(path) for path in sorted(folder.logs.glob("launcher*.log"))]
 
 
 class Collector:

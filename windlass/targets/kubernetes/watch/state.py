@@ -10,8 +10,8 @@ from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.targets.kubernetes.watch.job_watch import Picture
 from windlass.targets.kubernetes.watch.pods import HELD_BACK, Pod, newest_by_node, phases
+from windlass.targets.launch.progress import with_progress
 from windlass.targets.launch.tail import newest_steps
-from windlass.targets.local.state import with_progress
 from windlass.targets.protocol import JobStatus, State
 
 # What operators call the same thing: Job and TrainJob, PyTorchJob, HyperPod's.

@@ -1,0 +1,82 @@
+"""A server that speaks the Kubernetes API, clients that talk to it, and a namespace that keeps what is created."""
+
+import json
+
+import pytest
+
+from tests.kubernetes.api_server import Server, write_kubeconfig
+from windlass.targets.kubernetes.api import http as api_module
+from windlass.targets.kubernetes.api.http import Api
+from windlass.targets.kubernetes.api.kubeconfig import access
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def connect(server, tmp_path, monkeypatch):
+    """Makes clients; the kubeconfig of the newest one is that of this process, too."""
+    monkeypatch.setattr(api_module, "FIRST_WAIT", 0.01)
+    clients = []
+
+    def make(user=None, url=None, **cluster):
+        path = write_kubeconfig(tmp_path / "kubeconfig", url or server.url, user, **cluster)
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        clients.append(Api(access()))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def api(connect):
+    return connect({"token": "t"})
+
+
+@pytest.fixture
+def cluster_of_objects(server):
+    """A namespace that keeps what is created; `refuse` names what it does not do, by verb and plural."""
+    there, refuse = {}, {}
+
+    def collection(plural, version):
+        base = f"/api{'s' if '/' in version else ''}/{version}/namespaces/team/{plural}"
+
+        def one(handler):
+            name = handler.path.split("?")[0].rpartition("/")[2]
+            why = refuse.get((handler.command, plural))
+            if why:
+                handler.status(403, "Forbidden", why)
+            elif (plural, name) not in there:
+                handler.status(404, "NotFound", f"{plural} {name} not found")
+            elif handler.command == "DELETE":
+                handler.json(there.pop((plural, name)))
+            else:
+                if handler.command == "PATCH":
+                    there[plural, name]["metadata"] |= json.loads(handler.body)["metadata"]
+                handler.json(there[plural, name])
+
+        def create(handler):
+            value = json.loads(handler.body)
+            name = value["metadata"]["name"]
+            if refuse.get(("POST", plural)):
+                handler.status(403, "Forbidden", refuse["POST", plural])
+                return
+            value["metadata"]["uid"] = f"uid-{name}"
+            if "dryRun" not in handler.params:
+                there[plural, name] = value
+                server.on(f"{base}/{name}", one)
+            handler.json(value, 201)
+
+        server.on(base, create)
+
+    collection("configmaps", "v1")
+    collection("secrets", "v1")
+    collection("services", "v1")
+    collection("jobs", "batch/v1")
+    return there, refuse
