@@ -20,7 +20,7 @@ from windlass.image.reference import ImageReference
 from windlass.targets.kubernetes.network import Finding
 from windlass.targets.kubernetes.pod import programs as inside
 from windlass.targets.protocol import JobStatus, PodRow
-from windlass.trainer.metrics import StepMetrics
+from windlass.trainer.reporting import StepMetrics
 
 STATUS = JobStatus("running", step=3, steps=9).as_dict()
 ROW = {"name": "a", "target": "local", "started": None, **STATUS}

@@ -26,8 +26,8 @@ def kept_bytes(layers, *, dtype, autocast, compiled, recompute):
     """Bytes that a Llama of `layers` blocks keeps between its passes; weights and their casts are not counted."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from windlass.trainer.model.parallelize import recompute as recompute_block
     from windlass.trainer.model.structure import blocks
+    from windlass.trainer.parallelize import recompute as recompute_block
 
     torch.manual_seed(0)
     config = LlamaConfig(num_hidden_layers=layers, **SIZES)

@@ -20,8 +20,8 @@ from windlass.spec.loading import parse_run
 from windlass.trainer.distributed.ranks import Ranks, join_ranks
 from windlass.trainer.fast.fp8 import Float8Product
 from windlass.trainer.layout import model_facts
-from windlass.trainer.model.parallelize import mesh, parallelize
 from windlass.trainer.model.structure import model_config
+from windlass.trainer.parallelize import mesh, parallelize
 
 MOE = {
     "preset": "mixtral-tiny",

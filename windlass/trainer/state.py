@@ -32,11 +32,11 @@ from windlass.trainer.fast.head import return_loss
 from windlass.trainer.fast.lean import join_weights
 from windlass.trainer.model.adapters import load_adapter
 from windlass.trainer.model.lora import draw_adapters
-from windlass.trainer.model.parallelize import parallelize
 from windlass.trainer.model.pretrained import check_same_frozen, load_pretrained
 from windlass.trainer.model.structure import attention_name, persistent_buffers
 from windlass.trainer.model.weights import draw_weights, materialize, restore_buffers
 from windlass.trainer.optimizer import AdamW
+from windlass.trainer.parallelize import parallelize
 from windlass.trainer.preparation import Prepared, build
 from windlass.trainer.reporting import Reporter
 from windlass.trainer.startup import clock
