@@ -12,10 +12,8 @@ from windlass.catalog.models import preset
 from windlass.common.hub import check_access, is_hub_id
 from windlass.data.build.cache import open_shards
 from windlass.data.scanning import scan
-from windlass.data.sequences.opening import check_weights
-from windlass.data.sequences.packing import PackedRows
+from windlass.data.sequences.opening import check_weights, windows_of
 from windlass.data.sequences.sequences import check_format, examples_of_a_stream, holdout_of_a_stream
-from windlass.data.sequences.windows import Windows
 from windlass.data.shards.folder import require_same_tokenizer
 from windlass.data.sources.files import InputFile, size_of
 from windlass.data.sources.reading import documents, file_pieces
@@ -85,10 +83,7 @@ def check_shards(run: Run, source: ShardSource | StoreShardSource, *, training: 
     if not shards.num_tokens:
         raise UserError(f"{source.name} holds no tokens", fix="windlass data tokenize FILES -o FOLDER")
     if run.data.sequence_length:
-        if shards.index.loss_bit:
-            windows: Windows = PackedRows.packed(shards, source.name, run.data.sequence_length, run.data.too_long)
-        else:
-            windows = Windows.whole(shards, source.name, run.data.sequence_length)
+        windows = windows_of(shards, source.name, run.data, run.data.sequence_length)
         if training:
             windows.split(run.data.holdout)
 

@@ -18,6 +18,7 @@ from windlass.data.sequences.sequences import (
 )
 from windlass.data.sequences.stream import Stream, open_stream
 from windlass.data.sequences.windows import Windows
+from windlass.data.shards.folder import TokenShards
 from windlass.data.sources.source import HubSource, ShardSource, StoreShardSource, parse_source, parts_of
 from windlass.data.tokenizers.chat import encoder
 from windlass.data.tokenizers.tokenizer import SHARD_TOKENIZER, Tokenizer, from_folder, load_tokenizer
@@ -65,16 +66,20 @@ def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress |
     if isinstance(source, ShardSource | StoreShardSource) and made_by != tokenizer:
         log.warning("%s was made with the tokenizer %s; the run's is %s", source.name, made_by, tokenizer)
     check_format(shards, source.name, data)
-    if shards.index.loss_bit:
-        windows: Windows = PackedRows.packed(shards, source.name, data.sequence_length, data.too_long)
-    else:
-        windows = Windows.whole(shards, source.name, data.sequence_length)
+    windows = windows_of(shards, source.name, data, data.sequence_length)
     if own_validation:
         return windows
     training, held_out = windows.split(data.holdout)
     if part == "validation":
         return held_out
     return training.shuffled(run.train.seed) if data.shuffle else training
+
+
+def windows_of(shards: TokenShards, name: str, data: DataSection, sequence_length: int) -> Windows:
+    """Shards of examples as packed rows, others as windows."""
+    if shards.index.loss_bit:
+        return PackedRows.packed(shards, name, sequence_length, data.too_long)
+    return Windows.whole(shards, name, sequence_length)
 
 
 def open_mixture(run: Run, part: Part, *, tokenizer: str, progress: Progress | None) -> Mixture:
