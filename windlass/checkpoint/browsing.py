@@ -13,13 +13,12 @@ from windlass.checkpoint.folder import Checkpoint, CheckpointFolder, Damage
 from windlass.checkpoint.identity import read_id
 from windlass.checkpoint.managed import ManagedService
 from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest, damage
-from windlass.checkpoint.pieces import NODE_TIERS, piece_name, pieces_here, readable_manifest
+from windlass.checkpoint.pieces import NODE_TIERS, TIERS, piece_name, pieces_here, readable_manifest
 from windlass.checkpoint.stored import StoredCheckpoint, StoredCheckpoints, current_id
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.store import StoreOptions, open_store
 
-TIERS = ("memory", "local", "managed", "shared", "store")
 PATIENCE_S = 30.0  # of a command, where a person waits
 
 

@@ -21,6 +21,7 @@ from windlass.spec.checkpoint import CheckpointSection
 
 __all__ = [
     "NODE_TIERS",
+    "TIERS",
     "clear_earlier_runs",
     "make_private",
     "piece_name",
@@ -30,6 +31,7 @@ __all__ = [
     "tier_path",
 ]
 NODE_TIERS = ("memory", "local")
+TIERS = (*NODE_TIERS, "managed", "shared", "store")  # nearest first; of equal steps the nearest is taken
 
 
 def tier_path(spec: CheckpointSection, tier: str) -> Path | None:

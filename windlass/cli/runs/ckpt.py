@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from windlass.checkpoint.pieces import TIERS
+
 if TYPE_CHECKING:
     from windlass.runfolder import RunFolder
 
@@ -20,7 +22,7 @@ def ckpt() -> None:
 
 tier_option = click.option(
     "--tier",
-    type=click.Choice(["memory", "local", "managed", "shared", "store", "cluster"]),
+    type=click.Choice([*TIERS, "cluster"]),
     help="One tier only. Default: all. `cluster`: the run folder that a Kubernetes run's pods have.",
 )
 
