@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.trainer.checkpointing.node_tier import Nodes
+from windlass.trainer.checkpointing.piece_tiers import Nodes
 from windlass.trainer.checkpointing.pieces import Piece, read_piece, reserve, write_piece
 
 

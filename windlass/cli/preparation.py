@@ -48,8 +48,9 @@ def prepare(
     path: str, overrides: Sequence[str], *, fresh: bool = False, faults: str | None = None, offline: bool = False
 ) -> Prepared:
     """Load, settle, resolve and check a run. Raises UserError; creates nothing. `offline`: asks no cluster."""
+    from windlass.cli.description import describe
     from windlass.data.checks import check_data, check_hub
-    from windlass.plan import check, describe, resolve
+    from windlass.plan import check, resolve
     from windlass.plan.forecast import forecast
 
     asked = load_run(path, overrides)

@@ -40,10 +40,11 @@ def plan(
     that works, where the run cannot work or will not fit. Without --gpu or --instance: the instance of the run file,
     else the GPUs of this machine.
     """
+    from windlass.cli.description import describe
     from windlass.cli.output import print_json, warn
     from windlass.cli.preparation import memory_on_cpus
     from windlass.data.checks import check_data
-    from windlass.plan import check, describe, resolve
+    from windlass.plan import check, resolve
     from windlass.plan.forecast import forecast
     from windlass.spec import load_run
     from windlass.targets import target

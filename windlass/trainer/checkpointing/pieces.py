@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, FileRecord, Manifest, hash_file
-from windlass.trainer.model.safetensors_files import DTYPES
+from windlass.trainer.model.safetensors_files import DTYPES, parse_header
 
 PARTS = "windlass-parts"  # in a file's metadata: what the parts in it are parts of
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -126,9 +126,7 @@ def read_piece(path: Path, state: dict[str, Tensor]) -> None:
 
 
 def fill(content: mmap.mmap | bytearray, state: dict[str, Tensor]) -> None:
-    length = int.from_bytes(content[:8], "little")
-    described = json.loads(content[8 : 8 + length])
-    described.pop("__metadata__", None)
+    described, _, start = parse_header(content)
     parts = local_parts(state)
     if described.keys() != parts.keys():
         raise ValueError(f"the piece holds other tensors: {sorted(described.keys() ^ parts.keys())[:4]}")
@@ -138,12 +136,16 @@ def fill(content: mmap.mmap | bytearray, state: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} is {facts['dtype']} {facts['shape']} in the piece, {target.shape} here")
         if target.numel() == 0:
             continue
-        begin, end = facts["data_offsets"]
-        values = torch.empty(target.shape, dtype=target.dtype)
-        source = torch.frombuffer(content, dtype=torch.uint8, count=end - begin, offset=8 + length + begin)
-        values.reshape(-1).view(torch.uint8).copy_(source)
-        del source  # it holds on to the mapping
-        target.copy_(values)
+        target.copy_(_values(content, start, facts))
+
+
+def _values(content: mmap.mmap | bytearray, start: int, facts: dict[str, Any]) -> Tensor:
+    """A copy of one tensor of a file whose values begin at `start`."""
+    begin, end = facts["data_offsets"]
+    values = torch.empty(facts["shape"], dtype=DTYPES[facts["dtype"]])
+    source = torch.frombuffer(content, dtype=torch.uint8, count=end - begin, offset=start + begin)
+    values.reshape(-1).view(torch.uint8).copy_(source)
+    return values
 
 
 class _Whole:
@@ -177,19 +179,14 @@ def assemble(place: Path, manifest: Manifest, target: CheckpointFolder) -> Check
 
 def _add(path: Path, state: dict[str, Tensor]) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as content:
-        length = int.from_bytes(content[:8], "little")
-        described = json.loads(content[8 : 8 + length])
-        parts = json.loads(described.pop("__metadata__")[PARTS])
+        described, remarks, start = parse_header(content)
+        parts = json.loads(remarks[PARTS])
         for name, facts in described.items():
             shape, offsets = parts[name]
-            dtype, (begin, end) = DTYPES[facts["dtype"]], facts["data_offsets"]
-            whole = state.setdefault(name, torch.empty(shape, dtype=dtype))
-            values = torch.empty(facts["shape"], dtype=dtype)
-            if values.numel() == 0:
+            whole = state.setdefault(name, torch.empty(shape, dtype=DTYPES[facts["dtype"]]))
+            if 0 in facts["shape"]:
                 continue
-            source = torch.frombuffer(content, dtype=torch.uint8, count=end - begin, offset=8 + length + begin)
-            values.reshape(-1).view(torch.uint8).copy_(source)
-            del source  # it holds on to the mapping
+            values = _values(content, start, facts)
             for axis, (offset, size) in enumerate(zip(offsets, facts["shape"], strict=True)):
                 whole = whole.narrow(axis, offset, size)
             whole.copy_(values)

@@ -18,11 +18,12 @@ from typing import Any
 from torch import nn
 
 from windlass.checkpoint import CheckpointFolder, Manifest
+from windlass.checkpoint.pieces import TIERS
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.trainer.checkpointing.saving import Checkpointer
 from windlass.trainer.checkpointing.store_tier import store_offers
-from windlass.trainer.checkpointing.tiers import ORDER, Offer
+from windlass.trainer.checkpointing.tiers import Offer
 from windlass.trainer.model.lora import lora_layers
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def newest_whole(checkpointer: Checkpointer) -> Offer | None:
         if problem and ranks.is_first:
             log.warning("the store cannot be asked for newer checkpoints, going on with what is here: %s", problem)
         offers += further
-    offers.sort(key=lambda offer: (-offer.step, ORDER.index(offer.tier)))
+    offers.sort(key=lambda offer: (-offer.step, TIERS.index(offer.tier)))
     for offer in offers:
         reason = _cannot_serve(offer, checkpointer.layout)
         if reason:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from windlass.checkpoint import FileRecord, Manifest
 
-ORDER = ("memory", "local", "managed", "shared", "store")  # nearest first; of equal steps the nearest is taken
 Describe = Callable[[dict[str, FileRecord]], Manifest]
 
 

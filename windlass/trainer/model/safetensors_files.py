@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,27 +94,27 @@ def weight_files(folder: Path) -> list[Path] | None:
     return [folder / name for name in names]
 
 
-def stored_tensors(file: Path) -> dict[str, StoredTensor]:
-    """Every tensor of one file, from its header."""
-    return read_header(file)[0]
+def parse_header(content: mmap.mmap | bytearray) -> tuple[dict[str, Any], dict[str, str], int]:
+    """The entries of a safetensors file, its own remarks, and where its values begin."""
+    length = int.from_bytes(content[:8], "little")
+    if not 0 < length <= len(content) - 8:
+        raise ValueError(f"a header of {length:,} bytes in a file of {len(content):,}")
+    entries: dict[str, Any] = json.loads(content[8 : 8 + length])
+    return entries, entries.pop("__metadata__", {}), 8 + length
 
 
 def read_header(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """The tensors of a file and its own remarks; a file that is cut short or no safetensors file is a UserError."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if not 0 < length <= size - 8:
-                raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
-            header: dict[str, Any] = json.loads(stream.read(length))
-        remarks = header.pop("__metadata__", {})
+        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            entries, remarks, start = parse_header(content)
         tensors = {}
-        for name, entry in header.items():
+        for name, entry in entries.items():
             begin, end = entry["data_offsets"]
-            tensor = StoredTensor(file, DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + begin)
+            tensor = StoredTensor(file, DTYPES[entry["dtype"]], tuple(entry["shape"]), start + begin)
             rows = tensor.shape[0] if tensor.shape else 1
-            if rows * tensor.row_bytes != end - begin or 8 + length + end > size:
+            if rows * tensor.row_bytes != end - begin or start + end > size:
                 raise ValueError(f"{name} lies beyond the end of the file, which has {size:,} bytes")
             tensors[name] = tensor
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""The plan as rows for a person."""
+"""What a run will do, as rows for a person."""
 
 from __future__ import annotations
 
