@@ -15,7 +15,7 @@ AGAIN := --reruns 1
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-slurm test-image test-cluster test-gpu test-architectures test-oldest-torch \
+.PHONY: help setup demo test test-fast test-campaigns test-slurm test-image test-cluster test-gpu test-architectures test-oldest-torch \
 	lint docs bench bench-gpu bench-wheels bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick
 
 help:  ## this list
@@ -31,24 +31,26 @@ demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 	$(BIN)/python examples/demo.py
 
 # Training tests go two at a time: each starts several ranks of its own, and most of its time is their start.
+# Slurm and the cluster wait much of their time, so they go side by side.
 test: setup  ## all tests
-	$(PYTEST) -m "not train and not slurm and not cluster and not image" -n 2 --dist loadscope
-	$(PYTEST) -m train -n 2 --dist loadscope $(AGAIN)
-	$(PYTEST) -m slurm tests/slurm $(AGAIN)
-	$(PYTEST) -m image tests/image $(AGAIN) -rP
-	$(PYTEST) -m cluster tests/cluster $(AGAIN)
+	$(PYTEST) -m "not train and not slurm and not cluster and not image and not campaign_only" -n 2 --dist loadscope
+	$(PYTEST) -m "train and not campaign_only" -n 2 --dist loadscope $(AGAIN)
+	tools/run_tiers test-slurm+test-image test-cluster
 
 test-fast: setup  ## what starts no training, under two minutes
 	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 --dist loadscope
 
+test-campaigns: setup  ## all cases of the long campaigns: faults, kills and spreads that make test tries a part of
+	$(PYTEST) -m campaign -n 2 --dist loadscope $(AGAIN)
+
 test-slurm: setup  ## train on a real Slurm: four nodes on this machine (root, and the packages that .ci/run names)
-	$(PYTEST) -m slurm tests/slurm --durations=5
+	$(PYTEST) -m slurm tests/slurm --durations=5 $(AGAIN)
 
 test-image: setup  ## build, test and push real images (root, and the packages that .ci/run names)
-	$(PYTEST) -m image tests/image --durations=10 -rP
+	$(PYTEST) -m image tests/image --durations=10 -rP $(AGAIN)
 
 test-cluster: setup  ## run on a real Kubernetes: three nodes on this machine (root), or the cluster that KUBECONFIG names
-	$(PYTEST) -m cluster tests/cluster --durations=10
+	$(PYTEST) -m cluster tests/cluster --durations=10 $(AGAIN)
 
 test-gpu: setup  ## the trainer on 1, 2 and 4 CUDA ranks, compared and hurt; ranks share a GPU where there are fewer
 	$(BIN)/python -m tests.gpu
@@ -61,7 +63,7 @@ test-quick: test-fast  ## the same as test-fast
 validate-framework: test-fast  ## the same as test-fast
 
 test-oldest-torch: $(OLDEST_READY)  ## what depends on torch, on the oldest one that is supported
-	$(OLDEST_TORCH)/bin/python -m pytest -q tests/trainer tests/targets -m torch_floor
+	$(OLDEST_TORCH)/bin/python -m pytest -q tests/trainer tests/targets -m "torch_floor and not campaign_only" -n 2 --dist loadscope
 
 $(OLDEST_READY): pyproject.toml constraints.txt
 	@mkdir -p $(OLDEST_TORCH)

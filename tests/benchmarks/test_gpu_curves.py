@@ -105,6 +105,8 @@ def test_the_reference_has_the_same_schedule_by_another_hand(steps: int, warmup:
 
 
 @pytest.mark.train
+@pytest.mark.campaign
+@pytest.mark.campaign_only  # six trainings; the bounds themselves are tested below
 def test_the_trainer_follows_the_plain_loop_and_a_mode_follows_the_default(tmp_path: Path) -> None:
     out = tmp_path / "curves.json"
     main(["--tiny", "--names=fp32,resume", "--steps=6", f"--out={out}"])

@@ -145,7 +145,7 @@ def test_killed_ranks_killed_pods_and_a_drained_pod_change_nothing(pods):
     assert [whole.ended(node) for node in range(3)] == [0, 0, 0]
 
     # sleeping a moment at each step keeps the run from ending before it is disturbed
-    slow = ";".join(f"sleep:rank=0,step={step},seconds=2" for step in range(1, 16))
+    slow = ";".join(f"sleep:rank=0,step={step},seconds=1" for step in range(1, 16))
     hurt = pods("hurt", faults=f"kill:rank=1,step=3;{slow}")
     for node in range(3):
         hurt.start(node)

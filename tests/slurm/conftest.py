@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -51,7 +52,14 @@ class Bench:
     def windlass(self, *arguments: Any, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "windlass.cli.main", *map(str, arguments)]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, check=False, cwd=self.folder, env=self.environment
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            cwd=self.folder,
+            env=self.environment,
+            preexec_fn=as_in_a_terminal,
         )
 
     def run(self, *arguments: Any) -> dict[str, Any]:
@@ -79,6 +87,12 @@ class Bench:
         folder = self.run_folder(name)
         wait(lambda: any(events(folder, "exit")), "an end", folder, seconds)
         return self.show(name)
+
+
+def as_in_a_terminal() -> None:
+    """What nohup, or a shell's `&`, lets its children ignore is heeded again: tests send these signals."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait(condition, what, folder, seconds):

@@ -67,7 +67,7 @@ BAD_INPUTS = {
     ),
     "no disk": (
         ["checkpoint.keep=2000", "checkpoint.every=1", "train.steps=900000"],
-        "GiB are free",
+        "48.0 MiB are free",
         "checkpoint.keep",
     ),
 }
@@ -120,7 +120,7 @@ def test_the_same_run_again_attaches(bench, cluster):
     assert job_of(folder) == first
     other = bench.windlass("run", bench.file, "name=twice", "--on", "slurm", "train.learning_rate=1", *held)
     assert other.returncode == 2
-    assert "exists with other settings" in other.stderr
+    assert "is under way with other settings" in other.stderr
     here = bench.windlass("run", bench.file, "name=twice")
     assert here.returncode == 2
     assert "under way on the target slurm" in here.stderr
@@ -191,8 +191,12 @@ def test_a_sweep_over_resources_asks_for_each_runs_own(bench, cluster):
             assert "Comment=for the lab windlass:" in shown
             lead = (bench.run_folder(f"sizes-{index}").path / "job.sbatch").read_text()
             assert f"--signal=B:USR1@{(30, 70)[index % 2]}" in lead
-        other = bench.windlass("run", bench.file, "name=sizes", "--on", "slurm", *options, *sweep, "train.grad_clip=3")
-        assert (other.returncode, "--fresh" in other.stderr, "name=OTHER" in other.stderr) == (2, False, True), other
+        again = ["run", bench.file, "name=sizes", "--on", "slurm", *options, *sweep]
+        for change, way in ("data.sequence_length=16", "name=OTHER"), ("train.grad_clip=3", "windlass stop sizes-0"):
+            other = bench.windlass(*again, change)
+            assert (other.returncode, "--fresh" in other.stderr) == (2, False), other
+            assert way in other.stderr
+            assert "begins another sweep" in other.stderr
     finally:
         cluster.ask("scancel", "--name=sizes")
 

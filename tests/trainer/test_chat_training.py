@@ -98,7 +98,7 @@ def test_lora_learns_to_answer(chats: Path, model: Path, corpus: Path, tmp_path:
     """A real small task: a model that knows the words learns which one answers which, in its adapters alone."""
     knowing = tiny_run(corpus, model={"path": str(model), "init": "pretrained"}, checkpoint={"export": True})
     knowing["train"] |= {"steps": 150, "learning_rate": 5e-3}
-    taught = train(tmp_path / "taught", knowing, ranks=2, timeout=600).folder.export
+    taught = train(tmp_path / "taught", knowing, timeout=600).folder.export
     tokenizer(MARKED).save(taught)
     run = lora_run(chats, taught, {"rank": 16}, data__holdout=0.1, train__steps=200, checkpoint={"every": 200})
     run["data"] |= {"format": "chat", "sequence_length": LENGTH}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result, train
 from tests.trainer.plain import documents_apart, plain_loop, token_stream, whole_rows, windows
@@ -78,11 +79,17 @@ def assert_curve(result: Result, expected: tuple[list[float], list[float]], rel:
 
 
 KINDS = [(1, "none"), (2, "full"), (2, "ddp"), (4, "full"), (4, "hybrid"), (4, "ddp")]
-SPREADS = [(1, "full", 2), *((*kind, accumulation) for kind in KINDS for accumulation in (1, 2, 4))]
+ORDERS = {"dense": (1, 2, 4), "moe": (2, 4, 1)}
+# Both models with every kind of spread and with every accumulation; then with every pair of them.
+CHOSEN = [(model, 1, "full", 2) for model in ORDERS]
+CHOSEN += [
+    (model, *kind, steps) for model, order in ORDERS.items() for kind, steps in zip(KINDS, order * 2, strict=True)
+]
+ALL = [(model, *kind, accumulation) for model in ORDERS for kind in KINDS for accumulation in (1, 2, 4)]
+SPREADS = list(dict.fromkeys([*CHOSEN, *ALL]))
 
 
-@pytest.mark.parametrize(("ranks", "sharding", "accumulation"), SPREADS)
-@pytest.mark.parametrize("model", ["dense", "moe"])
+@pytest.mark.parametrize(("model", "ranks", "sharding", "accumulation"), campaign(SPREADS, always=len(CHOSEN)))
 def test_any_spread_equals_the_plain_loop(
     model: str,
     ranks: int,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.campaign import campaign
 from tests.trainer.fine_tuning import lora_run, save_model
 from tests.trainer.harness import Result, resume, train
 from tests.trainer.states import weights_of
@@ -66,10 +67,14 @@ def test_the_first_step_is_the_models_own(model: Path, corpus: Path, tmp_path: P
 
 SPREADS = [(2, {"sharding": "full"}), (2, {"sharding": "ddp"}), (4, {"sharding": "hybrid", "shard_group": 2})]
 SPREADS += [(2, {"activation_checkpointing": "full"}), (2, {"cpu_offload": True}), (3, {"sharding": "full"})]
+CHOSEN = [("untied", *spread) for spread in SPREADS]
+CHOSEN += [(kind, *spread) for kind, spread in zip(("tied", "tied", "moe"), SPREADS[:3], strict=True)]
+CHOSEN += [("moe", *SPREADS[0])]
+EVERY = [(kind, *spread) for kind in ("untied", "tied", "moe") for spread in SPREADS]
+KINDS_AND_SPREADS = [*CHOSEN, *(one for one in EVERY if one not in CHOSEN)]
 
 
-@pytest.mark.parametrize(("ranks", "parallel"), SPREADS, ids=lambda value: str(value))
-@pytest.mark.parametrize("kind", ["untied", "tied", "moe"])
+@pytest.mark.parametrize(("kind", "ranks", "parallel"), campaign(KINDS_AND_SPREADS, always=len(CHOSEN)), ids=str)
 def test_any_spread_equals_one_process(
     kind: str,
     ranks: int,

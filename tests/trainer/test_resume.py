@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result, resume, start, train
 from windlass.checkpoint import CheckpointFolder
@@ -50,7 +51,7 @@ def random_moments(count: int) -> list[tuple[int, float, tuple[int, ...]]]:
     return moments
 
 
-@pytest.mark.parametrize(("step", "delay", "victims"), random_moments(20))
+@pytest.mark.parametrize(("step", "delay", "victims"), campaign(random_moments(20), always=6))
 def test_kill_at_a_random_moment(
     step: int, delay: float, victims: tuple[int, ...], corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]
 ) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result, train
 
 pytestmark = pytest.mark.train
 
-SOURCES = ("shards", "jsonl", "text", "parquet", "austen", "stream")
+SOURCES = ("stream", "jsonl", "parquet", "shards", "text", "austen")
 
 
 def run_on(source: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def run_on(source: dict[str, Any]) -> dict[str, Any]:
     return run
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", campaign(SOURCES, always=3))
 def test_resumes_in_a_row(
     name: str, sources: dict[str, dict[str, Any]], tmp_path: Path, undisturbed: Callable[..., Result]
 ) -> None:

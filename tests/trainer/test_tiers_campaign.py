@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.campaign import campaign
 from tests.store.s3_server import Fault, FaultyS3, running_s3
 from tests.trainer.harness import Result
 from tests.trainer.states import state_of
@@ -168,7 +169,7 @@ class Chain:
         return [event["step"] for event in self.cluster.events("checkpoint")]
 
 
-@pytest.mark.parametrize("seed", range(CHAINS))
+@pytest.mark.parametrize("seed", campaign(range(CHAINS), always=3))
 def test_chain(seed: int, s3: FaultyS3, corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]) -> None:
     chain = Chain(seed, s3, corpus, tmp_path)
     try:
@@ -228,6 +229,7 @@ def stored_in(chain: Chain) -> dict[str, bytes]:
     return {key: client.get_object(Bucket=chain.bucket, Key=key)["Body"].read() for key in keys}
 
 
+@pytest.mark.campaign
 def test_the_count(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
     ran = [
         item for item in request.session.items if item.name.startswith("test_chain") and "campaign" in str(item.path)

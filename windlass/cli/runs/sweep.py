@@ -84,8 +84,11 @@ def _prepared(run_file: str, changes: Sequence[str], faults: str | None, offline
     try:
         return prepare(run_file, changes, faults=faults, offline=offline)
     except UserError as error:
+        beside = "name=OTHER    begins another sweep beside this one"
         if "--fresh" in (error.fix or ""):  # which a sweep does not take
-            error.fix = "name=OTHER    begins another sweep beside this one"
+            error.fix = beside
+        elif "windlass stop" in (error.fix or ""):
+            error.fix = f"{error.fix}\n{beside}"
         raise
 
 
