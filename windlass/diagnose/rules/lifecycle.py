@@ -1,0 +1,25 @@
+"""How a job is ended from outside: limits, preemption, lost nodes, cancellation."""
+
+from __future__ import annotations
+
+from windlass.diagnose.rules.shapes import ended, line, node, slurm
+
+RULES = (
+    ended("time_limit", r"DeadlineExceeded"),
+    ended("preempted", r"Preempt\w*|PreemptionByScheduler|PreemptionByKueueScheduler|TerminationByKubelet|Shutdown|NodeShutdown|Terminated|SpotInterruption\w*|DeletionByTaintManager|EvictionByEvictionAPI|Drain\w*|TaintManagerEviction|InterruptionNotice|RebalanceRecommendation",
+          r"preempt|spot|reclaim|interrupt|shut ?down|drain|evict(?:ion)? API|maintenance|rebalance|higher.priority", confidence=0.9),
+    ended("preempted", r"Preempted|Preempting|PreemptionByScheduler|PreemptionByKueueScheduler|EvictedDueToPreempted|EvictedByPreemption|SpotInterruption\w*|Shutdown|NodeShutdown|EvictionByEvictionAPI", confidence=0.85),
+    ended("node_lost", r"NodeLost|NodeNotReady|NodeAffinity|DeletionByPodGC|DeletionByTaintManager|TaintManagerEviction|Unknown|DeletingNode|RemovingNode|ContainerStatusUnknown", confidence=0.8),
+    node("preempted", r"spot (?:instance )?(?:interruption|reclaim)|SpotInterruption|RebalanceRecommendation|PreemptScheduled|aws-node-termination-handler|TerminateScheduled|maintenance event|impending-node-termination|ToBeDeletedByClusterAutoscaler|DisruptionBlocked|karpenter\.sh/disrupt", confidence=0.85),
+    node("node_lost", r"NodeNotReady|Ready=(?:Unknown|False)|Kubelet stopped posting|NodeHasInsufficient|node\.kubernetes\.io/unreachable|node\.kubernetes\.io/not-ready", confidence=0.85),
+    slurm("time_limit", r"TIMEOUT.*|DEADLINE.*", confidence=0.95),
+    slurm("preempted", r"PREEMPTED.*", confidence=0.95),
+    slurm("node_lost", r"NODE_FAIL.*|BOOT_FAIL.*", confidence=0.95),
+    slurm("time_limit", r"CANCELLED.*", r"time ?limit|TimeLimit", confidence=0.85),
+    slurm("preempted", r"CANCELLED.*", r"preempt", confidence=0.85),
+    slurm("node_lost", r"(?:CANCELLED|FAILED|COMPLETING|REQUEUED).*", r"NodeDown|NodeFail|node fail|Prolog|launch failed", confidence=0.8),
+    slurm("cancelled", r"CANCELLED.*|REVOKED.*", confidence=0.9),
+    line("time_limit", r"slurmstepd: error: \*\*\* \w+ \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT|srun: .{0,60}time limit|.{0,80}DUE TO TIME LIMIT", confidence=0.95, strength=24),
+    line("preempted", r"slurmstepd: error: \*\*\* \w+ \S+ ON \S+ CANCELLED AT \S+ DUE TO PREEMPTION|.{0,40}Spot (?:instance )?interruption notice|.{0,80}DUE TO PREEMPTION", confidence=0.95, strength=24),
+    line("node_lost", r"slurmstepd: error: \*\*\* \w+ \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE|srun: error: Node failure on|.{0,80}DUE TO (?:NODE FAILURE|to SLURM_NODE)", confidence=0.95, strength=24),
+)  # fmt: skip
