@@ -74,7 +74,7 @@ class Pod:
     containers: tuple[Container, ...] = ()
     requests: Mapping[str, str] = field(default_factory=dict)
     gated: bool = False
-    deleted: bool = False
+    deleted: float | None = None  # when its deletion was asked for
 
     @property
     def started(self) -> bool:
@@ -134,6 +134,7 @@ class SlurmRecord:
     signal: int | None = None
     comment: str = ""
     source: str = "sacct"
+    time: str = ""  # when it ended, or was submitted
 
     def __str__(self) -> str:
         code = f" exit code {self.exit_code}" if self.exit_code else ""
@@ -167,6 +168,7 @@ class Facts:
     target: str = ""
     job_name: str = ""
     job_conditions: tuple[Condition, ...] = ()
+    job_deleted: float | None = None
     workload_conditions: tuple[Condition, ...] = ()
     pods: tuple[Pod, ...] = ()
     events: tuple[Event, ...] = ()
@@ -183,12 +185,13 @@ class Facts:
         return cls(
             target=_text(bundle.get("target")),
             job_name=next((name for one in jobs if (name := _text(_at(one, "metadata", "name")))), ""),
+            job_deleted=next((at for one in jobs if (at := moment(_at(one, "metadata", "deletionTimestamp")))), None),
             job_conditions=tuple(one for job in jobs for one in _job_conditions(job)),
             workload_conditions=tuple(one for item in workloads for one in _job_conditions(item)),
             pods=pods,
             events=_own(_events(bundle.get("events")), pods, jobs),
             nodes=tuple(_node(one) for one in _objects(bundle.get("nodes"))),
-            slurm=tuple(_slurm(bundle.get("slurm"))),
+            slurm=_last_job(list(_slurm(bundle.get("slurm")))),
             logs=tuple(_logs(bundle.get("logs"))),
         )
 
@@ -327,7 +330,7 @@ def _pod(value: Mapping[str, Any]) -> Pod | None:
         containers=tuple(containers),
         requests=requests,
         gated=bool(_list(spec.get("schedulingGates"))),
-        deleted=bool(_at(value, "metadata", "deletionTimestamp")),
+        deleted=moment(_at(value, "metadata", "deletionTimestamp")),
     )
 
 
@@ -437,7 +440,26 @@ def _slurm_record(value: Mapping[str, Any], source: str) -> Iterator[SlurmRecord
     killer = _text(_at(fields.get("killrequestuser"), "name") or fields.get("killrequestuser"))
     if words:
         words += f" by {killer}" if killer and killer != "0" and "CANCEL" in words and " by " not in words else ""
-        yield SlurmRecord(name, words, _text(reason), code if code else derived or code, signal, comment.strip(), source)
+        when = next((text for key in ("end", "endtime", "start", "submit") if (text := _text(fields.get(key))) and text[:1].isdigit()), "")
+        code = code if code else derived or code
+        yield SlurmRecord(name, words, _text(reason), code, signal, comment.strip(), source, when)
+
+
+def _last_job(records: list[SlurmRecord]) -> tuple[SlurmRecord, ...]:
+    """The records of one job: the controller's, or the one that ended last; an earlier one is another attempt."""
+
+    def number(record: SlurmRecord) -> str:
+        return record.name.split(".")[0]
+
+    asked = [one for one in records if one.source == "scontrol" and one.name]
+    jobs = asked or [one for one in records if "." not in one.name]
+    if not jobs:
+        return tuple(records)
+    last = number(max(jobs, key=lambda one: one.time)) if all(one.time for one in jobs) else number(jobs[-1])
+    own = [one for one in records if number(one) == last or not one.name]
+    whole = [one for one in own if "." not in one.name and one.source == "sacct"]
+    # a requeued job has a row for every stay on the nodes
+    return tuple(one for one in own if one not in whole[:-1])
 
 
 def _exit_code(value: Any) -> tuple[int | None, int | None]:

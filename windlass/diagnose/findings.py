@@ -91,6 +91,9 @@ def _exceptions(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:
         yield _more_precise(finding, view, failure.begin), failure.end
 
 
+CLIENT_ERRORS = re.compile(r"(?:\w+\.)*(?:ApiException|ApiError|ForbiddenException|UnauthorizedException|RefusedError|KubernetesException|SlurmError)")
+
+
 def judge(failure: Failure) -> tuple[Rule, Raised]:
     """The rule for an exception: its own, or that of the error which it was raised from."""
     own = rule_of(failure.final)
@@ -107,6 +110,8 @@ def judge(failure: Failure) -> tuple[Rule, Raised]:
 
 def rule_of(raised: Raised) -> Rule:
     frames = "\n".join(f"{file} {code}" for file, code in raised.frames[-12:])
+    if CLIENT_ERRORS.fullmatch(raised.type) and (refusal := _first("refusal", "", raised.message)):
+        return refusal
     for rule in rules_for("raised"):
         if rule.matches(raised.type, raised.message, frames):
             # a message that the user's own code composed may quote an infrastructure error without being one
@@ -156,7 +161,7 @@ def _more_precise(finding: Finding, view: LogView, order: int) -> Finding:
     return finding
 
 
-SIGNALS = {-11: ("segfault", 0.75, 22), -6: ("segfault", 0.5, 9), -7: ("shm", 0.65, 22), -9: ("host_oom", 0.45, 10), -4: ("segfault", 0.5, 9)}
+SIGNALS = {-11: ("segfault", 0.75, 22), -6: ("segfault", 0.5, 9), -7: ("shm", 0.65, 22), -9: ("host_oom", 0.5, 10), -4: ("segfault", 0.5, 9)}
 
 
 def _reported(view: LogView) -> Iterator[Finding]:
@@ -183,19 +188,25 @@ def ended(facts: Facts) -> list[Finding]:
         if condition.status != "False" and (rule := _first("ended", condition.reason or condition.type, condition.message)):
             strength = TIME_LIMIT if rule.name == "time_limit" else EVENT
             found.append(Finding(rule.name, rule.confidence, strength, (_evidence("job", str(condition), time=condition.time),), condition.time, rule=rule, where="job"))
+    asked = facts.job_deleted or next((pod.deleted for pod in facts.pods if pod.deleted), None)
+    if asked is not None:
+        text = "the job's deletion was asked for" if facts.job_deleted else "the deletion of its pods was asked for"
+        found.append(Finding("cancelled", 0.8 if facts.job_deleted else 0.55, CANCELLED - 1, (_evidence("job", text, time=asked),), asked, where="job"))
     over = {pod.name for pod in facts.pods if pod.running or pod.phase == "Succeeded"}
     for event in facts.events:
         if event.kind == "Node" or event.name in over:
             continue
         rule = _first("ended", event.reason, event.message)
-        if rule and rule.name != "time_limit":
+        if rule and rule.name == "cancelled":
+            found.append(Finding(rule.name, rule.confidence, CANCELLED, (_evidence("event", str(event), time=event.time),), event.time, rule=rule, where="event"))
+        elif rule and rule.name != "time_limit":
             found.append(Finding(rule.name, rule.confidence - 0.05, EVENT, (_evidence("event", str(event), time=event.time),), event.time, rule=rule, where="event"))
         elif rule:
             found.append(Finding(rule.name, rule.confidence, TIME_LIMIT, (_evidence("event", str(event), time=event.time),), event.time, rule=rule, where="event"))
     return found
 
 
-EXITS = {137: ("host_oom", 0.45, 10), 139: ("segfault", 0.7, 12), 134: ("segfault", 0.5, 9), 135: ("shm", 0.6, 12), 126: ("container_start", 0.6, 9), 127: ("container_start", 0.6, 9), 132: ("segfault", 0.5, 9)}
+EXITS = {137: ("host_oom", 0.4, 1), 139: ("segfault", 0.7, 12), 134: ("segfault", 0.5, 9), 135: ("shm", 0.6, 12), 126: ("container_start", 0.6, 9), 127: ("container_start", 0.6, 9), 132: ("segfault", 0.5, 9)}
 
 
 def _ended_by_state(pod: Pod) -> Iterator[Finding]:
@@ -267,7 +278,7 @@ def slurm(facts: Facts) -> list[Finding]:
     for record in records:
         signal = record.signal or (record.exit_code - 128 if record.exit_code and 128 < record.exit_code < 160 else None)
         if signal in by_signal and not record.state.startswith("CANCELLED"):
-            found.append(Finding(by_signal[signal], 0.45, 9, (_evidence(record.source, str(record)),), where="exit"))
+            found.append(Finding(by_signal[signal], 0.45, 1 if signal == 9 else 9, (_evidence(record.source, str(record)),), where="exit"))
     return found
 
 
@@ -287,6 +298,12 @@ def waiting(facts: Facts) -> list[Finding]:
         for container in pod.containers:
             if container.state == "terminated" and container.reason in ("StartError", "ContainerCannotRun") or container.reason in ("RunContainerError",):
                 found += _by_words("start", pod.name, container.reason, container.message, container.time)
+    is_pending = any(not pod.started for pod in facts.pods)
+    names = {pod.name for pod in facts.pods}
+    if is_pending:
+        for event in facts.events:
+            if event.name not in names and event.kind in ("NodeClaim", "NodePool", "Machine", "PersistentVolumeClaim", "PodGroup"):
+                found += _of_event(event, facts, gpus_asked=False)
     if not facts.pods:
         for event in facts.events:
             later = [one for one in facts.events if one.order > event.order and one.name == event.name]
@@ -333,6 +350,9 @@ def _of_event(event: Event, facts: Facts, *, gpus_asked: bool) -> Iterator[Findi
             weight = 26 if event.reason != "NotTriggerScaleUp" else 24
             yield Finding(told[0], told[1], weight, (_evidence("event", str(event), time=event.time),), event.time, where="start")
             return
+    if (rule := _first("start", event.reason, event.message)) is not None and rule.name == "cloud_capacity":
+        yield Finding(rule.name, rule.confidence, 28, (_evidence("event", str(event), time=event.time),), event.time, rule=rule, where="start")
+        return
     if event.kind in ("", "Pod", "PodGroup", "NodeClaim", "PersistentVolumeClaim"):
         text = event.message
         if re.search(r"pull(?:ing)? image|ErrImage|ImagePull", text) and (rule := _first("pull", event.reason, text)):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from statistics import median
 
-from windlass.diagnose.facts import Facts
+from windlass.diagnose.facts import Facts, moment
 from windlass.diagnose.findings import Evidence, Finding
 from windlass.diagnose.timeline import LogView, clock_text
 
@@ -83,15 +83,32 @@ def _hang(facts: Facts, views: Sequence[LogView]) -> Finding | None:
         for line in view.lines[-200:]:
             if STALL.search(line.text) and not view.survived(line.order):
                 return Finding("hang", 0.75, 20, (Evidence(view.name, line.text[:300], line.rank),), where="the run's own watch says so")
+    dates = [_date(line.text) for view in views for line in view.lines[-200:] if view.is_submission or view.rank is None]
     steps = sorted(time for view in views for _, _, time in view.progress if time is not None)
     heard = [time for view in views for line in view.lines if (time := line.time) is not None]
     heard += [time for one in facts.events if (time := one.time) is not None]
     heard += [time for node in facts.nodes for one in node.conditions if (time := one.time) is not None]
-    if len(steps) < 2 or not heard:
+    heard += [time for time in dates if time is not None]
+    if not steps:  # a rank that began and never came to a step
+        steps = sorted(line.time for view in views if view.rank is not None for line in view.lines[-1:] if line.time is not None)
+    if not steps or not heard:
         return None
     gaps = [later - earlier for earlier, later in zip(steps, steps[1:], strict=False) if later > earlier]
     silence = max(heard) - steps[-1]
-    if silence < max(HANG_SECONDS, HANG_STEPS * (median(gaps) if gaps else 0.0)):
+    usual = median(gaps) * HANG_STEPS if gaps else HANG_SECONDS * 2
+    if silence < max(HANG_SECONDS, usual):
         return None
     text = f"the last step was at {clock_text(steps[-1])}, {silence / 60:.0f} min before the newest fact"
     return Finding("hang", 0.7, 20, (Evidence("logs", text),), where="no step for much longer than steps usually take")
+
+
+DATE = re.compile(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d:\d\d:\d\d) (?:[AP]M )?(?:UTC|GMT)? ?(\d{4})\b")
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def _date(text: str) -> float | None:
+    """The time that `date` or nvidia-smi printed."""
+    match = DATE.search(text)
+    if match is None or match[1] not in MONTHS:
+        return None
+    return moment(f"{match[4]}-{MONTHS.index(match[1]) + 1:02d}-{int(match[2]):02d}T{match[3]}Z")

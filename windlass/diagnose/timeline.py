@@ -25,8 +25,8 @@ TRANSPORT = re.compile(
 )
 SRUN_LABEL = re.compile(r"\s{0,4}(\d{1,6}): ?")
 LEVELS = "DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL"
-GLOG = re.compile(r"\[?(?P<level>[EWIF])(?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)(?P<fraction>\.\d+)?\s+[^\]]{1,120}\]\s?")
-NCCL = re.compile(r".{0,160}?\bNCCL (?P<level>WARN|INFO|TRACE) ")
+GLOG = re.compile(r"\[?(?P<level>[EWIF])(?:(?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)(?P<fraction>\.\d+)?)?\s+(?=[^\]]{0,80}\w+\.(?:cpp|cc|py|h|hpp):\d+)[^\]]{1,120}\]\s?")
+NCCL = re.compile(r"(?:\[[^\]]{1,60}\] )?(?:[\w.-]+:\d+:\d+ (?:\[\d+\] )?)?(?:\S+:\d+ )?NCCL (?P<level>WARN|INFO|TRACE) ")
 STAMP = re.compile(r"\[?(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\]?[\s,:|-]*")
 LEVEL = re.compile(rf"(?:[^\s\]]{{1,80}}[\s:|-]+){{0,3}}?\[?(?P<level>{LEVELS})\b\]?[\s:|\]-]+(?:[\w.]+:(?!\S*Error)\d*\s?)?")
 BARE_LEVEL = re.compile(rf"\[?(?P<level>{LEVELS})\]?(?::[\w.]+)?(?::|\s[-|]|\s)\s*")
@@ -65,6 +65,11 @@ BARE_EXCEPTION = re.compile(
 )
 CAUSE_LINK = "The above exception was the direct cause of the following exception"
 CONTEXT_LINK = "During handling of the above exception, another exception occurred"
+# A thread of torch or of C++ that ends the process with another's message.
+NATIVE = re.compile(
+    r"(?:\[[^\]]{1,80}\]:?\s*){0,4}(?:NCCL watchdog thread|Process group watchdog thread|ProcessGroupNCCL\S*) (?:terminated with|caught) exception: (?P<watchdog>.*)"
+    r"|what\(\): +(?P<what>.*)"
+)
 LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|<frozen|/opt/conda/lib|/windlass/|/torch/|/transformers/|/usr/lib/")
 
 REPORT = re.compile(
@@ -243,7 +248,7 @@ def _logged(text: str, year: int) -> tuple[str, str, str, float | None]:
         return ("WARNING" if nccl["level"] == "WARN" else "INFO"), "nccl", text[nccl.end() :], when
     glog = GLOG.match(text)
     if glog:
-        clock = f"{year}-{glog['month']}-{glog['day']}T{glog['clock']}{glog['fraction'] or ''}"[:29]
+        clock = f"{year}-{glog['month'] or ''}-{glog['day']}T{glog['clock']}{glog['fraction'] or ''}"[:29]
         level = {"E": "ERROR", "W": "WARNING", "I": "INFO", "F": "FATAL"}[glog["level"]]
         return level, "glog", text[glog.end() :], moment(clock)
     rest = text[stamp.end() :] if stamp else text
@@ -294,9 +299,12 @@ def _failures(stream: Sequence[Line], covered: set[int]) -> list[Failure]:
     for line in stream:
         if line.order in covered or line.level in ("INFO", "DEBUG", "WARNING") or line.source == "nccl":
             continue
-        match = BARE_EXCEPTION.match(line.text)
+        match, native = BARE_EXCEPTION.match(line.text), NATIVE.match(line.text)
         if match:
             found.append(Failure(line, (Raised(match["type"], match["message"]),), line.order, line.order))
+        elif native:
+            message = re.sub(r"^(?:\[[^\]]{1,80}\]:?\s*){1,4}", "", native["watchdog"] or native["what"] or "")
+            found.append(Failure(line, (Raised("RuntimeError", message),), line.order, line.order))
     return found
 
 

@@ -77,11 +77,9 @@ def diagnose(facts: Facts) -> Verdict:
     year = year_of(facts.logs)
     views = [parse_log(log, year) for log in facts.logs if not log.is_kernel]
     present = [view for view in views if not view.is_previous]
-    case = Case(facts, present, said=look.said(facts, [view for view in present if not view.is_submission]))
+    case = Case(facts, present, said=look.said(facts, present))
     if not case.said and not any(view.progress for view in present):
         case.said = look.said(facts, [view for view in views if view.is_previous])
-    if not facts.pods and not facts.slurm and not case.said:  # somebody pasted everything into the submission's log
-        case.said = look.said(facts, [view for view in present if view.is_submission])
     case.others = [*look.ended(facts), *look.nodes(facts), *look.slurm(facts), *look.waiting(facts), *look.refused(facts)]
     outcome = _outcome(case)
     root = _root(case)
@@ -93,7 +91,7 @@ def diagnose(facts: Facts) -> Verdict:
     slow = rhythm(facts, present, is_over=outcome == "failed")
     if slow is not None:
         return _answer(case, slow, candidates)
-    if root is not None and outcome != "running":
+    if root is not None and outcome != "running" and root.strength > 2:
         return _answer(case, root, candidates)
     if outcome == "running":
         return _answer(case, _plain("running", 0.8, "nothing failed, and its pods or steps are under way", case), [])

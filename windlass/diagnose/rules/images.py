@@ -18,7 +18,7 @@ RULES = (
     start("volume_unbound", r"FailedAttachVolume|FailedMount|FailedBinding|ProvisioningFailed|FailedScheduling|WaitForFirstConsumer", r"Multi-Attach|claim .* not found|not bound|unbound|persistentvolumeclaim|no persistent volumes available"
           r"|storageclass\S* \S+ not found|failed to provision volume|is already (?:used|attached)|volume attachment is being deleted"),
     start("config_missing", r"FailedMount|CreateContainerConfigError|Failed|CreateContainerError", r"(?:secret|configmap)s? \S+ not found|references non-existent (?:secret|config) key|couldn't find key|object \S+/\S+ not registered|(?:secret|configmap) .{0,80}not found"),
-    start("mount_failed", r"FailedMount|FailedAttachVolume|FailedMapVolume|VolumeFailed\w*|CreateContainer(?:Config)?Error|Failed", r"mount|attach|volume|csi|hostPath|subPath|MGS|permission denied"),
+    start("mount_failed", r"FailedMount|FailedAttachVolume|FailedMapVolume|VolumeFailed\w*|CreateContainer(?:Config)?Error|Failed", r"mount|attach|volume|csi|hostPath|subPath|MGS|permission denied", confidence=0.85),
     # network of the pod
     start("ip_exhausted", r"FailedCreatePodSandBox|NetworkNotReady|FailedPodSandBoxStatus", r"assign an IP|no (?:available|free) (?:IP|addresses)|IPAM|CNI|network plugin|failed to set ?up network|add network|InsufficientFreeAddresses|cni", confidence=0.85),
     # GPU by the runtime, and the container's own command

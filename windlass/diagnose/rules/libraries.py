@@ -16,7 +16,7 @@ RULES = (
     raised("gpu_arch", CUDA, r"no kernel image is available|sm_\d+ is not (?:compatible|supported)|not compatible with the current PyTorch|FlashAttention only supports|only supports? (?:Ampere|Hopper|Ada|compute capability)|requires? (?:device with|compute) capability|Unsupported gpu arch|not supported on (?:this )?(?:GPU|device|compute)|compute capability"
            r"|Value '?sm_\d+\w*'? is not defined for option 'gpu-name'"),
     raised("gpu_hardware", CUDA, r"uncorrectable (?:ECC|NVLink)|ECC error|fallen off the bus|GPU is lost|GPU requires reset|GPU has been reset|row remap|hardware stack error|\bXid\b|CUDA error: unknown error|ERROR_GPU_IS_LOST|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|busy or unavailable|NVLink"),
-    raised("device_assert", CUDA, r"device-side assert"),
+    raised("device_assert", CUDA, r"device-side assert triggered|^CUDA error: device-side assert"),
     raised("illegal_memory_access", CUDA, r"illegal memory access|misaligned address|illegal instruction was|invalid program counter", confidence=0.8),
     raised("illegal_memory_access", CUDA, r"unspecified launch failure|CUBLAS_STATUS_EXECUTION_FAILED|CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_INTERNAL_ERROR", confidence=0.5),
     raised("gpu_count", CUDA, r"invalid device ordinal|device >= 0 && device < num_gpus|device index .{0,60}(?:out of range|larger|must)|local rank.{0,60}(?:exceed|greater|larger|>=).{0,60}(?:GPU|device)|nproc_per_node.{0,80}(?:GPU|device)|only \d+ (?:GPUs?|devices?)|Invalid device id|not enough (?:GPUs|devices)"),

@@ -28,6 +28,7 @@ RULES = (
     raised("nccl_network", DIST, r"socketStartConnect|socketPollConnect|socketFinalizeConnect|Connection refused|Connection timed out|No route to host|Network is unreachable|no socket interface found|no usable interface|ibv_\w+|IBV_|NET/IB|connectFullMesh|ncclSystemError|unhandled system error"
            r"|ncclInternalError|gloo/transport|gloo::|makeDeviceForInterface|Unable to find (?:address|interface)|completion with error|NCCL error|Bootstrap|unable to resolve|interface", strength=SOFT,
            test=lambda text: "huggingface" not in text and "amazonaws.com" not in text),
+    raised("nccl_network", None, r"^nccl\w+ failed|unhandled system error|ncclSystemError|^HorovodInternalError|^NcclError", strength=SOFT),
     line("collective_mismatch", r"(?:\[[^\]]{1,80}\]\s*){0,3}(?:Detected )?mismatch between collectives|Collective desync|.{0,60}collectives? (?:mismatch|differ)"),
     line("collective_timeout", r"(?:\[[^\]]{1,80}\]:?\s*){0,4}Watchdog caught collective operation timeout|(?:\[[^\]]{1,80}\]:?\s*){0,4}(?:Some NCCL operations have failed or timed out|Received a dump signal due to a collective timeout|Timeout at NCCL work|WorkNCCL\(.{0,300}before timing out)"
          r"|.{0,40}heartbeat monitor (?:timed out|has detected)|(?:\[[^\]]{1,80}\]:?\s*){0,4}ProcessGroupNCCL's watchdog got stuck", strength=WEAK, confidence=0.8),

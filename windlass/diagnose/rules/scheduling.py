@@ -15,7 +15,7 @@ RULES = (
             r"|the server doesn't have a resource type|\(404\).*page not found"),
     refusal("schema_mismatch", r"strict decoding error|unknown field|conversion webhook .* failed|unable to decode|error validating data"
             r"|field is immutable|unrecognized type|no kind .* is registered"),
-    refusal("quota", r"exceeded quota|must specify (limits|requests|cpu|memory)\S*|(maximum|minimum) \S+ usage per (Container|Pod)|insufficient quota|failed quota"),
+    refusal("quota", r"exceeded quota|must specify (limits|requests|cpu|memory)\S*|(maximum|minimum) \S+ usage per (Container|Pod)|failed quota"),
     refusal("admission_denied", r"violates PodSecurity|denied the request|(kyverno|gatekeeper|policy|constraint).{0,200}(denied|blocked|violat|refus)"
             r"|blocked due to the following policies|ValidatingAdmissionPolicy|unable to validate against any security context constraint"),
     refusal("api_unreachable", r"failed calling webhook.{0,300}(deadline exceeded|timeout|timed out|refused|no endpoints|EOF)|(?:dial tcp|net/http).{0,200}(?:timeout|refused|no route)"
@@ -47,7 +47,7 @@ RULES = (
     slurm("api_credentials", r"PENDING.*|FAILED.*", r"InvalidAccount|AccountNotAllowed|Account.{0,20}not (?:permitted|allowed)|not permitted to use this partition|UserNotAllowed"),
     slurm("queue_never", r"PENDING.*|FAILED.*", r"PartitionNodeLimit|PartitionTimeLimit|PartitionInactive|PartitionConfig|BadConstraints|InvalidQOS|QOSNotAllowed|\w+PerJob(?:Limit)?\b|WallDuration"
           r"|ReservationDeleted|Max(?:Node|CPU|GRES|TRES|Mem)\w*PerJob|MaxMemPerLimit|QOSJobLimit|QOSMinGRES|QOSUsageThreshold|QOSMinCpu"),
-    slurm("queue_wait", r"PENDING.*|CONFIGURING.*|SUSPENDED.*|REQUEUED.*", None, confidence=0.85),
+    slurm("queue_wait", r"PENDING.*|CONFIGURING.*|SUSPENDED.*", None, confidence=0.85),
 )  # fmt: skip
 
 NOISE_TAINTS = re.compile(r"node-role\.kubernetes\.io|control-plane|node\.cloudprovider\.kubernetes\.io/uninitialized")
