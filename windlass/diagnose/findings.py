@@ -77,7 +77,20 @@ def said(facts: Facts, views: Sequence[LogView]) -> list[Finding]:
                 finding = replace(finding, strength=min(finding.strength, ECHO + 3), confidence=finding.confidence * 0.7)
             found.append(finding)
         found += _reported(view)
+    if all(one.strength <= ECHO for one in found):
+        found += [finding for view in views for finding in _last_warnings(view)]
     return found
+
+
+def _last_warnings(view: LogView) -> Iterator[Finding]:
+    """What NCCL and torch warned of at the very end, where nothing else was said."""
+    for line in view.lines[-40:]:
+        if line.order in view.covered or view.survived(line.order) or line.level == "INFO" or not (line.level or line.source == "nccl"):
+            continue
+        rule = _first("near", "", line.text)
+        if rule:
+            evidence = _evidence(view.name, line.text, rank=line.rank, time=line.time)
+            yield Finding(rule.name, rule.confidence - 0.2, 12, (evidence,), line.time, line.rank, rule, "log")
 
 
 def _exceptions(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:
@@ -186,7 +199,7 @@ def ended(facts: Facts) -> list[Finding]:
         found += _ended_by_state(pod)
     for condition in (*facts.job_conditions, *facts.workload_conditions):
         if condition.status != "False" and (rule := _first("ended", condition.reason or condition.type, condition.message)):
-            strength = TIME_LIMIT if rule.name == "time_limit" else EVENT
+            strength = {"time_limit": TIME_LIMIT, "cancelled": CANCELLED, "host_oom": STATE}.get(rule.name, EVENT)
             found.append(Finding(rule.name, rule.confidence, strength, (_evidence("job", str(condition), time=condition.time),), condition.time, rule=rule, where="job"))
     asked = facts.job_deleted or next((pod.deleted for pod in facts.pods if pod.deleted), None)
     if asked is not None:

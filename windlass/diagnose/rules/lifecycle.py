@@ -10,6 +10,7 @@ RULES = (
           r"preempt|spot|reclaim|interrupt|shut ?down|drain|evict(?:ion)? API|maintenance|rebalance|higher.priority", confidence=0.9),
     ended("preempted", r"Preempted|Preempting|PreemptionByScheduler|PreemptionByKueueScheduler|EvictedDueToPreempted|EvictedByPreemption|SpotInterruption\w*|Shutdown|NodeShutdown|EvictionByEvictionAPI", confidence=0.85),
     ended("cancelled", r"ScalingReplicaSet|SuccessfulDelete|SuccessfulDeletePod|SuccessfulRescale", r"[Ss]caled? down|[Dd]eleted? (?:pod|job)|to 0\b", confidence=0.7),
+    ended("cancelled", r"Stopped", confidence=0.9),
     ended("node_lost", r"NodeLost|NodeNotReady|NodeAffinity|DeletionByPodGC|DeletionByTaintManager|TaintManagerEviction|Unknown|DeletingNode|RemovingNode|ContainerStatusUnknown", confidence=0.8),
     node("preempted", r"spot (?:instance )?(?:interruption|reclaim)|SpotInterruption|RebalanceRecommendation|PreemptScheduled|aws-node-termination-handler|TerminateScheduled|maintenance event|impending-node-termination|ToBeDeletedByClusterAutoscaler|DisruptionBlocked|karpenter\.sh/disrupt", confidence=0.85),
     node("node_lost", r"NodeNotReady|Ready=(?:Unknown|False)|Kubelet stopped posting|NodeHasInsufficient|node\.kubernetes\.io/unreachable|node\.kubernetes\.io/not-ready", confidence=0.85),
