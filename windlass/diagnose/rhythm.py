@@ -13,7 +13,7 @@ from windlass.diagnose.timeline import LogView, clock_text
 HANG_SECONDS = 900.0  # without a step, at least
 HANG_STEPS = 10.0  # times the usual time between two steps
 SLOWER = 1.5  # times the others
-DURATION = re.compile(r"(?:compute|forward|fwd|step|iter(?:ation)?|batch|data)[ _-]?(?:time|duration)?(?:_s|_ms)?[ =:\"']+([\d.]{1,12}) ?(ms|s\b)?|took ([\d.]{1,12}) ?(ms|s)\b", re.IGNORECASE)
+DURATION = re.compile(r"(?:compute|forward|fwd|step|iter(?:ation)?|batch|data)[ _-]?(?:time|duration)(?:_s|_ms)?[ =:\"']+([\d.]{1,12}) ?(ms|s\b)?|took ([\d.]{1,12}) ?(ms|s)\b", re.IGNORECASE)
 STRAGGLER = re.compile(r"straggl\w+|slow(?:est)? rank|rank \d+ is (?:[\d.]+ ?x|much) slower", re.IGNORECASE)
 STALL = re.compile(r"no (?:progress|step|new step|heartbeat)\S* (?:for|in|since) |(?:appears|seems) (?:to be )?(?:hung|stuck)|hang detected|stalled for|has not made progress", re.IGNORECASE)
 SOCKETS = re.compile(r"Using network Socket|NET/Socket ?: Using|via NET/Socket", re.IGNORECASE)

@@ -39,7 +39,7 @@ PROGRESS_METRIC = re.compile(
     r"loss|lr\b|it/s|s/it|tok|grad|\bms\b|samples|throughput|elapsed|acc|ppl|took|time|mfu|\d+\s*/\s*\d+", re.IGNORECASE
 )
 TQDM = re.compile(r"\d{1,3}%\|.{0,200}\|\s*(\d{1,12})/\d+")
-NOT_PROGRESS = re.compile(r"error|exception|fail|traceback|abort|timed? ?out|sigterm|killed|saving|saved|nan\b|resum|retry", re.IGNORECASE)
+NOT_PROGRESS = re.compile(r"error|exception|fail|traceback|abort|timed? ?out|sigterm|killed|saving|saved|stopping|resum|retry", re.IGNORECASE)
 
 # Where a new attempt begins: what came before it was survived.
 ATTEMPT = re.compile(

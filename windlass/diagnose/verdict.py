@@ -218,7 +218,7 @@ def _answer(case: Case, root: Finding, candidates: Sequence[Finding]) -> Verdict
         if one.name not in (root.name, "echo") and one.strength >= root.strength - 12 and one.name not in others:
             others[one.name] = min(one.confidence, root.confidence) * (0.6 if one.strength < root.strength else 0.8)
     confidence = root.confidence
-    rivals = [one for one in candidates if one.name in others and one.strength >= root.strength and one.kind != root.kind]
+    rivals = [one for one in candidates if one.name in others and one.strength >= min(root.strength, OWN) and one.kind != root.kind]
     if rivals:
         confidence = max(0.3, confidence - 0.2)
     supporting = [one.evidence[0] for one in (*case.others, *case.said) if one.name == root.name and one is not root]

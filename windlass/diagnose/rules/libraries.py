@@ -9,9 +9,9 @@ CUDA = r"(?:[\w:]+[.:])*(?:RuntimeError|AcceleratorError|DistBackendError|CUDAEr
 XID_HARDWARE = r"(?:46|48|54|61|62|63|64|68|74|79|92|94|95|110|119|120|123|136|137|140|143|145|149|151|154|155|156|158|168)"
 
 RULES = (
-    raised("library_clash", r"(?:\w+\.)*(?:ImportError|OSError|RuntimeError|AttributeError|ModuleNotFoundError|DistBackendError|Exception)", r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]+.{0,20} not found|wrong ELF class|symbol lookup error|version `\S+' not found|file too short"
+    raised("library_clash", r"(?:\w+\.)*(?:ImportError|OSError|ValueError|RuntimeError|AttributeError|ModuleNotFoundError|DistBackendError|Exception)", r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]+.{0,20} not found|wrong ELF class|symbol lookup error|version `\S+' not found|file too short"
            r"|numpy\.dtype size changed|compiled using NumPy 1|compiled with (?:different )?CUDA|CUDA version .{0,60}mismatch|operator torchvision::|NCCL version mismatch|mismatched? (?:NCCL|CUDA|cuDNN) version|_ARRAY_API not found|DLL load failed"
-           r"|different CUDA versions|built (?:for|against|with) (?:a different|another|torch|PyTorch)|incompatible with (?:the )?(?:installed|current) (?:torch|PyTorch)|cuDNN version incompatibility|compiled against|numpy\.core\.multiarray failed|ABI"),
+           r"|different CUDA versions|built (?:for|against|with) (?:a different|another|torch|PyTorch)|incompatible with (?:the )?(?:installed|current) (?:torch|PyTorch)|cuDNN version incompatibility|compiled against|numpy\.core\.multiarray failed|\bABI\b"),
     raised("driver_too_old", CUDA, r"driver version is insufficient|NVIDIA driver on your system is too old|Error 80[34]|forward compatibility was attempted|unsupported display driver|cudaErrorInsufficientDriver|unsupported toolchain|driver is too old|system driver mismatch|CUDA_ERROR_COMPAT_NOT_SUPPORTED"),
     raised("gpu_arch", CUDA, r"no kernel image is available|sm_\d+ is not (?:compatible|supported)|not compatible with the current PyTorch|FlashAttention only supports|only supports? (?:Ampere|Hopper|Ada|compute capability)|requires? (?:device with|compute) capability|Unsupported gpu arch|not supported on (?:this )?(?:GPU|device|compute)|compute capability"
            r"|Value '?sm_\d+\w*'? is not defined for option 'gpu-name'"),

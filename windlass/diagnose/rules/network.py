@@ -19,7 +19,7 @@ RULES = (
     raised("collective_timeout", DIST, r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|Timed out waiting \d+ ?ms for (?:recv|send|\w+) operation|monitoredBarrier.{0,200}(?:failed|timed out|timeout)|Some NCCL operations have failed or timed out"
            r"|Application timeout caused pair closure|NCCL timeout|collective.{0,40}timed? ?out", strength=WEAK),
     raised("rendezvous", r"(?:\w+\.)*Rendezvous\w*Error", strength=18),
-    raised("rendezvous", r"(?:\w+\.)*(?:DistStoreError|DistNetworkError|RuntimeError|TimeoutError|DistError|ConnectionError|Exception)", r"client socket has (?:timed out|failed to connect)|Timed out after \d+ seconds waiting for clients|clients joined|wait timeout after \d+ ?ms|Socket Timeout"
+    raised("rendezvous", r"(?:\w+\.)*(?:DistStoreError|DistNetworkError|DistBackendError|RuntimeError|TimeoutError|DistError|ConnectionError|Exception)", r"client socket has (?:timed out|failed to connect)|Timed out after \d+ seconds waiting for clients|clients joined|wait timeout after \d+ ?ms|Socket Timeout"
            r"|failed to connect to (?:any network|TCPStore)|rendezvous.{0,100}(?:time|closed|fail)|Store.{0,30}timed? ?out|timed out.{0,60}waiting for (?:workers|nodes|clients|all)|waitForInput: poll", strength=18),
     # Echoes: another rank ended first.
     raised("echo", DIST, r"remote process (?:has )?(?:exited|terminated)|ncclRemoteError|Connection (?:was )?(?:closed|reset) by|closed by (?:remote )?peer|Broken pipe|communicator (?:was|has been) aborted|recvValue failed|failed to recv, got 0 bytes|got 0 bytes|Connection reset|connection reset|peer (?:has )?(?:closed|died|exited)"
