@@ -7,38 +7,41 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any
+
+from pydantic import BaseModel, Field
 
 MOST_LOG_CHARACTERS = 4_000_000  # of one log: its beginning and its end are read
 MOST_OBJECTS = 20_000
 MOST_TEXT = 20_000  # characters of one message
 
 
-class SlurmFacts(TypedDict, total=False):
+Objects = dict[str, Any] | list[dict[str, Any]]
+
+
+class SlurmFacts(BaseModel):
     """What Slurm knows of the job."""
 
-    sacct: Any  # `sacct --json`, rows of `sacct --parsable2` as objects, or that text itself
-    scontrol: Any  # `scontrol show job --json`, or the text of `scontrol show job`
+    sacct: Objects | str | None = Field(None, description="`sacct --json`, its rows as objects, or the text of `sacct --parsable2`.")
+    scontrol: Objects | str | None = Field(None, description="`scontrol show job --json`, or the text of `scontrol show job`.")
 
 
-class Bundle(TypedDict, total=False):
-    """Everything that is known of a job. Every part may be left out."""
+class Bundle(BaseModel):
+    """Everything that is known of a job. Every part may be left out; parts that are not named here are passed over."""
 
-    target: str  # local, slurm or kubernetes
-    job: Any  # the job's object, as the API returns it
-    pods: Any  # a list of pods, or a PodList
-    events: Any  # a list of events, or an EventList
-    nodes: Any  # a list of nodes, or a NodeList
-    workload: Any  # the workload object of a queue: Kueue, Volcano
-    slurm: SlurmFacts
-    logs: dict[str, Any]  # by name: rank0, rank1, submit, launcher, kernel; text, or a list of lines
+    target: str | None = Field(None, description="local, slurm or kubernetes.")
+    job: Objects | None = Field(None, description="The job's object, as the API returns it.")
+    pods: Objects | None = Field(None, description="Its pods: a list of objects as the API returns them, or a PodList.")
+    events: Objects | None = Field(None, description="Events: a list, or an EventList.")
+    nodes: Objects | None = Field(None, description="The nodes of its pods: a list, or a NodeList.")
+    workload: Objects | None = Field(None, description="The object of a queue that stands for the job: Kueue's Workload.")
+    slurm: SlurmFacts | None = None
+    logs: dict[str, str | list[str]] | None = Field(None, description="By name: rank0, rank1, …, launcher, submit (what the submission answered), kernel (dmesg).")
 
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a bundle."""
-    from pydantic import TypeAdapter
-
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **TypeAdapter(Bundle).json_schema()}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Bundle.model_json_schema()}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ SHORTEST = 6  # characters of a value that is searched for elsewhere; shorter on
 
 # A name that ends so holds a secret; bos_token, max_tokens and tokenizer do not.
 NAME = (
-    r"(?<![A-Za-z])(?!(?:bos|eos|pad|unk|sep|cls|mask|image|special|next|stop|per)_token)[\w.\-]{0,80}?"
+    r"(?<![A-Za-z0-9_])(?!(?:bos|eos|pad|unk|sep|cls|mask|image|special|next|stop|per)_token)[\w.\-]{0,80}?"
     r"(?:token|secret|passw(?:or)?d|passwd|passphrase|pwd|api[_-]?key|apikey|access[_-]?key(?:[_-]?id)?|secret[_-]?key"
     r"|private[_-]?key|account[_-]?key|encryption[_-]?key|credentials?|auth|authorization|signature|sas|webhook(?:[_-]?url)?|dsn|cookie)"
 )
@@ -32,10 +32,11 @@ BEARER = re.compile(r"(\b(?:bearer|basic|digest|token)\s+)([A-Za-z0-9+/=._~\-]{1
 HEADER = re.compile(r"((?:proxy-)?authorization\"?'?\s*[:=]\s*\"?'?)([^\r\n\"']+)", re.IGNORECASE)
 IN_URL = re.compile(r"(\b[a-z][a-z0-9+.\-]{1,20}://)([^\s/@\"']{1,400})@", re.IGNORECASE)
 SIGNED = re.compile(r"([?&](?:X-Amz-(?:Signature|Credential|Security-Token)|Signature|sig|AWSAccessKeyId|token|key|access_token)=)[^&\s\"']+", re.IGNORECASE)
-ASSIGNED = re.compile(rf"({NAME}[\"']?\s*(?:=>|:=|=|:)\s*)({VALUE})", re.IGNORECASE)
+ASSIGNED = re.compile(rf"({NAME}[\"']?\]?\s*(?:=>|:=|=|:)\s*)({VALUE})", re.IGNORECASE)
 FLAG = re.compile(rf"(--?{NAME}\s+)(?!-)({VALUE})", re.IGNORECASE)
 NETRC = re.compile(r"(\b(?:login\s+\S+\s+)?password\s+)(\S+)", re.IGNORECASE)
 FLAG_ALONE = re.compile(rf"--?{NAME}", re.IGNORECASE)
+TELLING = re.compile(r"token|secret|passw|pwd|key|cred|auth|signature|sas|hook|dsn|cookie|passphrase|bearer|basic|digest", re.IGNORECASE)
 # Settings of the environment that explain failures and hold no secrets; the values of all others are removed.
 HARMLESS = re.compile(
     r"NCCL_\w+|FI_\w+|TORCH_\w+|CUDA_\w+|NVIDIA_\w+|MASTER_(?:ADDR|PORT)|(?:LOCAL_|NODE_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE"
@@ -64,12 +65,19 @@ def clean_text(text: str, known: set[str] | None = None) -> str:
 
     for pattern in PATTERNS:
         text = pattern.sub(REMOVED, text)
-    text = HEADER.sub(assigned, text)
-    text = BEARER.sub(lambda match: f"{match[1]}{REMOVED}", text)
-    text = IN_URL.sub(lambda match: f"{match[1]}{REMOVED}@", text)
-    text = SIGNED.sub(lambda match: f"{match[1]}{REMOVED}", text)
-    for pattern in (ASSIGNED, FLAG, NETRC):
-        text = pattern.sub(assigned, text)
+    lines = text.split("\n")
+    for index, line in enumerate(lines):
+        if "://" in line:
+            line = SIGNED.sub(lambda match: f"{match[1]}{REMOVED}", IN_URL.sub(lambda match: f"{match[1]}{REMOVED}@", line))
+        if TELLING.search(line):  # the patterns below are slow on long lines of other things
+            line = BEARER.sub(lambda match: f"{match[1]}{REMOVED}", HEADER.sub(assigned, line))
+            for pattern in (ASSIGNED, FLAG, NETRC):
+                line = pattern.sub(assigned, line)
+        lines[index] = line
+    text = "\n".join(lines)
+    for value in noted:
+        if len(value) >= SHORTEST:
+            text = text.replace(value, REMOVED)
     return text
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from windlass.diagnose.facts import Log, moment
 
 MOST_MESSAGE_LINES = 60  # of one exception's message
+FIRST_LINES, LAST_LINES = 2000, 20_000  # of a log that are read
 MOST_LINE = 4000  # characters of a line that are looked at
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -23,12 +24,14 @@ TRANSPORT = re.compile(
     r"|\((?:\w+ )?pid=\d+(?:, ip=[\d.]+)?\) ?"
     r"|(?:rank|worker|node)[-_ ]?(?P<named>\d{1,6}) ?\| ?"
 )
+TRANSPORT_BEGINS = frozenset("0123456789[(rwnp")
 SRUN_LABEL = re.compile(r"\s{0,4}(\d{1,6}): ?")
 LEVELS = "DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL"
 GLOG = re.compile(r"\[?(?P<level>[EWIF])(?:(?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)(?P<fraction>\.\d+)?)?\s+(?=[^\]]{0,80}\w+\.(?:cpp|cc|py|h|hpp):\d+)[^\]]{1,120}\]\s?")
 NCCL = re.compile(r"(?:\[[^\]]{1,60}\] )?(?:[\w.-]+:\d+:\d+ (?:\[\d+\] )?)?(?:\S+:\d+ )?NCCL (?P<level>WARN|INFO|TRACE) ")
 STAMP = re.compile(r"\[?(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\]?[\s,:|-]*")
 LEVEL = re.compile(rf"(?:[^\s\]]{{1,80}}[\s:|-]+){{0,3}}?\[?(?P<level>{LEVELS})\b\]?[\s:|\]-]+(?:[\w.]+:(?!\S*Error)\d*\s?)?")
+LEVEL_WORD = re.compile(LEVELS)
 BARE_LEVEL = re.compile(rf"\[?(?P<level>{LEVELS})\]?(?::[\w.]+)?(?::|\s[-|]|\s)\s*")
 
 PROGRESS_STEP = re.compile(
@@ -38,6 +41,7 @@ PROGRESS_STEP = re.compile(
 PROGRESS_METRIC = re.compile(
     r"loss|lr\b|it/s|s/it|tok|grad|\bms\b|samples|throughput|elapsed|acc|ppl|took|time|mfu|\d+\s*/\s*\d+", re.IGNORECASE
 )
+HAS_DIGIT = re.compile(r"\d")
 TQDM = re.compile(r"\d{1,3}%\|.{0,200}\|\s*(\d{1,12})/\d+")
 NOT_PROGRESS = re.compile(r"error|exception|fail|traceback|abort|timed? ?out|sigterm|killed|saving|saved|stopping|resum|retry", re.IGNORECASE)
 
@@ -215,6 +219,8 @@ def _view(log: Log, lines: Sequence[Line]) -> LogView:
 
 def _lines(log: Log, year: int) -> Iterable[Line]:
     raw = ANSI.sub("", log.text.replace("\r\n", "\n").replace("\r", "\n")).split("\n")
+    if len(raw) > FIRST_LINES + LAST_LINES:
+        raw = raw[:FIRST_LINES] + raw[-LAST_LINES:]
     labels = sum(bool(SRUN_LABEL.match(one)) for one in raw[:400])
     is_labelled = labels >= 3 and labels * 10 >= 6 * len([one for one in raw[:400] if one.strip()])
     last_time: float | None = None
@@ -223,7 +229,7 @@ def _lines(log: Log, year: int) -> Iterable[Line]:
         if is_labelled and (label := SRUN_LABEL.match(text)):
             rank, text = int(label[1]), text[label.end() :]
         for _ in range(4):
-            match = TRANSPORT.match(text)
+            match = TRANSPORT.match(text) if text[:1] in TRANSPORT_BEGINS else None
             if not match or not match.end():
                 break
             number = match["rank"] or match["mpi"] or match["named"]
@@ -241,18 +247,18 @@ def _lines(log: Log, year: int) -> Iterable[Line]:
 
 def _logged(text: str, year: int) -> tuple[str, str, str, float | None]:
     """Level, source, message and time of a line as a logger wrote it."""
-    nccl = NCCL.match(text)
-    stamp = STAMP.match(text)
+    nccl = NCCL.match(text) if "NCCL " in text else None
+    stamp = STAMP.match(text) if text[:2].strip("[").isdigit() else None
     when = moment(stamp["time"]) if stamp else None
     if nccl:
         return ("WARNING" if nccl["level"] == "WARN" else "INFO"), "nccl", text[nccl.end() :], when
-    glog = GLOG.match(text)
+    glog = GLOG.match(text) if text[:1] in "[EWIF" else None
     if glog:
         clock = f"{year}-{glog['month'] or ''}-{glog['day']}T{glog['clock']}{glog['fraction'] or ''}"[:29]
         level = {"E": "ERROR", "W": "WARNING", "I": "INFO", "F": "FATAL"}[glog["level"]]
         return level, "glog", text[glog.end() :], moment(clock)
     rest = text[stamp.end() :] if stamp else text
-    match = (LEVEL if stamp else BARE_LEVEL).match(rest)
+    match = (LEVEL if stamp else BARE_LEVEL).match(rest) if LEVEL_WORD.search(rest, 0, 200) else None
     if match:
         level = {"WARN": "WARNING", "CRITICAL": "FATAL"}.get(match["level"], match["level"])
         return level, "text", rest[match.end() :], when
@@ -262,7 +268,9 @@ def _logged(text: str, year: int) -> tuple[str, str, str, float | None]:
 def _step(line: Line) -> int | None:
     if line.level in ("WARNING", "ERROR", "FATAL") or line.source != "text":
         return None
-    bar = TQDM.search(line.text)
+    if not HAS_DIGIT.search(line.text, 0, 600):
+        return None
+    bar = TQDM.search(line.text) if "%|" in line.text else None
     if bar:
         return int(bar[1])
     if len(line.text) > 600 or not PROGRESS_METRIC.search(line.text) or NOT_PROGRESS.search(line.text):
@@ -297,7 +305,7 @@ def _failures(stream: Sequence[Line], covered: set[int]) -> list[Failure]:
     for failure in found:
         covered.update(one.order for one in stream if failure.begin <= one.order <= failure.end)
     for line in stream:
-        if line.order in covered or line.level in ("INFO", "DEBUG", "WARNING") or line.source == "nccl":
+        if line.order in covered or line.level in ("INFO", "DEBUG", "WARNING") or line.source == "nccl" or ":" not in line.text:
             continue
         match, native = BARE_EXCEPTION.match(line.text), NATIVE.match(line.text)
         if match:
