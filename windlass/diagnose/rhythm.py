@@ -30,7 +30,7 @@ def _lost_loss(views: Sequence[LogView]) -> Finding | None:
     for view in views:
         last = [one for one in view.lines if any(one.order == order for order, _, _ in view.progress[-3:])]
         if last and all(NAN_LOSS.search(one.text) for one in last):
-            return Finding("nan", 0.85, 20, tuple(Evidence(view.name, one.text[:300], one.rank) for one in last), where="the last steps have no finite loss")
+            return Finding("nan", 0.85, 20, tuple(Evidence(view.name, one.text[:300], one.rank) for one in last), "the last steps have no finite loss")
     return None
 
 
@@ -41,7 +41,7 @@ def _slow_network(facts: Facts, views: Sequence[LogView]) -> Finding | None:
         reason = next((one for one in view.lines if EXPECTED_FAST.search(one.text)), None)
         if socket is not None and (asks or reason is not None):
             lines = [one for one in (reason, socket) if one is not None]
-            return Finding("nccl_slow_fallback", 0.8, 20, tuple(Evidence(view.name, one.text[:300], one.rank) for one in lines), where="NCCL names the network that it uses")
+            return Finding("nccl_slow_fallback", 0.8, 20, tuple(Evidence(view.name, one.text[:300], one.rank) for one in lines), "NCCL names the network that it uses")
     return None
 
 
@@ -49,7 +49,7 @@ def _straggler(views: Sequence[LogView]) -> Finding | None:
     for view in views:
         for line in view.lines[-500:]:
             if STRAGGLER.search(line.text) and re.search(r"detect|is |are |: ", line.text) and not re.search(r"no straggl|enabled|disabled|init", line.text, re.IGNORECASE):
-                return Finding("straggler", 0.75, 20, (Evidence(view.name, line.text[:300], line.rank),), where="the run's own report says so")
+                return Finding("straggler", 0.75, 20, (Evidence(view.name, line.text[:300], line.rank),), "the run's own report says so")
     times: dict[int, float] = {}
     for view in views:
         if view.rank is None:
@@ -64,7 +64,7 @@ def _straggler(views: Sequence[LogView]) -> Finding | None:
     if rest <= 0 or times[slowest] < SLOWER * rest:
         return None
     text = f"rank {slowest}: {times[slowest]:.3g} a step, the others {rest:.3g}"
-    return Finding("straggler", 0.7, 20, (Evidence(f"rank{slowest}", text, slowest),), where="its steps take longer than those of the other ranks")
+    return Finding("straggler", 0.7, 20, (Evidence(f"rank{slowest}", text, slowest),), "its steps take longer than those of the other ranks")
 
 
 def _seconds(text: str) -> float | None:
@@ -82,7 +82,7 @@ def _hang(facts: Facts, views: Sequence[LogView]) -> Finding | None:
     for view in views:
         for line in view.lines[-200:]:
             if STALL.search(line.text) and not view.survived(line.order):
-                return Finding("hang", 0.75, 20, (Evidence(view.name, line.text[:300], line.rank),), where="the run's own watch says so")
+                return Finding("hang", 0.75, 20, (Evidence(view.name, line.text[:300], line.rank),), "the run's own watch says so")
     dates = [_date(line.text) for view in views for line in view.lines[-200:] if view.is_submission or view.rank is None]
     steps = sorted(time for view in views for _, _, time in view.progress if time is not None)
     heard = [time for view in views for line in view.lines if (time := line.time) is not None]
@@ -99,7 +99,7 @@ def _hang(facts: Facts, views: Sequence[LogView]) -> Finding | None:
     if silence < max(HANG_SECONDS, usual):
         return None
     text = f"the last step was at {clock_text(steps[-1])}, {silence / 60:.0f} min before the newest fact"
-    return Finding("hang", 0.7, 20, (Evidence("logs", text),), where="no step for much longer than steps usually take")
+    return Finding("hang", 0.7, 20, (Evidence("logs", text),), "no step for much longer than steps usually take")
 
 
 DATE = re.compile(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d:\d\d:\d\d) (?:[AP]M )?(?:UTC|GMT)? ?(\d{4})\b")

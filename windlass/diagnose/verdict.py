@@ -208,7 +208,7 @@ def _plain(name: str, confidence: float, why: str, case: Case) -> Finding:
     lines = [Evidence(view.name, view.lines[-1].text[:300], view.rank) for view in case.views if view.lines][:2]
     pods = [Evidence(f"pod {pod.name}", pod.phase, host=pod.node or None) for pod in case.facts.pods[:2]]
     slurm = [Evidence(one.source, str(one)) for one in case.facts.slurm[:1]]
-    return Finding(name, confidence, 0, (*pods, *slurm, *lines), where=why)
+    return Finding(name, confidence, 0, (*pods, *slurm, *lines), why)
 
 
 def _answer(case: Case, root: Finding, candidates: Sequence[Finding]) -> Verdict:

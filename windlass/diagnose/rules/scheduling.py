@@ -64,7 +64,7 @@ PARTS = (
 )  # fmt: skip
 
 
-def explain_unschedulable(message: str, facts: Facts, gpus_asked: bool) -> tuple[str, float] | None:
+def explain_unschedulable(message: str, facts: Facts) -> tuple[str, float] | None:
     """The class of a FailedScheduling event: which of its reasons holds for the nodes that could have taken the pod."""
     reasons: dict[str, int] = {}
     taints = re.findall(r"(\d+) node\(s\) had (?:untolerated )?taints? \{([^}]*)\}", message)
