@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from windlass.diagnose.facts import clean, moment
+from windlass.diagnose.reading import clean, moment
 from windlass.diagnose.secrets import without_secrets
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, real, whole, words
@@ -41,7 +41,11 @@ def save_bundle(facts: Mapping[str, Any], path: Path) -> None:
     cleaned = without_secrets(dict(facts))
     logs = cleaned.pop("logs", {})
     contents = {FACTS_FILE: json.dumps(cleaned, indent=1, default=str)}
-    contents |= {f"logs/{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.log": text for name, text in logs.items() if isinstance(text, str)}
+    contents |= {
+        f"logs/{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.log": text
+        for name, text in logs.items()
+        if isinstance(text, str)
+    }
     with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as archive:
         for name, text in contents.items():
             data = clean(text).encode()
@@ -79,7 +83,10 @@ def _assembled(files: Iterator[tuple[str, bytes]], whence: str) -> dict[str, Any
     known = facts.get("logs")
     facts["logs"] = {**(known if isinstance(known, dict) else {}), **logs}
     if not logs and len(facts) == 1:
-        raise UserError(f"{whence} holds no facts", fix=f"a bundle has {FACTS_FILE}, or pods.json, events.json, logs/*.log; see docs/why.md")
+        raise UserError(
+            f"{whence} holds no facts",
+            fix=f"a bundle has {FACTS_FILE}, or pods.json, events.json, logs/*.log; see docs/why.md",
+        )
     return facts
 
 
@@ -101,7 +108,9 @@ def _json_value(text: str) -> Any:
 def _json_object(content: bytes, whence: str) -> dict[str, Any]:
     value = _json_value(content.decode("utf-8", "replace"))
     if not isinstance(value, dict):
-        raise UserError(f"{whence} holds no facts", evidence="a JSON object is expected", fix="docs/facts.schema.json describes it")
+        raise UserError(
+            f"{whence} holds no facts", evidence="a JSON object is expected", fix="docs/facts.schema.json describes it"
+        )
     inner = value.get("facts")  # a case of the corpus of tests
     return inner if isinstance(inner, dict) and "expect" in value else value
 
@@ -124,7 +133,8 @@ def facts_of_run(folder: RunFolder) -> dict[str, Any]:
         name, traceback = f"rank{error.get('rank')}", words(error.get("traceback")) or ""
         last = traceback.strip().rpartition("\n")[2]
         if last and last not in logs.get(name, ""):
-            logs[name] = f"{logs.get(name, '')}\n{_stamp(real(error.get('time')))}ERROR rank failed on {error.get('host')}\n{traceback}"
+            head = f"{_stamp(real(error.get('time')))}ERROR rank failed on {error.get('host')}"
+            logs[name] = f"{logs.get(name, '')}\n{head}\n{traceback}"
     facts: dict[str, Any] = {"target": _kind(folder), "logs": logs, "events": list(records_of(folder.events))}
     conditions = [condition for one in _since_launch(history) if (condition := _condition(one))]
     if conditions:
@@ -144,7 +154,12 @@ def _condition(record: Mapping[str, Any]) -> dict[str, Any] | None:
     told: tuple[str, str] | None = None
     match record.get("event"):
         case "exit":
-            told = {"finished": ("Complete", ""), "failed": ("Failed", ""), "stopped": ("Stopped", "Stopped"), "preempted": ("Preempted", "Preempted")}.get(str(state))
+            told = {
+                "finished": ("Complete", ""),
+                "failed": ("Failed", ""),
+                "stopped": ("Stopped", "Stopped"),
+                "preempted": ("Preempted", "Preempted"),
+            }.get(str(state))
         case "rank-died" if record.get("oom"):
             told = ("RankDied", "OOMKilled")
         case "node-lost":

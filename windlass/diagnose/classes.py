@@ -49,7 +49,8 @@ _TABLE: tuple[tuple[str, Kind, Retry, str, str], ...] = (
     # the API
     ("operator_missing", "infra", "no", "The cluster does not know this kind of job: its operator is not installed.",
      "install the operator, or target.kubernetes.job=… with a kind that the cluster serves"),
-    ("schema_mismatch", "infra", "yes", "The cluster's version of this kind of object does not know a field that was sent.",
+    ("schema_mismatch", "infra", "yes", "The cluster's version of this kind of object does not know a field that"
+            " was sent.",
      "kubectl explain KIND shows the served version; install matching versions of operator and client"),
     ("admission_denied", "access", "no", "A policy of the cluster refuses the object.",
      "change what the policy names (target.kubernetes.pod={…}), or ask who runs the cluster"),
@@ -81,7 +82,8 @@ _TABLE: tuple[tuple[str, Kind, Retry, str, str], ...] = (
     ("container_start", "image", "no", "The container's command cannot be started.",
      "check the entrypoint, the working directory and the mode of the file in the image"),
     # memory and disks
-    ("host_oom", "resources", "policy", "The kernel killed it: the memory limit of the container, job or node was reached.",
+    ("host_oom", "resources", "policy", "The kernel killed it: the memory limit of the container, job or node was"
+            " reached.",
      "target.kubernetes.memory=… or target.slurm.memory=… larger; fewer loader workers; a smaller train.micro_batch"),
     ("evicted_disk", "resources", "yes", "The node evicted the pod: local disk space ran short.",
      "put caches and checkpoints on a volume (target.kubernetes.storage, HF_HOME)"),
@@ -91,7 +93,8 @@ _TABLE: tuple[tuple[str, Kind, Retry, str, str], ...] = (
      "target.kubernetes.shm=… larger, docker --shm-size, or fewer loader workers"),
     ("cuda_oom", "resources", "policy", "The GPU's memory is full.",
      "a smaller train.micro_batch, or parallel.activation_checkpointing=full; windlass plan says what fits"),
-    ("cuda_oom_fragmentation", "resources", "policy", "The GPU's memory is fragmented: much is reserved but not in use.",
+    ("cuda_oom_fragmentation", "resources", "policy", "The GPU's memory is fragmented: much is reserved but not in"
+            " use.",
      "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a smaller train.micro_batch"),
     ("cuda_oom_other_process", "infra", "yes", "Another process holds the GPU's memory.",
      "nvidia-smi on the node; end the other process, or take another node"),
@@ -114,7 +117,8 @@ _TABLE: tuple[tuple[str, Kind, Retry, str, str], ...] = (
      "match the versions of aws-ofi-nccl, libfabric and NCCL; FI_EFA_USE_HUGE_PAGE=0 if memory cannot be allocated"),
     ("nccl_slow_fallback", "infra", "no", "NCCL uses plain TCP sockets although a faster network was expected.",
      "request the interfaces (target.kubernetes.efa=N) and use an image with aws-ofi-nccl; image.efa=true"),
-    ("collective_timeout", "infra", "yes", "A collective timed out: some rank hung or never came to it, and no rank said why.",
+    ("collective_timeout", "infra", "yes", "A collective timed out: some rank hung or never came to it, and no rank"
+            " said why.",
      "look at the rank that is behind (logs, stacks); longer: parallel.timeout_minutes"),
     ("collective_mismatch", "user", "no", "The ranks called different collectives, or with different shapes.",
      "make every rank take the same path: batches, branches and skipped steps must agree"),

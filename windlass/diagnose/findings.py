@@ -30,7 +30,7 @@ CLIENT_ERRORS = re.compile(
 )
 # Of an error that was being handled when another one was raised, these are worth the later one's place.
 HANDLED_ROOTS = frozenset(
-    "cuda_oom cuda_oom_fragmentation disk_full gpu_hardware host_oom file_system nan shm".split()
+    ["cuda_oom", "cuda_oom_fragmentation", "disk_full", "gpu_hardware", "host_oom", "file_system", "nan", "shm"]
 )  # fmt: skip
 # What an exit says by itself: class, confidence, weight. SIGKILL has too many senders to name one.
 SIGNALS = {

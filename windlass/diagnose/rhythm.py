@@ -2,35 +2,60 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from statistics import median
 
-from windlass.diagnose.facts import Facts, moment
+from windlass.diagnose.facts import Facts
 from windlass.diagnose.findings import Evidence, Finding
+from windlass.diagnose.reading import moment
 from windlass.diagnose.timeline import LogView, clock_text
 
 HANG_SECONDS = 900.0  # without a step, at least
 HANG_STEPS = 10.0  # times the usual time between two steps
 SLOWER = 1.5  # times the others
-DURATION = re.compile(r"(?:compute|forward|fwd|step|iter(?:ation)?|batch|data)[ _-]?(?:time|duration)(?:_s|_ms)?[ =:\"']+([\d.]{1,12}) ?(ms|s\b)?|took ([\d.]{1,12}) ?(ms|s)\b", re.IGNORECASE)
+DURATION = re.compile(
+    r"(?:compute|forward|fwd|step|iter(?:ation)?|batch|data)[ _-]?(?:time|duration)(?:_s"
+    r"|_ms)?[ =:\"']+([\d.]{1,12}) ?(ms|s\b)?|took ([\d.]{1,12}) ?(ms|s)\b",
+    re.IGNORECASE,
+)
 STRAGGLER = re.compile(r"straggl\w+|slow(?:est)? rank|rank \d+ is (?:[\d.]+ ?x|much) slower", re.IGNORECASE)
-STALL = re.compile(r"no (?:progress|step|new step|heartbeat)\S* (?:for|in|since) |(?:appears|seems) (?:to be )?(?:hung|stuck)|hang detected|stalled for|has not made progress", re.IGNORECASE)
+STALL = re.compile(
+    r"no (?:progress|step|new step|heartbeat)\S* (?:for|in|since) |(?:appears"
+    r"|seems) (?:to be )?(?:hung|stuck)|hang detected|stalled for|has not made progress",
+    re.IGNORECASE,
+)
 SOCKETS = re.compile(r"Using network Socket|NET/Socket ?: Using|via NET/Socket", re.IGNORECASE)
-EXPECTED_FAST = re.compile(r"NET/OFI|FI_PROVIDER ?[=:] ?efa|\bEFA\b|NET/IB ?: No device found|libnccl-net\.so|aws-ofi|NCCL_IB_HCA|No eligible providers", re.IGNORECASE)
+EXPECTED_FAST = re.compile(
+    r"NET/OFI|FI_PROVIDER ?[=:] ?efa|\bEFA\b|NET/IB ?: No device found|libnccl-net\.so"
+    r"|aws-ofi|NCCL_IB_HCA|No eligible providers",
+    re.IGNORECASE,
+)
 NAN_LOSS = re.compile(r"loss[\"']?\s*[=:]?\s*-?(?:nan|inf)\b", re.IGNORECASE)
 
 
 def rhythm(facts: Facts, views: Sequence[LogView], *, is_over: bool) -> Finding | None:
     """A finding for a job in which nothing failed outright."""
-    return _lost_loss(views) or _slow_network(facts, views) or _straggler(views) or (None if is_over else _hang(facts, views))
+    return (
+        _lost_loss(views)
+        or _slow_network(facts, views)
+        or _straggler(views)
+        or (None if is_over else _hang(facts, views))
+    )
 
 
 def _lost_loss(views: Sequence[LogView]) -> Finding | None:
     for view in views:
         last = [one for one in view.lines if any(one.order == order for order, _, _ in view.progress[-3:])]
         if last and all(NAN_LOSS.search(one.text) for one in last):
-            return Finding("nan", 0.85, 20, tuple(Evidence(view.name, one.text[:300], one.rank) for one in last), "the last steps have no finite loss")
+            return Finding(
+                "nan",
+                0.85,
+                20,
+                tuple(Evidence(view.name, one.text[:300], one.rank) for one in last),
+                "the last steps have no finite loss",
+            )
     return None
 
 
@@ -41,15 +66,31 @@ def _slow_network(facts: Facts, views: Sequence[LogView]) -> Finding | None:
         reason = next((one for one in view.lines if EXPECTED_FAST.search(one.text)), None)
         if socket is not None and (asks or reason is not None):
             lines = [one for one in (reason, socket) if one is not None]
-            return Finding("nccl_slow_fallback", 0.8, 20, tuple(Evidence(view.name, one.text[:300], one.rank) for one in lines), "NCCL names the network that it uses")
+            return Finding(
+                "nccl_slow_fallback",
+                0.8,
+                20,
+                tuple(Evidence(view.name, one.text[:300], one.rank) for one in lines),
+                "NCCL names the network that it uses",
+            )
     return None
 
 
 def _straggler(views: Sequence[LogView]) -> Finding | None:
     for view in views:
         for line in view.lines[-500:]:
-            if STRAGGLER.search(line.text) and re.search(r"detect|is |are |: ", line.text) and not re.search(r"no straggl|enabled|disabled|init", line.text, re.IGNORECASE):
-                return Finding("straggler", 0.75, 20, (Evidence(view.name, line.text[:300], line.rank),), "the run's own report says so")
+            if (
+                STRAGGLER.search(line.text)
+                and re.search(r"detect|is |are |: ", line.text)
+                and not re.search(r"no straggl|enabled|disabled|init", line.text, re.IGNORECASE)
+            ):
+                return Finding(
+                    "straggler",
+                    0.75,
+                    20,
+                    (Evidence(view.name, line.text[:300], line.rank),),
+                    "the run's own report says so",
+                )
     times: dict[int, float] = {}
     for view in views:
         if view.rank is None:
@@ -64,7 +105,13 @@ def _straggler(views: Sequence[LogView]) -> Finding | None:
     if rest <= 0 or times[slowest] < SLOWER * rest:
         return None
     text = f"rank {slowest}: {times[slowest]:.3g} a step, the others {rest:.3g}"
-    return Finding("straggler", 0.7, 20, (Evidence(f"rank{slowest}", text, slowest),), "its steps take longer than those of the other ranks")
+    return Finding(
+        "straggler",
+        0.7,
+        20,
+        (Evidence(f"rank{slowest}", text, slowest),),
+        "its steps take longer than those of the other ranks",
+    )
 
 
 def _seconds(text: str) -> float | None:
@@ -82,18 +129,24 @@ def _hang(facts: Facts, views: Sequence[LogView]) -> Finding | None:
     for view in views:
         for line in view.lines[-200:]:
             if STALL.search(line.text) and not view.survived(line.order):
-                return Finding("hang", 0.75, 20, (Evidence(view.name, line.text[:300], line.rank),), "the run's own watch says so")
-    dates = [_date(line.text) for view in views for line in view.lines[-200:] if view.is_submission or view.rank is None]
+                return Finding(
+                    "hang", 0.75, 20, (Evidence(view.name, line.text[:300], line.rank),), "the run's own watch says so"
+                )
+    dates = [
+        _date(line.text) for view in views for line in view.lines[-200:] if view.is_submission or view.rank is None
+    ]
     steps = sorted(time for view in views for _, _, time in view.progress if time is not None)
     heard = [time for view in views for line in view.lines if (time := line.time) is not None]
     heard += [time for one in facts.events if (time := one.time) is not None]
     heard += [time for node in facts.nodes for one in node.conditions if (time := one.time) is not None]
     heard += [time for time in dates if time is not None]
     if not steps:  # a rank that began and never came to a step
-        steps = sorted(line.time for view in views if view.rank is not None for line in view.lines[-1:] if line.time is not None)
+        steps = sorted(
+            line.time for view in views if view.rank is not None for line in view.lines[-1:] if line.time is not None
+        )
     if not steps or not heard:
         return None
-    gaps = [later - earlier for earlier, later in zip(steps, steps[1:], strict=False) if later > earlier]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(steps) if later > earlier]
     silence = max(heard) - steps[-1]
     usual = median(gaps) * HANG_STEPS if gaps else HANG_SECONDS * 2
     if silence < max(HANG_SECONDS, usual):

@@ -13,7 +13,8 @@ SHORTEST = 6  # characters of a value that is searched for elsewhere; shorter on
 NAME = (
     r"(?<![A-Za-z0-9_])(?!(?:bos|eos|pad|unk|sep|cls|mask|image|special|next|stop|per)_token)[\w.\-]{0,80}?"
     r"(?:token|secret|passw(?:or)?d|passwd|passphrase|pwd|api[_-]?key|apikey|access[_-]?key(?:[_-]?id)?|secret[_-]?key"
-    r"|private[_-]?key|account[_-]?key|encryption[_-]?key|credentials?|auth|authorization|signature|sas|webhook(?:[_-]?url)?|dsn|cookie)"
+    r"|private[_-]?key|account[_-]?key|encryption[_-]?key|credentials?|auth|authorization|signature|sas"
+    r"|webhook(?:[_-]?url)?|dsn|cookie)"
 )
 SECRET_NAME = re.compile(rf"{NAME}\Z", re.IGNORECASE)
 VALUE = r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[^\s\"',;&|)}\]]+"
@@ -21,7 +22,8 @@ PATTERNS = (
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY( BLOCK)?-----|\Z)"),
     re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}"),
     re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}"),
-    re.compile(r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|gldt|pypi|npm|dckr_pat|nvapi|sk|pk|rk|dop_v1|wandb_v1)[-_][A-Za-z0-9_\-]{16,}"),
+    re.compile(r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|gldt|pypi|npm|dckr_pat|nvapi|sk|pk|rk|dop_v1"
+            r"|wandb_v1)[-_][A-Za-z0-9_\-]{16,}"),
     re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{8,}"),
     re.compile(r"\bya29\.[\w\-.]{16,}|\bAIza[\w\-]{30,}"),
     re.compile(r"\beyJ[\w\-]{8,}\.[\w\-]{4,}(?:\.[\w\-]*)?"),
@@ -31,16 +33,26 @@ PATTERNS = (
 BEARER = re.compile(r"(\b(?:bearer|basic|digest|token)\s+)([A-Za-z0-9+/=._~\-]{12,})", re.IGNORECASE)
 HEADER = re.compile(r"((?:proxy-)?authorization\"?'?\s*[:=]\s*\"?'?)([^\r\n\"']+)", re.IGNORECASE)
 IN_URL = re.compile(r"(\b[a-z][a-z0-9+.\-]{1,20}://)([^\s/@\"']{1,400})@", re.IGNORECASE)
-SIGNED = re.compile(r"([?&](?:X-Amz-(?:Signature|Credential|Security-Token)|Signature|sig|AWSAccessKeyId|token|key|access_token)=)[^&\s\"']+", re.IGNORECASE)
+SIGNED = re.compile(
+    r"([?&](?:X-Amz-(?:Signature|Credential|Security-Token)|Signature|sig|AWSAccessKeyId|token|key"
+    r"|access_token)=)[^&\s\"']+",
+    re.IGNORECASE,
+)
 ASSIGNED = re.compile(rf"({NAME}[\"']?\]?\s*(?:=>|:=|=|:)\s*)({VALUE})", re.IGNORECASE)
 FLAG = re.compile(rf"(--?{NAME}\s+)(?!-)({VALUE})", re.IGNORECASE)
 NETRC = re.compile(r"(\b(?:login\s+\S+\s+)?password\s+)(\S+)", re.IGNORECASE)
 FLAG_ALONE = re.compile(rf"--?{NAME}", re.IGNORECASE)
-TELLING = re.compile(r"token|secret|passw|pwd|key|cred|auth|signature|sas|hook|dsn|cookie|passphrase|bearer|basic|digest", re.IGNORECASE)
+TELLING = re.compile(
+    r"token|secret|passw|pwd|key|cred|auth|signature|sas|hook|dsn|cookie|passphrase|bearer|basic"
+    r"|digest",
+    re.IGNORECASE,
+)
 # Settings of the environment that explain failures and hold no secrets; the values of all others are removed.
 HARMLESS = re.compile(
-    r"NCCL_\w+|FI_\w+|TORCH_\w+|CUDA_\w+|NVIDIA_\w+|MASTER_(?:ADDR|PORT)|(?:LOCAL_|NODE_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE"
-    r"|PET_\w+|GLOO_\w+|OMP_\w+|MKL_\w+|PYTORCH_\w+|LD_LIBRARY_PATH|PATH|PYTHONPATH|SLURM_(?!JWT)\w+|UCX_\w+|RDMAV_\w+|HF_HOME|HF_HUB_OFFLINE"
+    r"NCCL_\w+|FI_\w+|TORCH_\w+|CUDA_\w+|NVIDIA_\w+|MASTER_(?:ADDR|PORT)|(?:LOCAL_|NODE_|GROUP_)?RANK"
+    r"|(?:LOCAL_)?WORLD_SIZE"
+    r"|PET_\w+|GLOO_\w+|OMP_\w+|MKL_\w+|PYTORCH_\w+|LD_LIBRARY_PATH|PATH|PYTHONPATH|SLURM_(?!JWT)\w+|UCX_\w+"
+    r"|RDMAV_\w+|HF_HOME|HF_HUB_OFFLINE"
 )
 REPEATS = ("kubectl.kubernetes.io/last-applied-configuration", "managedFields")
 
@@ -49,7 +61,9 @@ def without_secrets(bundle: Any) -> Any:
     """The bundle with every secret replaced; values of secret variables are removed wherever else they stand."""
     known: set[str] = set()
     cleaned = _clean(bundle, known)
-    values = sorted({part for value in known for part in (value, value.strip()) if len(part) >= SHORTEST}, key=len, reverse=True)
+    values = sorted(
+        {part for value in known for part in (value, value.strip()) if len(part) >= SHORTEST}, key=len, reverse=True
+    )
     return _without_values(cleaned, values) if values else cleaned
 
 
@@ -68,7 +82,9 @@ def clean_text(text: str, known: set[str] | None = None) -> str:
     lines = text.split("\n")
     for index, line in enumerate(lines):
         if "://" in line:
-            line = SIGNED.sub(lambda match: f"{match[1]}{REMOVED}", IN_URL.sub(lambda match: f"{match[1]}{REMOVED}@", line))
+            line = SIGNED.sub(
+                lambda match: f"{match[1]}{REMOVED}", IN_URL.sub(lambda match: f"{match[1]}{REMOVED}@", line)
+            )
         if TELLING.search(line):  # the patterns below are slow on long lines of other things
             line = BEARER.sub(lambda match: f"{match[1]}{REMOVED}", HEADER.sub(assigned, line))
             for pattern in (ASSIGNED, FLAG, NETRC):
@@ -108,7 +124,10 @@ def _clean(value: Any, known: set[str]) -> Any:
             _note(one, known)
             cleaned[key] = REMOVED
         elif key in ("env", "environment") and isinstance(one, Mapping):
-            cleaned[key] = {name: _clean(text, known) if HARMLESS.fullmatch(str(name)) else _hide(str(name), text, known) for name, text in one.items()}
+            cleaned[key] = {
+                name: _clean(text, known) if HARMLESS.fullmatch(str(name)) else _hide(str(name), text, known)
+                for name, text in one.items()
+            }
         else:
             cleaned[clean_text(key)] = _clean(one, known)
     return cleaned
@@ -118,7 +137,12 @@ def _clean_list(values: list[Any], known: set[str]) -> list[Any]:
     cleaned: list[Any] = []
     for index, one in enumerate(values):
         before = values[index - 1] if index else None
-        if isinstance(one, str) and isinstance(before, str) and FLAG_ALONE.fullmatch(before) and not one.startswith("-"):
+        if (
+            isinstance(one, str)
+            and isinstance(before, str)
+            and FLAG_ALONE.fullmatch(before)
+            and not one.startswith("-")
+        ):
             _note(one, known)
             cleaned.append(REMOVED)
         else:

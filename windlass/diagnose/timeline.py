@@ -1,13 +1,15 @@
-"""Logs as a timeline: lines with rank, time and level; attempts; progress; tracebacks; torchrun's report of failures."""
+"""Logs as a timeline: lines with rank, time and level; attempts; progress; tracebacks; torchrun's report."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from windlass.diagnose.facts import Log, moment
+from windlass.diagnose.facts import Log
+from windlass.diagnose.reading import moment
 
 MOST_MESSAGE_LINES = 60  # of one exception's message
 FIRST_LINES, LAST_LINES = 2000, 20_000  # of a log that are read
@@ -27,15 +29,25 @@ TRANSPORT = re.compile(
 TRANSPORT_BEGINS = frozenset("0123456789[(rwnp")
 SRUN_LABEL = re.compile(r"\s{0,4}(\d{1,6}): ?")
 LEVELS = "DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL"
-GLOG = re.compile(r"\[?(?P<level>[EWIF])(?:(?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)(?P<fraction>\.\d+)?)?\s+(?=[^\]]{0,80}\w+\.(?:cpp|cc|py|h|hpp):\d+)[^\]]{1,120}\]\s?")
-NCCL = re.compile(r"(?:\[[^\]]{1,60}\] )?(?:[\w.-]+:\d+:\d+ (?:\[\d+\] )?)?(?:\S+:\d+ )?NCCL (?P<level>WARN|INFO|TRACE) ")
+GLOG = re.compile(
+    r"\[?(?P<level>[EWIF])(?:(?P<month>\d\d)(?P<day>\d\d)"
+    r" (?P<clock>\d\d:\d\d:\d\d)(?P<fraction>\.\d+)?)?\s+(?=[^\]]{0,80}\w+\.(?:cpp|cc|py|h"
+    r"|hpp):\d+)[^\]]{1,120}\]\s?"
+)
+NCCL = re.compile(
+    r"(?:\[[^\]]{1,60}\] )?(?:[\w.-]+:\d+:\d+ (?:\[\d+\] )?)?(?:\S+:\d+ )?NCCL (?P<level>WARN|INFO"
+    r"|TRACE) "
+)
 STAMP = re.compile(r"\[?(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\]?[\s,:|-]*")
-LEVEL = re.compile(rf"(?:[^\s\]]{{1,80}}[\s:|-]+){{0,3}}?\[?(?P<level>{LEVELS})\b\]?[\s:|\]-]+(?:[\w.]+:(?!\S*Error)\d*\s?)?")
+LEVEL = re.compile(
+    rf"(?:[^\s\]]{{1,80}}[\s:|-]+){{0,3}}?\[?(?P<level>{LEVELS})\b\]?[\s:|\]-]+(?:[\w.]+:(?!\S*Error)\d*\s?)?"
+)
 LEVEL_WORD = re.compile(LEVELS)
 BARE_LEVEL = re.compile(rf"\[?(?P<level>{LEVELS})\]?(?::[\w.]+)?(?::|\s[-|]|\s)\s*")
 
 PROGRESS_STEP = re.compile(
-    r"(?:^|[\s\[{(,|\"'])(?:global_?step|step|iter|iteration|it|batch|update)s?[\"']?\s*[=:#\[]?\s*(\d[\d,]{0,12})(?:\s*/\s*\d+)?",
+    r"(?:^|[\s\[{(,|\"'])(?:global_?step|step|iter|iteration|it|batch"
+    r"|update)s?[\"']?\s*[=:#\[]?\s*(\d[\d,]{0,12})(?:\s*/\s*\d+)?",
     re.IGNORECASE,
 )
 PROGRESS_METRIC = re.compile(
@@ -43,38 +55,53 @@ PROGRESS_METRIC = re.compile(
 )
 HAS_DIGIT = re.compile(r"\d")
 TQDM = re.compile(r"\d{1,3}%\|.{0,200}\|\s*(\d{1,12})/\d+")
-NOT_PROGRESS = re.compile(r"error|exception|fail|traceback|abort|timed? ?out|sigterm|killed|saving|saved|stopping|resum|retry", re.IGNORECASE)
+NOT_PROGRESS = re.compile(
+    r"error|exception|fail|traceback|abort|timed? ?out|sigterm|killed|saving|saved|stopping"
+    r"|resum|retry",
+    re.IGNORECASE,
+)
 
 # Where a new attempt begins: what came before it was survived.
 ATTEMPT = re.compile(
     r"restarting worker group|worker group.{0,40}restart|restart_count=[1-9]|(?:windlass: )?restarting[:.]"
-    r"|[=\-*# ]{0,40}(?:job |run |training )?(?:attempt|restart)[ #:]+(?:no\.? ?)?(?:[2-9]|\d\d)\b(?! ?(?:of|/))[^a-z]{0,60}$"
+    r"|[=\-*# ]{0,40}(?:job |run |training )?(?:attempt|restart)[ #:]+(?:no\.? ?)?(?:[2-9]|\d\d)\b(?! ?(?:of"
+    r"|/))[^a-z]{0,60}$"
     r"|[=\-*# ]{2,40}.{0,60}\battempt[ #:]+\d+.{0,40}"
     r"|(?:the )?job (?:was )?requeued|slurm_restart_count=[1-9]|restarting from (?:the )?(?:last|latest) checkpoint"
     r"|container restarted|starting attempt [2-9]|relaunching|restarting (?:training|job|workers)",
     re.IGNORECASE,
 )
 CAUGHT = re.compile(
-    r"\bretry|\bretries\b|retrying|will try again|trying again|attempt \d+ ?(?:of|/) ?\d+|falling back|fallback|ignoring"
+    r"\bretry|\bretries\b|retrying|will try again|trying again|attempt \d+ ?(?:of|/) ?\d+|falling back|fallback"
+    r"|ignoring"
     r"|ignored|skipping|skipped|continuing|non-?fatal|recovered|caught|handled|using default",
     re.IGNORECASE,
 )
-GAVE_UP = re.compile(r"giv(?:e|ing|en) up|gave up|exhausted|max(?:imum)? (?:number of )?retries|no more (?:retries|attempts)|final attempt", re.IGNORECASE)
+GAVE_UP = re.compile(
+    r"giv(?:e|ing|en) up|gave up|exhausted|max(?:imum)? (?:number of )?retries|no more (?:retries"
+    r"|attempts)|final attempt",
+    re.IGNORECASE,
+)
 
 HEADER = re.compile(r"\s*(?:\+ |\| )*(?:Exception Group )?Traceback \(most recent call last\):")
 FRAME = re.compile(r'\s*(?:\| )*File "(?P<file>[^"]{1,500})", line (?P<line>\d+)(?:, in (?P<function>.{1,200}))?')
 RAISED = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.){0,12}[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$", re.DOTALL)
 BARE_EXCEPTION = re.compile(
-    r"(?P<type>(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt|Fault|NotFound|Timeout)): (?P<message>\S.*)$"
+    r"(?P<type>(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt|Fault|NotFound"
+    r"|Timeout)): (?P<message>\S.*)$"
 )
 CAUSE_LINK = "The above exception was the direct cause of the following exception"
 CONTEXT_LINK = "During handling of the above exception, another exception occurred"
 # A thread of torch or of C++ that ends the process with another's message.
 NATIVE = re.compile(
-    r"(?:\[[^\]]{1,80}\]:?\s*){0,4}(?:NCCL watchdog thread|Process group watchdog thread|ProcessGroupNCCL\S*) (?:terminated with|caught) exception: (?P<watchdog>.*)"
+    r"(?:\[[^\]]{1,80}\]:?\s*){0,4}(?:NCCL watchdog thread|Process group watchdog thread"
+    r"|ProcessGroupNCCL\S*) (?:terminated with|caught) exception: (?P<watchdog>.*)"
     r"|what\(\): +(?P<what>.*)"
 )
-LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|<frozen|/opt/conda/lib|/windlass/|/torch/|/transformers/|/usr/lib/")
+LIBRARY = re.compile(
+    r"site-packages|dist-packages|/lib/python3|<frozen|/opt/conda/lib|/windlass/|/torch/"
+    r"|/transformers/|/usr/lib/"
+)
 
 REPORT = re.compile(
     r"^ *time +: (?P<time>\S+)\n *host +: (?P<host>.*)\n *rank +: (?P<rank>\d+) .*\n"
@@ -180,11 +207,17 @@ class LogView:
 def parse_log(log: Log, year: int) -> LogView:
     """A log as a view of its last attempt that says anything."""
     lines = list(_lines(log, year))
-    begins = [0, *(i for i, one in enumerate(lines) if i and len(one.text) < 300 and ATTEMPT.match(one.text)), len(lines)]
+    begins = [
+        0,
+        *(i for i, one in enumerate(lines) if i and len(one.text) < 300 and ATTEMPT.match(one.text)),
+        len(lines),
+    ]
     view = LogView(log.name, log.rank)
-    for begin, end in reversed(list(zip(begins, begins[1:], strict=False))):
+    for begin, end in reversed(list(itertools.pairwise(begins))):
         view = _view(log, lines[begin:end])
-        said_something = view.failures or view.progress or view.reports or any(one.level in ("ERROR", "FATAL") for one in view.lines)
+        said_something = (
+            view.failures or view.progress or view.reports or any(one.level in ("ERROR", "FATAL") for one in view.lines)
+        )
         if said_something or begin == 0:
             break
     view.num_attempts = len(begins) - 1
@@ -294,7 +327,9 @@ def _failures(stream: Sequence[Line], covered: set[int]) -> list[Failure]:
             chain.append(raised)
             link = stream[index].text.strip() if index < len(stream) else ""
             if link.startswith((CAUSE_LINK, CONTEXT_LINK)):
-                chain[-1] = Raised(raised.type, raised.message, raised.frames, "cause" if link.startswith(CAUSE_LINK) else "context")
+                chain[-1] = Raised(
+                    raised.type, raised.message, raised.frames, "cause" if link.startswith(CAUSE_LINK) else "context"
+                )
                 index += 1
                 if index < len(stream) and HEADER.match(stream[index].text):
                     continue
@@ -305,7 +340,12 @@ def _failures(stream: Sequence[Line], covered: set[int]) -> list[Failure]:
     for failure in found:
         covered.update(one.order for one in stream if failure.begin <= one.order <= failure.end)
     for line in stream:
-        if line.order in covered or line.level in ("INFO", "DEBUG", "WARNING") or line.source == "nccl" or ":" not in line.text:
+        if (
+            line.order in covered
+            or line.level in ("INFO", "DEBUG", "WARNING")
+            or line.source == "nccl"
+            or ":" not in line.text
+        ):
             continue
         match, native = BARE_EXCEPTION.match(line.text), NATIVE.match(line.text)
         if match:
@@ -334,9 +374,7 @@ def _traceback(stream: Sequence[Line], index: int) -> tuple[Raised | None, int]:
         if frame:
             code = stream[index + 1].layout.strip() if index + 1 < len(stream) else ""
             frames.append((frame["file"], "" if FRAME.match(code) else code))
-        elif not text.startswith((" ", "\t")) and not set(text.strip()) <= set("^~| +-.[]"):
-            break
-        elif HEADER.match(text):
+        elif (not text.startswith((" ", "\t")) and not set(text.strip()) <= set("^~| +-.[]")) or HEADER.match(text):
             break
         index += 1
     if index >= len(stream) or HEADER.match(stream[index].text):
@@ -348,9 +386,30 @@ def _traceback(stream: Sequence[Line], index: int) -> tuple[Raised | None, int]:
     index += 1
     while index < len(stream) and len(message) < MOST_MESSAGE_LINES:
         line = stream[index]
-        is_new = line.level or line.source != "text" or HEADER.match(line.text) or STAMP.match(line.text) or _step(line) is not None
+        is_new = (
+            line.level
+            or line.source != "text"
+            or HEADER.match(line.text)
+            or STAMP.match(line.text)
+            or _step(line) is not None
+        )
         gap = line.order - stream[index - 1].order > 1 and line.rank is None
-        ends = line.text.startswith((CAUSE_LINK, CONTEXT_LINK, "Exception in thread", "Exception ignored in", "[", "srun:", "slurmstepd:", "terminate called", "Fatal Python", "Segmentation", "Killed", "==="))
+        ends = line.text.startswith(
+            (
+                CAUSE_LINK,
+                CONTEXT_LINK,
+                "Exception in thread",
+                "Exception ignored in",
+                "[",
+                "srun:",
+                "slurmstepd:",
+                "terminate called",
+                "Fatal Python",
+                "Segmentation",
+                "Killed",
+                "===",
+            )
+        )
         if is_new or gap or ends or BARE_EXCEPTION.match(line.text):
             break
         message.append(line.text)

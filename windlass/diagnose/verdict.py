@@ -21,7 +21,9 @@ SAME_MOMENT_SECONDS = 2.0
 # What a rank reports when another one is not there: the reason for its absence comes first.
 ABSENCE = frozenset(("rendezvous", "dns", "nccl_network", "collective_timeout", "echo", "nccl_efa"))
 # Errors on a device, which a fault of the hardware explains better than the program does.
-ON_DEVICE = frozenset(("illegal_memory_access", "device_assert", "segfault", "gpu_runtime", "gpu_count", "user_code", "library_clash"))
+ON_DEVICE = frozenset(
+    ("illegal_memory_access", "device_assert", "segfault", "gpu_runtime", "gpu_count", "user_code", "library_clash")
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,13 @@ def diagnose(facts: Facts) -> Verdict:
     case = Case(facts, present, said=look.said(facts, present))
     if not case.said and not any(view.progress for view in present):
         case.said = look.said(facts, [view for view in views if view.is_previous])
-    case.others = [*look.ended(facts), *look.nodes(facts), *look.slurm(facts), *look.waiting(facts), *look.refused(facts)]
+    case.others = [
+        *look.ended(facts),
+        *look.nodes(facts),
+        *look.slurm(facts),
+        *look.waiting(facts),
+        *look.refused(facts),
+    ]
     outcome = _outcome(case)
     root = _root(case)
     if outcome == "succeeded" and (root is None or not _contradicts_success(root)):
@@ -109,23 +117,47 @@ def _outcome(case: Case) -> str:
     states = [one.state for one in facts.slurm if "." not in one.name] or [one.state for one in facts.slurm]
     phases = [pod.phase for pod in facts.pods]
     if states:
-        if any(re.match(r"FAILED|CANCELLED|TIMEOUT|NODE_FAIL|OUT_OF|PREEMPTED|BOOT_FAIL|DEADLINE", one) for one in states):
+        if any(
+            re.match(
+                r"FAILED|CANCELLED|TIMEOUT|NODE_FAIL|OUT_OF|PREEMPTED|BOOT_FAIL"
+                r"|DEADLINE",
+                one,
+            )
+            for one in states
+        ):
             return "failed"
-        return "succeeded" if all(one.startswith("COMPLETED") for one in states) else "running" if any(one.startswith("RUNNING") for one in states) else "unknown"
+        return (
+            "succeeded"
+            if all(one.startswith("COMPLETED") for one in states)
+            else "running"
+            if any(one.startswith("RUNNING") for one in states)
+            else "unknown"
+        )
     if phases:
         if "Failed" in phases:
             return "failed"
         if all(phase == "Succeeded" for phase in phases):
             return "succeeded"
-        broken = [one for one in look.main_containers(facts) if one.state == "waiting" and "Back" in one.reason or one.state == "terminated" and one.exit_code]
+        broken = [
+            one
+            for one in look.main_containers(facts)
+            if (one.state == "waiting" and "Back" in one.reason) or (one.state == "terminated" and one.exit_code)
+        ]
         if broken:
             return "failed"
         if all(pod.running or pod.phase == "Succeeded" for pod in facts.pods):
             return "running"
-        starting = [one for one in look.main_containers(facts) if one.reason in ("ContainerCreating", "PodInitializing")]
+        starting = [
+            one for one in look.main_containers(facts) if one.reason in ("ContainerCreating", "PodInitializing")
+        ]
         return "running" if starting or all(pod.node for pod in facts.pods) else "unknown"
     text = "\n".join(one.text for view in case.views for one in view.lines[-5:])
-    if not case.said and re.search(r"(?:training|run|job).{0,20}(?:finished|complete|done|succeeded)|windlass: finished|exit(?:ed)? (?:with )?(?:code )?0\b", text, re.IGNORECASE):
+    if not case.said and re.search(
+        r"(?:training|run|job).{0,20}(?:finished|complete|done|succeeded)"
+        r"|windlass: finished|exit(?:ed)? (?:with )?(?:code )?0\b",
+        text,
+        re.IGNORECASE,
+    ):
         return "succeeded"
     return "running" if case.num_progress and not case.said else "unknown"
 
@@ -142,11 +174,20 @@ def _root(case: Case) -> Finding | None:
     if said is None or outside is None:
         return said or outside
     if outside.name == "gpu_hardware" and outside.where == "node":
-        fits = said.strength <= SOFT + 5 or said.name in ON_DEVICE and _mentions_device(said)
+        fits = said.strength <= SOFT + 5 or (said.name in ON_DEVICE and _mentions_device(said))
         return replace(outside, evidence=(*outside.evidence, *said.evidence)) if fits else said
     if said.strength >= OWN and outside.strength > said.strength:
-        is_earlier = said.time is not None and outside.time is not None and said.time < outside.time - SAME_MOMENT_SECONDS
-        killed_later = is_earlier and outside.name in ("node_lost", "preempted", "evicted_memory", "evicted_disk", "host_oom", "cancelled")
+        is_earlier = (
+            said.time is not None and outside.time is not None and said.time < outside.time - SAME_MOMENT_SECONDS
+        )
+        killed_later = is_earlier and outside.name in (
+            "node_lost",
+            "preempted",
+            "evicted_memory",
+            "evicted_disk",
+            "host_oom",
+            "cancelled",
+        )
         is_certain = outside.where in ("state", "slurm") and not killed_later
         if outside.where == "node" and outside.name != "host_oom":
             is_certain = False  # a node that is sick now need not have been when the rank failed
@@ -175,18 +216,30 @@ def _earliest(case: Case) -> Finding | None:
     found = [one for one in case.said if one.name != "echo"]
     if not found:
         echoes = [one for one in case.said if one.name == "echo" and one.rule and one.rule.where == "raised"]
-        lost = [one for one in echoes if re.search(r"connection|socket|nccl|remote|peer", one.evidence[0].line, re.IGNORECASE)]
+        lost = [
+            one
+            for one in echoes
+            if re.search(r"connection|socket|nccl|remote|peer", one.evidence[0].line, re.IGNORECASE)
+        ]
         return replace(lost[0], name="nccl_network", confidence=0.35) if lost else None
     roots = {report.rank for view in case.views for report in view.reports if report.is_root}
     best = max(one.strength for one in found)
-    own = [one for one in found if one.strength >= min(best, OWN) - 1] if best >= OWN else [one for one in found if one.strength == best]
+    own = (
+        [one for one in found if one.strength >= min(best, OWN) - 1]
+        if best >= OWN
+        else [one for one in found if one.strength == best]
+    )
     times = [one.time for one in own]
     if all(time is not None for time in times):
         own.sort(key=lambda one: (round(one.time or 0.0), one.rank not in roots))
     else:
         own.sort(key=lambda one: (one.rank not in roots, -one.confidence))
     root = own[0]
-    earlier = [one for one in found if SOFT - 5 <= one.strength < OWN - 1 and one.time and root.time and one.time < root.time - 30.0]
+    earlier = [
+        one
+        for one in found
+        if SOFT - 5 <= one.strength < OWN - 1 and one.time and root.time and one.time < root.time - 30.0
+    ]
     if best >= OWN and earlier and root.name in ("user_code", "user_data", "segfault") and root.confidence < 0.8:
         root = min(earlier, key=lambda one: one.time or 0.0)
     return root
@@ -218,17 +271,20 @@ def _answer(case: Case, root: Finding, candidates: Sequence[Finding]) -> Verdict
         if one.name not in (root.name, "echo") and one.strength >= root.strength - 12 and one.name not in others:
             others[one.name] = min(one.confidence, root.confidence) * (0.6 if one.strength < root.strength else 0.8)
     confidence = root.confidence
-    rivals = [one for one in candidates if one.name in others and one.strength >= min(root.strength, OWN) and one.kind != root.kind]
+    rivals = [
+        one
+        for one in candidates
+        if one.name in others and one.strength >= min(root.strength, OWN) and one.kind != root.kind
+    ]
     if rivals:
         confidence = max(0.3, confidence - 0.2)
     supporting = [one.evidence[0] for one in (*case.others, *case.said) if one.name == root.name and one is not root]
     evidence = list(dict.fromkeys((*root.evidence, *supporting)))[:MOST_EVIDENCE]
-    rule = root.rule
     return Verdict(
         name=root.name,
         confidence=confidence,
-        cause=(rule.cause if rule and rule.cause else known.cause),
-        fix=(rule.fix if rule and rule.fix else known.fix),
+        cause=known.cause,
+        fix=known.fix,
         evidence=tuple(evidence),
         candidates=tuple(sorted(others.items(), key=lambda one: -one[1])[:MOST_CANDIDATES]),
         why=_why(root, rivals, len(case.said)),
@@ -258,7 +314,11 @@ def _why(root: Finding, rivals: Sequence[Finding], num_said: int) -> str:
 def _unknown(case: Case, candidates: Sequence[Finding]) -> Verdict:
     lines: list[Evidence] = []
     for view in case.views:
-        errors = [one for one in view.lines if one.level in ("ERROR", "FATAL") or re.match(r"(?:\w+: )?error\b", one.text, re.IGNORECASE)]
+        errors = [
+            one
+            for one in view.lines
+            if one.level in ("ERROR", "FATAL") or re.match(r"(?:\w+: )?error\b", one.text, re.IGNORECASE)
+        ]
         lines += [Evidence(view.name, one.text[:400], one.rank) for one in errors[:2]]
     possible = {one.name: one.confidence * 0.5 for one in candidates if one.name != "echo"}
     known = CLASSES["unknown"]

@@ -18,8 +18,15 @@ SURE, LIKELY = 0.8, 0.5
 
 @click.command(short_help="Say why a run failed or waits.")
 @click.argument("job", required=False, metavar="RUN|BUNDLE", shell_complete=run_names)
-@click.option("--facts", "facts_file", type=click.Path(path_type=Path), help="A JSON file of facts (docs/facts.schema.json).")
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="BUNDLE.tar", help="Keep the facts, secrets removed.")
+@click.option(
+    "--facts", "facts_file", type=click.Path(path_type=Path), help="A JSON file of facts (docs/facts.schema.json)."
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="BUNDLE.tar",
+    help="Keep the facts, secrets removed.",
+)
 @on_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def why(job: str | None, facts_file: Path | None, save: Path | None, place: str | None, as_json: bool) -> None:
@@ -62,7 +69,12 @@ def _collect(job: str | None, facts_file: Path | None, place: str | None) -> tup
     if facts_file is not None:
         return read_bundle(_existing(facts_file)), []
     assert job is not None
-    if not place and not (runs_root() / job / "run.yaml").is_file() and Path(job).exists() and not (Path(job) / "run.yaml").is_file():
+    if (
+        not place
+        and not (runs_root() / job / "run.yaml").is_file()
+        and Path(job).exists()
+        and not (Path(job) / "run.yaml").is_file()
+    ):
         return read_bundle(Path(job)), []
     target, found = find(job, place)
     notes: list[str] = []
@@ -120,13 +132,22 @@ def describe(verdict: Verdict) -> str:
     else:
         lines = [f"{verdict.name}: {verdict.cause}", f"how sure  {sure} ({verdict.confidence:.0%}): {verdict.why}"]
     for index, one in enumerate(verdict.evidence):
-        place = ", ".join(text for text in (one.source, f"rank {one.rank}" if one.rank is not None else "", one.host or "", one.time or "") if text)
+        place = ", ".join(
+            text
+            for text in (one.source, f"rank {one.rank}" if one.rank is not None else "", one.host or "", one.time or "")
+            if text
+        )
         lines.append(f"{'evidence' if index == 0 else '':<9} {clean_text(one.line)}")
         lines.append(f"{'':<9}   ({place})")
     if verdict.candidates:
         others = ", ".join(f"{name} ({confidence:.0%})" for name, confidence in verdict.candidates)
         lines.append(f"or        {others}")
-    retry = {"yes": "another attempt may help", "no": "another attempt would fail again", "wait": "wait", "policy": "it depends: see the fix"}
+    retry = {
+        "yes": "another attempt may help",
+        "no": "another attempt would fail again",
+        "wait": "wait",
+        "policy": "it depends: see the fix",
+    }
     lines.append(f"retry     {verdict.retry}: {retry[verdict.retry]}")
     lines.append(f"fix       {verdict.fix}")
     return plain("\n".join(lines))

@@ -34,8 +34,6 @@ class Rule:
     test: Callable[[str], bool] | None = None  # over the message, where words alone do not decide
     frames: re.Pattern[str] | None = None  # of the files and code of an exception's traceback
     of: frozenset[str] = frozenset()  # for `near`: the classes that it makes more precise
-    cause: str | None = None
-    fix: str | None = None
 
     def matches(self, head: str, body: str, frames: str = "") -> bool:
         if self.head is not None and not self.head.fullmatch(head):
@@ -52,41 +50,47 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
 
 
 def raised(
-    name: str, types: str | None, message: str | None = None, *, confidence: float = 0.9, strength: int = OWN,
-    test: Callable[[str], bool] | None = None, frames: str | None = None, cause: str | None = None, fix: str | None = None,
-) -> Rule:  # fmt: skip
+    name: str,
+    types: str | None,
+    message: str | None = None,
+    *,
+    confidence: float = 0.9,
+    strength: int = OWN,
+    test: Callable[[str], bool] | None = None,
+    frames: str | None = None,
+) -> Rule:
     head = re.compile(types) if types else None
-    return Rule(name, "raised", head, _compiled(message), confidence, strength, test, _compiled(frames), cause=cause, fix=fix)
+    return Rule(name, "raised", head, _compiled(message), confidence, strength, test, _compiled(frames))
 
 
-def line(name: str, pattern: str, *, confidence: float = 0.85, strength: int = OWN, cause: str | None = None) -> Rule:
+def line(name: str, pattern: str, *, confidence: float = 0.85, strength: int = OWN) -> Rule:
     """`pattern` is matched from the beginning of the line's message: a phrase inside a sentence does not count."""
-    return Rule(name, "line", None, _compiled(rf"^(?:{pattern})"), confidence, strength, cause=cause)
+    return Rule(name, "line", None, _compiled(rf"^(?:{pattern})"), confidence, strength)
 
 
 def near(name: str, of: str, pattern: str, *, confidence: float = 0.8) -> Rule:
     return Rule(name, "near", None, _compiled(pattern), confidence, of=frozenset(of.split()))
 
 
-def refusal(name: str, pattern: str, *, confidence: float = 0.9, cause: str | None = None) -> Rule:
-    return Rule(name, "refusal", None, _compiled(pattern), confidence, cause=cause)
+def refusal(name: str, pattern: str, *, confidence: float = 0.9) -> Rule:
+    return Rule(name, "refusal", None, _compiled(pattern), confidence)
 
 
 def pull(name: str, pattern: str | None, *, reasons: str | None = None, confidence: float = 0.9) -> Rule:
     return Rule(name, "pull", _compiled(reasons), _compiled(pattern), confidence)
 
 
-def start(name: str, reasons: str, pattern: str | None = None, *, confidence: float = 0.9, cause: str | None = None) -> Rule:
-    return Rule(name, "start", _compiled(reasons), _compiled(pattern), confidence, cause=cause)
+def start(name: str, reasons: str, pattern: str | None = None, *, confidence: float = 0.9) -> Rule:
+    return Rule(name, "start", _compiled(reasons), _compiled(pattern), confidence)
 
 
 def ended(name: str, reasons: str, pattern: str | None = None, *, confidence: float = 0.9) -> Rule:
     return Rule(name, "ended", _compiled(reasons), _compiled(pattern), confidence)
 
 
-def node(name: str, pattern: str, *, confidence: float = 0.85, cause: str | None = None) -> Rule:
-    return Rule(name, "node", None, _compiled(pattern), confidence, cause=cause)
+def node(name: str, pattern: str, *, confidence: float = 0.85) -> Rule:
+    return Rule(name, "node", None, _compiled(pattern), confidence)
 
 
-def slurm(name: str, states: str, reasons: str | None = None, *, confidence: float = 0.9, cause: str | None = None) -> Rule:
-    return Rule(name, "slurm", _compiled(states), _compiled(reasons), confidence, cause=cause)
+def slurm(name: str, states: str, reasons: str | None = None, *, confidence: float = 0.9) -> Rule:
+    return Rule(name, "slurm", _compiled(states), _compiled(reasons), confidence)

@@ -7,7 +7,9 @@ from typing import Any
 from windlass.targets.slurm.commands import Commands
 from windlass.targets.slurm.state import SubmittedJob
 
-FIELDS = "JobID,JobName,State,ExitCode,DerivedExitCode,Reason,Submit,Start,End,Elapsed,Timelimit,NodeList,MaxRSS,ReqMem,Comment"
+FIELDS = (
+    "JobID,JobName,State,ExitCode,DerivedExitCode,Reason,Submit,Start,End,Elapsed,Timelimit,NodeList,MaxRSS,ReqMem,Comment"
+)  # fmt: skip
 
 
 def collect(job: SubmittedJob) -> dict[str, Any]:
