@@ -1,4 +1,4 @@
-"""Write docs/run-file.md and docs/run.schema.json from the models of the run file."""
+"""Write the pages and schemas of docs/ that come from the code: the run file, the facts and classes of `why`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from windlass.cli.reference import Key, options_of_targets, sections
+from windlass.diagnose.classes import CLASSES
+from windlass.diagnose.facts import schema as facts_schema
 from windlass.spec import Run
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -40,8 +42,25 @@ def schema() -> str:
     return json.dumps(Run.model_json_schema(), indent=2) + "\n"
 
 
+BEGIN, END = "<!-- classes: written by `make docs` -->", "<!-- end of classes -->"
+
+
+def why_page() -> str:
+    """docs/why.md with its table of classes as the code has them."""
+    text = (DOCS / "why.md").read_text(encoding="utf-8")
+    rows = [f"| `{one.name}` | {one.kind} | {one.retry} | {one.cause} | {one.fix} |" for one in CLASSES.values()]
+    table = "\n".join(["| class | kind | retry | what happened | what to do |", "|---|---|---|---|---|", *rows])
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+
+
 def pages() -> dict[Path, str]:
-    return {DOCS / "run-file.md": run_file_page(), DOCS / "run.schema.json": schema()}
+    return {
+        DOCS / "run-file.md": run_file_page(),
+        DOCS / "run.schema.json": schema(),
+        DOCS / "facts.schema.json": json.dumps(facts_schema(), indent=2) + "\n",
+        DOCS / "why.md": why_page(),
+    }
 
 
 def main() -> int:

@@ -1,5 +1,7 @@
 """What failing programs say, by class: exceptions (type and message) and lines, as they are found in the field."""
 
+# ruff: noqa: E501 (messages as they are found in the field)
+
 EXCEPTIONS = {
     "cuda_oom": [
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.9 GiB memory in use. Of the allocated memory 75.1 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated.",

@@ -1,5 +1,7 @@
 """Bundles, run folders, the command, and that no secret leaves."""
 
+# ruff: noqa: E501 (messages as they are found in the field)
+
 from __future__ import annotations
 
 import json
@@ -42,7 +44,15 @@ def test_no_secret_survives_in_a_text(shape):
 
 
 def test_ordinary_lines_stay_as_they_are():
-    for text in ("step=10 tokens=4096 tok/s=900", "max_tokens: 4096", "bos_token: <s>", "tokenizer: gpt2", "KeyError: 'text'", "Insufficient nvidia.com/gpu", "author: jane"):
+    for text in (
+        "step=10 tokens=4096 tok/s=900",
+        "max_tokens: 4096",
+        "bos_token: <s>",
+        "tokenizer: gpt2",
+        "KeyError: 'text'",
+        "Insufficient nvidia.com/gpu",
+        "author: jane",
+    ):
         assert clean_text(text) == text
 
 
@@ -50,21 +60,41 @@ def test_ordinary_lines_stay_as_they_are():
 def test_no_secret_survives_in_a_bundle(shape, tmp_path):
     container = {
         "name": "pytorch",
-        "env": [{"name": "HF_TOKEN", "value": HUB}, {"name": "ODD_NAME", "value": SECRET}, {"name": "DB_PASSWORD", "value": SECRET}, {"name": "NCCL_DEBUG", "value": "INFO"}],
+        "env": [
+            {"name": "HF_TOKEN", "value": HUB},
+            {"name": "ODD_NAME", "value": SECRET},
+            {"name": "DB_PASSWORD", "value": SECRET},
+            {"name": "NCCL_DEBUG", "value": "INFO"},
+        ],
         "args": ["train.py", "--hub-token", SECRET, f"--key={AWS_ID}", shape],
     }
-    job = {"kind": "PyTorchJob", "metadata": {"name": "x", "annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(container)}}, "spec": {"containers": [container], "command": shape}}
-    facts = {"job": job, "pods": [{"metadata": {"name": "x-0"}, "spec": {"containers": [container]}}], "logs": {"rank0": f"{shape}\nthe password is {SECRET}\nbye"}}
+    job = {
+        "kind": "PyTorchJob",
+        "metadata": {
+            "name": "x",
+            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(container)},
+        },
+        "spec": {"containers": [container], "command": shape},
+    }
+    facts = {
+        "job": job,
+        "pods": [{"metadata": {"name": "x-0"}, "spec": {"containers": [container]}}],
+        "logs": {"rank0": f"{shape}\nthe password is {SECRET}\nbye"},
+    }
     save_bundle(facts, tmp_path / "b.tar")
     content = (tmp_path / "b.tar").read_bytes().decode("utf-8", "replace")
     assert not any(secret in content for secret in SECRETS)
     assert "NCCL_DEBUG" in content
     assert "INFO" in content
-    assert "OPENSSH" in shape or read_bundle(tmp_path / "b.tar")["logs"]["rank0"].endswith("bye")  # a key without an end takes all
+    assert "OPENSSH" in shape or read_bundle(tmp_path / "b.tar")["logs"]["rank0"].endswith(
+        "bye"
+    )  # a key without an end takes all
 
 
 def test_the_data_of_a_secret_object_is_removed_everywhere():
-    cleaned = without_secrets({"job": [{"kind": "Secret", "data": {"a": SECRET}}], "logs": {"rank0": f"it said {SECRET}"}})
+    cleaned = without_secrets(
+        {"job": [{"kind": "Secret", "data": {"a": SECRET}}], "logs": {"rank0": f"it said {SECRET}"}}
+    )
     assert SECRET not in json.dumps(cleaned)
 
 
@@ -78,7 +108,9 @@ def test_a_saved_bundle_is_diagnosed_as_its_facts(name, tmp_path):
 
 
 def test_a_folder_of_parts(tmp_path):
-    (tmp_path / "pods.json").write_text(json.dumps({"items": [pod(phase="Failed", state={"terminated": {"exitCode": 1}})]}))
+    (tmp_path / "pods.json").write_text(
+        json.dumps({"items": [pod(phase="Failed", state={"terminated": {"exitCode": 1}})]})
+    )
     (tmp_path / "sacct.txt").write_text("JobID|State|ExitCode\n1|FAILED|1:0\n")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank0.log").write_text(traceback("ModuleNotFoundError: No module named 'x'"))
@@ -112,8 +144,21 @@ LAUNCHED = {"time": 1763200000.0, "event": "launched", "attempt": 1}
 
 
 def test_a_run_of_this_machine(why, tmp_path):
-    error = {"rank": 1, "host": "here", "attempt": 1, "time": 1763200090.0, "error": "x", "traceback": traceback("ZeroDivisionError: division by zero"), "retry": False}
-    run_folder(tmp_path / "runs" / "mine", [LAUNCHED, {"time": 1763200100.0, "event": "exit", "state": "failed", "code": 1, "reason": "rank 1"}], {"rank-0000.log": PROGRESS, "rank-0001.log": PROGRESS}, error)
+    error = {
+        "rank": 1,
+        "host": "here",
+        "attempt": 1,
+        "time": 1763200090.0,
+        "error": "x",
+        "traceback": traceback("ZeroDivisionError: division by zero"),
+        "retry": False,
+    }
+    run_folder(
+        tmp_path / "runs" / "mine",
+        [LAUNCHED, {"time": 1763200100.0, "event": "exit", "state": "failed", "code": 1, "reason": "rank 1"}],
+        {"rank-0000.log": PROGRESS, "rank-0001.log": PROGRESS},
+        error,
+    )
     code, out, err = why("mine")
     assert code == 0, err
     assert out.startswith("user_code: ")
@@ -125,15 +170,29 @@ def test_a_run_of_this_machine(why, tmp_path):
     assert answer["retry"] == "no"
 
 
-@pytest.mark.parametrize(("state", "expected"), [("finished", "succeeded"), ("stopped", "cancelled"), ("preempted", "preempted")])
+@pytest.mark.parametrize(
+    ("state", "expected"), [("finished", "succeeded"), ("stopped", "cancelled"), ("preempted", "preempted")]
+)
 def test_how_a_run_ended(why, tmp_path, state, expected):
-    run_folder(tmp_path / "runs" / "mine", [LAUNCHED, {"time": 1763200100.0, "event": "exit", "state": state, "code": 0}], {"rank-0000.log": PROGRESS})
+    run_folder(
+        tmp_path / "runs" / "mine",
+        [LAUNCHED, {"time": 1763200100.0, "event": "exit", "state": state, "code": 0}],
+        {"rank-0000.log": PROGRESS},
+    )
     assert json.loads(why("mine", "--json")[1])["class"] == expected
 
 
 def test_only_the_last_attempt_of_a_run_counts(why, tmp_path):
     log = f"2025-11-15T09:46:40Z INFO begin\n{traceback('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB')}\n2025-11-15T09:48:21Z INFO begin\n{traceback('KeyError: 5')}"
-    run_folder(tmp_path / "runs" / "mine", [LAUNCHED, {"time": 1763200100.0, "event": "launched", "attempt": 2}, {"time": 1763200200.0, "event": "exit", "state": "failed"}], {"rank-0000.log": log})
+    run_folder(
+        tmp_path / "runs" / "mine",
+        [
+            LAUNCHED,
+            {"time": 1763200100.0, "event": "launched", "attempt": 2},
+            {"time": 1763200200.0, "event": "exit", "state": "failed"},
+        ],
+        {"rank-0000.log": log},
+    )
     assert json.loads(why("mine", "--json")[1])["class"] == "user_code"
 
 
@@ -162,11 +221,52 @@ def test_the_schema_allows_every_case():
 
 
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40) | st.sampled_from(["\ud800", "OOMKilled", "2026-11-15T10:00:00Z", "Traceback (most recent call last):\n", "RuntimeError: x"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["metadata", "status", "spec", "items", "conditions", "containerStatuses", "state", "lastState", "terminated", "waiting", "reason", "message", "name", "jobs", "exitCode", "steps", "type"]) | st.text(max_size=5), inner, max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=40)
+    | st.sampled_from(
+        ["\ud800", "OOMKilled", "2026-11-15T10:00:00Z", "Traceback (most recent call last):\n", "RuntimeError: x"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "metadata",
+                    "status",
+                    "spec",
+                    "items",
+                    "conditions",
+                    "containerStatuses",
+                    "state",
+                    "lastState",
+                    "terminated",
+                    "waiting",
+                    "reason",
+                    "message",
+                    "name",
+                    "jobs",
+                    "exitCode",
+                    "steps",
+                    "type",
+                ]
+            )
+            | st.text(max_size=5),
+            inner,
+            max_size=5,
+        )
+    ),
     max_leaves=25,
 )
-BUNDLES = st.fixed_dictionaries({}, optional={key: ANYTHING for key in ("target", "job", "pods", "events", "nodes", "workload", "slurm", "logs")}) | ANYTHING
+BUNDLES = (
+    st.fixed_dictionaries(
+        {},
+        optional={key: ANYTHING for key in ("target", "job", "pods", "events", "nodes", "workload", "slurm", "logs")},
+    )
+    | ANYTHING
+)
 PIECES = st.sampled_from(["Traceback (most recent call last):", '  File "a.py", line 1, in f', "    raise ValueError", "ValueError: x", "[rank1]: ", "RuntimeError: CUDA out of memory. Tried to allocate 9.9.9 GiB", "step 10 loss 1", "The above exception was the direct cause of the following exception:", "During handling of the above exception, another exception occurred:", "what():  x", "Root Cause (first observed failure):", "  time      : x", "  rank      : 1 (local_rank: 1)", "restarting: attempt 2", "E1115 10:00:00.1 x.cpp:1] y", "\x1b[31m", "0: ", "NCCL WARN x", "slurmstepd: error: *** "])  # fmt: skip
 
 
@@ -180,7 +280,13 @@ def test_any_facts_are_answered(bundle):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.dictionaries(st.sampled_from(["rank0", "rank1", "submit", "kernel", "launcher"]), st.lists(PIECES | st.text(max_size=30), max_size=25).map("\n".join), max_size=4))
+@given(
+    st.dictionaries(
+        st.sampled_from(["rank0", "rank1", "submit", "kernel", "launcher"]),
+        st.lists(PIECES | st.text(max_size=30), max_size=25).map("\n".join),
+        max_size=4,
+    )
+)
 def test_any_logs_are_answered(logs):
     verdict = diagnose(Facts.read({"logs": logs}))
     assert verdict.name in CLASSES
@@ -191,7 +297,14 @@ def test_huge_and_hostile_logs_take_seconds():
     import time
 
     begin = time.monotonic()
-    logs = {"rank0": "a=" * 100_000, "rank1": ("x" * 5000 + "\n") * 60, "rank2": "step 1 loss 2\n" * 30_000, "rank3": "Traceback (most recent call last):\n" * 3_000, "rank4": "[" * 100_000, "rank5": ("token " * 700 + "\n") * 50}
+    logs = {
+        "rank0": "a=" * 100_000,
+        "rank1": ("x" * 5000 + "\n") * 60,
+        "rank2": "step 1 loss 2\n" * 30_000,
+        "rank3": "Traceback (most recent call last):\n" * 3_000,
+        "rank4": "[" * 100_000,
+        "rank5": ("token " * 700 + "\n") * 50,
+    }
     diagnose(Facts.read({"logs": logs}))
     without_secrets({"logs": logs})
     assert time.monotonic() - begin < 30

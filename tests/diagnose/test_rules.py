@@ -1,5 +1,7 @@
 """One fixture per rule and more: what is said, and the class that it speaks for."""
 
+# ruff: noqa: E501 (messages as they are found in the field)
+
 from __future__ import annotations
 
 import pytest
@@ -83,7 +85,14 @@ def facts_of():
             yield name, {"logs": {"submit": text}}
     for name, records in SLURM.items():
         for state, reason in records:
-            yield name, {"slurm": {"scontrol": f"JobId=7 JobName=x\n   JobState={state.replace(' ', '_')} Reason={reason or 'None'} Dependency=(null)\n"}}
+            yield (
+                name,
+                {
+                    "slurm": {
+                        "scontrol": f"JobId=7 JobName=x\n   JobState={state.replace(' ', '_')} Reason={reason or 'None'} Dependency=(null)\n"
+                    }
+                },
+            )
     for name, pods in PODS.items():
         for values in pods:
             yield name, {"pods": [pod(**values)]}
@@ -92,7 +101,9 @@ def facts_of():
 FIXTURES = list(facts_of())
 
 
-@pytest.mark.parametrize(("name", "facts"), FIXTURES, ids=[f"{name}-{index}" for index, (name, _) in enumerate(FIXTURES)])
+@pytest.mark.parametrize(
+    ("name", "facts"), FIXTURES, ids=[f"{name}-{index}" for index, (name, _) in enumerate(FIXTURES)]
+)
 def test_fixture(name, facts):
     verdict = diagnose(Facts.read(facts))
     assert verdict.name == name, verdict.as_dict()
@@ -104,7 +115,21 @@ def test_fixture(name, facts):
 def test_rules_speak_of_known_classes_and_most_classes_have_rules():
     names = {rule.name for rule in RULES}
     assert names - set(CLASSES) == {"echo"}
-    by_other_means = {"gpu_unavailable", "gpu_plugin_missing", "efa_unavailable", "cpu_memory_request", "taint", "node_affinity", "pod_limit", "nccl_slow_fallback", "hang", "straggler", "running", "succeeded", "unknown"}
+    by_other_means = {
+        "gpu_unavailable",
+        "gpu_plugin_missing",
+        "efa_unavailable",
+        "cpu_memory_request",
+        "taint",
+        "node_affinity",
+        "pod_limit",
+        "nccl_slow_fallback",
+        "hang",
+        "straggler",
+        "running",
+        "succeeded",
+        "unknown",
+    }
     assert set(CLASSES) - names == by_other_means
     assert len(CLASSES) >= 60
 

@@ -1,5 +1,7 @@
 """The hard cases: echoes, old attempts, retried warnings, quoted errors, other people's events."""
 
+# ruff: noqa: E501 (messages as they are found in the field)
+
 from __future__ import annotations
 
 import pytest
@@ -17,20 +19,33 @@ def traceback(error: str, frames: str = MINE + LIBRARY) -> str:
 
 
 def pod(name="train-worker-0", *, phase="Running", node="node-a", state=None, last=None, containers=None, **more):
-    statuses = containers or ([{"name": "pytorch", "state": state, "lastState": last or {}, "restartCount": int(bool(last))}] if state else [])
-    spec = {"containers": [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": "8"}}}], **({"nodeName": node} if node else {})}
+    statuses = containers or (
+        [{"name": "pytorch", "state": state, "lastState": last or {}, "restartCount": int(bool(last))}] if state else []
+    )
+    spec = {
+        "containers": [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": "8"}}}],
+        **({"nodeName": node} if node else {}),
+    }
     return {"metadata": {"name": name}, "spec": spec, "status": {"phase": phase, "containerStatuses": statuses, **more}}
 
 
 def event(reason, message, name="train-worker-0", kind="Pod", time="2026-11-15T10:05:00Z", type="Warning"):
-    return {"reason": reason, "message": message, "involvedObject": {"kind": kind, "name": name}, "lastTimestamp": time, "type": type}
+    return {
+        "reason": reason,
+        "message": message,
+        "involvedObject": {"kind": kind, "name": name},
+        "lastTimestamp": time,
+        "type": type,
+    }
 
 
 def exited(code, reason="Error", at="2026-11-15T10:06:00Z"):
     return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": at}}
 
 
-RESET = traceback("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, remote process exited or there was a network error\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nNET/Socket : Connection closed by remote peer")
+RESET = traceback(
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, remote process exited or there was a network error\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nNET/Socket : Connection closed by remote peer"
+)
 WATCHDOG = "[rank0]:[E1115 10:36:00.1 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600029 milliseconds before timing out."
 UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. preemption: 0/4 nodes are available: 4 No preemption victims found for incoming pod."
 
@@ -111,7 +126,10 @@ def test_what_is_unknown_says_so_and_shows_the_first_errors():
 
 
 def test_two_explanations_lower_the_confidence_and_are_both_named():
-    facts = {"pods": [pod(phase="Failed", state=exited(137, "OOMKilled", at=None))], "logs": {"rank0": traceback("ModuleNotFoundError: No module named 'x'")}}
+    facts = {
+        "pods": [pod(phase="Failed", state=exited(137, "OOMKilled", at=None))],
+        "logs": {"rank0": traceback("ModuleNotFoundError: No module named 'x'")},
+    }
     verdict = diagnose(Facts.read(facts))
     assert verdict.name in ("host_oom", "user_import")
     assert verdict.candidates
