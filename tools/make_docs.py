@@ -12,6 +12,8 @@ from typing import Any
 
 from windlass.cli.reference import Key, options_of_targets, sections
 from windlass.cli.schemas import OUTPUTS, SCHEMA_VERSION, Output, schema_of
+from windlass.diagnose.classes import CLASSES
+from windlass.diagnose.facts import schema as facts_schema
 from windlass.spec import Run
 
 WHERE_OUTPUT_IS = (
@@ -168,6 +170,18 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+BEGIN, END = "<!-- classes: written by `make docs` -->", "<!-- end of classes -->"
+
+
+def why_page() -> str:
+    """docs/why.md with its table of classes as the code has them."""
+    text = (DOCS / "why.md").read_text(encoding="utf-8")
+    rows = [f"| `{one.name}` | {one.kind} | {one.retry} | {one.cause} | {one.fix} |" for one in CLASSES.values()]
+    table = "\n".join(["| class | kind | retry | what happened | what to do |", "|---|---|---|---|---|", *rows])
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+
+
 def pages() -> dict[Path, str]:
     return {
         DOCS / "run-file.md": run_file_page(),
@@ -175,6 +189,8 @@ def pages() -> dict[Path, str]:
         DOCS / "output.md": output_page(),
         DOCS / "output.schema.json": json.dumps(schema_of(OUTPUTS), indent=1) + "\n",
         ROOT / "ARCHITECTURE.md": architecture_page(),
+        DOCS / "facts.schema.json": json.dumps(facts_schema(), indent=2) + "\n",
+        DOCS / "why.md": why_page(),
     }
 
 

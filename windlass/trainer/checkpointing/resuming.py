@@ -17,8 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from windlass.checkpoint import CheckpointFolder, Manifest
-from windlass.checkpoint.pieces import TIERS
+from windlass.checkpoint import TIERS, CheckpointFolder, Manifest
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.trainer.checkpointing.saving import Checkpointer

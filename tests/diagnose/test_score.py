@@ -1,0 +1,18 @@
+"""The score on the cases from the field that the rules were written with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.diagnose.score import accuracy, score
+
+CASES = Path(__file__).parent / "cases"
+REACHED = 1.0
+
+
+def test_the_score_on_known_cases_does_not_fall():
+    results = score(CASES)
+    wrong = [(one.case, one.expected, one.verdict.name) for one in results if not one.is_right]
+    assert len(results) >= 130
+    assert accuracy(results) >= REACHED, wrong
+    assert not any(one.is_confused for one in results)

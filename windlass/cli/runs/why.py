@@ -1,0 +1,153 @@
+"""`windlass why`: why a job failed or waits, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windlass.cli.jobs import on_option, run_names
+
+if TYPE_CHECKING:
+    from windlass.diagnose import Verdict
+    from windlass.targets.protocol import JobRef, Target
+
+SURE, LIKELY = 0.8, 0.5
+
+
+@click.command(short_help="Say why a run failed or waits.")
+@click.argument("job", required=False, metavar="RUN|BUNDLE", shell_complete=run_names)
+@click.option(
+    "--facts", "facts_file", type=click.Path(path_type=Path), help="A JSON file of facts (docs/facts.schema.json)."
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="BUNDLE.tar",
+    help="Keep the facts, secrets removed.",
+)
+@on_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def why(job: str | None, facts_file: Path | None, save: Path | None, place: str | None, as_json: bool) -> None:
+    """Say why a run failed or waits.
+
+    RUN is the name of a run; BUNDLE is what --save wrote, or a folder with facts and logs. Neither needs a cluster:
+    a bundle is diagnosed anywhere.
+    """
+    from windlass.cli.output import print_json
+    from windlass.diagnose import Facts, diagnose
+    from windlass.diagnose.bundle import save_bundle
+    from windlass.diagnose.secrets import clean_text
+
+    facts, notes = _collect(job, facts_file, place)
+    verdict = diagnose(Facts.read(facts))
+    if save is not None:
+        save_bundle(facts, save)
+    if as_json:
+        answer = verdict.as_dict()
+        for one in answer["evidence"]:
+            one["line"] = clean_text(one["line"])
+        print_json({**answer, "notes": notes, **({"saved": str(save)} if save else {})})
+        return
+    for note in notes:
+        click.echo(f"note: {clean_text(note)}", err=True)
+    click.echo(describe(verdict))
+    if save is not None:
+        click.echo(f"\nsaved     {save}: facts and logs, secrets removed; windlass why {save}")
+
+
+def _collect(job: str | None, facts_file: Path | None, place: str | None) -> tuple[dict[str, Any], list[str]]:
+    """The facts that are asked about, and what could not be asked for."""
+    from windlass.cli.jobs import find
+    from windlass.diagnose.bundle import facts_of_run, read_bundle
+    from windlass.errors import UserError
+    from windlass.runfolder import runs_root
+
+    if (job is None) == (facts_file is None):
+        raise UserError("name one run, bundle or --facts file", fix="windlass why RUN    or windlass why bundle.tar")
+    if facts_file is not None:
+        return read_bundle(_existing(facts_file)), []
+    assert job is not None
+    if (
+        not place
+        and not (runs_root() / job / "run.yaml").is_file()
+        and Path(job).exists()
+        and not (Path(job) / "run.yaml").is_file()
+    ):
+        return read_bundle(Path(job)), []
+    target, found = find(job, place)
+    notes: list[str] = []
+    live: dict[str, Any] = {}
+    try:
+        live = _ask_cluster(target, found)
+    except UserError as error:
+        reason = f": {error.evidence.splitlines()[-1]}" if error.evidence else ""
+        notes.append(f"{error.what}{reason}; this is told from what the run folder holds")
+    facts = facts_of_run(found.folder)
+    archived = facts.pop("events", [])
+    history = facts.get("job")
+    facts |= {key: value for key, value in live.items() if value}
+    facts["events"] = [*archived, *live.get("events", [])]
+    if history and live.get("job"):
+        facts["job"] = [live["job"], history]
+    return facts, notes
+
+
+def _ask_cluster(target: Target[Any], job: JobRef) -> dict[str, Any]:
+    """What the cluster knows now; the logs of its pods are brought to the run folder first."""
+    if job.target == "kubernetes":
+        from windlass.targets.kubernetes.client import KubernetesTarget
+        from windlass.targets.kubernetes.collecting import collect as collect_objects
+
+        assert isinstance(target, KubernetesTarget)
+        for _ in target.logs(job, rank=None, follow=False):
+            break  # the first line comes after all of them were archived
+        return collect_objects(*target.cluster(job))
+    if job.target == "slurm":
+        from windlass.targets.slurm.collecting import collect as collect_records
+        from windlass.targets.slurm.state import SubmittedJob
+
+        submitted = SubmittedJob.of(job.folder)
+        return collect_records(submitted) if submitted else {}
+    return {}
+
+
+def _existing(path: Path) -> Path:
+    from windlass.errors import UserError
+
+    if not path.exists():
+        raise UserError(f"there is no {path}")
+    return path
+
+
+def describe(verdict: Verdict) -> str:
+    """The verdict for a person: what, how sure and why, the evidence, the fix."""
+    from windlass.cli.output import plain
+    from windlass.diagnose.secrets import clean_text
+
+    sure = "sure" if verdict.confidence >= SURE else "likely" if verdict.confidence >= LIKELY else "perhaps"
+    if verdict.name == "unknown":
+        lines = ["unknown: the facts do not tell why", f"why       {verdict.why}"]
+    else:
+        lines = [f"{verdict.name}: {verdict.cause}", f"how sure  {sure} ({verdict.confidence:.0%}): {verdict.why}"]
+    for index, one in enumerate(verdict.evidence):
+        place = ", ".join(
+            text
+            for text in (one.source, f"rank {one.rank}" if one.rank is not None else "", one.host or "", one.time or "")
+            if text
+        )
+        lines.append(f"{'evidence' if index == 0 else '':<9} {clean_text(one.line)}")
+        lines.append(f"{'':<9}   ({place})")
+    if verdict.candidates:
+        others = ", ".join(f"{name} ({confidence:.0%})" for name, confidence in verdict.candidates)
+        lines.append(f"or        {others}")
+    retry = {
+        "yes": "another attempt may help",
+        "no": "another attempt would fail again",
+        "wait": "wait",
+        "policy": "it depends: see the fix",
+    }
+    lines.append(f"retry     {verdict.retry}: {retry[verdict.retry]}")
+    lines.append(f"fix       {verdict.fix}")
+    return plain("\n".join(lines))

@@ -1,0 +1,208 @@
+"""Bundles: facts as one tar file, a folder or a JSON file, and the facts that a run folder holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from windlass.diagnose.reading import clean, moment
+from windlass.diagnose.secrets import without_secrets
+from windlass.errors import UserError
+from windlass.runfolder import RunFolder, real, whole, words
+from windlass.runfolder import read_json_lines as records_of
+
+FACTS_FILE = "facts.json"
+PARTS = ("target", "job", "pods", "events", "nodes", "workload")
+SLURM_PARTS = ("sacct", "scontrol")
+LOG_ENDINGS = (".log", ".out", ".err", ".txt")
+MOST_BYTES = 64 * 1024 * 1024  # of a file that is read
+MOST_LOG_BYTES = 2 * 1024 * 1024  # of a rank's log: its end
+
+
+def read_bundle(path: Path) -> dict[str, Any]:
+    """The facts of a tar file, a folder or a JSON file."""
+    if path.is_dir():
+        if (path / "run.yaml").is_file():
+            return facts_of_run(RunFolder(path))
+        files = ((str(file.relative_to(path)), _head(file)) for file in sorted(path.rglob("*")) if file.is_file())
+        return _assembled(files, str(path))
+    if tarfile.is_tarfile(path):
+        return _assembled(_members(path), str(path))
+    return _json_object(_head(path), str(path))
+
+
+def save_bundle(facts: Mapping[str, Any], path: Path) -> None:
+    """Write the facts, without secrets, as a tar file that can be read by people too."""
+    cleaned = without_secrets(dict(facts))
+    logs = cleaned.pop("logs", {})
+    contents = {FACTS_FILE: json.dumps(cleaned, indent=1, default=str)}
+    contents |= {
+        f"logs/{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.log": text
+        for name, text in logs.items()
+        if isinstance(text, str)
+    }
+    with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as archive:
+        for name, text in contents.items():
+            data = clean(text).encode()
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o600
+            archive.addfile(member, io.BytesIO(data))
+
+
+def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isfile() else None
+                if file is not None:
+                    yield member.name, file.read(MOST_BYTES)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise UserError(f"{path} is no whole bundle", evidence=str(error)) from None
+
+
+def _assembled(files: Iterator[tuple[str, bytes]], whence: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    logs: dict[str, str] = {}
+    for name, content in files:
+        file = name.rsplit("/", 1)[-1]
+        stem, dot, ending = file.rpartition(".")
+        if file == FACTS_FILE:
+            facts |= _json_object(content, f"{whence}: {name}")
+        elif stem in SLURM_PARTS:
+            text = content.decode("utf-8", "replace")
+            facts.setdefault("slurm", {})[stem] = _json_value(text) if ending == "json" else text
+        elif stem in PARTS and ending == "json":
+            facts[stem] = _json_value(content.decode("utf-8", "replace"))
+        elif f"{dot}{ending}" in LOG_ENDINGS:
+            logs[stem] = content.decode("utf-8", "replace")
+    known = facts.get("logs")
+    facts["logs"] = {**(known if isinstance(known, dict) else {}), **logs}
+    if not logs and len(facts) == 1:
+        raise UserError(
+            f"{whence} holds no facts",
+            fix=f"a bundle has {FACTS_FILE}, or pods.json, events.json, logs/*.log; see docs/why.md",
+        )
+    return facts
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read", evidence=error.strerror) from None
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json_object(content: bytes, whence: str) -> dict[str, Any]:
+    value = _json_value(content.decode("utf-8", "replace"))
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{whence} holds no facts", evidence="a JSON object is expected", fix="docs/facts.schema.json describes it"
+        )
+    inner = value.get("facts")  # a case of the corpus of tests
+    return inner if isinstance(inner, dict) and "expect" in value else value
+
+
+# A run folder.
+
+
+def facts_of_run(folder: RunFolder) -> dict[str, Any]:
+    """What a run folder holds: history, the ranks' logs and error files, launchers' logs, archived events."""
+    history = list(records_of(folder.history))
+    launches = [one for one in history if one.get("event") == "launched"]
+    began = real(launches[-1].get("time")) if len(launches) > 1 else None
+    attempt = whole(launches[-1].get("attempt")) if launches else None
+    logs: dict[str, str] = {}
+    for path in sorted(folder.logs.glob("*")):
+        if path.suffix in (".log", ".out") and path.is_file():
+            rank = re.fullmatch(r"rank-0*(\d+)\.log", path.name)
+            logs[f"rank{rank[1]}" if rank else path.stem] = _since(_tail(path), began, attempt)
+    for error in folder.errors(attempt or 0):
+        name, traceback = f"rank{error.get('rank')}", words(error.get("traceback")) or ""
+        last = traceback.strip().rpartition("\n")[2]
+        if last and last not in logs.get(name, ""):
+            head = f"{_stamp(real(error.get('time')))}ERROR rank failed on {error.get('host')}"
+            logs[name] = f"{logs.get(name, '')}\n{head}\n{traceback}"
+    facts: dict[str, Any] = {"target": _kind(folder), "logs": logs, "events": list(records_of(folder.events))}
+    conditions = [condition for one in _since_launch(history) if (condition := _condition(one))]
+    if conditions:
+        facts["job"] = {"metadata": {"name": folder.name}, "status": {"conditions": conditions}}
+    return facts
+
+
+def _since_launch(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    at = max((index for index, one in enumerate(history) if one.get("event") == "launched"), default=0)
+    return history[at:]
+
+
+def _condition(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A record of the history as a condition of the job."""
+    when = _stamp(real(record.get("time"))).strip()
+    state = record.get("state")
+    told: tuple[str, str] | None = None
+    match record.get("event"):
+        case "exit":
+            told = {
+                "finished": ("Complete", ""),
+                "failed": ("Failed", ""),
+                "stopped": ("Stopped", "Stopped"),
+                "preempted": ("Preempted", "Preempted"),
+            }.get(str(state))
+        case "rank-died" if record.get("oom"):
+            told = ("RankDied", "OOMKilled")
+        case "node-lost":
+            told = ("NodeLost", "NodeLost")
+        case "stop-requested":
+            told = ("Stopped", "Stopped")
+    if told is None:
+        return None
+    message = words(record.get("reason")) or words(record.get("oom")) or words(record.get("why")) or ""
+    return {"type": told[0], "status": "True", "reason": told[1], "message": message, "lastTransitionTime": when}
+
+
+def _since(text: str, began: float | None, attempt: int | None) -> str:
+    """A log with a line where the last attempt begins."""
+    if began is None:
+        return text
+    lines = text.splitlines()
+    for index, line in enumerate(lines):
+        when = moment(line.lstrip("["))
+        if when is not None and when >= began - 1.0:
+            return "\n".join([*lines[:index], f"restarting: attempt {attempt}", *lines[index:]])
+    return "\n".join([*lines, f"restarting: attempt {attempt}"])
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - MOST_LOG_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _kind(folder: RunFolder) -> str:
+    try:
+        return folder.target_kind()
+    except Exception:  # a run file of another version; the facts do not depend on it
+        return ""
+
+
+def _stamp(when: float | None) -> str:
+    from windlass.diagnose.timeline import clock_text
+
+    text = clock_text(when)
+    return f"{text} " if text else ""

@@ -1,0 +1,379 @@
+"""The facts about a job: the format of a bundle, and what is read from one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from windlass.diagnose import reading as read
+from windlass.diagnose.reading import MOST_OBJECTS, clean, moment
+from windlass.diagnose.slurm_records import SlurmRecord, last_job, slurm_records
+
+MOST_LOG_CHARACTERS = 4_000_000  # of one log: its beginning and its end are read
+
+
+Objects = dict[str, Any] | list[dict[str, Any]]
+
+
+class SlurmFacts(BaseModel):
+    """What Slurm knows of the job."""
+
+    sacct: Objects | str | None = Field(
+        None, description="`sacct --json`, its rows as objects, or the text of `sacct --parsable2`."
+    )
+    scontrol: Objects | str | None = Field(
+        None, description="`scontrol show job --json`, or the text of `scontrol show job`."
+    )
+
+
+class Bundle(BaseModel):
+    """Everything that is known of a job. Every part may be left out; parts that are not named here are passed over."""
+
+    target: str | None = Field(None, description="local, slurm or kubernetes.")
+    job: Objects | None = Field(None, description="The job's object, as the API returns it.")
+    pods: Objects | None = Field(None, description="Its pods: a list of objects as the API returns them, or a PodList.")
+    events: Objects | None = Field(None, description="Events: a list, or an EventList.")
+    nodes: Objects | None = Field(None, description="The nodes of its pods: a list, or a NodeList.")
+    workload: Objects | None = Field(
+        None, description="The object of a queue that stands for the job: Kueue's Workload."
+    )
+    slurm: SlurmFacts | None = None
+    logs: dict[str, str | list[str]] | None = Field(
+        None, description="By name: rank0, rank1, …, launcher, submit (what the submission answered), kernel (dmesg)."
+    )
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a bundle."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Bundle.model_json_schema()}
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container of a pod in one of its states: the present one, or the one before (`is_last`)."""
+
+    pod: str
+    name: str
+    state: str  # waiting, running or terminated
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+    is_init: bool = False
+    is_last: bool = False
+    is_main: bool = True  # not a sidecar
+    time: float | None = None  # when it ended
+
+    def __str__(self) -> str:
+        code = f" exit code {self.exit_code}" if self.exit_code is not None else ""
+        before = "before this one " if self.is_last else ""
+        return f"container {self.name} {before}{self.state} {self.reason}{code} {self.message}".strip()
+
+
+@dataclass(frozen=True)
+class Pod:
+    name: str
+    node: str = ""
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: tuple[Condition, ...] = ()
+    containers: tuple[Container, ...] = ()
+    requests: Mapping[str, str] = field(default_factory=dict)
+    gated: bool = False
+    deleted: float | None = None  # when its deletion was asked for
+
+    @property
+    def started(self) -> bool:
+        """Whether its main container has run."""
+        return any(one.state != "waiting" for one in self.containers if not one.is_init) or self.phase == "Succeeded"
+
+    @property
+    def running(self) -> bool:
+        main = [one for one in self.containers if one.is_main and not one.is_init and not one.is_last]
+        return self.phase == "Running" and all(one.state == "running" for one in main)
+
+
+@dataclass(frozen=True)
+class Condition:
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    time: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.type}={self.status} {self.reason} {self.message}".strip()
+
+
+@dataclass(frozen=True)
+class Event:
+    reason: str
+    message: str
+    kind: str = ""
+    name: str = ""
+    type: str = ""
+    time: float | None = None
+    order: int = 0
+
+    def __str__(self) -> str:
+        about = f"{self.kind}/{self.name}: " if self.name else ""
+        return f"{about}{self.reason} {self.message}".strip()
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    conditions: tuple[Condition, ...] = ()
+    taints: tuple[str, ...] = ()
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Log:
+    name: str
+    text: str
+
+    @property
+    def rank(self) -> int | None:
+        match = re.search(r"rank[-_ ]?0*(\d{1,6})(?!\d)", self.name, re.IGNORECASE)
+        return int(match[1]) if match else None
+
+    @property
+    def is_submission(self) -> bool:
+        return bool(re.search(r"submi|sbatch|kubectl|apply|client", self.name, re.IGNORECASE))
+
+    @property
+    def is_kernel(self) -> bool:
+        return bool(re.search(r"kernel|dmesg|syslog|journal|nvrm|node-?problem", self.name, re.IGNORECASE))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A bundle, read."""
+
+    target: str = ""
+    job_name: str = ""
+    job_conditions: tuple[Condition, ...] = ()
+    job_deleted: float | None = None
+    workload_conditions: tuple[Condition, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    events: tuple[Event, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    slurm: tuple[SlurmRecord, ...] = ()
+    logs: tuple[Log, ...] = ()
+
+    @classmethod
+    def read(cls, value: Any) -> Facts:
+        """Facts of a bundle's JSON value, whatever it holds."""
+        bundle = read.mapping(value)
+        jobs, workloads = read.objects(bundle.get("job")), read.objects(bundle.get("workload"))
+        pods = tuple(pod for one in read.objects(bundle.get("pods")) if (pod := _pod(one)))
+        return cls(
+            target=read.text(bundle.get("target")),
+            job_name=next((name for one in jobs if (name := read.text(read.at(one, "metadata", "name")))), ""),
+            job_deleted=next(
+                (at for one in jobs if (at := moment(read.at(one, "metadata", "deletionTimestamp")))), None
+            ),
+            job_conditions=tuple(one for job in jobs for one in _job_conditions(job)),
+            workload_conditions=tuple(one for item in workloads for one in _job_conditions(item)),
+            pods=pods,
+            events=_own(_events(bundle.get("events")), pods, jobs),
+            nodes=tuple(_node(one) for one in read.objects(bundle.get("nodes"))),
+            slurm=last_job(slurm_records(bundle.get("slurm"))),
+            logs=tuple(_logs(bundle.get("logs"))),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        parts = (self.job_conditions, self.workload_conditions, self.pods, self.events, self.nodes, self.slurm)
+        return not any(parts) and not any(log.text.strip() for log in self.logs)
+
+    def pods_of_nodes(self) -> set[str]:
+        """The nodes that the job's pods are on; empty where that is not known."""
+        return {pod.node for pod in self.pods if pod.node}
+
+    def host_of(self, rank: int | None, log_name: str) -> str | None:
+        """The node of a rank, where a pod says so by its name."""
+        for pod in self.pods:
+            ends_so = rank is not None and re.search(rf"(?:^|[-_.]){rank}(?:$|-[a-z0-9]{{5}}$)", pod.name)
+            if pod.node and (pod.name == log_name or ends_so):
+                return pod.node
+        return None
+
+
+def _conditions(value: Any) -> tuple[Condition, ...]:
+    found = []
+    for one in read.items(read.at(value, "status", "conditions")):
+        one = read.mapping(one)
+        when = one.get("lastTransitionTime") or one.get("lastUpdateTime")
+        kind, status, reason, message = (read.text(one.get(key)) for key in ("type", "status", "reason", "message"))
+        found.append(Condition(kind, status, reason, message, moment(when)))
+    return tuple(found)
+
+
+def _job_conditions(value: Any) -> tuple[Condition, ...]:
+    """The conditions of a job; a status with a state, reason or message of its own counts as one."""
+    status = read.mapping(read.at(value, "status"))
+    phase = status.get("phase") or status.get("state")
+    state = read.text(read.at(phase, "phase") or phase)
+    found = _conditions(value)
+    message = read.text(status.get("message") or read.at(phase, "message"))
+    if state or status.get("reason") or message:
+        found = (*found, Condition(state, "True", read.text(status.get("reason") or read.at(phase, "reason")), message))
+    return found
+
+
+SIDECARS = re.compile(r"istio|proxy|envoy|linkerd|vault|fluent|log|metric|exporter|tensorboard|sidecar|agent|datadog")
+
+
+def _pod(value: Mapping[str, Any]) -> Pod | None:
+    name = read.text(read.at(value, "metadata", "name")) or read.text(value.get("name"))
+    status = read.mapping(value.get("status"))
+    spec = read.mapping(value.get("spec"))
+    first = read.text(read.at((read.items(spec.get("containers")) or [None])[0], "name"))
+    containers: list[Container] = []
+    for key in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
+        for one in read.items(status.get(key)):
+            containers += _container(name, read.mapping(one), is_init=key.startswith("init"), first=first)
+    mains = [one for one in containers if not one.is_init]
+    if mains and not any(one.is_main for one in mains):  # a job that is itself called "agent", say
+        containers = [Container(**{**vars(one), "is_main": True}) for one in containers]
+    if not name and not status:
+        return None
+    requests: dict[str, str] = {}
+    for one in read.items(spec.get("containers")):
+        for part in ("limits", "requests"):
+            amounts = read.mapping(read.at(one, "resources", part))
+            requests |= {read.text(key): read.text(amount) for key, amount in amounts.items() if isinstance(key, str)}
+    return Pod(
+        name=name,
+        node=read.text(spec.get("nodeName")),
+        phase=read.text(status.get("phase")),
+        reason=read.text(status.get("reason")),
+        message=read.text(status.get("message")),
+        conditions=_conditions(value),
+        containers=tuple(containers),
+        requests=requests,
+        gated=bool(read.items(spec.get("schedulingGates"))),
+        deleted=moment(read.at(value, "metadata", "deletionTimestamp")),
+    )
+
+
+def _container(pod: str, value: Mapping[str, Any], *, is_init: bool, first: str) -> Iterator[Container]:
+    name = read.text(value.get("name"))
+    is_main = name == first or not SIDECARS.search(name)
+    for key in ("state", "lastState"):
+        states = read.mapping(value.get(key))
+        for state in ("terminated", "waiting", "running"):
+            if not isinstance(states.get(state), Mapping):
+                continue
+            detail = read.mapping(states[state])
+            code = read.number(detail.get("exitCode"))
+            signal = read.number(detail.get("signal"))
+            yield Container(
+                pod=pod,
+                name=name,
+                state=state,
+                reason=read.text(detail.get("reason")),
+                message=read.text(detail.get("message")),
+                exit_code=128 + signal if code in (None, 0) and signal else code,
+                restarts=read.number(value.get("restartCount")) or 0,
+                is_init=is_init,
+                is_last=key == "lastState",
+                is_main=is_main,
+                time=moment(detail.get("finishedAt")),
+            )
+            break
+
+
+def _events(value: Any) -> tuple[Event, ...]:
+    """Events of the API (both groups), or records of events.jsonl; in the order of time where all have one."""
+    found = []
+    for order, one in enumerate(read.objects(value)):
+        about = read.mapping(one.get("involvedObject") or one.get("regarding"))
+        kind, name = read.text(about.get("kind")), read.text(about.get("name"))
+        if not about and isinstance(one.get("object"), str):
+            kind, _, name = read.text(one["object"]).partition("/")
+        series = read.mapping(one.get("series"))
+        times = (one.get("lastTimestamp"), series.get("lastObservedTime"), one.get("eventTime"), one.get("time"))
+        when = next((at for at in map(moment, (*times, one.get("firstTimestamp"))) if at is not None), None)
+        message = read.text(one.get("message")) or read.text(one.get("note"))
+        found.append(Event(read.text(one.get("reason")), message, kind, name, read.text(one.get("type")), when, order))
+    if all(one.time is not None for one in found):
+        found.sort(key=lambda one: one.time or 0.0)
+    return tuple(found)
+
+
+def _own(events: tuple[Event, ...], pods: Sequence[Pod], jobs: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
+    """The events about this job's objects; those of other jobs in the namespace say nothing about it."""
+    names = {pod.name for pod in pods if pod.name}
+    stems = {name for one in jobs if (name := read.text(read.at(one, "metadata", "name")))}
+    stems |= {
+        re.sub(
+            r"(-(worker|master|launcher|head"
+            r"|node))?(-\d+)*(-[a-z0-9]{5})?$",
+            "",
+            name,
+        )
+        for name in names
+    } - {""}
+    nodes = {pod.node for pod in pods if pod.node}
+
+    def is_own(event: Event) -> bool:
+        if not event.name or not (names or stems):
+            return True
+        if event.kind == "Node":
+            return event.name in nodes or not nodes
+        if event.kind == "Pod" and names:
+            return event.name in names or (event.name.startswith(tuple(f"{stem}-" for stem in stems)))
+        return event.kind not in ("Pod", "Job") or event.name.startswith(tuple(stems))
+
+    return tuple(one for one in events if is_own(one))
+
+
+def _node(value: Mapping[str, Any]) -> Node:
+    taints = [read.mapping(one) for one in read.items(read.at(value, "spec", "taints"))]
+    allocatable = read.mapping(read.at(value, "status", "allocatable"))
+    labels = read.mapping(read.at(value, "metadata", "labels"))
+    return Node(
+        name=read.text(read.at(value, "metadata", "name")),
+        conditions=_conditions(value),
+        taints=tuple(
+            f"{read.text(one.get('key'))}={read.text(one.get('value'))}:{read.text(one.get('effect'))}"
+            for one in taints
+        ),
+        allocatable={read.text(key): read.text(amount) for key, amount in allocatable.items()},
+        labels={read.text(key): read.text(label) for key, label in labels.items()},
+    )
+
+
+def _logs(value: Any) -> Iterator[Log]:
+    if isinstance(value, str | list):
+        value = {"log": value}
+    for name, content in list(read.mapping(value).items())[:MOST_OBJECTS]:
+        if isinstance(content, list):
+            content = "\n".join(_log_line(one) for one in content)
+        if isinstance(content, Mapping):
+            content = content.get("text", content.get("log", content.get("lines")))
+            content = "\n".join(map(_log_line, content)) if isinstance(content, list) else content
+        if isinstance(content, bytes):
+            content = content.decode("utf-8", "replace")
+        if isinstance(content, str):
+            if len(content) > MOST_LOG_CHARACTERS:
+                half = MOST_LOG_CHARACTERS // 2
+                content = content[:half] + "\n" + content[-half:]
+            yield Log(clean(str(name)), clean(content))
+
+
+def _log_line(value: Any) -> str:
+    if isinstance(value, Mapping):  # {"time": …, "line": …}
+        when = value.get("time") or value.get("timestamp")
+        words = value.get("line") or value.get("text") or value.get("message") or value.get("log")
+        return f"{when + ' ' if isinstance(when, str) else ''}{read.text(words)}"
+    return read.text(value)

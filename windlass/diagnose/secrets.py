@@ -1,0 +1,176 @@
+"""Remove secrets from a bundle before it leaves the machine: from environments, command lines and logs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+REMOVED = "[removed]"
+SHORTEST = 6  # characters of a value that is searched for elsewhere; shorter ones would hit ordinary words
+
+# A name that ends so holds a secret; bos_token, max_tokens and tokenizer do not.
+NAME = (
+    r"(?<![A-Za-z0-9_])(?!(?:bos|eos|pad|unk|sep|cls|mask|image|special|next|stop|per)_token)[\w.\-]{0,80}?"
+    r"(?:token|secret|passw(?:or)?d|passwd|passphrase|pwd|api[_-]?key|apikey|access[_-]?key(?:[_-]?id)?|secret[_-]?key"
+    r"|private[_-]?key|account[_-]?key|encryption[_-]?key|credentials?|auth|authorization|signature|sas"
+    r"|webhook(?:[_-]?url)?|dsn|cookie)"
+)
+SECRET_NAME = re.compile(rf"{NAME}\Z", re.IGNORECASE)
+VALUE = r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[^\s\"',;&|)}\]]+"
+PATTERNS = (
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY( BLOCK)?-----|\Z)"),
+    re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}"),
+    re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}"),
+    re.compile(r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|gldt|pypi|npm|dckr_pat|nvapi|sk|pk|rk|dop_v1"
+            r"|wandb_v1)[-_][A-Za-z0-9_\-]{16,}"),
+    re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{8,}"),
+    re.compile(r"\bya29\.[\w\-.]{16,}|\bAIza[\w\-]{30,}"),
+    re.compile(r"\beyJ[\w\-]{8,}\.[\w\-]{4,}(?:\.[\w\-]*)?"),
+    re.compile(r"\b(?:IQoJ|FwoG|FQoG|AQoD)[\w+/=]{40,}"),
+    re.compile(r"https://hooks\.slack\.com/\S+|https://discord(?:app)?\.com/api/webhooks/\S+"),
+)  # fmt: skip
+BEARER = re.compile(r"(\b(?:bearer|basic|digest|token)\s+)([A-Za-z0-9+/=._~\-]{12,})", re.IGNORECASE)
+HEADER = re.compile(r"((?:proxy-)?authorization\"?'?\s*[:=]\s*\"?'?)([^\r\n\"']+)", re.IGNORECASE)
+IN_URL = re.compile(r"(\b[a-z][a-z0-9+.\-]{1,20}://)([^\s/@\"']{1,400})@", re.IGNORECASE)
+SIGNED = re.compile(
+    r"([?&](?:X-Amz-(?:Signature|Credential|Security-Token)|Signature|sig|AWSAccessKeyId|token|key"
+    r"|access_token)=)[^&\s\"']+",
+    re.IGNORECASE,
+)
+ASSIGNED = re.compile(rf"({NAME}[\"']?\]?\s*(?:=>|:=|=|:)\s*)({VALUE})", re.IGNORECASE)
+FLAG = re.compile(rf"(--?{NAME}\s+)(?!-)({VALUE})", re.IGNORECASE)
+NETRC = re.compile(r"(\b(?:login\s+\S+\s+)?password\s+)(\S+)", re.IGNORECASE)
+FLAG_ALONE = re.compile(rf"--?{NAME}", re.IGNORECASE)
+TELLING = re.compile(
+    r"token|secret|passw|pwd|key|cred|auth|signature|sas|hook|dsn|cookie|passphrase|bearer|basic"
+    r"|digest",
+    re.IGNORECASE,
+)
+# Settings of the environment that explain failures and hold no secrets; the values of all others are removed.
+HARMLESS = re.compile(
+    r"NCCL_\w+|FI_\w+|TORCH_\w+|CUDA_\w+|NVIDIA_\w+|MASTER_(?:ADDR|PORT)|(?:LOCAL_|NODE_|GROUP_)?RANK"
+    r"|(?:LOCAL_)?WORLD_SIZE"
+    r"|PET_\w+|GLOO_\w+|OMP_\w+|MKL_\w+|PYTORCH_\w+|LD_LIBRARY_PATH|PATH|PYTHONPATH|SLURM_(?!JWT)\w+|UCX_\w+"
+    r"|RDMAV_\w+|HF_HOME|HF_HUB_OFFLINE"
+)
+REPEATS = ("kubectl.kubernetes.io/last-applied-configuration", "managedFields")
+
+
+def without_secrets(bundle: Any) -> Any:
+    """The bundle with every secret replaced; values of secret variables are removed wherever else they stand."""
+    known: set[str] = set()
+    cleaned = _clean(bundle, known)
+    values = sorted(
+        {part for value in known for part in (value, value.strip()) if len(part) >= SHORTEST}, key=len, reverse=True
+    )
+    return _without_values(cleaned, values) if values else cleaned
+
+
+def clean_text(text: str, known: set[str] | None = None) -> str:
+    """Text without secrets; what was assigned to a secret's name is noted in `known`."""
+    noted = known if known is not None else set()
+
+    def assigned(match: re.Match[str]) -> str:
+        value = match[2].strip("\"'")
+        if value != REMOVED and not value.startswith(("$", "[removed", "<", "%")):
+            noted.add(value)
+        return f"{match[1]}{REMOVED}"
+
+    for pattern in PATTERNS:
+        text = pattern.sub(REMOVED, text)
+    lines = text.split("\n")
+    for index, line in enumerate(lines):
+        if "://" in line:
+            line = SIGNED.sub(
+                lambda match: f"{match[1]}{REMOVED}", IN_URL.sub(lambda match: f"{match[1]}{REMOVED}@", line)
+            )
+        if TELLING.search(line):  # the patterns below are slow on long lines of other things
+            line = BEARER.sub(lambda match: f"{match[1]}{REMOVED}", HEADER.sub(assigned, line))
+            for pattern in (ASSIGNED, FLAG, NETRC):
+                line = pattern.sub(assigned, line)
+        lines[index] = line
+    text = "\n".join(lines)
+    for value in noted:
+        if len(value) >= SHORTEST:
+            text = text.replace(value, REMOVED)
+    return text
+
+
+def _clean(value: Any, known: set[str]) -> Any:
+    if isinstance(value, str):
+        return clean_text(value, known)
+    if isinstance(value, list | tuple):
+        return _clean_list(list(value), known)
+    if not isinstance(value, Mapping):
+        return value
+    if value.get("kind") == "Secret":
+        _note(value.get("data"), known)
+        _note(value.get("stringData"), known)
+        value = {key: one for key, one in value.items() if key not in ("data", "stringData")}
+    name, literal = value.get("name"), value.get("value")
+    if isinstance(name, str) and "value" in value and set(value) <= {"name", "value"}:
+        if HARMLESS.fullmatch(name):
+            return {"name": name, "value": _clean(literal, known)}
+        if SECRET_NAME.search(name):
+            _note(literal, known)
+        return {"name": name, "value": REMOVED}
+    cleaned: dict[str, Any] = {}
+    for key, one in value.items():
+        key = str(key)
+        if key in REPEATS:
+            continue
+        if SECRET_NAME.search(key) and isinstance(one, str | int | float) and not isinstance(one, bool):
+            _note(one, known)
+            cleaned[key] = REMOVED
+        elif key in ("env", "environment") and isinstance(one, Mapping):
+            cleaned[key] = {
+                name: _clean(text, known) if HARMLESS.fullmatch(str(name)) else _hide(str(name), text, known)
+                for name, text in one.items()
+            }
+        else:
+            cleaned[clean_text(key)] = _clean(one, known)
+    return cleaned
+
+
+def _clean_list(values: list[Any], known: set[str]) -> list[Any]:
+    cleaned: list[Any] = []
+    for index, one in enumerate(values):
+        before = values[index - 1] if index else None
+        if (
+            isinstance(one, str)
+            and isinstance(before, str)
+            and FLAG_ALONE.fullmatch(before)
+            and not one.startswith("-")
+        ):
+            _note(one, known)
+            cleaned.append(REMOVED)
+        else:
+            cleaned.append(_clean(one, known))
+    return cleaned
+
+
+def _hide(name: str, value: Any, known: set[str]) -> str:
+    if SECRET_NAME.search(name):
+        _note(value, known)
+    return REMOVED
+
+
+def _note(value: Any, known: set[str]) -> None:
+    if isinstance(value, str) and value != REMOVED:
+        known.add(value)
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            _note(one, known)
+
+
+def _without_values(value: Any, secrets: list[str]) -> Any:
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, REMOVED)
+        return value
+    if isinstance(value, list):
+        return [_without_values(one, secrets) for one in value]
+    if isinstance(value, dict):
+        return {_without_values(key, secrets): _without_values(one, secrets) for key, one in value.items()}
+    return value
