@@ -108,6 +108,13 @@ def world_size(run: Run) -> int:
     return (run.resources.processes_per_node or 1) * run.resources.nodes
 
 
+def with_ranks(run: Run, num_gpus: int | None, threads: int | None) -> Run:
+    """The run with its ranks counted: one per GPU of a node, or CPU processes."""
+    num_ranks = num_gpus or run.resources.processes_per_node or 1
+    update = {"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
+    return run.model_copy(update={"resources": run.resources.model_copy(update=update)})
+
+
 @runtime_checkable
 class KnowsHardware(Protocol):
     """A target that can say before a run what its ranks will get."""

@@ -14,6 +14,7 @@ from windlass.runfolder import RUNS_VARIABLE
 from windlass.spec import Run
 from windlass.targets.launch.machine import Machine
 from windlass.targets.launch.torchrun import FAULTS_VARIABLE, FOLDER_VARIABLE, Place, torchrun
+from windlass.targets.protocol import with_ranks
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,7 @@ def settle(run: Run, machine: Machine) -> Run:
                 fix=f"resources.processes_per_node={num_gpus}    or, to train on the CPU: resources.gpus_per_node=0",
             )
     num_ranks = num_gpus or num_processes or 1
-    threads = asked.threads_per_process or max(1, machine.cores // num_ranks)
-    resources = asked.model_copy(
-        update={"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
-    )
-    return run.model_copy(update={"resources": resources})
+    return with_ranks(run, num_gpus, asked.threads_per_process or max(1, machine.cores // num_ranks))
 
 
 def render(run: Run, place: Place, *, faults: str | None = None) -> LocalRequest:
