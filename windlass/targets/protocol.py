@@ -87,6 +87,9 @@ class Target(Protocol[R]):
     def settle(self, run: Run) -> Run:
         """The run with what this place decides filled in: how many ranks of which kind."""
 
+    def check_run(self, run: Run) -> None:
+        """Raise the UserError for what a settled run can never do here. Asks nobody."""
+
     def gather(self, run: Run) -> Any:
         """What rendering needs beside the run: facts of the place, files, secrets, random numbers. Creates nothing."""
 

@@ -92,6 +92,9 @@ class KubernetesTarget:
         """Not known: pods without GPUs get what their node has."""
         return None
 
+    def check_run(self, run: Run) -> None:
+        render.check(run, render.pick(run, self.facts(run).served))
+
     def gather(self, run: Run) -> Gathered:
         """What the cluster has, and the code and secrets that go with the job; each submission has a new secret."""
         return Gathered(self.facts(run), gather(run, os.environ), secrets.token_hex(4))

@@ -70,6 +70,9 @@ class SlurmTarget:
             threads = threads or max(1, there.cpus_per_node // num_ranks)
         return with_ranks(run, num_gpus, threads)
 
+    def check_run(self, run: Run) -> None:
+        checks.check_run(run)
+
     def gather(self, run: Run) -> Place:
         """Paths as the nodes find them; runs is absolute."""
         asked = run.target.slurm

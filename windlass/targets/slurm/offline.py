@@ -31,6 +31,9 @@ class OfflineSlurm(SlurmTarget):
             threads = max(1, kind.vcpus // (num_gpus or asked.processes_per_node or 1)) if kind else 1
         return with_ranks(run, num_gpus, threads)
 
+    def check_run(self, run: Run) -> None:
+        """Nothing: limits and paths may still be completed where the script is submitted."""
+
     def check(self, run: Run, request: SlurmRequest, *, bytes_needed: int | None) -> list[str]:
         unknown = ["partitions, limits, free nodes and disk were not checked: no scheduler was asked"]
         if not run.resources.instance:
