@@ -22,7 +22,7 @@ from windlass.targets.kubernetes.manifests import code
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.code import Carried, config_maps, gather, pack_code
 from windlass.targets.kubernetes.manifests.render import render, settle
-from windlass.targets.kubernetes.pod.log_forwarder import Outlet, Records, Teller, errors_of
+from windlass.targets.kubernetes.pod.log_forwarder import LogForwarder, PodOutput, Records, errors_of
 from windlass.targets.kubernetes.pod.place import interface_of, launcher_environment, node_index
 from windlass.targets.kubernetes.pod.unpacking import NotArrivedError, code_digest, unpack_code
 
@@ -338,26 +338,26 @@ def test_what_operators_tell_torchrun_is_not_passed_on():
     assert interface_of("203.0.113.7") is None
 
 
-def said(capsys):
+def printed(capsys):
     return capsys.readouterr().out.splitlines()
 
 
 def test_records_are_said_once_with_their_place_and_go_on_in_another_pod(tmp_path, capsys):
     folder = RunFolder(tmp_path)
-    first = Teller(Outlet(), Records(folder))
+    first = LogForwarder(PodOutput(), Records(folder))
     folder.record("launched", attempt=1)
     folder.record("started", step=0)
     first.close()
-    lines = said(capsys)
+    lines = printed(capsys)
     assert len(lines) == 2
     identity, _, offset = lines[1].split()[2].partition("@")
     assert folder.history.read_bytes()[int(offset) :].decode().strip() == lines[1].split(maxsplit=3)[3]
     with folder.history.open("a") as file:
         file.write('{"event":"torn')  # by a kill
     folder.record("resumed", step=4)
-    second = Teller(Outlet(), Records(folder))
+    second = LogForwarder(PodOutput(), Records(folder))
     second.close()
-    (line,) = said(capsys)
+    (line,) = printed(capsys)
     assert line.split()[2].startswith(f"{identity}@")
     assert json.loads(line.split(maxsplit=3)[3])["event"] == "resumed"
 
@@ -365,24 +365,24 @@ def test_records_are_said_once_with_their_place_and_go_on_in_another_pod(tmp_pat
 def test_a_file_that_cannot_be_read_for_a_while_silences_nobody(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     folder.metrics.mkdir()  # as with a file system that is gone for a moment: every reading fails
-    teller = Teller(Outlet(), Records(folder))
+    forwarder = LogForwarder(PodOutput(), Records(folder))
     logs = tmp_path / "logs"
     logs.mkdir()
-    teller.listen(logs, logs / "launcher.log", first_rank=0)
+    forwarder.follow(logs, logs / "launcher.log", first_rank=0)
     (logs / "launcher.log").write_text("first\n")
-    said_so_far, deadline = [], time.monotonic() + 20
-    while len(said_so_far) < 2 and time.monotonic() < deadline:
-        said_so_far += said(capsys)
+    lines, deadline = [], time.monotonic() + 20
+    while len(lines) < 2 and time.monotonic() < deadline:
+        lines += printed(capsys)
         time.sleep(0.05)
     folder.metrics.rmdir()
     folder.metrics.write_text('{"kind":"step"}\n')
-    while not any(line.startswith("windlass-record metrics") for line in said_so_far) and time.monotonic() < deadline:
-        said_so_far += said(capsys)
+    while not any(line.startswith("windlass-record metrics") for line in lines) and time.monotonic() < deadline:
+        lines += printed(capsys)
         time.sleep(0.05)
-    teller.close()
-    assert "first" in said_so_far
-    assert sum("cannot be read" in line or "Is a directory" in line for line in said_so_far) == 1
-    assert said_so_far[-1].startswith("windlass-record metrics ")
+    forwarder.close()
+    assert "first" in lines
+    assert sum("cannot be read" in line or "Is a directory" in line for line in lines) == 1
+    assert lines[-1].startswith("windlass-record metrics ")
 
 
 @pytest.mark.parametrize("note", ["[]", "{}", '{"id": 7, "metrics": "x"}', "torn", '{"id": "a", "metrics": null}'])
@@ -407,15 +407,15 @@ def test_ranks_speak_with_their_rank_in_whole_lines(tmp_path, capsys):
     for folder in streams.values():
         folder.mkdir(parents=True)
     launcher.write_text("torchrun says\nwindlass-record metrics x@0 {}\n")
-    teller = Teller(Outlet(), None)
-    teller.listen(logs, launcher, first_rank=4)
+    forwarder = LogForwarder(PodOutput(), None)
+    forwarder.follow(logs, launcher, first_rank=4)
     (streams[1] / "stdout.log").write_text("half a")
-    teller.flush(rest=False)
-    assert said(capsys) == ["torchrun says", " windlass-record metrics x@0 {}"]
+    forwarder.flush(rest=False)
+    assert printed(capsys) == ["torchrun says", " windlass-record metrics x@0 {}"]
     (streams[1] / "stdout.log").write_text("half a line\nwindlass-record history - {}\nlast")
     (streams[0] / "stderr.log").write_text("warning\n")
-    teller.close()
-    assert sorted(said(capsys)) == [
+    forwarder.close()
+    assert sorted(printed(capsys)) == [
         "[rank 4] warning",
         "[rank 5] half a line",
         "[rank 5] last",

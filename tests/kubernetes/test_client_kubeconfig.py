@@ -407,7 +407,7 @@ def test_an_openid_token_is_used_while_it_is_good_and_read_again_when_kubectl_ha
     with pytest.raises(UserError, match="has expired") as error:
         api.get("/x")
     assert "kubectl --context here version" in error.value.fix
-    write_kubeconfig(tmp_path / "config", server.url, user(good))
+    write_kubeconfig(tmp_path / "kubeconfig", server.url, user(good))
     assert api.get("/x") == {"said": f"Bearer {good}"}
 
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from windlass.runfolder import RunFolder, append_json_line
 from windlass.targets.kubernetes.manifests.capacity import charge, node_room, why_not
-from windlass.targets.kubernetes.manifests.quantities import parse, show
+from windlass.targets.kubernetes.manifests.cluster_facts import parse_quantity, show_quantity
 from windlass.targets.kubernetes.manifests.request import PodLayout
-from windlass.targets.kubernetes.watch.job_watch import Picture
+from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import newest_by_node, pod_of
 from windlass.targets.kubernetes.watch.state import bare_status, end_of, status_of
 
@@ -106,7 +106,7 @@ def test_where_a_job_stands(tmp_path, value, history, pods, state, words):
     folder = RunFolder(tmp_path)
     for event in history:
         folder.record(event, why="died too often", state="finished", code=0)
-    seen = Picture(value, {str(index): pod(index=index, **one) for index, one in enumerate(pods)})
+    seen = JobSnapshot(value, {str(index): pod(index=index, **one) for index, one in enumerate(pods)})
     found = status_of(folder, seen, num_pods=2)
     assert found.state == state
     assert words is None or words in found.reason
@@ -115,7 +115,7 @@ def test_where_a_job_stands(tmp_path, value, history, pods, state, words):
 DRAINED = ("submitted", "launched", "started", "preempted", "exit")
 
 
-def told_to_leave(folder, state="preempted", code=75):
+def terminated(folder, state="preempted", code=75):
     """The records of a run whose pods were all told to leave."""
     for event in DRAINED:
         folder.record(event, step=80, state=state, code=code, reason="told to leave; saved first", job="s")
@@ -127,18 +127,18 @@ LEFT_POD = {"state": {"terminated": {"exitCode": 143}}, "phase": "Failed"}
 
 @pytest.mark.parametrize("state", ["preempted", "stopped"])
 def test_a_drained_run_has_not_ended_while_its_job_makes_a_new_pod(tmp_path, state):
-    folder = told_to_leave(RunFolder(tmp_path), state)
+    folder = terminated(RunFolder(tmp_path), state)
     for pods in ({"0": pod(**LEFT_POD)}, {}, {"1": pod("a-1", created="2026-11-15T06:09:00Z", phase="Pending")}):
-        found = status_of(folder, Picture(job(), pods), num_pods=1)
+        found = status_of(folder, JobSnapshot(job(), pods), num_pods=1)
         assert (found.state, found.ended, found.exit_code) == ("waiting", False, None)
         assert "told to leave" in found.reason
         assert "its job makes a new pod" in found.reason
 
 
 def test_a_drained_run_has_ended_when_its_job_is_gone_or_failed(tmp_path):
-    folder = told_to_leave(RunFolder(tmp_path))
-    assert status_of(folder, Picture(None, {}), num_pods=1).state == "preempted"
-    found = status_of(folder, Picture(job("Failed"), {"0": pod(**LEFT_POD)}), num_pods=1)
+    folder = terminated(RunFolder(tmp_path))
+    assert status_of(folder, JobSnapshot(None, {}), num_pods=1).state == "preempted"
+    found = status_of(folder, JobSnapshot(job("Failed"), {"0": pod(**LEFT_POD)}), num_pods=1)
     assert (found.state, found.exit_code) == ("failed", 1)
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_failed_has_ended_though_a_replacement_waits_for_room(tmp_pat
         folder.record(event, state="failed", code=1, reason="the loss is not finite")
     ended = pod("a-0", state={"terminated": {"exitCode": 1}}, phase="Failed")
     pending = pod("a-1", index=1, phase="Pending")
-    found = status_of(folder, Picture(job(), {"0": ended, "1": pending}), num_pods=2)
+    found = status_of(folder, JobSnapshot(job(), {"0": ended, "1": pending}), num_pods=2)
     assert (found.state, found.exit_code, found.reason) == ("failed", 1, "the loss is not finite")
 
 
@@ -158,7 +158,7 @@ OUT_OF_MEMORY = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"
 def test_a_pod_that_ran_out_of_memory_is_named_though_the_run_said_why_it_gave_up(tmp_path):
     folder = RunFolder(tmp_path)
     folder.record("gave-up", why="torchrun was killed by SIGKILL; given up after 3 restarts")
-    found = status_of(folder, Picture(job("Failed"), {"0": pod(**OUT_OF_MEMORY)}), num_pods=1)
+    found = status_of(folder, JobSnapshot(job("Failed"), {"0": pod(**OUT_OF_MEMORY)}), num_pods=1)
     assert "given up after 3 restarts" in found.reason
     assert "a-0 ended with code 137 (OOMKilled): its memory limit was reached" in found.reason
     assert "target.kubernetes.memory" in found.reason
@@ -175,13 +175,13 @@ def test_steps_of_the_attempt_before_are_not_where_a_rolled_back_run_stands(tmp_
     folder.record("restart", attempt=2)
     folder.record("resumed", attempt=2, step=800)
     folder.record("stop-requested", save_first=False)
-    assert status_of(folder, Picture(None, {}), num_pods=1).step == 800
+    assert status_of(folder, JobSnapshot(None, {}), num_pods=1).step == 800
     log(801, attempt=2)
-    assert status_of(folder, Picture(None, {}), num_pods=1).step == 801
+    assert status_of(folder, JobSnapshot(None, {}), num_pods=1).step == 801
 
 
 def test_a_cluster_that_does_not_answer_ends_no_job(tmp_path):
-    found = status_of(RunFolder(tmp_path), Picture(None, {}, trouble="it does not answer"), num_pods=1)
+    found = status_of(RunFolder(tmp_path), JobSnapshot(None, {}, trouble="it does not answer"), num_pods=1)
     assert (found.state, found.reason) == ("waiting", "it does not answer")
 
 
@@ -190,19 +190,19 @@ def test_a_cluster_that_does_not_answer_ends_no_job(tmp_path):
     [("1500m", 1.5), ("2Gi", 2**31), ("1k", 1000), ("3", 3), ("0.5", 0.5), ("1e3", 1000), ("12E", 12e18), (4, 4)],
 )
 def test_quantities(text, amount):
-    assert parse(text) == pytest.approx(amount)
+    assert parse_quantity(text) == pytest.approx(amount)
 
 
 @given(st.integers(0, 10**6))
 def test_whole_mebibytes_are_read_as_written(number):
-    assert parse(f"{number}Mi") == number * 2**20
+    assert parse_quantity(f"{number}Mi") == number * 2**20
 
 
 def test_amounts_for_a_person():
-    assert show("memory", 3 * 2**30) == "3 GiB"
-    assert show("cpu", 1.5) == "1.5"
+    assert show_quantity("memory", 3 * 2**30) == "3 GiB"
+    assert show_quantity("cpu", 1.5) == "1.5"
     with pytest.raises(ValueError, match="no quantity"):
-        parse("many")
+        parse_quantity("many")
 
 
 def node_value(name, gpus=8, cpu="10", ready=True, taints=(), **labels):

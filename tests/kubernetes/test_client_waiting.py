@@ -19,7 +19,7 @@ from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.request import PodLayout
 from windlass.targets.kubernetes.stopping import remove
 from windlass.targets.kubernetes.watch import recovery as recovery_module
-from windlass.targets.kubernetes.watch.job_watch import Picture
+from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import Pod, pod_of
 from windlass.targets.kubernetes.watch.recovery import Recovery
 from windlass.targets.kubernetes.watch.waiting import Waiting
@@ -62,10 +62,10 @@ QUOTA = 'pods "llama-node-0-0-" is forbidden: exceeded quota: gpu'
 )
 def test_pods_that_are_refused_are_explained_by_the_events_of_whoever_makes_them(server, api, kind, event):
     serve_events(server, {**event, "message": QUOTA})
-    told = Waiting(api, cluster_job(kind)).explain(Picture(job=ALIVE))
+    told = Waiting(api, cluster_job(kind)).explain(JobSnapshot(job=ALIVE))
     assert told == f"no pods yet: {event['reason']}: {QUOTA}"
     there = pod_of(pod_value("llama-0", state={"running": {}}), LAYOUT, submission_label="x")
-    told = Waiting(api, cluster_job(kind)).explain(Picture(job=ALIVE, pods={"a": there}))
+    told = Waiting(api, cluster_job(kind)).explain(JobSnapshot(job=ALIVE, pods={"a": there}))
     assert told.startswith("1 of 4 pods: 1 Running; the others are not made: ")
     assert QUOTA in told
 
@@ -76,7 +76,7 @@ def test_pods_that_have_ended_are_waited_for_in_the_shape_of_others(server, api)
     killed = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "phase": "Failed"}
     pods = [pod_value(f"llama-{i}", i, **one) for i, one in enumerate((ended, killed, ended, ended))]
     seen = {one["metadata"]["uid"]: pod_of(one, LAYOUT, submission_label="x") for one in pods}
-    told = Waiting(api, cluster_job()).explain(Picture(job=ALIVE, pods=seen))
+    told = Waiting(api, cluster_job()).explain(JobSnapshot(job=ALIVE, pods=seen))
     assert told.startswith(
         "4 of 4 pods: 4 Failed; llama-1 ended with code 137 (OOMKilled): its memory limit was reached"
     )
@@ -121,7 +121,7 @@ def test_a_cluster_is_counted_now_and_then_and_not_at_every_change_of_a_pod(serv
     waiting, told = Waiting(api, cluster_job()), ""
     for number in range(20):
         pods = {str(i): a_pod(i, "Running" if i < number else "Pending") for i in range(999)}
-        told = waiting.explain(Picture(job=ALIVE, pods={**pods, "999": a_pod(999, reason="Unschedulable")}))
+        told = waiting.explain(JobSnapshot(job=ALIVE, pods={**pods, "999": a_pod(999, reason="Unschedulable")}))
         assert f"{number} Running" in told or number == 0
     assert "cpu: 64 asked, 8 is the most one node has" in told
     asked = Counter(path for _, path, _ in server.requests)
@@ -163,7 +163,7 @@ def serve_stuck_pod(server, finalizers=("batch.kubernetes.io/job-tracking",)):
 
 def tend(api, *pods, job=ALIVE, kind=JobKind.INDEXED):
     recovery = Recovery(api, cluster_job(kind))
-    return recovery, recovery.tend(Picture(job=job, pods={pod.uid: pod for pod in pods}))
+    return recovery, recovery.tend(JobSnapshot(job=job, pods={pod.uid: pod for pod in pods}))
 
 
 def test_a_pod_on_a_dead_node_is_taken_out(server, api):
@@ -175,7 +175,7 @@ def test_a_pod_on_a_dead_node_is_taken_out(server, api):
     assert deletion["gracePeriodSeconds"] == 0
     assert deletion["preconditions"] == {"uid": "dead"}  # its successor may have its name
     assert ("PATCH", {"metadata": {"uid": "dead", "finalizers": None}}) in bodies
-    assert recovery.tend(Picture(job=ALIVE, pods={"dead": leaving()})) == []  # once
+    assert recovery.tend(JobSnapshot(job=ALIVE, pods={"dead": leaving()})) == []  # once
 
 
 def test_a_pod_of_an_operator_is_only_deleted(server, api):
@@ -229,10 +229,10 @@ def test_nodes_of_pods_that_leave_are_asked_for_now_and_then(server, api, monkey
     serve_node(server, "n1", "True")
     recovery, _ = tend(api, leaving())
     for _ in range(20):
-        recovery.tend(Picture(job=ALIVE, pods={"dead": leaving()}))
+        recovery.tend(JobSnapshot(job=ALIVE, pods={"dead": leaving()}))
     assert len(server.requests) == 1
     monkeypatch.setattr(recovery_module, "LOOK_SECONDS", 0.0)
-    recovery.tend(Picture(job=ALIVE, pods={"dead": leaving()}))
+    recovery.tend(JobSnapshot(job=ALIVE, pods={"dead": leaving()}))
     assert len(server.requests) == 2
 
 
@@ -243,7 +243,7 @@ def test_a_replaced_pod_that_runs_makes_the_next_wait_short_again(server, api):
     server.on(f"{PODS}/llama-0", lambda one: (bodies.append(json.loads(one.body)), one.json({}))[1])
     pod = pod_of(value, LAYOUT, submission_label="x")
     recovery, _ = tend(api, pod)
-    recovery.tend(Picture(job=ALIVE, pods={pod.uid: pod}))
+    recovery.tend(JobSnapshot(job=ALIVE, pods={pod.uid: pod}))
     change = {"batch.kubernetes.io/job-index-ignored-failure-count": "0"}
     assert bodies == [{"metadata": {"uid": "llama-0", "annotations": change}}]
 
@@ -513,7 +513,7 @@ def test_a_job_in_a_queue_says_what_kueue_says(server, api, conditions, words):
     server.on(path, lambda one: one.json({"metadata": {}, "items": [workload]}))
     suspended = {"type": "Suspended", "status": "True", "message": "Job suspended"}
     held = {"metadata": {"uid": "u1"}, "status": {"conditions": [suspended]}}
-    told = Waiting(api, cluster_job()).explain(Picture(job=held))
+    told = Waiting(api, cluster_job()).explain(JobSnapshot(job=held))
     assert told.startswith("it is held back: Job suspended; Kueue's queue research")
     assert words in told
     assert {"labelSelector": "kueue.x-k8s.io/job-uid=u1", "limit": "250"} in [one[2] for one in server.requests]

@@ -18,10 +18,10 @@ from windlass.targets.kubernetes.client import KubernetesTarget
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.request import PodLayout
-from windlass.targets.kubernetes.watch import job_watch as picture_module
+from windlass.targets.kubernetes.watch import job_watch as job_watch_module
 from windlass.targets.kubernetes.watch import logs as logs_module
 from windlass.targets.kubernetes.watch.archive import opened
-from windlass.targets.kubernetes.watch.job_watch import LivePicture, Watched
+from windlass.targets.kubernetes.watch.job_watch import JobWatch, Watched
 from windlass.targets.kubernetes.watch.logs import Collector
 from windlass.targets.protocol import JobRef
 
@@ -33,8 +33,8 @@ PATIENCE = 30.0
 @pytest.fixture
 def quick(monkeypatch):
     """The same waits, shorter."""
-    monkeypatch.setattr(picture_module, "RETRY_SECONDS", (0.1, 0.2, 0.4, 0.8))
-    monkeypatch.setattr(picture_module, "BLINK_SECONDS", 0.3)
+    monkeypatch.setattr(job_watch_module, "RETRY_SECONDS", (0.1, 0.2, 0.4, 0.8))
+    monkeypatch.setattr(job_watch_module, "BLINK_SECONDS", 0.3)
     monkeypatch.setattr(credentials_module, "PAUSE_SECONDS", 0.3)
     monkeypatch.setattr(logs_module, "LAG_SECONDS", 2.0)
 
@@ -132,14 +132,14 @@ def wait_until(condition, what, seconds=PATIENCE):
         time.sleep(0.02)
 
 
-def is_finished(picture):
-    conditions = ((picture.job or {}).get("status") or {}).get("conditions") or ()
+def is_finished(snapshot):
+    conditions = ((snapshot.job or {}).get("status") or {}).get("conditions") or ()
     return any(one["type"] == "Complete" for one in conditions)
 
 
 def test_a_plugin_that_fails_for_a_while_is_reported_and_the_watches_go_on(server, connect, quick, tmp_path):
     plugin, cluster = Plugin(tmp_path), Cluster(server)
-    with LivePicture(connect(plugin.user), cluster_job()) as live:
+    with JobWatch(connect(plugin.user), cluster_job()) as live:
         assert live.wait_until_known(PATIENCE)
         plugin.offline.touch()
         wait_until(lambda: live.read().trouble, "the trouble")
@@ -363,8 +363,8 @@ def follow(tmp_path, quick):
 
 def test_an_api_that_is_silent_is_named_while_the_run_trains_and_when_it_is_back(server, connect, follow, monkeypatch):
     """The connections stay open, and nothing comes: as when a network is cut, or the server hangs."""
-    monkeypatch.setattr(picture_module, "PROBE_SECONDS", 0.3)
-    monkeypatch.setattr(picture_module, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(job_watch_module, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(job_watch_module, "ANSWER_SECONDS", 0.3)
     cluster = Cluster(server, watch_seconds=60.0)
     cluster.running_pods = [0]
     server.on(f"{PODS}/run-0/log", lambda one: (time.sleep(0.3), one.stream()))
@@ -450,7 +450,7 @@ def test_many_pods_are_read_in_streams_and_in_turns_without_loss_or_repetition(s
         server.on(f"{PODS}/run-{node}/log", log_of(node))
     folder = RunFolder(tmp_path / "runs" / "run")
     with (
-        LivePicture(connect(), cluster_job(nodes=len(nodes))) as live,
+        JobWatch(connect(), cluster_job(nodes=len(nodes))) as live,
         opened(folder) as archive,
         Collector(live.api, live.job, live, archive) as collector,
     ):
@@ -478,7 +478,7 @@ def test_leaving_does_not_wait_for_a_kubelet_that_hangs(server, connect, tmp_pat
     for node in (0, 1):
         server.on(f"{PODS}/run-{node}/log", hang)
     folder = RunFolder(tmp_path / "runs" / "run")
-    with LivePicture(connect(), cluster_job(nodes=2)) as live, opened(folder) as archive:
+    with JobWatch(connect(), cluster_job(nodes=2)) as live, opened(folder) as archive:
         with Collector(live.api, live.job, live, archive):
             wait_until(lambda: sum(path.endswith("/log") for _, path, _ in server.requests) == 2, "both questions")
             begin = time.monotonic()

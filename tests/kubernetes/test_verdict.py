@@ -10,7 +10,7 @@ from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import parse_run
 from windlass.targets.kubernetes.entry import BROKEN
-from windlass.targets.kubernetes.pod.attempt_history import Chronicle
+from windlass.targets.kubernetes.pod.attempt_history import AttemptHistory
 from windlass.targets.kubernetes.pod.launching import describe_limit, oom_kills
 from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd, verdict
 from windlass.targets.launch.decision import Done, RankDeath, RestartBudget
@@ -18,7 +18,7 @@ from windlass.targets.launch.decision import Done, RankDeath, RestartBudget
 FRESH, SPENT = RestartBudget(3), RestartBudget(3, used=3)
 PEER_LOST = {"rank": 1, "error": "RuntimeError: Connection closed by peer", "retry": True, "time": 2.0}
 NOT_FINITE = {"rank": 2, "error": "the loss is not finite", "retry": False, "exit_code": 1, "time": 1.0}
-COULD_NOT_MEET = {"rank": 1, "error": "the ranks could not meet", "retry": False, "exit_code": 2, "time": 1.0}
+NO_RENDEZVOUS = {"rank": 1, "error": "the ranks could not meet", "retry": False, "exit_code": 2, "time": 1.0}
 KILLED = RankDeath(2, -9, "t1")
 
 
@@ -65,38 +65,38 @@ CASES = {
         Done("failed", 1, "the loss is not finite"),
     ),
     "ranks that did not meet": (
-        [NodeEnd(0, 1, errors=(COULD_NOT_MEET,)), NodeEnd(1, 1)],
+        [NodeEnd(0, 1, errors=(NO_RENDEZVOUS,)), NodeEnd(1, 1)],
         (),
         FRESH,
         Again("the pods did not meet"),
     ),
     "a taken port": ([NodeEnd(0, 1, trouble=True), NodeEnd(1, 1)], (), FRESH, Again("the pods did not meet")),
     "a drained pod that saved": (
-        [NodeEnd(0, 1), NodeEnd(1, 1, told=True)],
+        [NodeEnd(0, 1), NodeEnd(1, 1, leaving=True)],
         ("preempted",),
         FRESH,
         Again("node 1 was told to leave; saved first", free=True),
     ),
     "a drained pod that saved, with no restarts left": (
-        [NodeEnd(0, 1), NodeEnd(1, 1, told=True)],
+        [NodeEnd(0, 1), NodeEnd(1, 1, leaving=True)],
         ("preempted",),
         SPENT,
         Again("node 1 was told to leave; saved first", free=True),
     ),
     "a drained pod that did not save": (
-        [NodeEnd(0, 1), NodeEnd(1, 1, told=True)],
+        [NodeEnd(0, 1), NodeEnd(1, 1, leaving=True)],
         (),
         FRESH,
         Again("node 1 was told to leave before a checkpoint"),
     ),
     "all told and saved": (
-        [NodeEnd(0, 1, told=True), NodeEnd(1, 1, told=True)],
+        [NodeEnd(0, 1, leaving=True), NodeEnd(1, 1, leaving=True)],
         ("preempted",),
         FRESH,
         Done("preempted", 75, "told to leave; saved first"),
     ),
     "all told and not saved": (
-        [NodeEnd(0, 1, told=True), NodeEnd(1, 1, told=True)],
+        [NodeEnd(0, 1, leaving=True), NodeEnd(1, 1, leaving=True)],
         (),
         FRESH,
         Done("stopped", 130, "told to leave, without a new checkpoint"),
@@ -131,7 +131,7 @@ def test_an_export_that_failed_is_not_trained_again():
 
 
 @pytest.fixture
-def chronicle(tmp_path):
+def history(tmp_path):
     run = parse_run(
         {
             "name": "tiny",
@@ -140,54 +140,54 @@ def chronicle(tmp_path):
             "target": {"kind": "kubernetes", "max_restarts": 2},
         }
     )
-    made = Chronicle(RunFolder(tmp_path / "tiny"), run)
+    made = AttemptHistory(RunFolder(tmp_path / "tiny"), run)
     made.open()
     return made
 
 
-def lose(chronicle, submission="a"):
-    attempt = chronicle.launched(submission, [0, 1], ["p0", "p1"])
+def lose(history, submission="a"):
+    attempt = history.launched(submission, [0, 1], ["p0", "p1"])
     if attempt is None:
-        return chronicle.end
-    return chronicle.conclude(attempt, [NodeEnd(0, 1), NodeEnd(1, -1, lost="gone")], saving=None)
+        return history.end
+    return history.conclude(attempt, [NodeEnd(0, 1), NodeEnd(1, -1, lost="gone")], saving=None)
 
 
-def test_restarts_without_progress_end(chronicle):
-    assert isinstance(lose(chronicle), Again)
-    assert isinstance(lose(chronicle), Again)
-    done = lose(chronicle)
+def test_restarts_without_progress_end(history):
+    assert isinstance(lose(history), Again)
+    assert isinstance(lose(history), Again)
+    done = lose(history)
     assert isinstance(done, Done)
     assert "given up after 2 restarts" in done.reason
-    assert chronicle.ended_before("a") == Done("failed", ExitCode.FAILED, done.reason)
-    assert chronicle.ended_before("b") is None  # somebody submitted it again
+    assert history.ended_before("a") == Done("failed", ExitCode.FAILED, done.reason)
+    assert history.ended_before("b") is None  # somebody submitted it again
 
 
-def test_a_checkpoint_fills_the_budget_up(chronicle):
+def test_a_checkpoint_fills_the_budget_up(history):
     for step in range(10):
-        assert isinstance(lose(chronicle), Again)
-        chronicle.folder.record("checkpoint", step=step)
+        assert isinstance(lose(history), Again)
+        history.folder.record("checkpoint", step=step)
 
 
-def test_attempts_are_counted_over_the_lives_of_node_0(chronicle):
-    lose(chronicle)
-    again = Chronicle(chronicle.folder, chronicle.run)
+def test_attempts_are_counted_over_the_lives_of_node_0(history):
+    lose(history)
+    again = AttemptHistory(history.folder, history.run)
     again.open()
     assert again.launched("a", [0, 1], ["p0", "p1"]) == 2
 
 
-def test_a_drained_pod_that_was_alone_is_a_restart_of_the_run(chronicle):
+def test_a_drained_pod_that_was_alone_is_a_restart_of_the_run(history):
     """Node 0 writes down that it was told to leave; the pod that comes in its place that it goes on."""
-    attempt = chronicle.launched("a", [0], ["p0"])
-    chronicle.folder.record("preempted", step=80)
-    assert chronicle.conclude(attempt, [NodeEnd(0, 143, told=True)], saving=None).state == "preempted"
-    successor = Chronicle(chronicle.folder, chronicle.run)
+    attempt = history.launched("a", [0], ["p0"])
+    history.folder.record("preempted", step=80)
+    assert history.conclude(attempt, [NodeEnd(0, 143, leaving=True)], saving=None).state == "preempted"
+    successor = AttemptHistory(history.folder, history.run)
     successor.open()
     assert successor.ended_before("a") is None
     assert successor.launched("a", [0], ["p0-new"]) == 2
-    events = [one for one in read_json_lines(chronicle.folder.history) if one["event"] == "restart"]
+    events = [one for one in read_json_lines(history.folder.history) if one["event"] == "restart"]
     assert [(one["attempt"], one["why"]) for one in events] == [(2, "the pod of node 0 was replaced")]
     assert successor.launched("b", [0], ["p0-anew"]) == 3  # somebody submitted it again: no restart
-    assert len([one for one in read_json_lines(chronicle.folder.history) if one["event"] == "restart"]) == 1
+    assert len([one for one in read_json_lines(history.folder.history) if one["event"] == "restart"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -209,23 +209,23 @@ def test_what_the_kernel_killed_for_memory_is_counted(tmp_path, files, kills, li
     assert "target.kubernetes.memory" in describe_limit(tmp_path)
 
 
-def test_a_folder_of_another_run_is_refused(chronicle):
+def test_a_folder_of_another_run_is_refused(history):
     from windlass.errors import UserError
 
-    other = chronicle.run.model_copy(update={"train": chronicle.run.train.model_copy(update={"seed": 5})})
-    Chronicle(chronicle.folder, other).open()  # nothing was saved that belongs to the first
-    chronicle.folder.record("checkpoint", step=5, tier="shared")
+    other = history.run.model_copy(update={"train": history.run.train.model_copy(update={"seed": 5})})
+    AttemptHistory(history.folder, other).open()  # nothing was saved that belongs to the first
+    history.folder.record("checkpoint", step=5, tier="shared")
     with pytest.raises(UserError, match="exists with other settings"):
-        Chronicle(chronicle.folder, chronicle.run).open()
+        AttemptHistory(history.folder, history.run).open()
 
 
-def test_an_entry_that_breaks_is_worth_another_pod_and_one_that_is_refused_is_not(chronicle, tmp_path):
+def test_an_entry_that_breaks_is_worth_another_pod_and_one_that_is_refused_is_not(history, tmp_path):
     """Codes of 1 and 2 end the job; a file system that is away must not."""
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
     environment = {
         **os.environ,
-        "WINDLASS_RUN_FILE": str(chronicle.folder.run_file),
+        "WINDLASS_RUN_FILE": str(history.folder.run_file),
         "WINDLASS_SCRATCH": str(in_the_way / "scratch"),
         "WINDLASS_RUNS": str(tmp_path),
         "WINDLASS_NODE_INDEX": "0",
@@ -237,3 +237,14 @@ def test_an_entry_that_breaks_is_worth_another_pod_and_one_that_is_refused_is_no
     lost = {**environment, "WINDLASS_NODE_INDEX": ""}
     refused = subprocess.run(command, env=lost, capture_output=True, text=True, check=False)
     assert refused.returncode == 2, refused.stderr
+
+
+def test_what_runs_in_pods_needs_nothing_of_the_client():
+    program = "import sys, windlass.targets.kubernetes.entry, windlass.targets.kubernetes.pod.hyperpod_agent\n"
+    program += "print(*sorted(name for name in sys.modules if name.startswith(('windlass.targets.', 'httpx2'))))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    rooms = ("windlass.targets.kubernetes.entry", "windlass.targets.kubernetes.pod", "windlass.targets.launch")
+    assert [name for name in loaded if not name.startswith(rooms)] == [
+        "windlass.targets.kubernetes",
+        "windlass.targets.protocol",
+    ]

@@ -15,11 +15,11 @@ SAVED = {"event": "checkpoint", "step": 10}
     [
         (AttemptEnd(0, [{"event": "finished"}]), "finished", 0),
         (AttemptEnd(0, [{"event": "preempted"}]), "preempted", 75),
-        (AttemptEnd(1, [{"event": "preempted"}], told_to_leave=True), "preempted", 75),
+        (AttemptEnd(1, [{"event": "preempted"}], terminated=True), "preempted", 75),
         (AttemptEnd(1, [{"event": "preempted", "step": 4}], stop_requested=True), "stopped", 75),
         (AttemptEnd(1, [{"event": "preempted"}], deaths=[RankDeath(0, 75, "t")]), "preempted", 75),
         (AttemptEnd(-9, stop_requested=True), "stopped", 130),
-        (AttemptEnd(-9, told_to_leave=True), "stopped", 130),
+        (AttemptEnd(-9, terminated=True), "stopped", 130),
         (AttemptEnd(1, errors=[NOT_FINITE], deaths=[RankDeath(0, 1, "t")]), "failed", 1),
         (AttemptEnd(1, errors=[LOST_PEER, {**NOT_FINITE, "exit_code": 2}], deaths=[KILLED]), "failed", 2),
         (AttemptEnd(1, deaths=[RankDeath(0, 1, "t")]), "failed", 1),

@@ -92,6 +92,7 @@ def prepare(
     hardware = hardware_of(run, where)
     is_new = earlier is None or not is_under_way(earlier)
     if is_new:
+        where.check_run(run)
         check(run, num_ranks)
         memory_on_cpus(run, where, num_ranks)
         warnings += check_data(run, thorough=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from windlass.spec import Run
@@ -760,6 +760,46 @@ class SchemaKey(Printed):
     description: str
 
 
+class WhyEvidence(Printed):
+    """A line or a record that a verdict rests on."""
+
+    source: str
+    """A log, an event, the state of a container, Slurm's accounting …"""
+    rank: int | None
+    host: str | None
+    time: str | None
+    line: str
+
+
+class WhyCandidate(Printed):
+    """Another class that the facts speak for."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    name: str = Field(alias="class")
+    confidence: float
+
+
+class WhyResult(Printed):
+    """Why a job failed or waits (why.md has the classes)."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    name: str = Field(alias="class")
+    kind: str
+    confidence: float
+    """Between 0 and 1; below 0.5 it is a guess."""
+    cause: str
+    why: str
+    """How sure that is, and why."""
+    evidence: list[WhyEvidence]
+    retry: Literal["yes", "no", "wait", "policy"]
+    fix: str
+    candidates: list[WhyCandidate]
+    notes: list[str]
+    """What could not be asked."""
+    saved: str = ""
+    """The bundle that was written."""
+
+
 @dataclass(frozen=True)
 class Output:
     """What a command prints; with some options it prints something else."""
@@ -803,6 +843,7 @@ OUTPUTS = (
     Output("logs", "", list[LogLine]),
     Output("logs", "--follow", LogLine, note=LINES, each_line=True),
     Output("stop", "", StopResult),
+    Output("why", "", WhyResult),
     Output("compare", "", Comparison),
     Output("rm", "", list[RemovedRun]),
     Output("top", "", Use),

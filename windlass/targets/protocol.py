@@ -87,6 +87,9 @@ class Target(Protocol[R]):
     def settle(self, run: Run) -> Run:
         """The run with what this place decides filled in: how many ranks of which kind."""
 
+    def check_run(self, run: Run) -> None:
+        """Raise the UserError for what a settled run can never do here. Asks nobody."""
+
     def gather(self, run: Run) -> Any:
         """What rendering needs beside the run: facts of the place, files, secrets, random numbers. Creates nothing."""
 
@@ -106,6 +109,13 @@ class Target(Protocol[R]):
 def world_size(run: Run) -> int:
     """Ranks of a settled run."""
     return (run.resources.processes_per_node or 1) * run.resources.nodes
+
+
+def with_ranks(run: Run, num_gpus: int | None, threads: int | None) -> Run:
+    """The run with its ranks counted: one per GPU of a node, or CPU processes."""
+    num_ranks = num_gpus or run.resources.processes_per_node or 1
+    update = {"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
+    return run.model_copy(update={"resources": run.resources.model_copy(update=update)})
 
 
 @runtime_checkable

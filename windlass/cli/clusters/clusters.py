@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from windlass.checkpoint import Checkpoint
     from windlass.targets.kubernetes.client import KubernetesTarget
-    from windlass.targets.kubernetes.pod_scripts import Errands
+    from windlass.targets.kubernetes.pod_scripts import PodScripts
     from windlass.targets.kubernetes.watch.pods import Pod
     from windlass.targets.protocol import JobRef, KeepsRunFolder
 
@@ -58,11 +58,11 @@ def fetch_from_cluster(name: str, step: int | None, tier: str | None, to: Path |
     return keeper[0].fetch_checkpoint(keeper[1], step, to or keeper[1].folder.checkpoints) if keeper else None
 
 
-def errands_of(target: KubernetesTarget, job: JobRef) -> tuple[Sequence[Pod], list[Errands]]:
+def pod_scripts_of(target: KubernetesTarget, job: JobRef) -> tuple[Sequence[Pod], list[PodScripts]]:
     """The running pods of a job, and a way to ask each of them something."""
-    from windlass.targets.kubernetes.pod_scripts import Errands
+    from windlass.targets.kubernetes.pod_scripts import PodScripts
 
     api, cluster_job, pods = target.running_pods(job)
     python = job.folder.load_run().target.kubernetes.python
     container = cluster_job.layout.container
-    return pods, [Errands(api, cluster_job.namespace, pod.name, container, python) for pod in pods]
+    return pods, [PodScripts(api, cluster_job.namespace, pod.name, container, python) for pod in pods]

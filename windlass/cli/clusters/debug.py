@@ -17,17 +17,18 @@ def debug(name: str, place: str | None, as_json: bool) -> int:
     Every pod looks up the meeting place in DNS and connects to its port; then each sends to the next for a second.
     Exit code 1 if anything failed.
     """
-    from windlass.cli.clusters.clusters import errands_of, find_on_cluster
+    from windlass.cli.clusters.clusters import find_on_cluster, pod_scripts_of
     from windlass.cli.output import print_json, print_table
     from windlass.errors import ExitCode
-    from windlass.targets.kubernetes.manifests.environment import MEETING_PORT, host_name
+    from windlass.targets.kubernetes.manifests.environment import host_name
     from windlass.targets.kubernetes.network import bandwidths, names_and_port
+    from windlass.targets.kubernetes.pod.interface import COORDINATOR_PORT
 
     target, job = find_on_cluster(name, place)
     run = job.folder.load_run()
-    pods, errands = errands_of(target, job)
-    findings = names_and_port(errands, host_name(run), run.target.port or MEETING_PORT)
-    findings += bandwidths(errands, [pod.address for pod in pods])
+    pods, scripts = pod_scripts_of(target, job)
+    findings = names_and_port(scripts, host_name(run), run.target.port or COORDINATOR_PORT)
+    findings += bandwidths(scripts, [pod.address for pod in pods])
     if as_json:
         print_json([one.as_dict() for one in findings])
     else:

@@ -21,7 +21,7 @@ def sync(name: str, place: str | None, folder: str | None, as_json: bool) -> Non
     anew with it. No new image, no new pods. A run that was submitted from another machine needs --code: its run file
     comes from the cluster, and does not choose a folder of this one.
     """
-    from windlass.cli.clusters.clusters import errands_of, find_on_cluster
+    from windlass.cli.clusters.clusters import find_on_cluster, pod_scripts_of
     from windlass.cli.output import print_json
     from windlass.targets.kubernetes.syncing import folder_to_send
     from windlass.targets.kubernetes.syncing import sync as send
@@ -30,7 +30,7 @@ def sync(name: str, place: str | None, folder: str | None, as_json: bool) -> Non
     api, cluster_job = target.cluster(job)
     run = job.folder.load_run()
     folder = folder_to_send(cluster_job, run, folder)
-    pods, errands = errands_of(target, job)
+    pods, scripts = pod_scripts_of(target, job)
     said: list[str] = []
 
     def say(text: str) -> None:
@@ -38,7 +38,7 @@ def sync(name: str, place: str | None, folder: str | None, as_json: bool) -> Non
         if not as_json:
             click.echo(text)
 
-    changed = send(api, cluster_job, run, folder, errands[0], [pod.name for pod in pods], say)
+    changed = send(api, cluster_job, run, folder, scripts[0], [pod.name for pod in pods], say)
     if changed:
         options = run.target.kubernetes.model_copy(update={"code": folder})
         target.note_new_code(

@@ -35,15 +35,15 @@ def top(name: str, every: float | None, place: str | None, as_json: bool) -> int
 
 
 def _look(target: Any, job: Any, *, as_json: bool, again: bool) -> None:
-    from windlass.cli.clusters.clusters import errands_of
+    from windlass.cli.clusters.clusters import pod_scripts_of
     from windlass.cli.output import count, number, print_json, print_json_line, print_table
     from windlass.errors import UserError
     from windlass.targets.kubernetes.pod_scripts import of_each
 
     status = target.status(job)
-    pods, errands = errands_of(target, job)
+    pods, scripts = pod_scripts_of(target, job)
     rows: list[dict[str, Any]] = []
-    for pod, (_, answer) in zip(pods, of_each(errands, lambda one: one.ask("usage")), strict=True):
+    for pod, (_, answer) in zip(pods, of_each(scripts, lambda one: one.ask("usage")), strict=True):
         use = {"error": answer.what} if isinstance(answer, UserError) else answer
         rows.append({"pod": pod.name, "node": pod.node, "node_rank": pod.node_rank, **use})
     # all ranks go in step: each pod has its part of what the run does

@@ -14,15 +14,15 @@ from typing import IO, Any
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest, damage
 from windlass.checkpoint.manifest import MANIFEST_NAME
 from windlass.errors import ExitCode, UserError
-from windlass.targets.kubernetes.manifests.environment import RUNS
-from windlass.targets.kubernetes.pod_scripts import Errands
+from windlass.targets.kubernetes.pod.interface import RUNS
+from windlass.targets.kubernetes.pod_scripts import PodScripts
 
 ATTEMPTS = 3
 STREAM_SECONDS = 300.0  # of silence
 
 
-def list_in_cluster(errands: Errands, run_name: str) -> list[dict[str, Any]]:
-    rows = errands.ask("checkpoints", _folder(run_name))
+def list_in_cluster(scripts: PodScripts, run_name: str) -> list[dict[str, Any]]:
+    rows = scripts.ask("checkpoints", _folder(run_name))
     if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
         raise UserError(
             "the answer of a pod about its checkpoints is not understood",
@@ -45,9 +45,9 @@ def _is_row(row: object) -> bool:
     )
 
 
-def fetch(errands: Errands, run_name: str, step: int | None, to: Path) -> Checkpoint:
+def fetch(scripts: PodScripts, run_name: str, step: int | None, to: Path) -> Checkpoint:
     """Bring one checkpoint here, beside one that may be there: what is here and whole is not brought again."""
-    there = list_in_cluster(errands, run_name)
+    there = list_in_cluster(scripts, run_name)
     complete = [row for row in there if row["complete"]]
     chosen = [row for row in complete if step is None or row["step"] == step]
     if not chosen:
@@ -58,7 +58,7 @@ def fetch(errands: Errands, run_name: str, step: int | None, to: Path) -> Checkp
             fix=f"windlass ckpt ls {run_name}",
         )
     row = chosen[-1]
-    text = errands.read("part", f"{row['path']}/{MANIFEST_NAME}", "0", "0").decode()
+    text = scripts.read("part", f"{row['path']}/{MANIFEST_NAME}", "0", "0").decode()
     try:
         manifest = Manifest.parse(text, step=row["step"])
     except ValueError as error:
@@ -73,7 +73,7 @@ def fetch(errands: Errands, run_name: str, step: int | None, to: Path) -> Checkp
             incoming.publish(manifest)
             return folder.take(incoming)
         if attempt < ATTEMPTS:
-            _bring(errands, row["path"], wrong, incoming.path)
+            _bring(scripts, row["path"], wrong, incoming.path)
     first = (wrong[0], damage(incoming.path / wrong[0], manifest.files[wrong[0]]))
     raise UserError(
         f"the checkpoint of step {row['step']} does not come here whole",
@@ -84,7 +84,7 @@ def fetch(errands: Errands, run_name: str, step: int | None, to: Path) -> Checkp
     )
 
 
-def _bring(errands: Errands, origin: str, names: list[str], to: Path) -> None:
+def _bring(scripts: PodScripts, origin: str, names: list[str], to: Path) -> None:
     """Unpack a tar stream as it comes; where it breaks off, the whole files are kept."""
     to.mkdir(parents=True, exist_ok=True)
     pipe = _Pipe()
@@ -92,7 +92,7 @@ def _bring(errands: Errands, origin: str, names: list[str], to: Path) -> None:
     unpacker.start()
     try:
         with contextlib.suppress(UserError):  # what is missing afterwards is asked for again, and said if it stays so
-            errands.stream("tar", origin, json.dumps(names), to=pipe.put, timeout=STREAM_SECONDS)
+            scripts.stream("tar", origin, json.dumps(names), to=pipe.put, timeout=STREAM_SECONDS)
     finally:
         pipe.put(b"")
         unpacker.join()

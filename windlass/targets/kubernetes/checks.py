@@ -13,8 +13,7 @@ from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import NO_WEBHOOK, Api, Object
 from windlass.targets.kubernetes.jobfile import object_path, plural_of
 from windlass.targets.kubernetes.manifests.capacity import requests
-from windlass.targets.kubernetes.manifests.cluster_facts import ServedKind
-from windlass.targets.kubernetes.manifests.quantities import parse, show
+from windlass.targets.kubernetes.manifests.cluster_facts import ServedKind, parse_quantity, show_quantity
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest
 
 NO_DRY_RUN = "does not support dry run"
@@ -75,9 +74,10 @@ def _access(claim: Object, name: str, run: Run) -> Iterator[str]:
 
 def _room(claim: Object, name: str, bytes_needed: int | None) -> Iterator[str]:
     capacity = ((claim.get("status") or {}).get("capacity") or {}).get("storage")
-    if bytes_needed and capacity and parse(capacity) < bytes_needed:
-        asked = f"{show('memory', float(bytes_needed))} for the checkpoints it keeps"
-        yield f"the claim {name} has {show('memory', parse(capacity))}, and the run needs {asked} (checkpoint.keep)"
+    if bytes_needed and capacity and parse_quantity(capacity) < bytes_needed:
+        asked = f"{show_quantity('memory', float(bytes_needed))} for the checkpoints it keeps"
+        size = show_quantity("memory", parse_quantity(capacity))
+        yield f"the claim {name} has {size}, and the run needs {asked} (checkpoint.keep)"
 
 
 def _named(run: Run, namespace: str) -> Iterator[tuple[str, str, str | None]]:
@@ -169,10 +169,11 @@ def quotas_have_room(api: Api, request: KubernetesRequest) -> list[str]:
         hard, used = ((quota.get("status") or {}).get(key) or {} for key in ("hard", "used"))
         for name, limit in hard.items():
             resource = name.removeprefix("requests.")
-            free = parse(limit) - parse(used.get(name, "0"))
+            free = parse_quantity(limit) - parse_quantity(used.get(name, "0"))
             if resource in asked and asked[resource] * num_pods > free + 1e-9:
-                each = f"{num_pods} pods ask for {show(resource, asked[resource])} each"
-                left = f"{show(resource, max(0.0, free))} of {show(resource, parse(limit))} is left"
+                each = f"{num_pods} pods ask for {show_quantity(resource, asked[resource])} each"
+                total = show_quantity(resource, parse_quantity(limit))
+                left = f"{show_quantity(resource, max(0.0, free))} of {total} is left"
                 said.append(f"the quota {quota['metadata']['name']}: {resource}: {each}, {left}; the others will wait")
     return said
 

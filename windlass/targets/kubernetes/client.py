@@ -28,16 +28,15 @@ from windlass.targets.kubernetes.jobfile import JOB_FILE, ClusterJob
 from windlass.targets.kubernetes.manifests import render
 from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, ServedKind
 from windlass.targets.kubernetes.manifests.code import Carried, gather
-from windlass.targets.kubernetes.manifests.environment import RUNS
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION
+from windlass.targets.kubernetes.manifests.pod import is_shared
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest
-from windlass.targets.kubernetes.manifests.storage import is_shared
 from windlass.targets.kubernetes.manifests.validation import check_against, validate
-from windlass.targets.kubernetes.pod_scripts import Errands, filler
+from windlass.targets.kubernetes.pod.interface import RUNS
+from windlass.targets.kubernetes.pod_scripts import PodScripts, filler
 from windlass.targets.kubernetes.stopping import remove
 from windlass.targets.kubernetes.volume_reader import reader_pod
-from windlass.targets.kubernetes.watch import archive, following, logs, state
-from windlass.targets.kubernetes.watch import job_watch as picture
+from windlass.targets.kubernetes.watch import archive, following, job_watch, logs, state
 from windlass.targets.kubernetes.watch.pods import Pod, newest_by_node, row_of
 from windlass.targets.kubernetes.watch.recovery import Recovery
 from windlass.targets.kubernetes.watch.waiting import Waiting
@@ -67,7 +66,7 @@ class KubernetesTarget:
     _following: dict[str, following.Following] = field(default_factory=dict)  # by run folder
     _waiting: dict[str, Waiting] = field(default_factory=dict)  # by job uid
     _recovery: dict[str, Recovery] = field(default_factory=dict)  # by job uid
-    _asked: dict[str, tuple[float, picture.Picture]] = field(default_factory=dict)
+    _asked: dict[str, tuple[float, job_watch.JobSnapshot]] = field(default_factory=dict)
 
     def offline(self) -> KubernetesTarget:
         from windlass.targets.kubernetes.offline import OfflineKubernetes  # which is one of these
@@ -92,6 +91,9 @@ class KubernetesTarget:
     def host_memory(self, run: Run) -> int | None:
         """Not known: pods without GPUs get what their node has."""
         return None
+
+    def check_run(self, run: Run) -> None:
+        render.check(run, render.pick(run, self.facts(run).served))
 
     def gather(self, run: Run) -> Gathered:
         """What the cluster has, and the code and secrets that go with the job; each submission has a new secret."""
@@ -142,18 +144,18 @@ class KubernetesTarget:
             )
         if not is_shared(run):
             return None
-        with reader_pod(api, run, read_only=False) as errands:
-            aside: str | None = errands.ask("move_aside", f"{RUNS}/{run.name}")["name"]
+        with reader_pod(api, run, read_only=False) as scripts:
+            aside: str | None = scripts.ask("move_aside", f"{RUNS}/{run.name}")["name"]
         return aside
 
     def status(self, job: JobRef) -> JobStatus:
         cluster_job = ClusterJob.of(job.folder)
         if cluster_job is None:
             return JobStatus("waiting", reason="not submitted")
-        told = recorded_end(job.folder)
-        if cluster_job.ended and told is not None:
-            return told
-        seen = self._picture(job, cluster_job)
+        recorded = recorded_end(job.folder)
+        if cluster_job.ended and recorded is not None:
+            return recorded
+        seen = self._snapshot(job, cluster_job)
         self._recover(job, cluster_job, seen)
         status = self._status(job, cluster_job, seen)
         if status.ended:
@@ -191,7 +193,7 @@ class KubernetesTarget:
             if before.ended:
                 return before
             # nothing of it is left, whether or not this user may watch the cluster say so
-            return self._confirm_end(job, cluster_job, picture.Picture())
+            return self._confirm_end(job, cluster_job, job_watch.JobSnapshot())
 
     def list(self) -> list[JobRef]:
         found = sorted(runs_root().glob(f"*/{JOB_FILE}"))
@@ -222,18 +224,18 @@ class KubernetesTarget:
         cluster_job = self._must_have(job)
         if cluster_job.ended:
             return []
-        seen, now = self._picture(job, cluster_job), time.time()
+        seen, now = self._snapshot(job, cluster_job), time.time()
         return [row_of(pod, cluster_job.layout, now) for pod in seen.now()]
 
     def checkpoints(self, job: JobRef) -> Sequence[dict[str, Any]]:
         """The checkpoints in the cluster."""
-        with self._reading(job) as errands:
-            return list_in_cluster(errands, job.folder.load_run().name)
+        with self._reading(job) as scripts:
+            return list_in_cluster(scripts, job.folder.load_run().name)
 
     def fetch_checkpoint(self, job: JobRef, step: int | None, to: Path) -> Checkpoint:
         """Bring one here; the newest complete one by default."""
-        with self._reading(job) as errands:
-            return fetch(errands, job.folder.load_run().name, step, to)
+        with self._reading(job) as scripts:
+            return fetch(scripts, job.folder.load_run().name, step, to)
 
     def note_new_code(self, job: JobRef, run: Run) -> None:
         """The job is from now on what a submission with the present code would be: the same run attaches to it."""
@@ -243,17 +245,17 @@ class KubernetesTarget:
         replace(cluster_job, digest=digest).write(job.folder)
 
     @contextlib.contextmanager
-    def _reading(self, job: JobRef) -> Iterator[Errands]:
+    def _reading(self, job: JobRef) -> Iterator[PodScripts]:
         """A pod that has the run folder: one of the job's, or one that is made for this and deleted again."""
         api, cluster_job = self.cluster(job)
         run = job.folder.load_run()
-        pod = newest_by_node(picture.snapshot(api, cluster_job).now()).get(0)
+        pod = newest_by_node(job_watch.take_snapshot(api, cluster_job).now()).get(0)
         if pod is not None and pod.running and not pod.deleting:
             layout, python = cluster_job.layout, run.target.kubernetes.python
-            yield Errands(api, cluster_job.namespace, pod.name, layout.container, python)
+            yield PodScripts(api, cluster_job.namespace, pod.name, layout.container, python)
             return
-        with reader_pod(api, run) as errands:
-            yield errands
+        with reader_pod(api, run) as scripts:
+            yield scripts
 
     @contextlib.contextmanager
     def following(self, job: JobRef) -> Iterator[None]:
@@ -287,7 +289,7 @@ class KubernetesTarget:
         num_ranks = layout.num_pods * layout.ranks_per_pod
         if rank >= num_ranks:
             raise UserError(f"{job.name} has no rank {rank}", evidence=f"its ranks are 0 to {num_ranks - 1}")
-        pod = newest_by_node(self._picture(job, cluster_job).now()).get(layout.node_of_rank(rank))
+        pod = newest_by_node(self._snapshot(job, cluster_job).now()).get(layout.node_of_rank(rank))
         if pod is None or not pod.running:
             why = f"{pod.phase}{f', {pod.reason}' if pod.reason else ''}" if pod else "it has none"
             raise UserError(
@@ -300,7 +302,7 @@ class KubernetesTarget:
     def running_pods(self, job: JobRef) -> tuple[Api, ClusterJob, Sequence[Pod]]:
         """The pods that commands can be run in, by node."""
         cluster_job = self._must_have(job)
-        newest = newest_by_node(self._picture(job, cluster_job).now()).values()
+        newest = newest_by_node(self._snapshot(job, cluster_job).now()).values()
         running = [pod for pod in newest if pod.running and not pod.deleting]
         if not running:
             raise UserError(f"{job.name} has no running pods", fix=f"windlass show {job.name}")
@@ -330,25 +332,25 @@ class KubernetesTarget:
             raise lost(job.name, f"the run {job.name} was not submitted to a cluster")
         return cluster_job
 
-    def _picture(self, job: JobRef, cluster_job: ClusterJob) -> picture.Picture:
+    def _snapshot(self, job: JobRef, cluster_job: ClusterJob) -> job_watch.JobSnapshot:
         live = self._following.get(str(job.folder.path))
         if live is not None:
-            return live.picture()
-        when, seen = self._asked.get(cluster_job.uid, (float("-inf"), picture.Picture()))
+            return live.snapshot()
+        when, seen = self._asked.get(cluster_job.uid, (float("-inf"), job_watch.JobSnapshot()))
         if time.monotonic() - when >= ASK_SECONDS:
             api = self._api_of(cluster_job)
-            seen = picture.snapshot(api, cluster_job)
+            seen = job_watch.take_snapshot(api, cluster_job)
             self._read_records(api, job, cluster_job, seen)
             self._asked[cluster_job.uid] = (time.monotonic(), seen)
         return seen
 
-    def _recover(self, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> None:
+    def _recover(self, job: JobRef, cluster_job: ClusterJob, seen: job_watch.JobSnapshot) -> None:
         recovery = self._recovery.setdefault(cluster_job.uid, Recovery(self._api_of(cluster_job), cluster_job))
         for removed in recovery.tend(seen):
             why = "its node does not answer"
             job.folder.record("pod-removed", pod=removed.pod, node=removed.node, why=why)
 
-    def _status(self, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> JobStatus:
+    def _status(self, job: JobRef, cluster_job: ClusterJob, seen: job_watch.JobSnapshot) -> JobStatus:
         explainer = self._waiting.setdefault(cluster_job.uid, Waiting(self._api_of(cluster_job), cluster_job))
         num_pods = cluster_job.layout.num_pods
         stuck = self._recovery[cluster_job.uid].trouble if cluster_job.uid in self._recovery else None
@@ -361,7 +363,7 @@ class KubernetesTarget:
 
         return state.status_of(job.folder, seen, num_pods=num_pods, explain=explain)
 
-    def _confirm_end(self, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> JobStatus:
+    def _confirm_end(self, job: JobRef, cluster_job: ClusterJob, seen: job_watch.JobSnapshot) -> JobStatus:
         """The end of a job, once what its pods said last is here: the run's own words on it go before the cluster's.
 
         But not those of a run that was told to leave, where the job object says that it failed since; nor where a pod
@@ -371,14 +373,15 @@ class KubernetesTarget:
         if live is not None:
             live.drain()
         status = state.status_of(job.folder, seen, num_pods=cluster_job.layout.num_pods)
-        told = recorded_end(job.folder)
+        recorded = recorded_end(job.folder)
         out_of_memory = status.state == "failed" and state.OUT_OF_MEMORY in (status.reason or "")
-        if told is None or (told.state not in state.FOR_GOOD and status.state in state.FOR_GOOD) or out_of_memory:
+        contradicted = recorded is not None and recorded.state not in state.FOR_GOOD and status.state in state.FOR_GOOD
+        if recorded is None or contradicted or out_of_memory:
             job.folder.record("exit", state=status.state, code=status.exit_code, reason=status.reason)
         replace(cluster_job, ended=True).write(job.folder)
         return recorded_end(job.folder) or status
 
-    def _read_records(self, api: Api, job: JobRef, cluster_job: ClusterJob, seen: picture.Picture) -> None:
+    def _read_records(self, api: Api, job: JobRef, cluster_job: ClusterJob, seen: job_watch.JobSnapshot) -> None:
         """Steps and events of the run, which node 0's pods say; one question, however many pods there are."""
         first = [pod for pod in seen.now() if pod.node_rank == 0 and pod.started]
         self._read(api, job, cluster_job, sorted(first, key=lambda pod: pod.created))
@@ -387,7 +390,7 @@ class KubernetesTarget:
         """Whatever is new in the logs, of all pods or of one rank's."""
         cluster_job = self._must_have(job)
         api = self._api_of(cluster_job)
-        pods = picture.snapshot(api, cluster_job).now()
+        pods = job_watch.take_snapshot(api, cluster_job).now()
         if rank is not None:
             pods = [pod for pod in pods if pod.node_rank in (0, cluster_job.layout.node_of_rank(rank))]
         self._read(api, job, cluster_job, [pod for pod in pods if pod.started])
@@ -406,4 +409,5 @@ class KubernetesTarget:
     def _keep_last_words(self, api: Api, folder: RunFolder) -> None:
         earlier = ClusterJob.of(folder)
         if earlier is not None:
-            self._read(api, JobRef("kubernetes", folder.name, folder), earlier, picture.snapshot(api, earlier).now())
+            pods = job_watch.take_snapshot(api, earlier).now()
+            self._read(api, JobRef("kubernetes", folder.name, folder), earlier, pods)

@@ -7,7 +7,6 @@ from typing import Any
 from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
-from windlass.targets.kubernetes.watch.events import events_now
 
 MOST_NODES = 200  # that are asked for one by one
 
@@ -23,9 +22,15 @@ def collect(api: Api, job: ClusterJob) -> dict[str, Any]:
         "job": next(iter(_readable(lambda: [api.find(job.path) or {}])), {}),
         "pods": pods,
         "nodes": nodes,
-        "events": _readable(lambda: list(events_now(api, job))),
+        "events": _readable(lambda: _events(api, job)),
         "workload": _workloads(api, job),
     }
+
+
+def _events(api: Api, job: ClusterJob) -> list[Object]:
+    """What the cluster remembers about the job's objects, all of which are named after it."""
+    events = api.items(object_path("v1", "events", job.namespace))
+    return [event for event in events if job.names(str((event.get("involvedObject") or {}).get("name") or ""))]
 
 
 def _found(api: Api, name: str) -> list[Object]:

@@ -1,4 +1,4 @@
-"""What a pod runs: `python -m windlass.targets.kubernetes.entry`. It meets the other pods and runs torchrun with them.
+"""What a pod runs: `python -m windlass.targets.kubernetes.entry`. It joins the other pods and runs torchrun with them.
 
 SIGTERM: the ranks save and this pod leaves. SIGHUP: the ranks of all pods save and start anew, with the code that is
 there then. SIGUSR1: the ranks are killed and this pod leaves.
@@ -16,11 +16,11 @@ import traceback
 from types import FrameType
 
 from windlass.errors import ExitCode, UserError
-from windlass.targets.kubernetes.manifests.environment import LAUNCHER_VARIABLE
-from windlass.targets.kubernetes.pod.attempt_history import Chronicle
-from windlass.targets.kubernetes.pod.coordinator import BEAT_SECONDS, SILENCE_SECONDS, Meeting
+from windlass.targets.kubernetes.pod.attempt_history import AttemptHistory
+from windlass.targets.kubernetes.pod.coordinator import BEAT_SECONDS, SILENCE_SECONDS, Coordinator
+from windlass.targets.kubernetes.pod.interface import LAUNCHER_VARIABLE
 from windlass.targets.kubernetes.pod.launching import Launch, end_of, launch
-from windlass.targets.kubernetes.pod.log_forwarder import Outlet, Records, Teller
+from windlass.targets.kubernetes.pod.log_forwarder import LogForwarder, PodOutput, Records
 from windlass.targets.kubernetes.pod.messages import Host, Line, LostError, Message, addresses_of, knock
 from windlass.targets.kubernetes.pod.place import Place
 from windlass.targets.kubernetes.pod.unpacking import code_digest
@@ -40,13 +40,13 @@ class Entry:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.born = time.time()
-        self.outlet = Outlet()
-        self.teller: Teller | None = None
-        self.meeting: Meeting | None = None
+        self.output = PodOutput()
+        self.forwarder: LogForwarder | None = None
+        self.coordinator: Coordinator | None = None
         self.launch: Launch | None = None
-        self.told_at: float | None = None  # when this pod was told to leave
-        self.told_now = False
-        self.said_so = False  # to the meeting
+        self.stop_at: float | None = None  # when this pod got a SIGTERM
+        self.stop_now = False
+        self.leave_sent = False  # to the coordinator
         self.renew = False  # SIGHUP
         self.host_born = 0.0
 
@@ -57,67 +57,67 @@ class Entry:
         signal.signal(signal.SIGINT, self._on_term)
         processes.adopt_orphans()  # PID 1 of a container inherits them anyway
         self.place.scratch.mkdir(parents=True, exist_ok=True)
-        chronicle = Chronicle(self.place.folder, self.place.run)
+        history = AttemptHistory(self.place.folder, self.place.run)
         if self.place.is_host:
-            chronicle.open()
+            history.open()
         else:
             self.place.folder.logs.mkdir(parents=True, exist_ok=True)
-        before = chronicle.ended_before(self.place.submission)
+        before = history.ended_before(self.place.submission)
         emits = self.place.is_host or not self.place.shared
-        self.teller = Teller(self.outlet, Records(self.place.folder) if emits else None)
+        self.forwarder = LogForwarder(self.output, Records(self.place.folder) if emits else None)
         try:
             if before is not None:
-                self.say(f"this job is over already: {before.state}" + (f": {before.reason}" if before.reason else ""))
+                self.log(f"this job is over already: {before.state}" + (f": {before.reason}" if before.reason else ""))
                 return pod_code(int(before.code))
             if self.place.is_host:
-                self._open_meeting(chronicle)
-            return self._attend()
+                self._start_coordinator(history)
+            return self._train_until_ended()
         finally:
             self._kill()
-            self.teller.close()
+            self.forwarder.close()
 
-    def say(self, text: str) -> None:
-        self.outlet.say(f"windlass: {text}")
+    def log(self, text: str) -> None:
+        self.output.write(f"windlass: {text}")
 
-    # -- finding the meeting
+    # -- finding the coordinator
 
-    def _open_meeting(self, chronicle: Chronicle) -> None:
+    def _start_coordinator(self, history: AttemptHistory) -> None:
         family = socket.AF_INET6 if ":" in self.place.address else socket.AF_INET
         listener = socket.create_server(("", self.place.port), family=family, backlog=1024)
-        self.meeting = Meeting(
+        self.coordinator = Coordinator(
             listener,
-            chronicle,
+            history,
             nodes=self.place.nodes,
             min_nodes=self.place.min_nodes,
             submission=self.place.submission,
             token=self.place.token,
             address=self.place.address,
             born=self.born,
-            say=self.say,
+            log=self.log,
             code=lambda: code_digest(self.place.carried),
             quiet_seconds=float(os.environ.get(ELASTIC_VARIABLE) or 60.0),
         )
-        threading.Thread(target=self._hold_meeting, name="meeting", daemon=True).start()
+        threading.Thread(target=self._run_coordinator, name="coordinator", daemon=True).start()
 
-    def _hold_meeting(self) -> None:
-        assert self.meeting is not None
+    def _run_coordinator(self) -> None:
+        assert self.coordinator is not None
         try:
-            self.meeting.run()
-        except BaseException as error:  # without it no pod goes on: say why and leave, so that a new pod takes over
-            self.say(f"the meeting broke off: {type(error).__name__}: {error}")
-            self.told_now = True
+            self.coordinator.run()
+        except BaseException as error:  # without it no pod goes on: log why and leave, so that a new pod takes over
+            self.log(f"the coordinator failed: {type(error).__name__}: {error}")
+            self.stop_now = True
 
-    def _attend(self) -> int:
-        """Meet, train, and meet again until there is a last word."""
+    def _train_until_ended(self) -> int:
+        """Join the coordinator and train, again and again until it sends the exit code."""
         waiting_since, reminded = time.monotonic(), time.monotonic()
         while True:
-            if self._is_told:
+            if self._is_stopping:
                 return LEFT
             line = self._find_host()
             if line is None:
                 if time.monotonic() - reminded > 30:
                     reminded = time.monotonic()
-                    self.say(f"waiting for node 0 at {self.place.host} for {reminded - waiting_since:.0f} s")
+                    self.log(f"waiting for node 0 at {self.place.host} for {reminded - waiting_since:.0f} s")
                 time.sleep(TICK_SECONDS)
                 continue
             stop_beating = threading.Event()
@@ -125,7 +125,7 @@ class Entry:
             try:
                 code = self._follow(line)
             except LostError as error:
-                self.say(f"node 0 is lost: {error}")
+                self.log(f"node 0 is lost: {error}")
                 code = None
             finally:
                 stop_beating.set()
@@ -179,35 +179,35 @@ class Entry:
     # -- training
 
     def _follow(self, line: Line) -> int | None:
-        """Do as the meeting says; the exit code of this pod, or None to look for the meeting anew."""
-        heard = looked = time.monotonic()
+        """Do as the coordinator says; the exit code of this pod, or None to look for the coordinator anew."""
+        received_at = looked = time.monotonic()
         reported_at: float | None = None
         while True:
             for message in line.receive(TICK_SECONDS):
-                heard = time.monotonic()
+                received_at = time.monotonic()
                 if message["word"] == "start":
                     reported_at = None
-                code = self._obey(message)
+                code = self._carry_out(message)
                 if code is not None:
                     return code
             if self.launch is None:
                 processes.reap()  # orphans; torchrun's own end must reach its Popen
             now = time.monotonic()
-            if now - heard > SILENCE_SECONDS:
+            if now - received_at > SILENCE_SECONDS:
                 raise LostError(f"silent for {SILENCE_SECONDS:.0f} s")
             if now - looked > LOOK_SECONDS:
                 looked = now
                 if self.place.is_host and self.launch and code_digest(self.place.carried) != self.launch.code:
                     line.send(word="restart", why="there is new code")
-                saving = self._is_told or (self.launch is not None and self.launch.told)
+                saving = self._is_stopping or (self.launch is not None and self.launch.save_requested)
                 if not saving and self._is_superseded(line.peer):
                     if self.place.is_host:
-                        self.say("this pod was replaced as node 0")
+                        self.log("this pod was replaced as node 0")
                         return LEFT
                     raise LostError("it was replaced by a younger pod")
-            self._leave_if_told(line)
+            self._leave_if_stopping(line)
             if self.launch is None:
-                if self._is_told and (reported_at is None or now - reported_at > GOODBYE_SECONDS):
+                if self._is_stopping and (reported_at is None or now - reported_at > GOODBYE_SECONDS):
                     return LEFT
             elif self.launch.tend(now):
                 self._report(line)
@@ -216,48 +216,48 @@ class Entry:
                 self.renew = False
                 line.send(word="restart", why="told to start the ranks anew")
 
-    def _obey(self, message: Message) -> int | None:
+    def _carry_out(self, message: Message) -> int | None:
         match message["word"]:
             case "start":
-                self.launch = launch(self.place, message, self.outlet)
-                assert self.teller is not None
-                self.teller.listen(self.launch.logs, self.launch.log, first_rank=self.launch.ranks.start)
+                self.launch = launch(self.place, message, self.output)
+                assert self.forwarder is not None
+                self.forwarder.follow(self.launch.logs, self.launch.log, first_rank=self.launch.ranks.start)
             case "save" if self.launch:
-                self.launch.tell_to_save()
+                self.launch.request_save()
             case "over" if self.launch:
                 self.launch.end_soon()
             case "exit":
                 self._kill()
                 code = pod_code(int(message["code"]))
-                return LEFT if self._is_told and code else code
+                return LEFT if self._is_stopping and code else code
             case "replaced":
-                self.say("this pod was replaced by a younger one")
+                self.log("this pod was replaced by a younger one")
                 return LEFT
         return None
 
     def _report(self, line: Line) -> None:
-        """Tell the meeting how the ranks of this pod ended."""
+        """Report how the ranks of this pod ended."""
         assert self.launch is not None
-        assert self.teller is not None
+        assert self.forwarder is not None
         ended, self.launch = self.launch, None
-        self.teller.flush()
-        end = end_of(self.place, ended, told=self._is_told)
+        self.forwarder.flush()
+        end = end_of(self.place, ended, leaving=self._is_stopping)
         for error in end.errors:
-            self.outlet.record("error", error)
+            self.output.record("error", error)
         line.send(word="end", attempt=ended.attempt, end=end.as_dict())
 
-    def _leave_if_told(self, line: Line) -> None:
-        if not self._is_told or self.launch is None:
+    def _leave_if_stopping(self, line: Line) -> None:
+        if not self._is_stopping or self.launch is None:
             return
-        if not self.said_so:
-            self.said_so = True
+        if not self.leave_sent:
+            self.leave_sent = True
             line.send(word="leaving")
-        if self.told_now:
+        if self.stop_now:
             self.launch.kill()
         else:
-            assert self.told_at is not None
-            self.launch.tell_to_save()
-            if time.monotonic() > self.told_at + self.place.run.checkpoint.grace_seconds:
+            assert self.stop_at is not None
+            self.launch.request_save()
+            if time.monotonic() > self.stop_at + self.place.run.checkpoint.grace_seconds:
                 self.launch.kill()
 
     def _kill(self) -> None:
@@ -266,14 +266,14 @@ class Entry:
             self.launch = None
 
     @property
-    def _is_told(self) -> bool:
-        return self.told_at is not None or self.told_now
+    def _is_stopping(self) -> bool:
+        return self.stop_at is not None or self.stop_now
 
     def _on_term(self, _signal: int, _frame: FrameType | None) -> None:
-        self.told_at = self.told_at or time.monotonic()
+        self.stop_at = self.stop_at or time.monotonic()
 
     def _on_now(self, _signal: int, _frame: FrameType | None) -> None:
-        self.told_now = True
+        self.stop_now = True
 
     def _on_renew(self, _signal: int, _frame: FrameType | None) -> None:
         self.renew = True
@@ -303,7 +303,7 @@ def main() -> int:
         return int(Entry(Place.of(os.environ)).run())
     except UserError as error:
         print(error, file=sys.stderr, flush=True)
-        Outlet().record("error", {**error.as_dict(), "rank": None, "retry": False})
+        PodOutput().record("error", {**error.as_dict(), "rank": None, "retry": False})
         return int(error.exit_code)
     except Exception:  # a file system that is away, a name that does not resolve: worth another pod, if not for ever
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Measure the network between the pods of a job: names, the meeting port, bandwidth."""
+"""Measure the network between the pods of a job: names, the coordinator's port, bandwidth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from windlass.errors import UserError
-from windlass.targets.kubernetes.pod_scripts import Errands, of_each
+from windlass.targets.kubernetes.pod_scripts import PodScripts, of_each
 
 SECONDS = 1.0
 MOST_PAIRS = 16
@@ -32,10 +32,10 @@ class Finding:
         return asdict(self)
 
 
-def names_and_port(errands: Sequence[Errands], host: str, port: int) -> list[Finding]:
-    """Every pod looks up the meeting place, and connects to it."""
+def names_and_port(scripts: Sequence[PodScripts], host: str, port: int) -> list[Finding]:
+    """Every pod looks up the coordinator, and connects to it."""
     found = []
-    for one, answer in of_each(errands, lambda pod: _meet(pod, host, port)):
+    for one, answer in of_each(scripts, lambda pod: _meet(pod, host, port)):
         if isinstance(answer, UserError):
             found.append(Finding("name", one.pod, host, False, str(answer.what)))
             continue
@@ -49,22 +49,22 @@ def names_and_port(errands: Sequence[Errands], host: str, port: int) -> list[Fin
     return found
 
 
-def _meet(pod: Errands, host: str, port: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _meet(pod: PodScripts, host: str, port: int) -> tuple[dict[str, Any], dict[str, Any]]:
     resolved = pod.ask("resolve", host, timeout=PATIENCE)
     if not resolved.get("addresses"):
         return resolved, {"error": "there is no address to connect to"}
     return resolved, pod.ask("reach", resolved["addresses"][0], str(port))
 
 
-def bandwidths(errands: Sequence[Errands], addresses: Sequence[str]) -> list[Finding]:
+def bandwidths(scripts: Sequence[PodScripts], addresses: Sequence[str]) -> list[Finding]:
     """From every pod to the next, around the ring that collectives go: a few seconds each, one after the other."""
-    if len(errands) < 2:
+    if len(scripts) < 2:
         return []
-    pairs = [(index, (index + 1) % len(errands)) for index in range(len(errands))][:MOST_PAIRS]
-    return [bandwidth(errands[origin], errands[there], addresses[there]) for origin, there in pairs]
+    pairs = [(index, (index + 1) % len(scripts)) for index in range(len(scripts))][:MOST_PAIRS]
+    return [bandwidth(scripts[origin], scripts[there], addresses[there]) for origin, there in pairs]
 
 
-def bandwidth(origin: Errands, there: Errands, address: str) -> Finding:
+def bandwidth(origin: PodScripts, there: PodScripts, address: str) -> Finding:
     listener = _Listener(there)
     listener.start()
     try:
@@ -84,15 +84,15 @@ def bandwidth(origin: Errands, there: Errands, address: str) -> Finding:
 class _Listener(threading.Thread):
     """The receiving end, which says its port first and what it got at last."""
 
-    def __init__(self, errands: Errands) -> None:
+    def __init__(self, scripts: PodScripts) -> None:
         super().__init__(daemon=True)
-        self.errands = errands
+        self.scripts = scripts
         self.answers: queue.Queue[dict[str, Any] | UserError] = queue.Queue()
         self._rest = b""
 
     def run(self) -> None:
         try:
-            self.errands.stream("serve", str(SECONDS), to=self._take, timeout=PATIENCE)
+            self.scripts.stream("serve", str(SECONDS), to=self._take, timeout=PATIENCE)
         except UserError as error:
             self.answers.put(error)
 
@@ -106,7 +106,7 @@ class _Listener(threading.Thread):
         try:
             answer = self.answers.get(timeout=PATIENCE)
         except queue.Empty:
-            raise UserError(f"{self.errands.pod} did not answer within {PATIENCE:.0f} s") from None
+            raise UserError(f"{self.scripts.pod} did not answer within {PATIENCE:.0f} s") from None
         if isinstance(answer, UserError):
             raise answer
         return answer

@@ -15,7 +15,7 @@ from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.api.execution import execute, output_of
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.jobfile import ClusterJob
-from windlass.targets.kubernetes.manifests.environment import RUNS
+from windlass.targets.kubernetes.pod.interface import RUNS
 from windlass.targets.kubernetes.watch.archive import Filler
 from windlass.targets.kubernetes.watch.pods import Pod, newest_by_node
 
@@ -29,7 +29,7 @@ def source() -> str:
 
 
 @dataclass(frozen=True)
-class Errands:
+class PodScripts:
     """A pod, and the Python in it."""
 
     api: Api
@@ -85,17 +85,19 @@ class Errands:
         )
 
 
-def of_each(errands: Sequence[Errands], task: Callable[[Errands], T]) -> Iterator[tuple[Errands, T | UserError]]:
+def of_each(
+    scripts: Sequence[PodScripts], task: Callable[[PodScripts], T]
+) -> Iterator[tuple[PodScripts, T | UserError]]:
     """The answer of every pod, some at a time; one that fails does not keep the others from answering."""
 
-    def quietly(one: Errands) -> T | UserError:
+    def quietly(one: PodScripts) -> T | UserError:
         try:
             return task(one)
         except UserError as error:
             return error
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        yield from zip(errands, pool.map(quietly, errands), strict=True)
+        yield from zip(scripts, pool.map(quietly, scripts), strict=True)
 
 
 def filler(api: Api, job: ClusterJob, folder: RunFolder, pods: Callable[[], Sequence[Pod]]) -> Filler:
@@ -106,9 +108,9 @@ def filler(api: Api, job: ClusterJob, folder: RunFolder, pods: Callable[[], Sequ
         pod = newest_by_node(pods()).get(0)
         if pod is None or not pod.running:
             return b""
-        errands = Errands(api, job.namespace, pod.name, job.layout.container, python)
+        scripts = PodScripts(api, job.namespace, pod.name, job.layout.container, python)
         try:
-            return errands.read("part", f"{RUNS}/{folder.load_run().name}/{kind}.jsonl", str(begin), str(end))
+            return scripts.read("part", f"{RUNS}/{folder.load_run().name}/{kind}.jsonl", str(begin), str(end))
         except UserError:  # not everybody may exec; what the pods themselves say still comes
             return b""
 

@@ -12,10 +12,10 @@ from windlass.spec import Run
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
-from windlass.targets.kubernetes.manifests.code import CODE, DIGEST_KEY, PART_BYTES, archive_digest, pack_code
-from windlass.targets.kubernetes.manifests.environment import CARRIED
+from windlass.targets.kubernetes.manifests.code import PART_BYTES, archive_digest, pack_code
 from windlass.targets.kubernetes.manifests.labels import DOMAIN
-from windlass.targets.kubernetes.pod_scripts import Errands
+from windlass.targets.kubernetes.pod.interface import CARRIED, CODE, DIGEST_KEY
+from windlass.targets.kubernetes.pod_scripts import PodScripts
 
 ARRIVE_SECONDS = 180.0  # a kubelet looks at ConfigMaps every minute, if nothing makes it look at once
 POLL_SECONDS = 1.0
@@ -52,7 +52,7 @@ def folder_to_send(job: ClusterJob, run: Run, named: str | None) -> str:
 
 
 def sync(
-    api: Api, job: ClusterJob, run: Run, folder: str, first: Errands, pods: Sequence[str], say: Callable[[str], None]
+    api: Api, job: ClusterJob, run: Run, folder: str, first: PodScripts, pods: Sequence[str], log: Callable[[str], None]
 ) -> bool:
     """Bring a folder of code into the pods of a run and restart the ranks; False if it is there already."""
     archive = pack_code(Path(folder).expanduser())
@@ -66,13 +66,13 @@ def sync(
         key = next(iter(value.get("binaryData") or {}))
         change: Object = {"binaryData": {key: base64.b64encode(part).decode()}}
         api.patch(path, {**change, **({"data": data} if data else {})})
-    say(f"sent {len(archive) / 1024:.0f} KiB of code ({digest[:12]}) to {job.object_name}")
+    log(f"sent {len(archive) / 1024:.0f} KiB of code ({digest[:12]}) to {job.object_name}")
     for name in pods:  # a changed pod is looked at by its kubelet at once, its volumes included
         api.patch(f"{job.pods_path}/{name}", {"metadata": {"annotations": {CODE_ANNOTATION: digest[:32]}}})
     wait_until_there(first, digest)
     # signal 1 to the pod's first process: all ranks save, and start anew with what is mounted then
     first.read("signal_process", "1", "HUP")
-    say("the ranks save and start anew with it")
+    log("the ranks save and start anew with it")
     return True
 
 
@@ -101,7 +101,7 @@ def parts_for(archive: bytes, maps: Sequence[Object], name: str) -> list[bytes]:
     return parts + [b""] * (len(maps) - len(parts))
 
 
-def wait_until_there(first: Errands, digest: str) -> None:
+def wait_until_there(first: PodScripts, digest: str) -> None:
     deadline = time.monotonic() + ARRIVE_SECONDS
     while first.read("part", f"{CARRIED}/{CODE}.{DIGEST_KEY}", "0", "0").decode().strip() != digest:
         if time.monotonic() > deadline:

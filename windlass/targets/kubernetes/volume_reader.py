@@ -12,12 +12,11 @@ from windlass.errors import ExitCode, UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.jobfile import object_path
-from windlass.targets.kubernetes.manifests import storage
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
-from windlass.targets.kubernetes.manifests.environment import RUNS
 from windlass.targets.kubernetes.manifests.labels import MANAGED_BY, safe_name
-from windlass.targets.kubernetes.manifests.pod import CONTAINERS, image_of, merge_pod
-from windlass.targets.kubernetes.pod_scripts import Errands
+from windlass.targets.kubernetes.manifests.pod import CONTAINERS, image_of, is_shared, merge_pod, runs_volume
+from windlass.targets.kubernetes.pod.interface import RUNS
+from windlass.targets.kubernetes.pod_scripts import PodScripts
 from windlass.targets.kubernetes.watch.pods import HELD_BACK
 
 LIFE_SECONDS = 3600  # the pod ends by itself if nobody deletes it
@@ -27,9 +26,9 @@ CONTAINER = CONTAINERS[JobKind.INDEXED]
 
 
 @contextlib.contextmanager
-def reader_pod(api: Api, run: Run, *, read_only: bool = True) -> Iterator[Errands]:
+def reader_pod(api: Api, run: Run, *, read_only: bool = True) -> Iterator[PodScripts]:
     """A running pod with the volume; it is deleted afterwards."""
-    if not storage.is_shared(run):
+    if not is_shared(run):
         raise UserError(
             f"the checkpoints of {run.name} were on its pods' own disks, and are gone with them",
             cause="target.kubernetes.storage is none",
@@ -42,7 +41,7 @@ def reader_pod(api: Api, run: Run, *, read_only: bool = True) -> Iterator[Errand
     api.create(path, manifest)
     try:
         _wait_until_running(api, f"{path}/{name}", name)
-        yield Errands(api, namespace, name, CONTAINER, run.target.kubernetes.python)
+        yield PodScripts(api, namespace, name, CONTAINER, run.target.kubernetes.python)
     finally:
         with contextlib.suppress(UserError):  # it ends by itself; what was read counts
             api.delete(f"{path}/{name}", grace=0)
@@ -51,7 +50,7 @@ def reader_pod(api: Api, run: Run, *, read_only: bool = True) -> Iterator[Errand
 def reader_manifest(run: Run, namespace: str, name: str, *, read_only: bool) -> dict[str, Any]:
     """The run's own image and volume with a program that waits; it asks for no GPU and carries no secret."""
     asked = run.target.kubernetes
-    volume, mount = storage.run_folders(run)
+    volume, mount = runs_volume(run)
     spec: dict[str, Any] = {
         "containers": [
             {

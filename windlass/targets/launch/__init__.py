@@ -1,1 +1,1 @@
-"""What targets share: what a death means, processes, machines, files that grow."""
+"""What targets share: torchrun, what a death means, processes, logs, progress, disk space and this machine."""

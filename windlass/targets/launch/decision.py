@@ -31,6 +31,12 @@ class RankDeath:
         return f"rank {self.rank} {how_it_died(self.signal, self.code, self.oom)}"
 
 
+def death_record(death: RankDeath, errors: Iterable[Mapping[str, Any]], *, first: bool) -> dict[str, Any]:
+    """A death for history.jsonl, with the error that the rank wrote down."""
+    error = next((error.get("error") for error in errors if error.get("rank") == death.rank), None)
+    return {"rank": death.rank, "signal": death.signal, "code": death.code, "first": first, "error": error}
+
+
 def how_it_died(signal_name: str | None, code: int | None, oom: str | None) -> str:
     if oom:
         return f"was killed by the kernel's OOM killer: {oom}"
@@ -47,7 +53,7 @@ class AttemptEnd:
     deaths: Sequence[RankDeath] = ()  # the first one first
     launcher_oom: str | None = None  # why the kernel killed torchrun itself for memory
     stop_requested: bool = False  # by the run's owner: `windlass stop`
-    told_to_leave: bool = False  # by a signal: the machine is shut down, say
+    terminated: bool = False  # by a signal: the machine is shut down, for example
 
     def has(self, event: str) -> bool:
         return any(record.get("event") == event for record in self.events)
@@ -134,7 +140,7 @@ def decide(end: AttemptEnd, budget: RestartBudget) -> Done | Restart:
         return Done("preempted", ExitCode.PREEMPTED, "told to stop; saved first")
     if end.launcher_code == 0:
         return Done("finished", ExitCode.OK)
-    if end.stop_requested or end.told_to_leave:
+    if end.stop_requested or end.terminated:
         return Done("stopped", ExitCode.INTERRUPTED, "stopped without a new checkpoint")
     hopeless = [error for error in end.errors if not error.get("retry", False)]
     if hopeless:
@@ -159,7 +165,7 @@ def _times(number: int) -> str:
 
 
 def stopped_by_owner(step: int | None) -> Done:
-    """The ranks saved and left because somebody said `windlass stop`."""
+    """The ranks saved and left because of `windlass stop`."""
     where = f"saved at step {step} first" if step is not None else "saved first"
     return Done("stopped", ExitCode.PREEMPTED, f"stopped by `windlass stop`; {where}")
 
@@ -167,16 +173,16 @@ def stopped_by_owner(step: int | None) -> Done:
 def why_it_ended(end: AttemptEnd) -> str:
     if end.deaths:
         first = end.deaths[0]
-        told = next((one for one in end.errors if one.get("rank") == first.rank and first.code > 0), None)
-        return _told(told) if told else str(first)
+        error = next((one for one in end.errors if one.get("rank") == first.rank and first.code > 0), None)
+        return _error_text(error) if error else str(first)
     if end.errors:
-        return _told(end.errors[0])
+        return _error_text(end.errors[0])
     if end.launcher_code < 0:
         return f"torchrun {how_it_died(_signal_name(-end.launcher_code), None, end.launcher_oom)}"
     return f"torchrun exited with code {end.launcher_code}"
 
 
-def _told(error: Mapping[str, Any]) -> str:
+def _error_text(error: Mapping[str, Any]) -> str:
     host = f" on {error['host']}" if error.get("host") else ""
     return f"rank {error.get('rank')}{host}: {error.get('error')}"
 

@@ -64,6 +64,9 @@ class LocalTarget:
     def host_memory(self, run: Run) -> int | None:
         return self.machine.memory_bytes
 
+    def check_run(self, run: Run) -> None:
+        checks.check_run(run, self.machine)
+
     def gather(self, run: Run) -> Place:
         return Place(runs=runs_root(), working_directory=Path.cwd(), python=sys.executable)
 

@@ -14,6 +14,7 @@ from windlass.runfolder import RUNS_VARIABLE
 from windlass.spec import Run
 from windlass.targets.launch.machine import Machine
 from windlass.targets.launch.torchrun import FAULTS_VARIABLE, FOLDER_VARIABLE, Place, torchrun
+from windlass.targets.protocol import with_ranks
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,11 @@ def settle(run: Run, machine: Machine, environment: Mapping[str, str] | None = N
                 fix=f"resources.processes_per_node={num_gpus}    or, to train on the CPU: resources.gpus_per_node=0",
             )
     num_ranks = num_gpus or num_processes or 1
-    told = (environment or {}).get("OMP_NUM_THREADS", "")
-    users = int(told) if told.isdecimal() else 0
-    threads = asked.threads_per_process or users or max(1, machine.cores // num_ranks)
-    resources = asked.model_copy(
-        update={"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
+    users = (environment or {}).get("OMP_NUM_THREADS", "")
+    threads = (
+        asked.threads_per_process or (int(users) if users.isdecimal() else 0) or max(1, machine.cores // num_ranks)
     )
-    return run.model_copy(update={"resources": resources})
+    return with_ranks(run, num_gpus, threads)
 
 
 def render(run: Run, place: Place, *, faults: str | None = None) -> LocalRequest:

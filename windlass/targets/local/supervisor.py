@@ -29,6 +29,7 @@ from windlass.targets.launch.decision import (
     RankDeath,
     Restart,
     RestartBudget,
+    death_record,
     decide,
     newest_checkpoint,
     parse_deaths,
@@ -103,16 +104,8 @@ class Supervisor:
             saved = max(saved, end.newest_checkpoint)
             budget.note(end.newest_checkpoint)
             for index, death in enumerate(end.deaths):
-                self._record(
-                    "rank-died",
-                    attempt=attempt,
-                    rank=death.rank,
-                    signal=death.signal,
-                    code=death.code,
-                    first=index == 0,
-                    oom=death.oom,
-                    error=next((one.get("error") for one in end.errors if one.get("rank") == death.rank), None),
-                )
+                facts = death_record(death, end.errors, first=index == 0)
+                self._record("rank-died", attempt=attempt, **facts, oom=death.oom)
             match decide(end, budget):
                 case Done() as done:
                     if done.state == "failed":
@@ -155,7 +148,7 @@ class Supervisor:
             deaths=_with_oom(deaths, memory),
             launcher_oom=memory.why([launcher]) if code == -signal.SIGKILL and not self.stop_now else None,
             stop_requested=self.stop_requested,
-            told_to_leave=self.stop_at is not None or self.stop_now,
+            terminated=self.stop_at is not None or self.stop_now,
         )
 
     def _watch(self, launcher: subprocess.Popen[bytes], log: TorchrunLog) -> int:

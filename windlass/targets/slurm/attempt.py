@@ -28,6 +28,7 @@ from windlass.targets.launch.decision import (
     RestartBudget,
     budget_of,
     by_blame,
+    death_record,
     decide,
     next_attempt,
     parse_deaths,
@@ -226,9 +227,7 @@ def is_stop_requested(since: Sequence[Event]) -> bool:
 
 def _write_down(folder: RunFolder, attempt: int, ended: AttemptEnd, verdict: Done | Restart | Requeue | None) -> None:
     for index, death in enumerate(ended.deaths if not ended.has("preempted") else ()):
-        error = next((one.get("error") for one in ended.errors if one.get("rank") == death.rank), None)
-        facts = {"rank": death.rank, "signal": death.signal, "code": death.code, "first": index == 0, "error": error}
-        folder.record("rank-died", attempt=attempt, **facts)
+        folder.record("rank-died", attempt=attempt, **death_record(death, ended.errors, first=index == 0))
     match verdict:
         case Done(state, code, reason):
             if state == "failed":

@@ -12,11 +12,15 @@ from windlass.targets.slurm.queue import Partition
 from windlass.targets.slurm.render import signal_lead, time_seconds
 
 
+def check_run(run: Run) -> None:
+    """Raise what cannot work on any cluster."""
+    limit_leaves_time(run)
+    has_an_environment(run)
+
+
 def check(run: Run, folder: RunFolder, partitions: dict[str, Partition], *, bytes_needed: int | None) -> list[str]:
     """Raise the first thing that cannot work; return what will work, but badly."""
     partition = partition_of(run, partitions)
-    limit_leaves_time(run)
-    has_an_environment(run)
     folder_can_be_made(folder.path)
     space_is_there(folder.path, bytes_needed)
     if not partition.is_up:

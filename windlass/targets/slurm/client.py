@@ -22,7 +22,7 @@ from windlass.targets.launch.logs import follow_logs
 from windlass.targets.launch.progress import recorded_end
 from windlass.targets.launch.supervision import LOCK_FILE, is_running
 from windlass.targets.launch.torchrun import Place
-from windlass.targets.protocol import JobRef, JobStatus, LogLine
+from windlass.targets.protocol import JobRef, JobStatus, LogLine, with_ranks
 from windlass.targets.slurm import checks, queue, render, state
 from windlass.targets.slurm.commands import Commands, SilentError, ignored_options
 from windlass.targets.slurm.render import SlurmRequest
@@ -68,9 +68,10 @@ class SlurmTarget:
                 num_gpus = queue.parse_gpus(by_name) if by_name else there.gpus_per_node
             num_ranks = num_gpus or asked.processes_per_node or 1
             threads = threads or max(1, there.cpus_per_node // num_ranks)
-        num_ranks = num_gpus or asked.processes_per_node or 1
-        update = {"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
-        return run.model_copy(update={"resources": asked.model_copy(update=update)})
+        return with_ranks(run, num_gpus, threads)
+
+    def check_run(self, run: Run) -> None:
+        checks.check_run(run)
 
     def gather(self, run: Run) -> Place:
         """Paths as the nodes find them; runs is absolute."""

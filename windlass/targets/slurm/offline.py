@@ -5,6 +5,7 @@ from __future__ import annotations
 from windlass.catalog.instances import instance
 from windlass.errors import UserError
 from windlass.spec import Run
+from windlass.targets.protocol import with_ranks
 from windlass.targets.slurm import queue
 from windlass.targets.slurm.client import SlurmTarget
 from windlass.targets.slurm.render import SlurmRequest
@@ -26,11 +27,12 @@ class OfflineSlurm(SlurmTarget):
                 "how many GPUs a node has is not known: no scheduler was asked, and the run file does not say",
                 fix="resources.gpus_per_node=8    or 0 for CPUs, or resources.instance=TYPE",
             )
-        num_ranks = num_gpus or asked.processes_per_node or 1
         if threads is None:
-            threads = max(1, kind.vcpus // num_ranks) if kind else 1
-        update = {"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
-        return run.model_copy(update={"resources": asked.model_copy(update=update)})
+            threads = max(1, kind.vcpus // (num_gpus or asked.processes_per_node or 1)) if kind else 1
+        return with_ranks(run, num_gpus, threads)
+
+    def check_run(self, run: Run) -> None:
+        """Nothing: limits and paths may still be completed where the script is submitted."""
 
     def check(self, run: Run, request: SlurmRequest, *, bytes_needed: int | None) -> list[str]:
         unknown = ["partitions, limits, free nodes and disk were not checked: no scheduler was asked"]

@@ -1,1 +1,1 @@
-"""A run as Kubernetes objects. Pure: a run and facts about a cluster in, dicts out."""
+"""A run as Kubernetes objects. Pure, apart from `code.gather`, which reads beforehand what goes with the job."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windlass.targets.kubernetes.manifests.quantities import parse, show
+from windlass.targets.kubernetes.manifests.cluster_facts import parse_quantity, show_quantity
 
 Amounts = dict[str, float]
 ENDED = ("Succeeded", "Failed")
@@ -45,7 +45,7 @@ def node_room(node: Mapping[str, Any]) -> NodeRoom:
     ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or ())
     return NodeRoom(
         name=metadata.get("name", ""),
-        allocatable={key: parse(value) for key, value in (status.get("allocatable") or {}).items()},
+        allocatable={key: parse_quantity(value) for key, value in (status.get("allocatable") or {}).items()},
         ready=ready,
         schedulable=not spec.get("unschedulable"),
         labels=metadata.get("labels") or {},
@@ -64,7 +64,7 @@ def requests(pod: Mapping[str, Any]) -> Amounts:
         for key, amount in _requests(container).items():
             total[key] = max(total[key], amount)
     for key, value in (spec.get("overhead") or {}).items():
-        total[key] += parse(value)
+        total[key] += parse_quantity(value)
     total[COUNTED] = 1.0
     return dict(total)
 
@@ -99,11 +99,10 @@ def why_not(pod: Mapping[str, Any], rooms: Sequence[NodeRoom], *, num_waiting: i
         largest = max((room.allocatable.get(key, 0.0) for room in usable), default=0.0)
         total = sum(room.allocatable.get(key, 0.0) for room in usable)
         used = sum(room.used.get(key, 0.0) for room in usable)
-        each = f"{show(key, amount)} asked by each of {num_waiting} pods" if num_waiting > 1 else show(key, amount)
-        asking = each if num_waiting > 1 else f"{each} asked"
-        line = f"{key}: {asking}, {show(key, largest)} is the most one node has"
+        asking = f"{show_quantity(key, amount)} asked" + (f" by each of {num_waiting} pods" if num_waiting > 1 else "")
+        line = f"{key}: {asking}, {show_quantity(key, largest)} is the most one node has"
         if largest >= amount:
-            line = f"{key}: {asking}, {show(key, total)} allocatable, {show(key, used)} in use"
+            line = f"{key}: {asking}, {show_quantity(key, total)} allocatable, {show_quantity(key, used)} in use"
             line += _held_by(key, usable)
         said.append(line)
     return said
@@ -115,7 +114,7 @@ def _held_by(key: str, rooms: Iterable[NodeRoom]) -> str:
         for owner, amounts in room.users.items():
             holders[owner] += amounts.get(key, 0.0)
     top = sorted(((amount, owner) for owner, amount in holders.items() if amount > 0), reverse=True)[:3]
-    return " by " + ", ".join(f"{owner} ({show(key, amount)})" for amount, owner in top) if top else ""
+    return " by " + ", ".join(f"{owner} ({show_quantity(key, amount)})" for amount, owner in top) if top else ""
 
 
 def _because(pod: Mapping[str, Any], rooms: Iterable[NodeRoom]) -> str:
@@ -133,9 +132,8 @@ def _because(pod: Mapping[str, Any], rooms: Iterable[NodeRoom]) -> str:
 def _requests(container: Mapping[str, Any]) -> Amounts:
     given = container.get("resources") or {}
     # where only a limit is given, the API server makes it the request too
-    return {
-        key: parse(value) for key, value in {**(given.get("limits") or {}), **(given.get("requests") or {})}.items()
-    }
+    amounts = {**(given.get("limits") or {}), **(given.get("requests") or {})}
+    return {key: parse_quantity(value) for key, value in amounts.items()}
 
 
 def _owner(pod: Mapping[str, Any], label: str) -> str:

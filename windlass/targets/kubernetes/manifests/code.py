@@ -21,6 +21,7 @@ import windlass
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.manifests.secrets import SECRET_TEXT, read_values
+from windlass.targets.kubernetes.pod.interface import BOOTSTRAP, CODE, DIGEST_KEY, WINDLASS
 
 PART_BYTES = 900_000  # a ConfigMap holds 1 MiB at most, its names and labels included
 MOST_PARTS = 8
@@ -29,9 +30,6 @@ IGNORED = frozenset(("__pycache__", "node_modules"))
 IGNORED_UNLESS_PACKAGES = frozenset(("runs", "venv", "wandb"))  # with an __init__.py they are code
 CREDENTIAL_FOLDERS = (".aws", ".ssh", ".kube", ".gnupg", ".docker", ".azure", ".config/gcloud", ".config/gh")
 CREDENTIAL_FILES = re.compile(r"credentials(\.json|\.csv)?|id_(rsa|dsa|ecdsa|ed25519)|kubeconfig|[^/]+\.(p12|pfx|jks)")
-CODE, WINDLASS = "code", "windlass"  # the archives a job can carry
-BOOTSTRAP = "bootstrap.py"
-DIGEST_KEY = "digest"
 
 
 @dataclass(frozen=True)

@@ -9,28 +9,11 @@ from windlass.spec import Run
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.labels import SUBMISSION_LABEL, safe_name
 from windlass.targets.kubernetes.manifests.resources import NodeShape
+from windlass.targets.kubernetes.pod import interface as names
 from windlass.targets.launch.torchrun import FAULTS_VARIABLE
 
 Variable = dict[str, Any]
 
-RUNS = "/windlass/runs"
-RUN_FILE = "/windlass/run/run.yaml"
-CARRIED = "/windlass/carried"
-SCRATCH = "/windlass/scratch"
-SHARED_VARIABLE = "WINDLASS_SHARED"
-HOST_VARIABLE, PORT_VARIABLE = "WINDLASS_MEETING_HOST", "WINDLASS_MEETING_PORT"
-NODES_VARIABLE, MIN_NODES_VARIABLE = "WINDLASS_NODES", "WINDLASS_MIN_NODES"
-INDEX_VARIABLE, ROLE_VARIABLE = "WINDLASS_NODE_INDEX", "WINDLASS_NODE_ROLE"
-SUBMISSION_VARIABLE = "WINDLASS_SUBMISSION"
-TOKEN_VARIABLE = "WINDLASS_TOKEN"  # secret of the submission: the pods prove to each other that they know it
-LAUNCHER_VARIABLE = "WINDLASS_LAUNCHER"
-POD_VARIABLES = {
-    "WINDLASS_POD": "metadata.name",
-    "WINDLASS_POD_UID": "metadata.uid",
-    "WINDLASS_POD_IP": "status.podIP",
-    "WINDLASS_NODE": "spec.nodeName",
-}
-MEETING_PORT = 29400
 # The container networks of a host, and the link of EKS Pod Identity, lead to no other pod.
 NOT_FOR_NCCL = "^lo,docker,veth,eni,pod-id-link0"
 KUBEFLOW_INDEX, KUBEFLOW_ROLE = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
@@ -43,18 +26,22 @@ def variables(run: Run, kind: JobKind, shape: NodeShape, *, shared: bool, faults
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": str(run.resources.threads_per_process or 1),
-        RUNS_VARIABLE: RUNS,
-        SHARED_VARIABLE: "1" if shared else "0",
-        HOST_VARIABLE: host_name(run),
-        PORT_VARIABLE: str(run.target.port or MEETING_PORT),
-        NODES_VARIABLE: str(run.resources.nodes),
-        MIN_NODES_VARIABLE: str(asked.min_nodes or run.resources.nodes),
-        LAUNCHER_VARIABLE: "hyperpodrun" if kind is JobKind.HYPERPOD else "torchrun",
+        RUNS_VARIABLE: names.RUNS,
+        names.SHARED_VARIABLE: "1" if shared else "0",
+        names.HOST_VARIABLE: host_name(run),
+        names.PORT_VARIABLE: str(run.target.port or names.COORDINATOR_PORT),
+        names.NODES_VARIABLE: str(run.resources.nodes),
+        names.MIN_NODES_VARIABLE: str(asked.min_nodes or run.resources.nodes),
+        names.LAUNCHER_VARIABLE: "hyperpodrun" if kind is JobKind.HYPERPOD else "torchrun",
         **(_of_gpus(run, shape) if shape.gpus else {}),
         **({FAULTS_VARIABLE: faults} if faults else {}),
         **asked.environment,
     }
-    fields = {**POD_VARIABLES, SUBMISSION_VARIABLE: f"metadata.labels['{SUBMISSION_LABEL}']", **_index(kind)}
+    fields = {
+        **names.POD_VARIABLES,
+        names.SUBMISSION_VARIABLE: f"metadata.labels['{SUBMISSION_LABEL}']",
+        **_index(kind),
+    }
     return [
         *({"name": name, "value": value} for name, value in plain.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
@@ -71,12 +58,12 @@ def _index(kind: JobKind) -> dict[str, str]:
     match kind:
         case JobKind.PYTORCHJOB:
             return {
-                INDEX_VARIABLE: f"metadata.labels['{KUBEFLOW_INDEX}']",
-                ROLE_VARIABLE: f"metadata.labels['{KUBEFLOW_ROLE}']",
+                names.INDEX_VARIABLE: f"metadata.labels['{KUBEFLOW_INDEX}']",
+                names.ROLE_VARIABLE: f"metadata.labels['{KUBEFLOW_ROLE}']",
             }
         case JobKind.HYPERPOD:
             return {}  # its operator tells the agent
-    return {INDEX_VARIABLE: f"metadata.annotations['{JOB_INDEX}']"}
+    return {names.INDEX_VARIABLE: f"metadata.annotations['{JOB_INDEX}']"}
 
 
 def _of_gpus(run: Run, shape: NodeShape) -> dict[str, str]:
@@ -87,7 +74,7 @@ def _of_gpus(run: Run, shape: NodeShape) -> dict[str, str]:
         "TORCH_NCCL_ENABLE_MONITORING": "1",
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "20000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{RUNS}/{run.name}/logs/nccl-trace-rank-",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{names.RUNS}/{run.name}/logs/nccl-trace-rank-",
     }
     if shape.instance and shape.instance.efa == 0:
         found["NCCL_NET"] = "Socket"  # said out loud, so that a log with it is no silent fallback

@@ -1,7 +1,4 @@
-"""The pod that trains: one per node, the same for every kind of job. Pure.
-
-Merge a raw pod spec of the user's into a rendered one. Pure.
-"""
+"""The pod that trains: one per node, the same for every kind of job, with the user's own pod spec merged in. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from typing import Any
 
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.targets.kubernetes.manifests import secrets, storage
+from windlass.targets.kubernetes.manifests import secrets
 from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind
-from windlass.targets.kubernetes.manifests.code import BOOTSTRAP, WINDLASS, Carried
-from windlass.targets.kubernetes.manifests.environment import CARRIED, MEETING_PORT, TOKEN_VARIABLE, variables
+from windlass.targets.kubernetes.manifests.code import Carried
+from windlass.targets.kubernetes.manifests.environment import variables
 from windlass.targets.kubernetes.manifests.labels import (
     NAME_ANNOTATION,
     RUN_LABEL,
@@ -30,6 +27,7 @@ from windlass.targets.kubernetes.manifests.resources import (
     limits_of,
     requests_of,
 )
+from windlass.targets.kubernetes.pod import interface as names
 
 CONTAINERS = {  # Kubeflow's operators look for theirs by name
     JobKind.TRAINJOB: "node",
@@ -37,8 +35,8 @@ CONTAINERS = {  # Kubeflow's operators look for theirs by name
     JobKind.HYPERPOD: "trainer",
     JobKind.INDEXED: "trainer",
 }
+RUNS_VOLUME = "windlass-runs"
 GRACE_MARGIN = 60  # seconds beside the save itself: ranks finish their step first, and files are synced after
-HYPERPOD_AGENT_PORT = 8080
 HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
 LOST_NODE_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 ZONE, HOSTNAME = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
@@ -58,11 +56,11 @@ def pod_template(
     """Metadata and spec of the pods, with the user's overlay on top."""
     asked, name = run.target.kubernetes, safe_name(run.name)
     pairs = [
-        storage.run_folders(run),
-        storage.run_file(f"{name}-run"),
-        storage.scratch(),
-        storage.shared_memory(run, shape),
-        *([storage.carried(config_maps)] if config_maps else []),
+        runs_volume(run),
+        _run_file(f"{name}-run"),
+        _scratch(),
+        _shared_memory(run, shape),
+        *([_carried_archives(config_maps)] if config_maps else []),
     ]
     container = {
         "name": CONTAINERS[kind],
@@ -70,8 +68,8 @@ def pod_template(
         **({"imagePullPolicy": asked.image_pull_policy} if asked.image_pull_policy else {}),
         "command": _command(run, carried),
         "env": [
-            *variables(run, kind, shape, shared=storage.is_shared(run), faults=faults),
-            *secrets.references(run, name, token=TOKEN_VARIABLE if kind is not JobKind.HYPERPOD else None),
+            *variables(run, kind, shape, shared=is_shared(run), faults=faults),
+            *secrets.references(run, name, token=names.TOKEN_VARIABLE if kind is not JobKind.HYPERPOD else None),
         ],
         "ports": _ports(run, kind),
         "resources": _resources(shape),
@@ -115,14 +113,15 @@ def image_of(run: Run) -> str:
 
 
 def _command(run: Run, carried: Carried) -> list[str]:
-    if WINDLASS in carried.archives:
-        return [run.target.kubernetes.python, f"{CARRIED}/{BOOTSTRAP}"]
+    if names.WINDLASS in carried.archives:
+        return [run.target.kubernetes.python, f"{names.CARRIED}/{names.BOOTSTRAP}"]
     return [run.target.kubernetes.python, "-m", "windlass.targets.kubernetes.entry"]
 
 
 def _ports(run: Run, kind: JobKind) -> list[dict[str, Any]]:
-    meeting = {"name": "meeting", "containerPort": run.target.port or MEETING_PORT}
-    return [meeting, {"name": "agent", "containerPort": HYPERPOD_AGENT_PORT}] if kind is JobKind.HYPERPOD else [meeting]
+    coordinator = {"name": "meeting", "containerPort": run.target.port or names.COORDINATOR_PORT}
+    agent = {"name": "agent", "containerPort": names.HYPERPOD_AGENT_PORT}
+    return [coordinator, agent] if kind is JobKind.HYPERPOD else [coordinator]
 
 
 def _resources(shape: NodeShape) -> dict[str, Any]:
@@ -210,6 +209,50 @@ def _together_and_apart(run: Run, shape: NodeShape) -> dict[str, Any]:
             {"maxSkew": 1, "topologyKey": HOSTNAME, "whenUnsatisfiable": "ScheduleAnyway", **mine}
         ]
     return found
+
+
+def is_shared(run: Run) -> bool:
+    """Whether all pods of the run see one run folder."""
+    return run.target.kubernetes.storage != "none"
+
+
+def runs_volume(run: Run) -> tuple[Manifest, Manifest]:
+    """The volume with the run folders, and its mount."""
+    kind, _, place = run.target.kubernetes.storage.partition(":")
+    mount = {"name": RUNS_VOLUME, "mountPath": names.RUNS}
+    match kind:
+        case "pvc":
+            claim, _, folder = place.partition("/")
+            if folder:
+                mount["subPath"] = folder
+            return {"name": RUNS_VOLUME, "persistentVolumeClaim": {"claimName": claim}}, mount
+        case "hostpath":
+            return {"name": RUNS_VOLUME, "hostPath": {"path": place, "type": "Directory"}}, mount
+    return {"name": RUNS_VOLUME, "emptyDir": {}}, mount
+
+
+def _shared_memory(run: Run, shape: NodeShape) -> tuple[Manifest, Manifest]:
+    """What torch's loaders and NCCL exchange within a node; a container's own 64 MB are not enough."""
+    size = run.target.kubernetes.shm or (f"{max(1, int(shape.memory_gib * 512))}Mi" if shape.memory_gib else None)
+    limit = {"sizeLimit": size} if size else {}
+    return {"name": "shm", "emptyDir": {"medium": "Memory", **limit}}, {"name": "shm", "mountPath": "/dev/shm"}
+
+
+def _run_file(config_map: str) -> tuple[Manifest, Manifest]:
+    folder = names.RUN_FILE.rpartition("/")[0]
+    volume = {"name": "windlass-run", "configMap": {"name": config_map}}
+    return volume, {"name": "windlass-run", "mountPath": folder, "readOnly": True}
+
+
+def _carried_archives(config_maps: list[str]) -> tuple[Manifest, Manifest]:
+    """The parts of the carried archives in one folder, mounted whole: changes of the ConfigMaps come through."""
+    sources = [{"configMap": {"name": name}} for name in config_maps]
+    volume = {"name": "windlass-carried", "projected": {"sources": sources}}
+    return volume, {"name": "windlass-carried", "mountPath": names.CARRIED, "readOnly": True}
+
+
+def _scratch() -> tuple[Manifest, Manifest]:
+    return {"name": "windlass-scratch", "emptyDir": {}}, {"name": "windlass-scratch", "mountPath": names.SCRATCH}
 
 
 # Lists of things that have a key of their own: merged thing by thing, as `kubectl patch` does.

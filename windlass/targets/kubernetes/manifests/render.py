@@ -17,14 +17,7 @@ from windlass.targets.kubernetes.manifests.cluster_facts import (
     ServedKind,
 )
 from windlass.targets.kubernetes.manifests.code import Carried, config_maps
-from windlass.targets.kubernetes.manifests.environment import (
-    JOB_INDEX,
-    KUBEFLOW_INDEX,
-    KUBEFLOW_ROLE,
-    MEETING_PORT,
-    TOKEN_VARIABLE,
-    host_name,
-)
+from windlass.targets.kubernetes.manifests.environment import JOB_INDEX, KUBEFLOW_INDEX, KUBEFLOW_ROLE, host_name
 from windlass.targets.kubernetes.manifests.job_kinds import hyperpod_job, indexed_job, is_elastic, pytorch_job
 from windlass.targets.kubernetes.manifests.labels import (
     DIGEST_ANNOTATION,
@@ -36,12 +29,12 @@ from windlass.targets.kubernetes.manifests.labels import (
     safe_name,
     selector_of,
 )
-from windlass.targets.kubernetes.manifests.pod import CONTAINERS, image_of, may_lock_memory, pod_template
+from windlass.targets.kubernetes.manifests.pod import CONTAINERS, image_of, is_shared, may_lock_memory, pod_template
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest, PodLayout
 from windlass.targets.kubernetes.manifests.resources import NodeShape, settle, shape_of
 from windlass.targets.kubernetes.manifests.secrets import plain_secrets
-from windlass.targets.kubernetes.manifests.storage import is_shared
 from windlass.targets.kubernetes.manifests.trainjob import train_job
+from windlass.targets.kubernetes.pod.interface import COORDINATOR_PORT, TOKEN_VARIABLE
 
 __all__ = ["layout_of", "pick", "render", "settle"]
 
@@ -100,12 +93,12 @@ def render(
         },
         *(_owned(run, part) for part in parts),
     ]
-    meets = kind is not JobKind.HYPERPOD  # the pods find each other by windlass, not by HyperPod's operator
-    secret_values = {**carried.secret_values, **({TOKEN_VARIABLE: carried.token} if meets else {})}
-    if meets or secrets.own_names(run):
+    coordinates = kind is not JobKind.HYPERPOD  # the pods find each other by windlass, not by HyperPod's operator
+    secret_values = {**carried.secret_values, **({TOKEN_VARIABLE: carried.token} if coordinates else {})}
+    if coordinates or secrets.own_names(run):
         own = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata(run, secrets.secret_name(name))}
         dependents.append({**own, "type": "Opaque"})
-    if meets:
+    if coordinates:
         dependents.append(_host_service(run, kind))
     objects = [*dependents, *_job(run, kind, job_metadata, template, cluster.served)]
     for one in objects:
@@ -244,6 +237,6 @@ def _host_service(run: Run, kind: JobKind) -> Manifest:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {RUN_LABEL: safe_name(run.name), **first},
-            "ports": [{"name": "meeting", "port": run.target.port or MEETING_PORT}],
+            "ports": [{"name": "meeting", "port": run.target.port or COORDINATOR_PORT}],
         },
     }

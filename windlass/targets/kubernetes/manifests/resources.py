@@ -10,8 +10,8 @@ from windlass.catalog.instances import Instance, instance
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.manifests.capacity import tolerates
-from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, NodeFacts
-from windlass.targets.kubernetes.manifests.quantities import parse
+from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, NodeFacts, parse_quantity
+from windlass.targets.protocol import with_ranks
 
 GPU = "nvidia.com/gpu"
 EFA = "vpc.amazonaws.com/efa"
@@ -47,9 +47,7 @@ def settle(run: Run, cluster: ClusterFacts) -> Run:
         if asked.processes_per_node and num_gpus:
             num_gpus = min(num_gpus, asked.processes_per_node)
     num_ranks = num_gpus or asked.processes_per_node or 1
-    threads = asked.threads_per_process or max(1, _cpus_there(run, cluster) // num_ranks)
-    update = {"gpus_per_node": num_gpus, "processes_per_node": num_ranks, "threads_per_process": threads}
-    return run.model_copy(update={"resources": asked.model_copy(update=update)})
+    return with_ranks(run, num_gpus, asked.threads_per_process or max(1, _cpus_there(run, cluster) // num_ranks))
 
 
 def _gpus_there(run: Run, cluster: ClusterFacts) -> int:
@@ -101,8 +99,8 @@ def shape_of(run: Run, cluster: ClusterFacts) -> NodeShape:
     return NodeShape(
         gpus=num_gpus,
         efa=efa,
-        cpus=parse(asked.cpu) if asked.cpu else found.cpus,
-        memory_gib=parse(asked.memory) / GIB if asked.memory else memory,
+        cpus=parse_quantity(asked.cpu) if asked.cpu else found.cpus,
+        memory_gib=parse_quantity(asked.memory) / GIB if asked.memory else memory,
         whole_node=found.whole_node,
         huge_pages=huge_pages,
         instance=machine,
@@ -211,4 +209,4 @@ def _plain(instance_type: str) -> str:
 
 
 def _amount(node: NodeFacts, resource: str) -> float:
-    return parse(node.allocatable.get(resource, "0"))
+    return parse_quantity(node.allocatable.get(resource, "0"))

@@ -1,1 +1,1 @@
-"""What runs inside a pod: it meets the others, starts torchrun, forwards logs, decides with them what a death means."""
+"""What runs inside a pod: it joins the others, starts torchrun, forwards logs, decides with them what a death means."""

@@ -10,10 +10,10 @@ from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import Run
 from windlass.spec.compatibility import must_match
 from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd, deaths_of, verdict
-from windlass.targets.launch.decision import Done, budget_of, next_attempt
+from windlass.targets.launch.decision import Done, budget_of, death_record, next_attempt
 
 
-class Chronicle:
+class AttemptHistory:
     """history.jsonl of a run, as its node 0 writes it."""
 
     def __init__(self, folder: RunFolder, run: Run) -> None:
@@ -70,9 +70,8 @@ class Chronicle:
             decided = Again(saving, free=True)
         preempted = any(one.get("event") == "preempted" for one in history[begins:])
         for index, (death, end) in enumerate(() if preempted else deaths_of(ends)):
-            error = next((one.get("error") for one in end.errors if one.get("rank") == death.rank), None)
-            facts = {"rank": death.rank, "signal": death.signal, "code": death.code, "error": error}
-            self.folder.record("rank-died", attempt=attempt, node=end.node, first=index == 0, **facts)
+            facts = death_record(death, end.errors, first=index == 0)
+            self.folder.record("rank-died", attempt=attempt, node=end.node, **facts)
         if isinstance(decided, Done):
             self._finish(attempt, decided, self.submission)
         else:

@@ -12,10 +12,9 @@ import time
 from windlass.errors import UserError
 from windlass.runfolder import RUNS_VARIABLE, RunFolder
 from windlass.spec import load_run
-from windlass.targets.kubernetes.manifests import environment as names
-from windlass.targets.kubernetes.manifests.pod import HYPERPOD_AGENT_PORT
+from windlass.targets.kubernetes.pod import interface as names
 from windlass.targets.kubernetes.pod.launching import SAY_ALL_VARIABLE
-from windlass.targets.kubernetes.pod.log_forwarder import Outlet, Records, Teller
+from windlass.targets.kubernetes.pod.log_forwarder import LogForwarder, PodOutput, Records
 from windlass.targets.kubernetes.pod.place import paths_of
 from windlass.targets.kubernetes.pod.unpacking import code_digest, unpack_code
 from windlass.targets.launch import processes
@@ -47,7 +46,7 @@ def run_agent() -> int:
     command = [
         agent,
         "--server-host=0.0.0.0",
-        f"--server-port={HYPERPOD_AGENT_PORT}",
+        f"--server-port={names.HYPERPOD_AGENT_PORT}",
         "--rdzv-backend=hyperpod",
         f"--nnodes={os.environ.get(names.NODES_VARIABLE) or run.resources.nodes}",
         f"--nproc-per-node={run.resources.processes_per_node or 1}",
@@ -63,12 +62,13 @@ def run_agent() -> int:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: processes.send(process.pid, received))
-    teller: Teller | None = None
+    forwarder: LogForwarder | None = None
     while process.poll() is None:
-        if teller is None and folder.path.is_dir() and 0 in processes.ranks_of(process.pid):
-            teller = Teller(Outlet(), Records(folder))  # rank 0 is here: its records are this pod's to say
+        if forwarder is None and folder.path.is_dir() and 0 in processes.ranks_of(process.pid):
+            # rank 0 is here: its records are this pod's to print
+            forwarder = LogForwarder(PodOutput(), Records(folder))
         time.sleep(TICK_SECONDS)
-    if teller:
-        teller.close()
+    if forwarder:
+        forwarder.close()
     sys.stdout.flush()
     return int(process.returncode)

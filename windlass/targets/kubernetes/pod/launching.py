@@ -1,8 +1,7 @@
-"""torchrun in a pod: started, told to save, ended, and asked how it went."""
+"""torchrun in a pod: start it, have its ranks save, end it, and find out how it ended."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -12,13 +11,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windlass.targets.kubernetes.pod.log_forwarder import Outlet, errors_of
+from windlass.targets.kubernetes.pod.log_forwarder import PodOutput, errors_of
 from windlass.targets.kubernetes.pod.messages import Message
 from windlass.targets.kubernetes.pod.place import Place, launcher_environment
 from windlass.targets.kubernetes.pod.unpacking import NotArrivedError, unpack_code
 from windlass.targets.kubernetes.pod.verdict import TROUBLE, NodeEnd
 from windlass.targets.launch import processes
 from windlass.targets.launch.decision import parse_deaths
+from windlass.targets.launch.oom import group_kills, group_limit
 from windlass.targets.launch.tail import Tail
 from windlass.targets.launch.torchrun import (
     ATTEMPT_VARIABLE,
@@ -42,7 +42,7 @@ class Launch:
     log: Path  # torchrun's own words
     logs: Path  # below it, the ranks'
     code: str | None = None  # digest of the code they run
-    told: bool = False
+    save_requested: bool = False
     ended: int | None = None
     oom_kills: int = 0  # of this pod's memory, before the ranks were started
     _end_at: float | None = None
@@ -53,18 +53,18 @@ class Launch:
 
     def tend(self, now: float) -> bool:
         """Whether the ranks have ended; those that cannot end themselves are ended."""
-        if self._torchrun_log.shows_failure() and not self.told:
+        if self._torchrun_log.shows_failure() and not self.save_requested:
             self.end_soon()
         if self._end_at is not None and now > self._end_at:
             self.kill()
         self.ended = self.process.poll()
         return self.ended is not None
 
-    def tell_to_save(self) -> None:
+    def request_save(self) -> None:
         """SIGTERM to the ranks, not to torchrun, which would kill them in the middle of a save."""
-        if self.told or self.process.poll() is not None:
+        if self.save_requested or self.process.poll() is not None:
             return
-        self.told = True
+        self.save_requested = True
         if len(processes.ranks_of(self.process.pid)) < len(self.ranks):  # still starting: nothing to save
             self.kill()
         else:
@@ -82,14 +82,14 @@ class Launch:
         self.process.wait()
 
 
-def launch(place: Place, start: Message, outlet: Outlet) -> Launch:
-    """Start torchrun as the meeting says."""
+def launch(place: Place, start: Message, pod_output: PodOutput) -> Launch:
+    """Start torchrun as the coordinator says."""
     attempt, position = int(start["attempt"]), int(start["position"])
     ranks = range(position * place.ranks, (position + 1) * place.ranks)
     logs = place.scratch / "logs" / f"attempt-{attempt}"
     for old in logs.parent.glob("attempt-*"):
         if int(old.name.rpartition("-")[2]) < attempt - 1:
-            shutil.rmtree(old, ignore_errors=True)  # said long ago, and a pod's disk is small
+            shutil.rmtree(old, ignore_errors=True)  # forwarded long ago, and a pod's disk is small
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / "launcher.log"
     environment = launcher_environment(os.environ, place)
@@ -113,11 +113,11 @@ def launch(place: Place, start: Message, outlet: Outlet) -> Launch:
             env=environment,
         )
     about = {"node": place.node, "attempt": attempt, "ranks": list(ranks), "host": os.uname().nodename}
-    outlet.record("node", {**about, "pod": place.pod})
+    pod_output.record("node", {**about, "pod": place.pod})
     return Launch(attempt, ranks, process, log, logs, code=start.get("code"), oom_kills=oom_kills())
 
 
-def end_of(place: Place, ended: Launch, *, told: bool) -> NodeEnd:
+def end_of(place: Place, ended: Launch, *, leaving: bool) -> NodeEnd:
     words = "\n".join(Tail(ended.log).lines(rest=True))
     code = ended.ended if ended.ended is not None else -1
     return NodeEnd(
@@ -126,29 +126,22 @@ def end_of(place: Place, ended: Launch, *, told: bool) -> NodeEnd:
         deaths=tuple(parse_deaths(words)),
         errors=tuple(errors_of(place.folder, ended.attempt, ended.ranks)),
         trouble=bool(TROUBLE.search(words)),
-        told=told,
+        leaving=leaving,
         out_of_memory=describe_limit() if oom_kills() > ended.oom_kills else None,
     )
 
 
 def oom_kills(root: Path = CGROUP) -> int:
     """How often the kernel has killed a process of this container for its memory limit."""
-    for file in (root / "memory.events", root / "memory" / "memory.oom_control"):  # cgroup v2, v1
-        with contextlib.suppress(OSError, ValueError):
-            counts = dict(line.split() for line in file.read_text().splitlines())
-            return int(counts.get("oom_kill") or 0)
-    return 0
+    return max(group_kills(root), group_kills(root / "memory"))  # cgroup v2, v1
 
 
 def describe_limit(root: Path = CGROUP) -> str:
     """The limit that was reached, and what helps."""
-    limit = ""
-    for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            limit = f" of {int(file.read_text()) / 2**30:.3g} GiB"
-            break
+    limit = group_limit(root) or group_limit(root / "memory")
+    size = f" of {limit / 2**30:.3g} GiB" if limit else ""
     return (
-        f"the pod's memory limit{limit} was reached, and the kernel killed what used most; loaders, whole state dicts "
+        f"the pod's memory limit{size} was reached, and the kernel killed what used most; loaders, whole state dicts "
         "and /dev/shm count as memory; target.kubernetes.memory=AMOUNT gives it more"
     )
 

@@ -1,4 +1,4 @@
-"""What a pod says: lines of its ranks with their rank, and the run's records, on one stream that nothing tears."""
+"""Forward logs to the pod's standard output: lines of its ranks with their rank, and the run's records, whole lines."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from windlass.targets.launch.tail import Tail
 
 RECORD = "windlass-record"
 POLL_SECONDS = 0.2
-NOTE_FILE = "emitted.json"  # how far the records of a shared run folder have been said already
+NOTE_FILE = "emitted.json"  # how far the records of a shared run folder have been printed already
 
 
-class Outlet:
+class PodOutput:
     """Standard output, one whole line at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def say(self, *lines: str) -> None:
+    def write(self, *lines: str) -> None:
         if not lines:
             return
         text = "".join(f"{line}\n" for line in lines)
@@ -33,11 +33,11 @@ class Outlet:
             sys.stdout.flush()
 
     def record(self, kind: str, value: Mapping[str, Any], place: str = "-") -> None:
-        self.say(f"{RECORD} {kind} {place} {json.dumps(value, separators=(',', ':'), default=str)}")
+        self.write(f"{RECORD} {kind} {place} {json.dumps(value, separators=(',', ':'), default=str)}")
 
 
 class RecordFile:
-    """New lines of metrics.jsonl or history.jsonl, each said with the byte at which it begins."""
+    """New lines of metrics.jsonl or history.jsonl, each with the byte at which it begins."""
 
     def __init__(self, path: Path, kind: str, identity: str, offset: int) -> None:
         self.path, self.kind, self.identity, self.offset = path, kind, identity, offset
@@ -49,13 +49,13 @@ class RecordFile:
                 data = file.read()
         except FileNotFoundError:
             return []
-        said = []
+        lines = []
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             text = line.decode(errors="replace").strip()
-            if _is_record(text):  # one torn by a kill says nothing
-                said.append(f"{RECORD} {self.kind} {self.identity}@{self.offset} {text}")
+            if _is_record(text):  # one torn by a kill is left out
+                lines.append(f"{RECORD} {self.kind} {self.identity}@{self.offset} {text}")
             self.offset += len(line)
-        return said
+        return lines
 
 
 class Records:
@@ -75,8 +75,8 @@ class Records:
     def new_lines(self) -> list[str]:
         return [line for file in self.files for line in file.new_lines()]
 
-    def said(self) -> None:
-        """Note how far it went, after it was said: a pod that dies in between has it said twice, and never not."""
+    def save_offsets(self) -> None:
+        """Offsets are saved after printing, so a line may repeat but is never lost."""
         self._write()
 
     def _write(self) -> None:
@@ -84,21 +84,21 @@ class Records:
         write_atomically(self.note, json.dumps(note))
 
 
-class Teller:
-    """A thread that says what ranks, torchrun and the records have new."""
+class LogForwarder:
+    """A thread that prints what is new in the logs of ranks and torchrun and in the records."""
 
-    def __init__(self, outlet: Outlet, records: Records | None) -> None:
-        self.outlet, self.records = outlet, records
+    def __init__(self, output: PodOutput, records: Records | None) -> None:
+        self.output, self.records = output, records
         self._tails: dict[Path, tuple[str, Tail]] = {}
         self._folder: Path | None = None
         self._first_rank = 0
         self._busy = threading.Lock()
-        self._complained = False  # that something cannot be read: said once, until it can
+        self._complained = False  # that something cannot be read: logged once, until it can
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="teller", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="log forwarder", daemon=True)
         self._thread.start()
 
-    def listen(self, folder: Path, launcher: Path, *, first_rank: int) -> None:
+    def follow(self, folder: Path, launcher: Path, *, first_rank: int) -> None:
         """Follow the files of a new attempt: torchrun's own, and below `folder` those of its ranks."""
         self.flush()
         with self._busy:
@@ -106,28 +106,28 @@ class Teller:
             self._folder, self._first_rank = folder, first_rank
 
     def flush(self, *, rest: bool = True) -> None:
-        """Say all there is; with `rest`, lines that are not finished too."""
+        """Print all there is; with `rest`, lines that are not finished too."""
         with self._busy:
             try:
-                self._say_all(rest=rest)
+                self._forward(rest=rest)
                 self._complained = False
             except OSError as error:  # a file system that is full, or gone for a while, must not silence the pod
                 if not self._complained:
-                    self.outlet.say(f"windlass: what is new cannot be read or noted at the moment: {error}")
+                    self.output.write(f"windlass: what is new cannot be read or noted at the moment: {error}")
                 self._complained = True
 
-    def _say_all(self, *, rest: bool) -> None:
+    def _forward(self, *, rest: bool) -> None:
         if self._folder:
             for path in sorted(self._folder.glob("*/attempt_0/*/std*.log")):
                 rank = self._first_rank + int(path.parent.name)
                 self._tails.setdefault(path, (f"[rank {rank}] ", Tail(path)))
         for prefix, tail in self._tails.values():
-            self.outlet.say(*(f"{prefix}{line}" for line in _plain(tail.lines(rest=rest), prefix)))
+            self.output.write(*(f"{prefix}{line}" for line in _plain(tail.lines(rest=rest), prefix)))
         if self.records:
             lines = self.records.new_lines()
             if lines:
-                self.outlet.say(*lines)
-                self.records.said()
+                self.output.write(*lines)
+                self.records.save_offsets()
 
     def close(self) -> None:
         self._ending.set()
@@ -140,7 +140,7 @@ class Teller:
 
 
 def _plain(lines: Iterable[str], prefix: str) -> Iterable[str]:
-    """Lines of torchrun that look like ours are marked: nobody but this module speaks in records."""
+    """Lines of torchrun that look like ours are marked: nobody but this module prints records."""
     return lines if prefix else (f" {line}" if line.startswith((RECORD, "[rank ")) else line for line in lines)
 
 

@@ -25,7 +25,7 @@ from windlass.targets.launch.decision import RankDeath
 
 Message = dict[str, Any]
 LONGEST = 4 * 2**20  # bytes of one message; an error file with a deep traceback stays far below
-LONGEST_OF_STRANGERS = 4096  # before the secret is proven
+LONGEST_UNPROVEN = 4096  # before the secret is proven
 LONGEST_TEXT = 2000  # letters of a reason
 MOST_ENTRIES = 1024  # deaths or errors of one pod
 SEND_SECONDS = 10.0
@@ -194,7 +194,7 @@ def end_of_node(value: Any, node: int) -> NodeEnd | None:
         deaths=tuple(RankDeath(one["rank"], one["code"], text(one.get("time"))) for one in deaths[:MOST_ENTRIES]),
         errors=tuple(_error(one) for one in errors[:MOST_ENTRIES] if isinstance(one, dict)),
         trouble=value.get("trouble") is True,
-        told=value.get("told") is True,
+        leaving=value.get("leaving") is True,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from windlass.errors import UserError
 from windlass.runfolder import RUNS_VARIABLE, RunFolder
 from windlass.spec import Run, load_run
-from windlass.targets.kubernetes.manifests import environment as names
+from windlass.targets.kubernetes.pod import interface as names
 
 RUN_FILE_VARIABLE, CARRIED_VARIABLE, SCRATCH_VARIABLE = "WINDLASS_RUN_FILE", "WINDLASS_CARRIED", "WINDLASS_SCRATCH"
 SIOCGIFADDR = 0x8915
@@ -62,7 +62,7 @@ class Place:
             min_nodes=int(environment.get(names.MIN_NODES_VARIABLE) or nodes),
             ranks=run.resources.processes_per_node or 1,
             host=environment.get(names.HOST_VARIABLE) or "localhost",
-            port=int(environment.get(names.PORT_VARIABLE) or names.MEETING_PORT),
+            port=int(environment.get(names.PORT_VARIABLE) or names.COORDINATOR_PORT),
             address=environment.get("WINDLASS_POD_IP") or "127.0.0.1",
             pod=environment.get("WINDLASS_POD") or socket.gethostname(),
             pod_uid=environment.get("WINDLASS_POD_UID") or f"{socket.gethostname()}-{os.getpid()}",

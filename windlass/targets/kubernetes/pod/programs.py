@@ -100,7 +100,7 @@ def serve(seconds: str) -> dict[str, Any]:
     listener.bind(("", 0))
     listener.listen(1)
     listener.settimeout(float(seconds) + 30)
-    say({"port": listener.getsockname()[1]})
+    print_json({"port": listener.getsockname()[1]})
     try:
         peer, _ = listener.accept()
     except OSError as error:
@@ -196,11 +196,11 @@ def text(path: str) -> str:
         return ""
 
 
-def say(value: Any) -> None:
+def print_json(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
 if __name__ == "__main__":
     answer = globals()[sys.argv[1]](*sys.argv[2:])
     if answer is not None:
-        say(answer)
+        print_json(answer)

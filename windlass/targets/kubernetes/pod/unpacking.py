@@ -8,7 +8,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from windlass.targets.kubernetes.manifests.code import CODE, DIGEST_KEY
+from windlass.targets.kubernetes.pod.interface import CODE, DIGEST_KEY
 
 ARRIVAL_SECONDS = 180.0  # kubelets refresh mounted ConfigMaps once a minute or so
 POLL_SECONDS = 1.0

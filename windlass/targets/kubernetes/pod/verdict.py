@@ -11,12 +11,12 @@ from windlass.errors import ExitCode
 from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, by_blame, decide
 
 LEFT = 143  # as if by SIGTERM: every job kind answers it with a new pod
-# What torchrun says when pods could not reach each other or a port was taken: worth another start.
+# What torchrun logs when pods could not reach each other or a port was taken: worth another start.
 TROUBLE = re.compile(
     r"Rendezvous(Timeout|Connection|Closed)Error|DistNetworkError|DistStoreError|EADDRINUSE|Connection reset"
     r"|has not arrived"
 )
-COULD_NOT_MEET = "the ranks could not meet"  # the trainer's words: an input error elsewhere, a lost pod here
+NO_RENDEZVOUS = "the ranks could not meet"  # the trainer's words: an input error elsewhere, a lost pod here
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class NodeEnd:
     deaths: Sequence[RankDeath] = ()
     errors: Sequence[Mapping[str, Any]] = ()
     trouble: bool = False
-    told: bool = False  # the pod got a SIGTERM: it leaves
-    lost: str | None = None  # why nothing was heard of it any more
+    leaving: bool = False  # the pod got a SIGTERM: it leaves
+    lost: str | None = None  # why nothing came from it any more
     out_of_memory: str | None = None  # the pod's memory limit, where the kernel killed ranks that reached it
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def verdict(
     if all(end.code == 0 and not end.lost for end in ends):
         return Done("finished", ExitCode.OK)
     errors = sorted((error for end in ends for error in end.errors), key=lambda one: float(one.get("time") or 0))
-    hopeless = [one for one in errors if not one.get("retry", False) and one.get("error") != COULD_NOT_MEET]
+    hopeless = [one for one in errors if not one.get("retry", False) and one.get("error") != NO_RENDEZVOUS]
     if "finished" in happened:
         if not export or "exported" in happened:
             return Done("finished", ExitCode.OK)  # a pod that was lost after the last step
@@ -61,15 +61,15 @@ def verdict(
     if hopeless:
         code = int(hopeless[0].get("exit_code") or ExitCode.FAILED)
         return Done("failed", code if code in (1, 2) else ExitCode.FAILED, str(hopeless[0].get("error")))
-    told = [end.node for end in ends if end.told]
+    leaving = [end.node for end in ends if end.leaving]
     saved = "preempted" in happened
-    if len(told) == len(ends):
+    if len(leaving) == len(ends):
         if saved:
             return Done("preempted", ExitCode.PREEMPTED, "told to leave; saved first")
         return Done("stopped", ExitCode.INTERRUPTED, "told to leave, without a new checkpoint")
     if saved:
-        return Again(f"{_nodes(told)} told to leave; saved first" if told else "saved to start anew", free=True)
-    again = _why_again(ends, told)
+        return Again(f"{_nodes(leaving)} told to leave; saved first" if leaving else "saved to start anew", free=True)
+    again = _why_again(ends, leaving)
     if again is not None:
         if budget.left > 0:
             return Again(again)
@@ -90,7 +90,7 @@ def deaths_of(ends: Sequence[NodeEnd]) -> list[tuple[RankDeath, NodeEnd]]:
     return sorted(deaths, key=lambda pair: by_blame(pair[0]))
 
 
-def _why_again(ends: Sequence[NodeEnd], told: Sequence[int]) -> str | None:
+def _why_again(ends: Sequence[NodeEnd], leaving: Sequence[int]) -> str | None:
     """Reasons that no error file tells."""
     short = [end for end in ends if end.out_of_memory]
     if short:
@@ -98,10 +98,10 @@ def _why_again(ends: Sequence[NodeEnd], told: Sequence[int]) -> str | None:
     lost = [end for end in ends if end.lost]
     if lost:
         return f"node {lost[0].node} was lost: {lost[0].lost}"
-    if told:
-        return f"{_nodes(told)} told to leave before a checkpoint"
+    if leaving:
+        return f"{_nodes(leaving)} told to leave before a checkpoint"
     killed = any(death.code < 0 for end in ends for death in end.deaths)
-    could_not_meet = any(error.get("error") == COULD_NOT_MEET for end in ends for error in end.errors)
+    could_not_meet = any(error.get("error") == NO_RENDEZVOUS for end in ends for error in end.errors)
     if not killed and (could_not_meet or any(end.trouble for end in ends)):
         return "the pods did not meet"
     return None

@@ -1,4 +1,4 @@
-"""Follow a job: its picture stays live, and whoever is first keeps the archive."""
+"""Follow a job: its snapshot stays up to date, and whoever is first keeps the archive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.pod_scripts import filler
 from windlass.targets.kubernetes.watch import archive
-from windlass.targets.kubernetes.watch.job_watch import LivePicture, Picture
+from windlass.targets.kubernetes.watch.job_watch import JobSnapshot, JobWatch
 from windlass.targets.kubernetes.watch.logs import Collector
 from windlass.targets.kubernetes.watch.pods import moment
 
@@ -22,7 +22,7 @@ DRAIN_SECONDS = 60.0
 
 
 class Following:
-    """While it is open: `picture` is up to date, and the run folder fills up.
+    """While it is open: `snapshot` is up to date, and the run folder fills up.
 
     Of several processes that follow one run folder one keeps the archive; when it leaves, another takes over.
     """
@@ -30,7 +30,7 @@ class Following:
     def __init__(self, api: Api, job: ClusterJob, folder: RunFolder) -> None:
         self.api, self.job, self.folder = api, job, folder
         self._fill = filler(api, job, folder, lambda: self.live.read().now())
-        self.live = LivePicture(api, job, on_event=self._event)
+        self.live = JobWatch(api, job, on_event=self._event)
         self._events: EventLog | None = None
         self._early: list[Object] = []  # events that came before there was a keeper
         self._event_lock = threading.Lock()
@@ -49,11 +49,11 @@ class Following:
         self._keeper.join(timeout=DRAIN_SECONDS)
         self.live.__exit__()
 
-    def picture(self) -> Picture:
+    def snapshot(self) -> JobSnapshot:
         return self.live.read()
 
     def drain(self) -> None:
-        """Wait until what the ended pods said is in the folder, where this process is the one that puts it there."""
+        """Wait until the logs of the ended pods are in the folder, where this process is the one that puts it there."""
         collector = self._collector
         if collector is not None:
             collector.drain(DRAIN_SECONDS)

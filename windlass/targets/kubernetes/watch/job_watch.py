@@ -1,4 +1,4 @@
-"""The live picture of a job: its object, its pods and what is said about them, kept by one watch each."""
+"""Watch a job: its object, its pods and their events, kept up to date by one watch each."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ANSWER_SECONDS = 4.0  # and how long its answer may take
 
 
 @dataclass
-class Picture:
-    """What is known of a job in its cluster."""
+class JobSnapshot:
+    """What is known of a job in its cluster at one moment."""
 
     job: Object | None = None  # without its spec, which may be large; None: it is not there
     pods: dict[str, Pod] = field(default_factory=dict)  # by uid
@@ -36,13 +36,13 @@ class Picture:
         return sorted(self.pods.values(), key=lambda pod: (pod.node_rank is None, pod.node_rank or 0, pod.created))
 
 
-def snapshot(api: Api, job: ClusterJob) -> Picture:
-    """The picture of this moment: one question for the job, and one for every 250 pods."""
-    picture = Picture(job=without_spec(api.find(job.path), job))
+def take_snapshot(api: Api, job: ClusterJob) -> JobSnapshot:
+    """The state of this moment: one request for the job, and one for every 250 pods."""
+    taken = JobSnapshot(job=without_spec(api.find(job.path), job))
     for value in api.items(job.pods_path, labelSelector=job.layout.selector):
         pod = pod_of(value, job.layout, submission_label=SUBMISSION_LABEL)
-        picture.pods[pod.uid] = pod
-    return picture
+        taken.pods[pod.uid] = pod
+    return taken
 
 
 def without_spec(value: Object | None, job: ClusterJob) -> Object | None:
@@ -73,7 +73,7 @@ class Watched:
         self.api, self.path, self.halt, self.params = api, path, halt, params
         self.listed, self.changed, self.trouble, self.reduce = listed, changed, trouble, reduce
         self.ready = threading.Event()
-        self.heard = 0.0  # when the server last said something
+        self.answered_at = 0.0  # when the server last answered
         self.thread = threading.Thread(target=self._keep, name=f"watch {path}", daemon=True)
 
     def start(self) -> None:
@@ -88,7 +88,7 @@ class Watched:
                     version = self._list()
                     self.ready.set()
                 for change in self.api.watch(self.path, version, self.halt, opened=self._answered, **self.params):
-                    self.heard = time.monotonic()
+                    self.answered_at = time.monotonic()
                     if change["type"] != "BOOKMARK":
                         self.changed(change["type"], change["object"])
                     version = change["object"]["metadata"]["resourceVersion"]
@@ -114,7 +114,7 @@ class Watched:
             self.trouble(in_words(error))
 
     def _answered(self) -> None:
-        self.heard = time.monotonic()
+        self.answered_at = time.monotonic()
         self.trouble(None)
 
     def _list(self) -> str:
@@ -128,12 +128,12 @@ class Watched:
         return version
 
 
-class LivePicture:
-    """A picture that follows the cluster until it is closed: three watches, however many pods there are."""
+class JobWatch:
+    """Follows the cluster until it is closed: three watches, however many pods there are."""
 
     def __init__(self, api: Api, job: ClusterJob, *, on_event: Callable[[Object], None] | None = None) -> None:
         self.api, self.job, self.halt = api, job, Halt()
-        self._picture, self._lock = Picture(), threading.Lock()
+        self._snapshot, self._lock = JobSnapshot(), threading.Lock()
         self._troubles: dict[str, tuple[str, float]] = {}  # by who has it: what it is, and since when
         self._on_event = on_event
         self.on_return: list[Callable[[], None]] = [self.halt.break_streams]  # for when a silent API is back
@@ -169,7 +169,7 @@ class LivePicture:
             reduce=lambda value: value if self._is_mine(value) else None,
         )
 
-    def __enter__(self) -> LivePicture:
+    def __enter__(self) -> JobWatch:
         for watched in (self._job, self._pods):
             watched.start()
         if self._on_event is not None:
@@ -185,19 +185,19 @@ class LivePicture:
         deadline = time.monotonic() + seconds
         return all(one.ready.wait(max(0.0, deadline - time.monotonic())) for one in (self._job, self._pods))
 
-    def read(self) -> Picture:
+    def read(self) -> JobSnapshot:
         with self._lock:
             trouble = None if self._job.ready.is_set() else "the cluster has not said yet what is there"
             for text, since in self._troubles.values():
                 if trouble or time.time() - since > BLINK_SECONDS:
                     trouble = f"{text} since {time.strftime('%H:%M:%S', time.localtime(since))}"
                     break
-            return Picture(self._picture.job, dict(self._picture.pods), trouble, self._picture.note)
+            return JobSnapshot(self._snapshot.job, dict(self._snapshot.pods), trouble, self._snapshot.note)
 
     def note(self, text: str | None) -> None:
         """Say why this machine cannot write down what the cluster says; None when it can again."""
         with self._lock:
-            self._picture.note = text
+            self._snapshot.note = text
 
     def changed(self, seconds: float) -> Iterator[None]:
         """One turn for every change, and at least one in `seconds`, until it is closed."""
@@ -211,29 +211,29 @@ class LivePicture:
 
     def _pods_listed(self, pods: list[Any]) -> None:
         with self._lock:
-            self._picture.pods = {pod.uid: pod for pod in pods}
-        self._tell()
+            self._snapshot.pods = {pod.uid: pod for pod in pods}
+        self._notify()
 
     def _pod_changed(self, kind: str, value: Object) -> None:
         pod = self._pod(value)
         with self._lock:
             if kind == "DELETED":
-                self._picture.pods.pop(pod.uid, None)
+                self._snapshot.pods.pop(pod.uid, None)
             else:
-                self._picture.pods[pod.uid] = pod
-        self._tell()
+                self._snapshot.pods[pod.uid] = pod
+        self._notify()
 
     def _jobs_listed(self, jobs: list[Object]) -> None:
         with self._lock:
-            self._picture.job = without_spec(jobs[0], self.job) if jobs else None
-        self._tell()
+            self._snapshot.job = without_spec(jobs[0], self.job) if jobs else None
+        self._notify()
 
     def _job_changed(self, kind: str, value: Object) -> None:
         mine = without_spec(value, self.job)
         with self._lock:
             if mine is not None:
-                self._picture.job = None if kind == "DELETED" else mine
-        self._tell()
+                self._snapshot.job = None if kind == "DELETED" else mine
+        self._notify()
 
     def _trouble(self, whose: str, text: str | None, since: float | None = None) -> None:
         with self._lock:
@@ -247,14 +247,14 @@ class LivePicture:
         """Notice an API that is silent: its connections may look open for minutes, and no news look like good news."""
         answered, is_silent = time.monotonic(), False
         while not self.halt.wait(PROBE_SECONDS / 4):
-            heard = max(answered, self._job.heard, self._pods.heard)
-            if not is_silent and time.monotonic() - heard < PROBE_SECONDS:
+            answered_at = max(answered, self._job.answered_at, self._pods.answered_at)
+            if not is_silent and time.monotonic() - answered_at < PROBE_SECONDS:
                 continue
             try:
                 self.api.ask_whether_there(ANSWER_SECONDS)
             except Exception as error:
                 is_silent = True
-                self._trouble("probe", in_words(error), since=time.time() - (time.monotonic() - heard))
+                self._trouble("probe", in_words(error), since=time.time() - (time.monotonic() - answered_at))
                 continue
             answered = time.monotonic()
             self._trouble("probe", None)
@@ -276,6 +276,6 @@ class LivePicture:
         if self._on_event is not None and self._is_mine(value):
             self._on_event(value)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self.changes:
             self.changes.notify_all()

@@ -1,4 +1,4 @@
-"""Read what pods say into the archive: streams for as many as the pool holds, in turns for the rest."""
+"""Read the logs of pods into the archive: streams for as many as the pool holds, in turns for the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from windlass.targets.kubernetes.api.errors import RefusedError, in_words
 from windlass.targets.kubernetes.api.http import Api, Halt
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.watch.archive import Archive, Cursor, Moment, Skipper
-from windlass.targets.kubernetes.watch.job_watch import LivePicture
+from windlass.targets.kubernetes.watch.job_watch import JobWatch
 from windlass.targets.kubernetes.watch.pods import Pod
 
 MAX_STREAMS = 128  # pods that are followed line by line; below api.MAX_CONNECTIONS
@@ -63,9 +63,9 @@ class LogReader:
         skipper = Skipper(cursor)
         try:
             for line in self.api.lines(f"{self.job.pods_path}/{pod.name}/log", asked, self.halt):
-                said = parse_line(line)
-                if said is not None:  # else the kubelet says that it cannot read the log
-                    self.archive.take(skipper, *said, pod.node_rank)
+                parsed = parse_line(line)
+                if parsed is not None:  # else the kubelet says that it cannot read the log
+                    self.archive.take(skipper, *parsed, pod.node_rank)
         except RefusedError as error:
             # 400: the container is not there (yet, or any more); 404: the pod is gone. There is nothing to read.
             if error.code not in (400, 404):
@@ -108,8 +108,8 @@ def read_once(reader: LogReader, pods: Iterable[Pod]) -> None:
 class Collector:
     """Reads the logs of all pods while they run, in threads of its own."""
 
-    def __init__(self, api: Api, job: ClusterJob, picture: LivePicture, archive: Archive) -> None:
-        self.picture, self.archive, self.halt = picture, archive, Halt()
+    def __init__(self, api: Api, job: ClusterJob, job_watch: JobWatch, archive: Archive) -> None:
+        self.job_watch, self.archive, self.halt = job_watch, archive, Halt()
         self.reader = LogReader(api, job, archive, self.halt)
         self._streams: dict[str, threading.Thread] = {}
         self._looked: dict[str, float] = {}
@@ -117,7 +117,7 @@ class Collector:
         self._reported = float("-inf")  # when something could not be written down
         self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
         self._committer = threading.Thread(target=self._commit, name="commit", daemon=True)
-        picture.on_return.append(self.halt.break_streams)
+        job_watch.on_return.append(self.halt.break_streams)
 
     def __enter__(self) -> Collector:
         self._thread.start()
@@ -126,7 +126,7 @@ class Collector:
 
     def __exit__(self, *_: object) -> None:
         self.halt.now()
-        self.picture.on_return.remove(self.halt.break_streams)
+        self.job_watch.on_return.remove(self.halt.break_streams)
         deadline = time.monotonic() + LEAVE_SECONDS
         for thread in (self._thread, self._committer, *self._streams.values(), *self._turns.values()):
             thread.join(timeout=max(0.0, deadline - time.monotonic()))  # one may hang with its kubelet
@@ -139,7 +139,7 @@ class Collector:
         """
         begin = time.monotonic()
         while time.monotonic() < begin + seconds:
-            pods = self.picture.read().pods
+            pods = self.job_watch.read().pods
             lagging = time.monotonic() < begin + LAG_SECONDS
             unread = {uid: pod for uid, pod in pods.items() if pod.started and not self.archive.cursor(uid).done}
             waiting = [uid for uid, pod in unread.items() if pod.ended or lagging]
@@ -150,14 +150,14 @@ class Collector:
         return False
 
     def _work(self) -> None:
-        for _ in self.picture.changed(LOOK_SECONDS):
+        for _ in self.job_watch.changed(LOOK_SECONDS):
             if self.halt.asked:
                 return
             self._quietly(self._assign)
 
     def _assign(self) -> None:
-        """Give every pod that has something to say a stream, or a turn."""
-        pods = [pod for pod in self.picture.read().now() if pod.started]
+        """Give every pod that has a log a stream, or a turn."""
+        pods = [pod for pod in self.job_watch.read().now() if pod.started]
         self._streams = {uid: thread for uid, thread in self._streams.items() if thread.is_alive()}
         for pod in pods:
             if pod.uid in self._streams or self.archive.cursor(pod.uid).done:
@@ -191,7 +191,7 @@ class Collector:
         wait = RETRY_SECONDS
         while not self.halt.asked:
             read = self._quietly(lambda pod=pod: self.reader.catch_up(pod, follow=True))
-            now = self.picture.read().pods.get(pod.uid)
+            now = self.job_watch.read().pods.get(pod.uid)
             if now is None or self.archive.cursor(pod.uid).done:
                 return
             pod = now
@@ -214,8 +214,8 @@ class Collector:
     def _commit(self) -> None:
         while not self.halt.wait(COMMIT_SECONDS):
             if self._quietly(self.archive.commit) and time.monotonic() - self._reported > 2 * TURN_SECONDS:
-                self.picture.note(None)
+                self.job_watch.note(None)
 
     def _report(self, error: Exception) -> None:
         self._reported = time.monotonic()
-        self.picture.note(f"the run folder here falls behind: {in_words(error)}")
+        self.job_watch.note(f"the run folder here falls behind: {in_words(error)}")

@@ -14,7 +14,7 @@ from typing import Any
 from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
-from windlass.targets.kubernetes.watch.job_watch import Picture
+from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import IGNORED_FAILURES, Pod
 
 LOOK_SECONDS = 5.0  # between two looks at the nodes of pods that are leaving
@@ -43,16 +43,16 @@ class Recovery:
     _reset: set[str] = field(default_factory=set)
     _may_not: set[str] = field(default_factory=set)  # verbs
 
-    def tend(self, picture: Picture) -> list[Removed]:
+    def tend(self, snapshot: JobSnapshot) -> list[Removed]:
         """Take out what is stuck; those that were."""
-        job = picture.job
-        if picture.trouble or job is None or job["metadata"].get("deletionTimestamp"):
+        job = snapshot.job
+        if snapshot.trouble or job is None or job["metadata"].get("deletionTimestamp"):
             return []
         try:
-            self._shorten_waits(picture.pods.values())
+            self._shorten_waits(snapshot.pods.values())
             leaving = [
                 pod
-                for pod in picture.now()
+                for pod in snapshot.now()
                 if pod.deleting and pod.node and not pod.ended and pod.uid not in self._removed
             ]
             if not leaving:

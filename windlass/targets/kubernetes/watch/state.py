@@ -8,7 +8,7 @@ from typing import Any
 
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder, read_json_lines
-from windlass.targets.kubernetes.watch.job_watch import Picture
+from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import HELD_BACK, Pod, newest_by_node, phases
 from windlass.targets.launch.progress import with_progress
 from windlass.targets.launch.tail import newest_steps
@@ -59,12 +59,12 @@ def suspended_by(job: Mapping[str, Any] | None) -> str | None:
 
 
 def status_of(
-    folder: RunFolder, picture: Picture, *, num_pods: int, explain: Callable[[], str] | None = None
+    folder: RunFolder, snapshot: JobSnapshot, *, num_pods: int, explain: Callable[[], str] | None = None
 ) -> JobStatus:
     """The status of a run by its records and its cluster; `explain` says why a job that waits does."""
     history = list(read_json_lines(folder.history))
     attempt = max((int(one.get("attempt") or 0) for one in history), default=0)
-    facts = _facts(picture, history, num_pods, explain or (lambda: "pods are starting"))
+    facts = _facts(snapshot, history, num_pods, explain or (lambda: "pods are starting"))
     return with_steps_of_this_attempt(with_progress(JobStatus(**facts, attempt=attempt), folder), folder, history)
 
 
@@ -95,30 +95,30 @@ def bare_status(job: Mapping[str, Any]) -> JobStatus:
 
 
 def _facts(
-    picture: Picture, history: Sequence[Mapping[str, Any]], num_pods: int, explain: Callable[[], str]
+    snapshot: JobSnapshot, history: Sequence[Mapping[str, Any]], num_pods: int, explain: Callable[[], str]
 ) -> dict[str, Any]:
-    end = end_of(picture.job)
+    end = end_of(snapshot.job)
     if end is not None and end.finished:
         return {"state": "finished", "exit_code": int(ExitCode.OK)}
     if end is not None:
-        return {"state": "failed", "exit_code": int(ExitCode.FAILED), "reason": _why_failed(end, picture, history)}
-    if picture.job is None and picture.trouble is None:
-        left = [pod for pod in picture.now() if not pod.ended]
+        return {"state": "failed", "exit_code": int(ExitCode.FAILED), "reason": _why_failed(end, snapshot, history)}
+    if snapshot.job is None and snapshot.trouble is None:
+        left = [pod for pod in snapshot.now() if not pod.ended]
         if not left:
             return _gone(history)
         return {"state": "running" if _is_training(history) else "waiting", "reason": f"it leaves: {phases(left)}"}
-    if picture.job is not None and picture.job["metadata"].get("deletionTimestamp"):
-        return {"state": "waiting", "reason": f"it is being deleted: {phases(picture.now()) or 'no pods left'}"}
-    if picture.trouble:
-        return {"state": "running" if _is_training(history) else "waiting", "reason": picture.trouble}
-    newest = newest_by_node(picture.now())
+    if snapshot.job is not None and snapshot.job["metadata"].get("deletionTimestamp"):
+        return {"state": "waiting", "reason": f"it is being deleted: {phases(snapshot.now()) or 'no pods left'}"}
+    if snapshot.trouble:
+        return {"state": "running" if _is_training(history) else "waiting", "reason": snapshot.trouble}
+    newest = newest_by_node(snapshot.now())
     last = _last_word(history)
     if last is not None and last["state"] in FOR_GOOD:
         if newest and not any(pod.running and not pod.deleting for pod in newest.values()):
             # a job that waits for a pod on a lost node, or for room, may wait for ever: nothing is left to do in it
             reason = last.get("reason")
             if last["state"] == "failed":
-                reason = _with_memory(str(reason or "failed"), picture)
+                reason = _with_memory(str(reason or "failed"), snapshot)
             return {"state": last["state"], "exit_code": last["code"], "reason": reason}
         return {"state": "running", "reason": "its pods are leaving"}
     if last is not None:  # told to leave: the job object lives on, and replaces the pods that left
@@ -140,11 +140,11 @@ def _is_training(history: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _last_word(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The end that the run has told, which the job's object has yet to follow."""
+    """The end that the run has recorded, which the job's object has yet to follow."""
     for one in reversed(history):
         if one.get("event") == "exit":
-            told: Mapping[str, Any] = one
-            return told
+            end: Mapping[str, Any] = one
+            return end
         if one.get("event") in (*BEGINNINGS, *TRAINING):
             return None
     return None
@@ -164,18 +164,18 @@ def _gone(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"state": state, "exit_code": int(code), "reason": "the job is no longer in the cluster: it was deleted"}
 
 
-def _why_failed(end: Condition, picture: Picture, history: Sequence[Mapping[str, Any]]) -> str:
-    told = [str(one["why"]) for one in history if one.get("event") == "gave-up" and one.get("why")]
-    why = told[-1] if told else f"{end.reason}: {end.message}" if end.message else end.reason
-    ended = sorted((pod for pod in picture.now() if pod.phase == "Failed"), key=lambda pod: pod.ended_at or 0.0)
-    if ended and not told and ended[0].reason != OUT_OF_MEMORY:
+def _why_failed(end: Condition, snapshot: JobSnapshot, history: Sequence[Mapping[str, Any]]) -> str:
+    recorded = [str(one["why"]) for one in history if one.get("event") == "gave-up" and one.get("why")]
+    why = recorded[-1] if recorded else f"{end.reason}: {end.message}" if end.message else end.reason
+    ended = sorted((pod for pod in snapshot.now() if pod.phase == "Failed"), key=lambda pod: pod.ended_at or 0.0)
+    if ended and not recorded and ended[0].reason != OUT_OF_MEMORY:
         why += f"; {how_it_ended(ended[0])}"
-    return _with_memory(why, picture)
+    return _with_memory(why, snapshot)
 
 
-def _with_memory(why: str, picture: Picture) -> str:
+def _with_memory(why: str, snapshot: JobSnapshot) -> str:
     """Why a run failed, and that a pod of it ran out of memory: the run itself sees only that something was killed."""
-    ended = [pod for pod in picture.now() if pod.reason == OUT_OF_MEMORY]
+    ended = [pod for pod in snapshot.now() if pod.reason == OUT_OF_MEMORY]
     newest = max(ended, key=lambda pod: pod.ended_at or 0.0, default=None)
     return f"{why}; {how_it_ended(newest)}" if newest is not None else why
 

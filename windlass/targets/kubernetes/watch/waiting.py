@@ -15,7 +15,7 @@ from windlass.targets.kubernetes.manifests.capacity import NodeRoom, charge, nod
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.labels import RUN_LABEL
 from windlass.targets.kubernetes.manifests.trainjob import STEP
-from windlass.targets.kubernetes.watch.job_watch import Picture
+from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import HELD_BACK, Pod, newest_by_node, phases
 from windlass.targets.kubernetes.watch.state import ENDS, how_it_ended, suspended_by
 
@@ -48,29 +48,29 @@ class Waiting:
 
     api: Api
     job: ClusterJob
-    _said: str = ""
-    _said_of: tuple[Any, ...] = ()
+    _explanation: str = ""
+    _explained: tuple[Any, ...] = ()
     _said_at: float = float("-inf")
     _answers: dict[str, tuple[float, Any]] = field(default_factory=dict)  # by question, with the time of each
 
-    def explain(self, picture: Picture) -> str:
-        """One sentence or several; asked again with the same picture it is the same text, and costs no request."""
-        pods = list(newest_by_node(picture.now()).values())
+    def explain(self, snapshot: JobSnapshot) -> str:
+        """One sentence or several; asked again with the same snapshot it is the same text, and costs no request."""
+        pods = list(newest_by_node(snapshot.now()).values())
         about = tuple((pod.uid, pod.phase, pod.reason, pod.message, pod.running) for pod in pods)
         stale = time.monotonic() - self._said_at > COUNT_SECONDS
-        if about != self._said_of or stale:
+        if about != self._explained or stale:
             self._said_at = time.monotonic()
-            self._said, self._said_of = self._sentences(picture, pods), about
-        return self._said
+            self._explanation, self._explained = self._sentences(snapshot, pods), about
+        return self._explanation
 
-    def _sentences(self, picture: Picture, pods: Sequence[Pod]) -> str:
-        held = suspended_by(picture.job)
+    def _sentences(self, snapshot: JobSnapshot, pods: Sequence[Pod]) -> str:
+        held = suspended_by(snapshot.job)
         if not pods:
             if held:
                 queued = self._remember("workload", ASK_SECONDS, self._why_queued)
                 return f"it is held back: {held}" + (f"; {queued}" if queued else "")
-            told = self._why_not_made()
-            return f"no pods yet: {told}" if told else "no pods yet"
+            why = self._why_not_made()
+            return f"no pods yet: {why}" if why else "no pods yet"
         counts = f"{len(pods)} of {self.job.layout.num_pods} pods: {phases(pods)}"
         unscheduled = [pod for pod in pods if pod.reason == "Unschedulable" and not pod.node]
         if unscheduled:
@@ -81,13 +81,13 @@ class Waiting:
             said = f"{stuck[0].name}: {HELD_BACK[stuck[0].reason]} ({stuck[0].reason}: {stuck[0].message})"
             return "; ".join([counts, said, *([fix] if fix else [])])
         if len(pods) < self.job.layout.num_pods:
-            told = self._why_not_made()
-            if told:
-                return f"{counts}; the others are not made: {told}"
+            why = self._why_not_made()
+            if why:
+                return f"{counts}; the others are not made: {why}"
         starting = [pod for pod in pods if pod.phase == "Pending"]
         if starting:
-            told = self._events_of(starting[0].name)
-            return f"{counts}; {starting[0].name}: {told}" if told else counts
+            why = self._events_of(starting[0].name)
+            return f"{counts}; {starting[0].name}: {why}" if why else counts
         ended = [pod for pod in pods if pod.ended]
         if ended:
             why = next((f"{how_it_ended(pod)}; " for pod in ended if pod.reason in ENDS), "")
@@ -116,7 +116,7 @@ class Waiting:
         names = [self.job.object_name]
         if self.job.kind is JobKind.TRAINJOB:  # its JobSet has its name, and makes the Job that makes the pods
             names.append(f"{self.job.object_name}-{STEP}-0")
-        return next((told for name in reversed(names) if (told := self._events_of(name))), None)
+        return next((why for name in reversed(names) if (why := self._events_of(name))), None)
 
     def _events_of(self, name: str) -> str | None:
         """The last thing that was said about an object and is worth repeating."""

@@ -1,4 +1,4 @@
-"""Pods that meet: real sockets, no training. Each pod here is a line and a few words."""
+"""The coordinator and its pods: real sockets, no training. Each pod here is a connection and a few messages."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from windlass.runfolder import RunFolder, read_json_lines
 from windlass.spec import parse_run
-from windlass.targets.kubernetes.pod import coordinator as meeting_module
-from windlass.targets.kubernetes.pod.attempt_history import Chronicle
-from windlass.targets.kubernetes.pod.coordinator import Meeting
+from windlass.targets.kubernetes.pod import coordinator as coordinator_module
+from windlass.targets.kubernetes.pod.attempt_history import AttemptHistory
+from windlass.targets.kubernetes.pod.coordinator import Coordinator
 from windlass.targets.kubernetes.pod.messages import (
-    LONGEST_OF_STRANGERS,
+    LONGEST_UNPROVEN,
     Hello,
     Line,
     LostError,
@@ -40,8 +40,8 @@ class Pod:
         host = knock(self.line, TOKEN, PATIENCE)
         host.send_hello(token, node=node, pod=f"pod-{node}", born=born, submission=submission)
 
-    def hear(self):
-        """The next word that is not a heartbeat."""
+    def receive(self):
+        """The next message that is not a heartbeat."""
         self.waiting = getattr(self, "waiting", [])
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
@@ -50,12 +50,12 @@ class Pod:
                 if message["word"] != "beat":
                     return message
             self.waiting += self.line.receive(1.0)
-        raise AssertionError(f"node {self.node} heard nothing")
+        raise AssertionError(f"node {self.node} received nothing")
 
     def expect(self, word):
-        message = self.hear()
+        message = self.receive()
         while message["word"] in ("over", "again") and message["word"] != word:  # asides, for whom they concern
-            message = self.hear()
+            message = self.receive()
         assert message["word"] == word, message
         return message
 
@@ -96,44 +96,44 @@ def is_cut_off(line):
 
 
 @pytest.fixture
-def meet(tmp_path):
+def coordinate(tmp_path):
     run = parse_run({"name": "tiny", "model": {"preset": "llama-tiny"}, "data": {"source": "corpus:austen"}})
-    chronicle = Chronicle(RunFolder(tmp_path / "tiny"), run)
-    chronicle.open()
+    history = AttemptHistory(RunFolder(tmp_path / "tiny"), run)
+    history.open()
     opened = []
 
-    def open_meeting(nodes=3, min_nodes=None, quiet_seconds=0.5):
+    def start_coordinator(nodes=3, min_nodes=None, quiet_seconds=0.5):
         listener = socket.create_server(("127.0.0.1", 0))
-        meeting = Meeting(
+        coordinator = Coordinator(
             listener,
-            chronicle,
+            history,
             nodes=nodes,
             min_nodes=min_nodes or nodes,
             submission="a",
             token=TOKEN,
             address="127.0.0.1",
             born=1.0,
-            say=lambda text: None,
+            log=lambda text: None,
             quiet_seconds=quiet_seconds,
         )
-        thread = threading.Thread(target=meeting.run)
+        thread = threading.Thread(target=coordinator.run)
         thread.start()
-        opened.append((meeting, thread))
-        return meeting, listener.getsockname()[1]
+        opened.append((coordinator, thread))
+        return coordinator, listener.getsockname()[1]
 
-    open_meeting.chronicle = chronicle
-    yield open_meeting
-    for meeting, thread in opened:
-        meeting.over.set()
+    start_coordinator.history = history
+    yield start_coordinator
+    for coordinator, thread in opened:
+        coordinator.over.set()
         thread.join()
 
 
-def history(meet):
-    return [one["event"] for one in read_json_lines(meet.chronicle.folder.history)]
+def history(coordinate):
+    return [one["event"] for one in read_json_lines(coordinate.history.folder.history)]
 
 
-def test_all_start_together_and_finish_together(meet):
-    meeting, port = meet()
+def test_all_start_together_and_finish_together(coordinate):
+    coordinator, port = coordinate()
     pods = [Pod(port, node) for node in (2, 0)]
     pods.append(Pod(port, 1))
     starts = {pod.node: pod.expect("start") for pod in pods}
@@ -142,12 +142,12 @@ def test_all_start_together_and_finish_together(meet):
     for pod in pods:
         pod.end(1)
     assert [pod.expect("exit")["code"] for pod in pods] == [0, 0, 0]
-    assert meeting.over.wait(PATIENCE)
-    assert history(meet) == ["launched", "exit"]
+    assert coordinator.over.wait(PATIENCE)
+    assert history(coordinate) == ["launched", "exit"]
 
 
-def test_a_lost_pod_ends_the_attempt_and_its_successor_starts_the_next(meet):
-    _, port = meet()
+def test_a_lost_pod_ends_the_attempt_and_its_successor_starts_the_next(coordinate):
+    _, port = coordinate()
     pods = [Pod(port, node) for node in range(3)]
     for pod in pods:
         pod.expect("start")
@@ -160,12 +160,12 @@ def test_a_lost_pod_ends_the_attempt_and_its_successor_starts_the_next(meet):
         assert "node 1 was lost" in pod.expect("again")["why"]
     successor = Pod(port, 1, born=2.0)
     assert {one.expect("start")["attempt"] for one in (pods[0], successor, pods[2])} == {2}
-    assert history(meet) == ["launched", "node-lost", "restart", "launched"]
+    assert history(coordinate) == ["launched", "node-lost", "restart", "launched"]
 
 
-def test_a_pod_that_was_replaced_is_told_while_it_still_lives(meet):
+def test_a_pod_that_was_replaced_is_told_while_it_still_lives(coordinate):
     """A node whose kubelet died: its pod trains on, and Kubernetes has made another."""
-    _, port = meet()
+    _, port = coordinate()
     pods = [Pod(port, node) for node in range(3)]
     for pod in pods:
         pod.expect("start")
@@ -182,81 +182,81 @@ def test_a_pod_that_was_replaced_is_told_while_it_still_lives(meet):
     late.expect("replaced")
 
 
-def test_a_pod_that_leaves_after_saving_costs_no_restart(meet):
-    _, port = meet()
+def test_a_pod_that_leaves_after_saving_costs_no_restart(coordinate):
+    _, port = coordinate()
     pods = [Pod(port, node) for node in range(3)]
     for pod in pods:
         pod.expect("start")
-    meet.chronicle.folder.record("preempted", step=4)
+    coordinate.history.folder.record("preempted", step=4)
     for pod in pods:
-        pod.end(1, code=1, told=pod.node == 2)
+        pod.end(1, code=1, leaving=pod.node == 2)
     for pod in pods[:2]:
         assert pod.expect("again")["why"] == "node 2 was told to leave; saved first"
     assert pods[2].is_cut_off()
-    restart = [one for one in read_json_lines(meet.chronicle.folder.history) if one["event"] == "restart"]
+    restart = [one for one in read_json_lines(coordinate.history.folder.history) if one["event"] == "restart"]
     assert restart[0]["left"] == 3
 
 
-def test_a_successor_waits_until_the_pod_it_follows_has_saved(meet):
+def test_a_successor_waits_until_the_pod_it_follows_has_saved(coordinate):
     """A drained pod: Kubernetes makes the new one while the old one still saves."""
-    _, port = meet()
+    _, port = coordinate()
     pods = [Pod(port, node) for node in range(3)]
     for pod in pods:
         pod.expect("start")
     pods[2].line.send(word="leaving")
     for pod in pods:
         pod.expect("save")
-    heir = Pod(port, 2, born=2.0)
-    meet.chronicle.folder.record("preempted", step=4)
+    replacement = Pod(port, 2, born=2.0)
+    coordinate.history.folder.record("preempted", step=4)
     for pod in pods:
-        pod.end(1, code=1, told=pod.node == 2)
-    assert pods[2].hear()["word"] in ("again", "over")  # and not "replaced"
-    assert [one.expect("start")["attempt"] for one in (pods[0], pods[1], heir)] == [2, 2, 2]
-    assert "node-lost" not in history(meet)
+        pod.end(1, code=1, leaving=pod.node == 2)
+    assert pods[2].receive()["word"] in ("again", "over")  # and not "replaced"
+    assert [one.expect("start")["attempt"] for one in (pods[0], pods[1], replacement)] == [2, 2, 2]
+    assert "node-lost" not in history(coordinate)
 
 
-def test_a_successor_takes_over_when_the_pod_it_follows_dies_while_saving(meet):
-    _, port = meet()
+def test_a_successor_takes_over_when_the_pod_it_follows_dies_while_saving(coordinate):
+    _, port = coordinate()
     pods = [Pod(port, node) for node in range(3)]
     for pod in pods:
         pod.expect("start")
     pods[2].line.send(word="leaving")
     for pod in pods:
         pod.expect("save")
-    heir = Pod(port, 2, born=2.0)
+    replacement = Pod(port, 2, born=2.0)
     pods[2].line.close()
     for pod in pods[:2]:
         pod.expect("over")
     for pod in pods[:2]:
         pod.end(1, code=1)
-    assert [one.expect("start")["attempt"] for one in (pods[0], pods[1], heir)] == [2, 2, 2]
+    assert [one.expect("start")["attempt"] for one in (pods[0], pods[1], replacement)] == [2, 2, 2]
 
 
-def test_ranks_start_anew_on_request(meet):
+def test_ranks_start_anew_on_request(coordinate):
     """What `windlass sync` comes to."""
-    _, port = meet()
+    _, port = coordinate()
     pods = [Pod(port, node) for node in range(3)]
     for pod in pods:
         pod.expect("start")
     pods[0].line.send(word="restart", why="there is new code")
     for pod in pods:
         pod.expect("save")
-    meet.chronicle.folder.record("preempted", step=4)
+    coordinate.history.folder.record("preempted", step=4)
     for pod in pods:
         pod.end(1, code=1)
     assert [pod.expect("again")["why"] for pod in pods] == ["there is new code"] * 3
     assert {pod.expect("start")["attempt"] for pod in pods} == {2}
 
 
-def test_fewer_nodes_train_on_and_make_room_for_a_late_one(meet):
-    _, port = meet(min_nodes=2)
+def test_fewer_nodes_train_on_and_make_room_for_a_late_one(coordinate):
+    _, port = coordinate(min_nodes=2)
     pods = [Pod(port, node) for node in (0, 2)]
     starts = [pod.expect("start") for pod in pods]
     assert [(one["nodes"], one["position"]) for one in starts] == [(2, 0), (2, 1)]
     late = Pod(port, 1)
     for pod in pods:
         pod.expect("save")
-    meet.chronicle.folder.record("preempted", step=4)
+    coordinate.history.folder.record("preempted", step=4)
     for pod in pods:
         pod.end(1, code=1)
     for pod in pods:
@@ -265,8 +265,8 @@ def test_fewer_nodes_train_on_and_make_room_for_a_late_one(meet):
     assert positions == {0: 0, 1: 1, 2: 2}
 
 
-def test_a_pod_of_another_submission_is_not_let_in(meet):
-    _, port = meet()
+def test_a_pod_of_another_submission_is_not_let_in(coordinate):
+    _, port = coordinate()
     assert Pod(port, 1, submission="b").is_cut_off()
     assert Pod(port, 7).is_cut_off()
 
@@ -289,8 +289,8 @@ STRANGERS = [
 ]
 
 
-def test_no_stranger_ends_or_disturbs_a_run(meet):
-    _, port = meet()
+def test_no_stranger_ends_or_disturbs_a_run(coordinate):
+    _, port = coordinate()
     pods = [Pod(port, node) for node in range(3)]
     for pod in pods:
         pod.expect("start")
@@ -301,11 +301,11 @@ def test_no_stranger_ends_or_disturbs_a_run(meet):
     for pod in pods:
         pod.end(1)
     assert [pod.expect("exit")["code"] for pod in pods] == [0, 0, 0]
-    assert history(meet) == ["launched", "exit"]
+    assert history(coordinate) == ["launched", "exit"]
 
 
-def test_who_does_not_know_the_secret_is_not_let_in_on_either_side(meet):
-    _, port = meet(nodes=1)
+def test_who_does_not_know_the_secret_is_not_let_in_on_either_side(coordinate):
+    _, port = coordinate(nodes=1)
     line = Line.to(("127.0.0.1", port), timeout=PATIENCE)
     with pytest.raises(LostError, match="secret of this submission"):
         knock(line, "a guess", PATIENCE)  # a host that cannot prove itself is none
@@ -326,11 +326,11 @@ def test_a_proof_that_is_no_text_of_ours_is_none():
     assert not is_proof("ä" * 64, TOKEN, "host")
 
 
-def test_strangers_that_say_nothing_take_no_room(meet, monkeypatch):
-    """Silent, slow and many: the pods of the run still meet, and file handles do not run out."""
-    monkeypatch.setattr(meeting_module, "HELLO_SECONDS", 1.0)
+def test_strangers_that_say_nothing_take_no_room(coordinate, monkeypatch):
+    """Silent, slow and many: the pods of the run still start, and file handles do not run out."""
+    monkeypatch.setattr(coordinator_module, "HELLO_SECONDS", 1.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    _, port = meet()
+    _, port = coordinate()
     slow = Line.to(("127.0.0.1", port), timeout=PATIENCE)
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(150)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
@@ -348,8 +348,8 @@ BAD_ENDS = [None, [], {}, {"code": "0"}, {"code": 1, "deaths": [{}], "errors": [
 
 
 @pytest.mark.parametrize("end", BAD_ENDS)
-def test_a_pod_of_ours_that_talks_nonsense_is_lost_and_the_run_goes_on(meet, end):
-    _, port = meet(nodes=2)
+def test_a_pod_of_ours_that_talks_nonsense_is_lost_and_the_run_goes_on(coordinate, end):
+    _, port = coordinate(nodes=2)
     pods = [Pod(port, node) for node in range(2)]
     for pod in pods:
         pod.expect("start")
@@ -362,8 +362,8 @@ def test_a_pod_of_ours_that_talks_nonsense_is_lost_and_the_run_goes_on(meet, end
     assert {one.expect("start")["attempt"] for one in (pods[0], successor)} == {2}
 
 
-def test_a_pod_speaks_for_its_own_ranks_only(meet):
-    _, port = meet(nodes=2)
+def test_a_pod_speaks_for_its_own_ranks_only(coordinate):
+    _, port = coordinate(nodes=2)
     pods = [Pod(port, node) for node in range(2)]
     for pod in pods:
         pod.expect("start")
@@ -377,13 +377,13 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-NAMED = ("code", "deaths", "errors", "rank", "time", "exit_code", "error", "told", "trouble", "retry")
+NAMED = ("code", "deaths", "errors", "rank", "time", "exit_code", "error", "leaving", "trouble", "retry")
 ENDS = st.fixed_dictionaries(
     {"code": st.integers() | ANYTHING},
     optional={
         "deaths": st.lists(st.dictionaries(st.sampled_from(NAMED), ANYTHING, max_size=4), max_size=3) | ANYTHING,
         "errors": st.lists(st.dictionaries(st.sampled_from(NAMED), ANYTHING, max_size=4), max_size=3) | ANYTHING,
-        "told": ANYTHING,
+        "leaving": ANYTHING,
         "trouble": ANYTHING,
     },
 )
@@ -413,7 +413,7 @@ def test_fuzz_no_hello_without_the_secret(message):
 def test_fuzz_a_line_gives_messages_or_is_lost(chunks):
     tcp = socket.create_server(("127.0.0.1", 0))
     theirs = socket.create_connection(tcp.getsockname())
-    line = Line(tcp.accept()[0], longest=LONGEST_OF_STRANGERS)
+    line = Line(tcp.accept()[0], longest=LONGEST_UNPROVEN)
     try:
         for chunk in chunks:
             theirs.sendall(chunk)
