@@ -17,6 +17,7 @@ from windlass.trainer.fast.attention import obstacle_to_flash4
 from windlass.trainer.fast.lean_lora import obstacle_to_lean_lora
 from windlass.trainer.model.lora import lora_layers
 from windlass.trainer.model.structure import blocks, facts, shape_of
+from windlass.trainer.startup import clock
 
 
 def resolve_layout(run: Run, model: nn.Module, config: Any, ranks: Ranks) -> Layout:
@@ -27,10 +28,12 @@ def resolve_layout(run: Run, model: nn.Module, config: Any, ranks: Ranks) -> Lay
     known = model_facts(run, model, config, cuda=ranks.device.type == "cuda")
     shape = shape_of(model, config)
     micro = min(ranks.gather(batch_shape(run, ranks.world_size, ranks.gpu, shape, known)))[0]
+    clock.mark("data and model files")
     if run.model.attention in ("auto", "flash4") and not flash4_unsuited(run, known):
         text = config.get_text_config()
         by_name, packed = run.model.attention == "flash4", bool(run.data.document_mask)
         known = replace(known, flash4_obstacle=obstacle_to_flash4(text, ranks, asked_by_name=by_name, documents=packed))
+    clock.mark("attention tried")
     return Layout.resolve(run, ranks.world_size, micro, known, local_world_size=agreed_local_size(run, ranks))
 
 
