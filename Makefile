@@ -12,6 +12,7 @@ OLDEST_READY := $(OLDEST_TORCH)/.ready
 PYTEST := $(BIN)/python -m pytest -q
 # Where real schedulers and processes are hurt on purpose, a failure is tried once more, and both are told.
 AGAIN := --reruns 1
+BESIDE ?=  # more targets for `make test` beside the cluster, each with a + before it
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
@@ -31,11 +32,12 @@ demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 	$(BIN)/python examples/demo.py
 
 # Training tests go two at a time: each starts several ranks of its own, and most of its time is their start.
-# Slurm and the cluster wait much of their time, so they go side by side.
+# The cluster's tests wait much of their time, so others go beside them; not Slurm's, whose time limits are real.
 test: setup  ## all tests
 	$(PYTEST) -m "not train and not slurm and not cluster and not image and not campaign_only" -n 2 --dist loadscope
 	$(PYTEST) -m "train and not campaign_only" -n 2 --dist loadscope $(AGAIN)
-	tools/run_tiers test-slurm+test-image test-cluster
+	$(MAKE) --no-print-directory test-slurm
+	tools/run_tiers test-image$(BESIDE) test-cluster
 
 test-fast: setup  ## what starts no training, under two minutes
 	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 --dist loadscope

@@ -6,7 +6,6 @@ moment at which it can die.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -18,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["tests.data.killing_preload"])
+from tests.forking import context
 
 EVENTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree"})
 

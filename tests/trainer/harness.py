@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -16,10 +15,8 @@ from typing import Any
 
 import yaml
 
+from tests.forking import context
 from windlass.runfolder import RunFolder, read_json_lines, steps_of
-
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["tests.trainer.preload"])
 
 
 @dataclass
