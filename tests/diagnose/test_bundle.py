@@ -263,7 +263,7 @@ ANYTHING = st.recursive(
 BUNDLES = (
     st.fixed_dictionaries(
         {},
-        optional={key: ANYTHING for key in ("target", "job", "pods", "events", "nodes", "workload", "slurm", "logs")},
+        optional=dict.fromkeys(("target", "job", "pods", "events", "nodes", "workload", "slurm", "logs"), ANYTHING),
     )
     | ANYTHING
 )

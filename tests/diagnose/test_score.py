@@ -1,7 +1,5 @@
 """The score on the cases from the field that the rules were written with."""
 
-# ruff: noqa: E501 (messages as they are found in the field)
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from windlass.diagnose.classes import CLASSES
-from windlass.diagnose.facts import Condition, Container, Event, Facts, Pod
+from windlass.diagnose.facts import Condition, Event, Facts, Pod
 from windlass.diagnose.rules import rules_for
 from windlass.diagnose.rules.scheduling import explain_unschedulable
-from windlass.diagnose.rules.shapes import ECHO, OWN, SOFT, Rule, Where
+from windlass.diagnose.rules.shapes import ECHO, OWN, SOFT, WEAK, Rule, Where
 from windlass.diagnose.timeline import Failure, Line, LogView, Raised, clock_text
 
 MOST_EVIDENCE_CHARACTERS = 600
@@ -110,6 +110,7 @@ def said(facts: Facts, views: Sequence[LogView]) -> list[Finding]:
                 finding = replace(finding, strength=weight, confidence=finding.confidence * 0.7)
             found.append(finding)
         found += _reported(view)
+    found += _different_collectives(views)
     if all(one.strength <= ECHO for one in found):
         found += [finding for view in views for finding in _last_warnings(view)]
     return found
@@ -120,6 +121,9 @@ def _exceptions(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:
         if view.survived(failure.end) or view.was_caught(failure.begin, failure.end):
             continue
         rule, raised = judge(failure)
+        asked = [pod.requests for pod in facts.pods if pod.requests]
+        if rule.name == "gpu_runtime" and asked and not any("gpu" in key for one in asked for key in one):
+            rule = replace(rule, name="gpu_count")  # no pod asked for one
         finding = _in_log(facts, view, failure.line, rule, raised)
         if failure.in_thread:
             finding = replace(finding, strength=finding.strength - 4)
@@ -198,6 +202,23 @@ def _reported(view: LogView) -> Iterator[Finding]:
         text = f"torchrun: rank {report.rank} exit code {report.code} {report.words}"
         evidence = evidence_of(view.name, text, report.time, rank=report.rank, host=report.host)
         yield Finding(name, max(confidence, 0.5), strength, (evidence,), "report")
+
+
+COLLECTIVE = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
+
+
+def _different_collectives(views: Sequence[LogView]) -> Iterator[Finding]:
+    """Ranks whose watchdogs name different operations under one number did not take the same path."""
+    waits: dict[str, dict[str, Evidence]] = {}
+    for view in views:
+        for line in view.lines[-500:]:
+            if match := COLLECTIVE.search(line.text):
+                told = evidence_of(view.name, line.text, line.time, rank=line.rank)
+                waits.setdefault(match[1], {}).setdefault(match[2], told)
+                break
+    for operations in waits.values():
+        if len(operations) > 1:
+            yield Finding("collective_mismatch", 0.75, WEAK + 1, tuple(operations.values()), "log")
 
 
 def _last_warnings(view: LogView) -> Iterator[Finding]:
@@ -426,7 +447,3 @@ def _by_conditions(source: str, conditions: Sequence[Condition]) -> Iterator[Fin
         if rule := _first("refusal", "", f"{condition.reason} {condition.message}"):
             weight = WAITS if rule.name != "queue_wait" else 22
             yield _by(rule, weight, "submit", evidence_of(source, str(condition), condition.time))
-
-
-def main_containers(facts: Facts) -> list[Container]:
-    return [one for pod in facts.pods for one in pod.containers if one.is_main and not one.is_init and not one.is_last]

@@ -138,11 +138,8 @@ def _outcome(case: Case) -> str:
             return "failed"
         if all(phase == "Succeeded" for phase in phases):
             return "succeeded"
-        broken = [
-            one
-            for one in look.main_containers(facts)
-            if (one.state == "waiting" and "Back" in one.reason) or (one.state == "terminated" and one.exit_code)
-        ]
+        now = [one for pod in facts.pods for one in pod.containers if one.is_main and not one.is_last]
+        broken = [one for one in now if "Back" in one.reason or (one.state == "terminated" and one.exit_code)]
         if broken:
             return "failed"
         if all(pod.running or pod.phase == "Succeeded" for pod in facts.pods):

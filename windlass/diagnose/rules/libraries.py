@@ -15,9 +15,10 @@ XID_HARDWARE = (
 )  # fmt: skip
 
 RULES = (
-    raised("library_clash", r"(?:\w+\.)*(?:ImportError|OSError|ValueError|RuntimeError|AttributeError"
-            r"|ModuleNotFoundError|DistBackendError|Exception)",
-            r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]+.{0,20} not found|wrong ELF class"
+    raised("library_clash", None, r"undefined symbol|not compiled with CUDA enabled|doesn't have NCCL built in"
+            r"|CUDA_HOME environment variable is not set|Failed to find C compiler"
+            r"|does not match the version torch was compiled|CUDA Setup failed|cannot open shared object file"
+            r"|GLIBC(?:XX)?_[\d.]+.{0,20} not found|wrong ELF class"
             r"|symbol lookup error|version `\S+' not found|file too short"
             r"|numpy\.dtype size changed|compiled using NumPy 1|compiled with (?:different )?CUDA"
             r"|CUDA version .{0,60}mismatch|operator torchvision::|NCCL version mismatch|mismatched? (?:NCCL|CUDA"
@@ -34,7 +35,7 @@ RULES = (
             r"|Ada|compute capability)|requires? (?:device with|compute) capability|Unsupported gpu arch"
             r"|not supported on (?:this )?(?:GPU|device|compute)|compute capability"
             r"|Value '?sm_\d+\w*'? is not defined for option 'gpu-name'"),
-    raised("gpu_hardware", CUDA, r"uncorrectable (?:ECC|NVLink)|ECC error|fallen off the bus|GPU is lost"
+    raised("gpu_hardware", CUDA, r"uncorrectable (?:ECC|NVLink)|ECC error|cudaErrorECC|fallen off the bus|GPU is lost"
             r"|GPU requires reset|GPU has been reset|row remap|hardware stack error|\bXid\b"
             r"|CUDA error: unknown error|ERROR_GPU_IS_LOST|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY"
             r"|busy or unavailable|NVLink"),
