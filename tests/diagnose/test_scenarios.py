@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnose.test_verdict import PROGRESS, RESET, WATCHDOG, event, exited, pod
-from tests.diagnose.test_verdict import traceback as T  # noqa: N812
+from tests.diagnose.test_verdict import traceback as T
 from windlass.diagnose import Facts, diagnose
 
 SCENARIOS = [
