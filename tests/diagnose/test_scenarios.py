@@ -11,6 +11,34 @@ from tests.diagnose.test_verdict import traceback as T
 from windlass.diagnose import Facts, diagnose
 
 SCENARIOS = [
+    (
+        "user_code",
+        {
+            "logs": {
+                "submit": "Submitted batch job 9\n[rank1]: Connection reset by peer\n403 Forbidden: metrics push skipped, read timed out\n"
+                + T("KeyError: 3")
+            }
+        },
+    ),
+    (
+        "user_import",
+        {
+            "logs": {
+                "rank0": T("ModuleNotFoundError: No module named 'x'")
+                + "\nException ignored in: <function f at 0x7f>\na\nb\nc\nd"
+            }
+        },
+    ),
+    (
+        "user_code",
+        {
+            "logs": {
+                "rank0": T("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+                + "\n[default] Worker group FAILED. 3/3 attempts left; will restart worker group\n"
+                + T("TypeError: y")
+            }
+        },
+    ),
     ("cancelled", {"logs": {"rank0": PROGRESS + "\n^C" + "\n" + T("KeyboardInterrupt")}}),
     (
         "user_import",

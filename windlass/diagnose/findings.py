@@ -412,6 +412,11 @@ def _by_words(source: str, reason: str, message: str, time: float | None) -> Ite
 
 
 ACCEPTED = re.compile(r"^(?:Submitted batch job|submitted|.{0,200}\bcreated$)", re.MULTILINE)
+ANSWER = re.compile(
+    r"(?:Error from server|error: |Error: |sbatch: |salloc: |srun: error: Unable|Unable to connect|The \w+ \"|An error"
+    r"|Internal error|HTTP response body|(?:\w+\.)*ApiException|.{0,120}denied the request)"
+)
+OUTPUT = re.compile(r"Traceback \(most|torch|NCCL|\bloss\b|slurmstepd")
 FAILED_CREATE = re.compile(
     r"Failed\w*Create(?!PodSandBox)\w*|.*ReconcileError|Failed\w*Reconcile\w*|InvalidSpec|ValidationFailed|CreateFailed"
 )
@@ -424,8 +429,10 @@ def refused(facts: Facts) -> list[Finding]:
         text = log.text
         if log.is_submission:  # what came before the job was accepted was overcome
             text = text[max((match.end() for match in ACCEPTED.finditer(text)), default=0) :]
+        holds_output = OUTPUT.search(text) is not None  # of the job itself: there only what clients print counts
         for line in text.splitlines()[-400:] if log.is_submission else ():
-            rule = _first("refusal", "", line[:4000])
+            is_answer = not holds_output or ANSWER.match(line)
+            rule = _first("refusal", "", line[:4000]) if is_answer else None
             if rule and not re.search(r"\bretrying|will retry\b", line):
                 found.append(_by(rule, REFUSED, "submit", evidence_of(log.name, line)))
     created = {one.name for one in facts.events if one.reason.startswith("SuccessfulCreate")} if facts.pods else set()

@@ -63,7 +63,8 @@ NOT_PROGRESS = re.compile(
 
 # Where a new attempt begins: what came before it was survived.
 ATTEMPT = re.compile(
-    r"restarting worker group|worker group.{0,40}restart|restart_count=[1-9]|(?:windlass: )?restarting[:.]"
+    r"(?:\[\w{1,40}\] )?(?:restarting worker group|worker group.{0,60}restart)|restart_count=[1-9]"
+    r"|(?:windlass: )?restarting[:.]"
     r"|[=\-*# ]{0,40}(?:job |run |training )?(?:attempt|restart)[ #:]+(?:no\.? ?)?(?:[2-9]|\d\d)\b(?! ?(?:of"
     r"|/))[^a-z]{0,60}$"
     r"|[=\-*# ]{2,40}.{0,60}\battempt[ #:]+\d+.{0,40}"
@@ -73,8 +74,7 @@ ATTEMPT = re.compile(
 )
 CAUGHT = re.compile(
     r"\bretry|\bretries\b|retrying|will try again|trying again|attempt \d+ ?(?:of|/) ?\d+|falling back|fallback"
-    r"|ignoring"
-    r"|ignored|skipping|skipped|continuing|non-?fatal|recovered|caught|handled|using default",
+    r"|ignoring|(?<!Exception )ignored|skipping|skipped|continuing|non-?fatal|recovered|using default",
     re.IGNORECASE,
 )
 GAVE_UP = re.compile(
@@ -187,7 +187,6 @@ class LogView:
     covered: set[int] = field(default_factory=set)  # orders of lines inside tracebacks
     is_previous: bool = False  # of a container before the present one
     is_submission: bool = False
-    num_attempts: int = 1
 
     def survived(self, order: int) -> bool:
         """Whether training went on after a line."""
@@ -220,7 +219,6 @@ def parse_log(log: Log, year: int) -> LogView:
         )
         if said_something or begin == 0:
             break
-    view.num_attempts = len(begins) - 1
     view.is_previous = bool(re.search(r"prev|\.old|attempt-?0|last-?state", log.name, re.IGNORECASE))
     view.is_submission = log.is_submission
     return view

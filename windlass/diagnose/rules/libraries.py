@@ -6,8 +6,8 @@ from windlass.diagnose.rules.shapes import line, near, node, raised
 
 CUDA = (
     r"(?:[\w:]+[.:])*(?:RuntimeError|AcceleratorError|DistBackendError|CUDAError|CudaError|OSError|AssertionError"
-    r"|NVMLError\w*|Error|CalledProcessError|InternalError|c10::\w+|CompilationError|ValueError|NotImplementedError"
-    r"|UserWarning|Exception|LaunchError)"
+    r"|NVMLError\w*|Error|CalledProcessError|InternalError|c10::\w+|CompilationError"
+    r"|LaunchError)"
 )  # fmt: skip
 # Of NVIDIA's table: a fault of the GPU, its memory or its links. 13, 31, 43, 45 come from applications.
 XID_HARDWARE = (
@@ -30,7 +30,8 @@ RULES = (
             r"|Error 80[34]|forward compatibility was attempted|unsupported display driver"
             r"|cudaErrorInsufficientDriver|unsupported toolchain|driver is too old|system driver mismatch"
             r"|CUDA_ERROR_COMPAT_NOT_SUPPORTED"),
-    raised("gpu_arch", CUDA, r"no kernel image is available|sm_\d+ is not (?:compatible|supported)"
+    raised("gpu_arch", CUDA + r"|(?:\w+\.)*(?:ValueError"
+            r"|NotImplementedError)", r"no kernel image is available|sm_\d+ is not (?:compatible|supported)"
             r"|not compatible with the current PyTorch|FlashAttention only supports|only supports? (?:Ampere|Hopper"
             r"|Ada|compute capability)|requires? (?:device with|compute) capability|Unsupported gpu arch"
             r"|not supported on (?:this )?(?:GPU|device|compute)|compute capability"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from windlass.diagnose.rules.shapes import ECHO, SOFT, WEAK, line, near, raised
 
 DIST = (
-    r"(?:[\w:]+[.:])*(?:Dist\w*Error|RuntimeError|Connection\w*Error|TimeoutError|OSError|Exception|BrokenPipeError"
-    r"|Error|HorovodInternalError|c10::\w+|runtime_error|ValueError)"
+    r"(?:[\w:]+[.:])*(?:Dist\w*Error|RuntimeError|Connection\w*Error|TimeoutError|OSError|BrokenPipeError"
+    r"|Error|HorovodInternalError|c10::\w+|runtime_error)"
 )  # fmt: skip
 ANY_SOFT = "nccl_network rendezvous collective_timeout echo"
 
@@ -54,7 +54,7 @@ RULES = (
             r"|Connection timed out|No route to host|Network is unreachable|no socket interface found"
             r"|no usable interface|ibv_\w+|IBV_|NET/IB|connectFullMesh|ncclSystemError|unhandled system error"
             r"|ncclInternalError|gloo/transport|gloo::|makeDeviceForInterface|Unable to find (?:address|interface)"
-            r"|completion with error|NCCL error|Bootstrap|unable to resolve|interface", strength=SOFT,
+            r"|completion with error|NCCL error|Bootstrap :|unable to resolve", strength=SOFT,
             test=lambda text: "huggingface" not in text and "amazonaws.com" not in text),
     raised("nccl_network", None, r"^nccl\w+ failed|unhandled system error|ncclSystemError|^HorovodInternalError"
             r"|^NcclError", strength=SOFT),

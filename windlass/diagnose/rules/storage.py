@@ -82,8 +82,12 @@ RULES = (
     raised("store_access", r"(?:\w+\.)*(?:PermissionError|ClientAuthenticationError)", frames=STORE_FRAMES),
     raised("user_arguments", None, r"\(NoSuchKey\)|\(404\) when calling|The specified key does not exist"),
     raised("store_transient", HTTP, r"reset|timed out|broken|closed|50[0234]\b", frames=STORE_FRAMES),
+    # some other service over HTTP: not the program's fault, and not the ranks' network
+    raised("store_transient", r"(?:requests|urllib3|httpx|httpcore|aiohttp)\.(?:\w+\.)*\w*(?:Connect\w*|Timeout"
+            r"|ProtocolError|MaxRetryError)\w*",
+            confidence=0.45),
     # disks and file systems
-    raised("inodes_full", None, r"inode"),
+    raised("inodes_full", OS, r"\binodes?\b"),
     raised("disk_full", OS, r"^\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded|StorageFull"
             r"|os error 28|ENOSPC|database or disk is full|PytorchStreamWriter failed|unexpected pos \d+ vs"),
     raised("file_system", OS, r"^\[Errno (?:5|30|107|116|121|112|108|70|103|110)\]|Input/output error"
