@@ -116,12 +116,9 @@ def test_rules_speak_of_known_classes_and_most_classes_have_rules():
     names = {rule.name for rule in RULES}
     assert names - set(CLASSES) == {"echo"}
     by_other_means = {
-        "gpu_unavailable",
         "gpu_plugin_missing",
         "efa_unavailable",
-        "cpu_memory_request",
         "taint",
-        "node_affinity",
         "pod_limit",
         "nccl_slow_fallback",
         "hang",

@@ -62,7 +62,6 @@ class Container:
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
-    restarts: int = 0
     is_init: bool = False
     is_last: bool = False
     is_main: bool = True  # not a sidecar
@@ -131,7 +130,6 @@ class Node:
     conditions: tuple[Condition, ...] = ()
     taints: tuple[str, ...] = ()
     allocatable: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,6 @@ class Log:
 class Facts:
     """A bundle, read."""
 
-    target: str = ""
     job_name: str = ""
     job_conditions: tuple[Condition, ...] = ()
     job_deleted: float | None = None
@@ -175,7 +172,6 @@ class Facts:
         jobs, workloads = read.objects(bundle.get("job")), read.objects(bundle.get("workload"))
         pods = tuple(pod for one in read.objects(bundle.get("pods")) if (pod := _pod(one)))
         return cls(
-            target=read.text(bundle.get("target")),
             job_name=next((name for one in jobs if (name := read.text(read.at(one, "metadata", "name")))), ""),
             job_deleted=next(
                 (at for one in jobs if (at := moment(read.at(one, "metadata", "deletionTimestamp")))), None
@@ -283,7 +279,6 @@ def _container(pod: str, value: Mapping[str, Any], *, is_init: bool, first: str)
                 reason=read.text(detail.get("reason")),
                 message=read.text(detail.get("message")),
                 exit_code=128 + signal if code in (None, 0) and signal else code,
-                restarts=read.number(value.get("restartCount")) or 0,
                 is_init=is_init,
                 is_last=key == "lastState",
                 is_main=is_main,
@@ -340,7 +335,6 @@ def _own(events: tuple[Event, ...], pods: Sequence[Pod], jobs: Sequence[Mapping[
 def _node(value: Mapping[str, Any]) -> Node:
     taints = [read.mapping(one) for one in read.items(read.at(value, "spec", "taints"))]
     allocatable = read.mapping(read.at(value, "status", "allocatable"))
-    labels = read.mapping(read.at(value, "metadata", "labels"))
     return Node(
         name=read.text(read.at(value, "metadata", "name")),
         conditions=_conditions(value),
@@ -349,7 +343,6 @@ def _node(value: Mapping[str, Any]) -> Node:
             for one in taints
         ),
         allocatable={read.text(key): read.text(amount) for key, amount in allocatable.items()},
-        labels={read.text(key): read.text(label) for key, label in labels.items()},
     )
 
 

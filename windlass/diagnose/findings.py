@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from windlass.diagnose.classes import CLASSES
-from windlass.diagnose.facts import Condition, Container, Event, Facts, Pod
+from windlass.diagnose.facts import Condition, Event, Facts, Pod
 from windlass.diagnose.rules import rules_for
 from windlass.diagnose.rules.scheduling import explain_unschedulable
-from windlass.diagnose.rules.shapes import ECHO, OWN, SOFT, Rule, Where
+from windlass.diagnose.rules.shapes import ECHO, OWN, SOFT, WEAK, Rule, Where
 from windlass.diagnose.timeline import Failure, Line, LogView, Raised, clock_text
 
 MOST_EVIDENCE_CHARACTERS = 600
@@ -110,6 +110,7 @@ def said(facts: Facts, views: Sequence[LogView]) -> list[Finding]:
                 finding = replace(finding, strength=weight, confidence=finding.confidence * 0.7)
             found.append(finding)
         found += _reported(view)
+    found += _different_collectives(views)
     if all(one.strength <= ECHO for one in found):
         found += [finding for view in views for finding in _last_warnings(view)]
     return found
@@ -120,6 +121,9 @@ def _exceptions(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:
         if view.survived(failure.end) or view.was_caught(failure.begin, failure.end):
             continue
         rule, raised = judge(failure)
+        asked = [pod.requests for pod in facts.pods if pod.requests]
+        if rule.name == "gpu_runtime" and asked and not any("gpu" in key for one in asked for key in one):
+            rule = replace(rule, name="gpu_count")  # no pod asked for one
         finding = _in_log(facts, view, failure.line, rule, raised)
         if failure.in_thread:
             finding = replace(finding, strength=finding.strength - 4)
@@ -198,6 +202,23 @@ def _reported(view: LogView) -> Iterator[Finding]:
         text = f"torchrun: rank {report.rank} exit code {report.code} {report.words}"
         evidence = evidence_of(view.name, text, report.time, rank=report.rank, host=report.host)
         yield Finding(name, max(confidence, 0.5), strength, (evidence,), "report")
+
+
+COLLECTIVE = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
+
+
+def _different_collectives(views: Sequence[LogView]) -> Iterator[Finding]:
+    """Ranks whose watchdogs name different operations under one number did not take the same path."""
+    waits: dict[str, dict[str, Evidence]] = {}
+    for view in views:
+        for line in view.lines[-500:]:
+            if match := COLLECTIVE.search(line.text):
+                told = evidence_of(view.name, line.text, line.time, rank=line.rank)
+                waits.setdefault(match[1], {}).setdefault(match[2], told)
+                break
+    for operations in waits.values():
+        if len(operations) > 1:
+            yield Finding("collective_mismatch", 0.75, WEAK + 1, tuple(operations.values()), "log")
 
 
 def _last_warnings(view: LogView) -> Iterator[Finding]:
@@ -391,6 +412,11 @@ def _by_words(source: str, reason: str, message: str, time: float | None) -> Ite
 
 
 ACCEPTED = re.compile(r"^(?:Submitted batch job|submitted|.{0,200}\bcreated$)", re.MULTILINE)
+ANSWER = re.compile(
+    r"(?:Error from server|error: |Error: |sbatch: |salloc: |srun: error: Unable|Unable to connect|The \w+ \"|An error"
+    r"|Internal error|HTTP response body|(?:\w+\.)*ApiException|.{0,120}denied the request)"
+)
+OUTPUT = re.compile(r"Traceback \(most|torch|NCCL|\bloss\b|slurmstepd")
 FAILED_CREATE = re.compile(
     r"Failed\w*Create(?!PodSandBox)\w*|.*ReconcileError|Failed\w*Reconcile\w*|InvalidSpec|ValidationFailed|CreateFailed"
 )
@@ -403,8 +429,10 @@ def refused(facts: Facts) -> list[Finding]:
         text = log.text
         if log.is_submission:  # what came before the job was accepted was overcome
             text = text[max((match.end() for match in ACCEPTED.finditer(text)), default=0) :]
+        holds_output = OUTPUT.search(text) is not None  # of the job itself: there only what clients print counts
         for line in text.splitlines()[-400:] if log.is_submission else ():
-            rule = _first("refusal", "", line[:4000])
+            is_answer = not holds_output or ANSWER.match(line)
+            rule = _first("refusal", "", line[:4000]) if is_answer else None
             if rule and not re.search(r"\bretrying|will retry\b", line):
                 found.append(_by(rule, REFUSED, "submit", evidence_of(log.name, line)))
     created = {one.name for one in facts.events if one.reason.startswith("SuccessfulCreate")} if facts.pods else set()
@@ -426,7 +454,3 @@ def _by_conditions(source: str, conditions: Sequence[Condition]) -> Iterator[Fin
         if rule := _first("refusal", "", f"{condition.reason} {condition.message}"):
             weight = WAITS if rule.name != "queue_wait" else 22
             yield _by(rule, weight, "submit", evidence_of(source, str(condition), condition.time))
-
-
-def main_containers(facts: Facts) -> list[Container]:
-    return [one for pod in facts.pods for one in pod.containers if one.is_main and not one.is_init and not one.is_last]

@@ -30,7 +30,7 @@ TRANSPORT_BEGINS = frozenset("0123456789[(rwnp")
 SRUN_LABEL = re.compile(r"\s{0,4}(\d{1,6}): ?")
 LEVELS = "DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL"
 GLOG = re.compile(
-    r"\[?(?P<level>[EWIF])(?:(?P<month>\d\d)(?P<day>\d\d)"
+    r"\[?(?P<level>[EWIF])(?:(?P<month>\d{1,2})(?P<day>\d\d)"
     r" (?P<clock>\d\d:\d\d:\d\d)(?P<fraction>\.\d+)?)?\s+(?=[^\]]{0,80}\w+\.(?:cpp|cc|py|h"
     r"|hpp):\d+)[^\]]{1,120}\]\s?"
 )
@@ -63,7 +63,8 @@ NOT_PROGRESS = re.compile(
 
 # Where a new attempt begins: what came before it was survived.
 ATTEMPT = re.compile(
-    r"restarting worker group|worker group.{0,40}restart|restart_count=[1-9]|(?:windlass: )?restarting[:.]"
+    r"(?:\[\w{1,40}\] )?(?:restarting worker group|worker group.{0,60}restart)|restart_count=[1-9]"
+    r"|(?:windlass: )?restarting[:.]"
     r"|[=\-*# ]{0,40}(?:job |run |training )?(?:attempt|restart)[ #:]+(?:no\.? ?)?(?:[2-9]|\d\d)\b(?! ?(?:of"
     r"|/))[^a-z]{0,60}$"
     r"|[=\-*# ]{2,40}.{0,60}\battempt[ #:]+\d+.{0,40}"
@@ -73,8 +74,7 @@ ATTEMPT = re.compile(
 )
 CAUGHT = re.compile(
     r"\bretry|\bretries\b|retrying|will try again|trying again|attempt \d+ ?(?:of|/) ?\d+|falling back|fallback"
-    r"|ignoring"
-    r"|ignored|skipping|skipped|continuing|non-?fatal|recovered|caught|handled|using default",
+    r"|ignoring|(?<!Exception )ignored|skipping|skipped|continuing|non-?fatal|recovered|using default",
     re.IGNORECASE,
 )
 GAVE_UP = re.compile(
@@ -83,8 +83,8 @@ GAVE_UP = re.compile(
     re.IGNORECASE,
 )
 
-HEADER = re.compile(r"\s*(?:\+ |\| )*(?:Exception Group )?Traceback \(most recent call last\):")
-FRAME = re.compile(r'\s*(?:\| )*File "(?P<file>[^"]{1,500})", line (?P<line>\d+)(?:, in (?P<function>.{1,200}))?')
+HEADER = re.compile(r"\s*(?:\+ |\| )*(?:traceback +: )?(?:Exception Group )?Traceback \(most recent call last\):")
+FRAME = re.compile(r'[\s>]*(?:\| )*File "(?P<file>[^"]{1,500})", line (?P<line>\d+)(?:, in (?P<function>.{1,200}))?')
 RAISED = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.){0,12}[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$", re.DOTALL)
 BARE_EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt|Fault|NotFound"
@@ -187,7 +187,6 @@ class LogView:
     covered: set[int] = field(default_factory=set)  # orders of lines inside tracebacks
     is_previous: bool = False  # of a container before the present one
     is_submission: bool = False
-    num_attempts: int = 1
 
     def survived(self, order: int) -> bool:
         """Whether training went on after a line."""
@@ -220,7 +219,6 @@ def parse_log(log: Log, year: int) -> LogView:
         )
         if said_something or begin == 0:
             break
-    view.num_attempts = len(begins) - 1
     view.is_previous = bool(re.search(r"prev|\.old|attempt-?0|last-?state", log.name, re.IGNORECASE))
     view.is_submission = log.is_submission
     return view
@@ -287,7 +285,7 @@ def _logged(text: str, year: int) -> tuple[str, str, str, float | None]:
         return ("WARNING" if nccl["level"] == "WARN" else "INFO"), "nccl", text[nccl.end() :], when
     glog = GLOG.match(text) if text[:1] in "[EWIF" else None
     if glog:
-        clock = f"{year}-{glog['month'] or ''}-{glog['day']}T{glog['clock']}{glog['fraction'] or ''}"[:29]
+        clock = f"{year}-{(glog['month'] or '').zfill(2)}-{glog['day']}T{glog['clock']}{glog['fraction'] or ''}"[:29]
         level = {"E": "ERROR", "W": "WARNING", "I": "INFO", "F": "FATAL"}[glog["level"]]
         return level, "glog", text[glog.end() :], moment(clock)
     rest = text[stamp.end() :] if stamp else text
@@ -368,9 +366,13 @@ def _traceback(stream: Sequence[Line], index: int) -> tuple[Raised | None, int]:
     """The exception whose traceback begins at `index`, and the index behind it."""
     frames: list[tuple[str, str]] = []
     index += 1
+    margin = ""  # a report may indent a whole traceback
     while index < len(stream):
         text = stream[index].layout
         frame = FRAME.match(text)
+        if frame and not frames:
+            margin = re.match(r"\s*", text)[0][2:]  # type: ignore[index]
+        text = text.removeprefix(margin)
         if frame:
             code = stream[index + 1].layout.strip() if index + 1 < len(stream) else ""
             frames.append((frame["file"], "" if FRAME.match(code) else code))

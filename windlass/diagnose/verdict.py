@@ -138,18 +138,13 @@ def _outcome(case: Case) -> str:
             return "failed"
         if all(phase == "Succeeded" for phase in phases):
             return "succeeded"
-        broken = [
-            one
-            for one in look.main_containers(facts)
-            if (one.state == "waiting" and "Back" in one.reason) or (one.state == "terminated" and one.exit_code)
-        ]
+        now = [one for pod in facts.pods for one in pod.containers if one.is_main and not one.is_last]
+        broken = [one for one in now if "Back" in one.reason or (one.state == "terminated" and one.exit_code)]
         if broken:
             return "failed"
         if all(pod.running or pod.phase == "Succeeded" for pod in facts.pods):
             return "running"
-        starting = [
-            one for one in look.main_containers(facts) if one.reason in ("ContainerCreating", "PodInitializing")
-        ]
+        starting = [one for one in now if one.reason in ("ContainerCreating", "PodInitializing")]
         return "running" if starting or all(pod.node for pod in facts.pods) else "unknown"
     text = "\n".join(one.text for view in case.views for one in view.lines[-5:])
     if not case.said and re.search(

@@ -148,6 +148,7 @@ def describe(verdict: Verdict) -> str:
         "wait": "wait",
         "policy": "it depends: see the fix",
     }
-    lines.append(f"retry     {verdict.retry}: {retry[verdict.retry]}")
+    if verdict.name not in ("running", "succeeded", "unknown"):
+        lines.append(f"retry     {verdict.retry}: {retry[verdict.retry]}")
     lines.append(f"fix       {verdict.fix}")
     return plain("\n".join(lines))

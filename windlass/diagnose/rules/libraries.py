@@ -6,8 +6,8 @@ from windlass.diagnose.rules.shapes import line, near, node, raised
 
 CUDA = (
     r"(?:[\w:]+[.:])*(?:RuntimeError|AcceleratorError|DistBackendError|CUDAError|CudaError|OSError|AssertionError"
-    r"|NVMLError\w*|Error|CalledProcessError|InternalError|c10::\w+|CompilationError|ValueError|NotImplementedError"
-    r"|UserWarning|Exception|LaunchError)"
+    r"|NVMLError\w*|Error|CalledProcessError|InternalError|c10::\w+|CompilationError"
+    r"|LaunchError)"
 )  # fmt: skip
 # Of NVIDIA's table: a fault of the GPU, its memory or its links. 13, 31, 43, 45 come from applications.
 XID_HARDWARE = (
@@ -15,9 +15,10 @@ XID_HARDWARE = (
 )  # fmt: skip
 
 RULES = (
-    raised("library_clash", r"(?:\w+\.)*(?:ImportError|OSError|ValueError|RuntimeError|AttributeError"
-            r"|ModuleNotFoundError|DistBackendError|Exception)",
-            r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]+.{0,20} not found|wrong ELF class"
+    raised("library_clash", None, r"undefined symbol|not compiled with CUDA enabled|doesn't have NCCL built in"
+            r"|CUDA_HOME environment variable is not set|Failed to find C compiler"
+            r"|does not match the version torch was compiled|CUDA Setup failed|cannot open shared object file"
+            r"|GLIBC(?:XX)?_[\d.]+.{0,20} not found|wrong ELF class"
             r"|symbol lookup error|version `\S+' not found|file too short"
             r"|numpy\.dtype size changed|compiled using NumPy 1|compiled with (?:different )?CUDA"
             r"|CUDA version .{0,60}mismatch|operator torchvision::|NCCL version mismatch|mismatched? (?:NCCL|CUDA"
@@ -29,12 +30,13 @@ RULES = (
             r"|Error 80[34]|forward compatibility was attempted|unsupported display driver"
             r"|cudaErrorInsufficientDriver|unsupported toolchain|driver is too old|system driver mismatch"
             r"|CUDA_ERROR_COMPAT_NOT_SUPPORTED"),
-    raised("gpu_arch", CUDA, r"no kernel image is available|sm_\d+ is not (?:compatible|supported)"
+    raised("gpu_arch", CUDA + r"|(?:\w+\.)*(?:ValueError"
+            r"|NotImplementedError)", r"no kernel image is available|sm_\d+ is not (?:compatible|supported)"
             r"|not compatible with the current PyTorch|FlashAttention only supports|only supports? (?:Ampere|Hopper"
             r"|Ada|compute capability)|requires? (?:device with|compute) capability|Unsupported gpu arch"
             r"|not supported on (?:this )?(?:GPU|device|compute)|compute capability"
             r"|Value '?sm_\d+\w*'? is not defined for option 'gpu-name'"),
-    raised("gpu_hardware", CUDA, r"uncorrectable (?:ECC|NVLink)|ECC error|fallen off the bus|GPU is lost"
+    raised("gpu_hardware", CUDA, r"uncorrectable (?:ECC|NVLink)|ECC error|cudaErrorECC|fallen off the bus|GPU is lost"
             r"|GPU requires reset|GPU has been reset|row remap|hardware stack error|\bXid\b"
             r"|CUDA error: unknown error|ERROR_GPU_IS_LOST|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY"
             r"|busy or unavailable|NVLink"),

@@ -6,6 +6,7 @@ from windlass.diagnose.rules.shapes import ended, line, node, slurm
 
 RULES = (
     ended("time_limit", r"DeadlineExceeded"),
+    ended("time_limit", r".*", r"active longer than (?:the )?specified deadline"),
     ended("preempted", r"Preempt\w*|PreemptionByScheduler|PreemptionByKueueScheduler|TerminationByKubelet|Shutdown"
             r"|NodeShutdown|Terminated|SpotInterruption\w*|DeletionByTaintManager|EvictionByEvictionAPI|Drain\w*"
             r"|TaintManagerEviction|InterruptionNotice|RebalanceRecommendation",
@@ -17,7 +18,10 @@ RULES = (
     ended("cancelled", r"ScalingReplicaSet|SuccessfulDelete|SuccessfulDeletePod"
             r"|SuccessfulRescale", r"[Ss]caled? down|[Dd]eleted? (?:pod|job)|to 0\b", confidence=0.7),
     ended("cancelled", r"Stopped", confidence=0.9),
-    ended("node_lost", r"NodeLost|NodeNotReady|NodeAffinity|DeletionByPodGC|DeletionByTaintManager"
+    ended("node_affinity", r"NodeAffinity"),
+    ended("gpu_unavailable", r"OutOf(?:nvidia|amd)\.com/gpu"),
+    ended("cpu_memory_request", r"OutOf(?:cpu|memory|ephemeral-storage)"),
+    ended("node_lost", r"NodeLost|NodeNotReady|DeletionByPodGC|DeletionByTaintManager"
             r"|TaintManagerEviction|Unknown|DeletingNode|RemovingNode|ContainerStatusUnknown", confidence=0.8),
     node("preempted", r"spot (?:instance )?(?:interruption|reclaim)|SpotInterruption|RebalanceRecommendation"
             r"|PreemptScheduled|aws-node-termination-handler|TerminateScheduled|maintenance event"
@@ -35,11 +39,14 @@ RULES = (
     slurm("preempted", r"REQUEUED.*", confidence=0.6),
     slurm("cancelled", r"CANCELLED.*|REVOKED.*", confidence=0.9),
     line("time_limit", r"slurmstepd: error: \*\*\* \w+ \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT"
-            r"|srun: .{0,60}time limit|.{0,80}DUE TO TIME LIMIT", confidence=0.95, strength=24),
+            r"|srun: .{0,60}time limit|TERM_RUNLIMIT|.{0,60}walltime .{0,20}exceeded|.{0,80}DUE TO TIME LIMIT",
+            confidence=0.95, strength=24),
     line("preempted", r"slurmstepd: error: \*\*\* \w+ \S+ ON \S+ CANCELLED AT \S+ DUE TO (?:PREEMPTION|JOB REQUEUE)"
-            r"|.{0,40}Spot (?:instance )?interruption notice|.{0,80}DUE TO PREEMPTION", confidence=0.95, strength=24),
+            r"|.{0,80}this job is preempted|.{0,40}Spot (?:instance )?interruption notice|.{0,80}DUE TO PREEMPTION",
+            confidence=0.95, strength=24),
     line("cancelled", r"\$ (?:kubectl delete|scancel|windlass stop)\b"
             r"|\S+ \"[\w.-]+\" (?:force )?deleted$", confidence=0.7, strength=13),
+    line("clock_skew", r".{0,120}(?:Job credential expired|Rewound credential|check for out of sync clocks)"),
     line("node_lost", r"slurmstepd: error: \*\*\* \w+ \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE"
             r"|srun: error: Node failure on|.{0,80}DUE TO (?:NODE FAILURE|to SLURM_NODE)",
             confidence=0.95, strength=24),

@@ -70,6 +70,7 @@ RULES = (
     raised("cuda_oom_other_process", TORCH, CUDA_FULL, test=_has_other_process),
     raised("cuda_oom_fragmentation", TORCH, CUDA_FULL, test=_is_fragmented),
     raised("cuda_oom", TORCH, CUDA_FULL, confidence=0.95),
+    raised("host_oom", r"ray\.(?:\w+\.)*OutOfMemoryError"),
     raised("cuda_oom", r"(?:torch\.(?:cuda\.)?)?OutOfMemoryError", confidence=0.95),
     raised("shm", None, r"^DataLoader worker .{0,60}killed by signal: Bus error|insufficient shared memory"
             r"|^unable to (?:write to|open|resize|mmap).{0,60}(?:shared memory object"
@@ -79,6 +80,7 @@ RULES = (
     raised("too_many_files", None, r"^\[Errno 24\]|Too many open files|received 0 items of ancdata"
             r"|^can't start new thread|^\[Errno 11\] Resource temporarily unavailable|pthread_create failed"
             r"|libgomp: Thread creation failed"),
+    raised("too_many_files", None, r"number of file watchers|inotify"),
     raised("host_oom", None, r"^DataLoader worker .{0,60}killed by signal: Killed|DefaultCPUAllocator: (?:can't"
             r"|not enough)|^\[Errno 12\] Cannot allocate memory|^std::bad_alloc|CUDA error: host memory"
             r"|cudaErrorHostMemory"),

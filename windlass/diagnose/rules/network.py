@@ -5,8 +5,8 @@ from __future__ import annotations
 from windlass.diagnose.rules.shapes import ECHO, SOFT, WEAK, line, near, raised
 
 DIST = (
-    r"(?:[\w:]+[.:])*(?:Dist\w*Error|RuntimeError|Connection\w*Error|TimeoutError|OSError|Exception|BrokenPipeError"
-    r"|Error|HorovodInternalError|c10::\w+|runtime_error|ValueError)"
+    r"(?:[\w:]+[.:])*(?:Dist\w*Error|RuntimeError|Connection\w*Error|TimeoutError|OSError|BrokenPipeError"
+    r"|Error|HorovodInternalError|c10::\w+|runtime_error)"
 )  # fmt: skip
 ANY_SOFT = "nccl_network rendezvous collective_timeout echo"
 
@@ -36,6 +36,8 @@ RULES = (
             r"|failed to connect to (?:any network|TCPStore)|rendezvous.{0,100}(?:time|closed|fail)"
             r"|Store.{0,30}timed? ?out|timed out.{0,60}waiting for (?:workers|nodes|clients|all)|waitForInput: poll",
             strength=18),
+    raised("cancelled", r"(?:\w+\.)*KeyboardInterrupt", strength=11, confidence=0.6),
+    raised("cancelled", r"(?:\w+\.)*SignalException", r"got signal: [12]\b", strength=11, confidence=0.55),
     # Echoes: another rank ended first.
     raised("echo", DIST, r"remote process (?:has )?(?:exited|terminated)|ncclRemoteError"
             r"|Connection (?:was )?(?:closed|reset) by|closed by (?:remote )?peer|Broken pipe|communicator (?:was"
@@ -45,17 +47,20 @@ RULES = (
             r"|was aborted on rank|Connection closed|Stop_waiting response|TCPStore.{0,60}(?:down|shut)"
             r"|Rank \d+ (?:is|has) (?:gone|failed|died)", strength=ECHO, confidence=0.4),
     raised("echo", r"(?:\w+\.)*(?:ChildFailedError|SignalException|PeerLostError|ProcessExitedException"
-            r"|ProcessRaisedException|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|CalledProcessError"
+            r"|ProcessRaisedException|BrokenPipeError|ConnectionResetError|CalledProcessError"
             r"|EndSession|BrokenProcessPool|WorkerCrashedError|RayTaskError|SystemExit)",
             strength=ECHO, confidence=0.4),
     raised("nccl_network", DIST, r"socketStartConnect|socketPollConnect|socketFinalizeConnect|Connection refused"
             r"|Connection timed out|No route to host|Network is unreachable|no socket interface found"
             r"|no usable interface|ibv_\w+|IBV_|NET/IB|connectFullMesh|ncclSystemError|unhandled system error"
             r"|ncclInternalError|gloo/transport|gloo::|makeDeviceForInterface|Unable to find (?:address|interface)"
-            r"|completion with error|NCCL error|Bootstrap|unable to resolve|interface", strength=SOFT,
+            r"|completion with error|NCCL error|Bootstrap :|unable to resolve", strength=SOFT,
             test=lambda text: "huggingface" not in text and "amazonaws.com" not in text),
     raised("nccl_network", None, r"^nccl\w+ failed|unhandled system error|ncclSystemError|^HorovodInternalError"
             r"|^NcclError", strength=SOFT),
+    line("dns", r"(?:nslookup|ping|wget|curl|ssh|getent|nc|host)\b.{0,100}(?:can't resolve|bad address"
+            r"|could not resolve|unknown host"
+            r"|Name or service not known|not known)|\*\* server can't find", strength=22),
     line("collective_mismatch", r"(?:\[[^\]]{1,80}\]\s*){0,3}(?:Detected )?mismatch between collectives"
             r"|Collective desync|.{0,60}collectives? (?:mismatch|differ)"),
     line("collective_timeout", r"(?:\[[^\]]{1,80}\]:?\s*){0,4}Watchdog caught collective operation timeout"

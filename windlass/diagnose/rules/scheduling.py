@@ -12,6 +12,9 @@ RULES = (
     refusal("clock_skew", r"x509: certificate has expired or is not yet valid: current time \S+ is before"
             r"|RequestTimeTooSkewed|clock skew"),
     refusal("api_credentials", r"x509: certificate has expired|certificate has expired"),
+    refusal("clock_skew", r"Rewound credential|credential expired|out of sync clocks"),
+    refusal("config_missing", r"(?:serviceaccount|service account|secret|configmap)s? \S+ not found"
+            r"|serviceaccount .{0,80}not found"),
     refusal("operator_missing", r"no matches for kind|could not find the requested resource"
             r"|resource mapping not found|ensure CRDs are installed"
             r"|the server doesn't have a resource type|\(404\).*page not found"),
@@ -30,12 +33,16 @@ RULES = (
             r"|(?:connection to the server .* was refused)"
             r"|Unable to contact slurm controller|Socket timed out on send/recv|slurm_load_jobs error"
             r"|Gateway Time-?out|context deadline exceeded|ServiceUnavailable"
-            r"|read timed out|i/o timeout|the server was unable to return a response in the time allotted"),
+            r"|read timed out|i/o timeout|http2: client connection lost|connection reset by peer|too many requests"
+            r"|persistent connection|the server was unable to return a response in the time allotted"),
     refusal("api_credentials", r"Unauthorized|\(401\)|ExpiredToken|token (?:has |is )?expired"
             r"|the server has asked for the client to provide credentials|InvalidClientTokenId"
             r"|must be logged in|Invalid account or account/partition|Invalid account|invalid user"
             r"|security token included in the request is (expired|invalid)|getting credentials: exec"
-            r"|SSO session .* expired|user.{0,40}not in.{0,40}association|AccountNotAllowed"),
+            r"|certificate signed by unknown authority|exec plugin|current-context is not set"
+            r"|no configuration has been provided|Protocol authentication error|Invalid authentication credential"
+            r"|not permitted to use this partition|SSO session .* expired|user.{0,40}not in.{0,40}association"
+            r"|AccountNotAllowed"),
     refusal("api_forbidden", r"is forbidden: User|cannot (create|get|list|watch|delete|patch|update"
             r"|impersonate) resource|\(403\)|Forbidden|Access/permission denied|not authorized to perform"
             r"|User .* cannot"),
@@ -49,7 +56,8 @@ RULES = (
             r"|request > maximum capacity|LocalQueue \S+ doesn't exist|ClusterQueue \S+ (?:doesn't exist|not found"
             r"|is inactive)"),
     refusal("volume_unbound", r"persistentvolumeclaim \S+ not found"),
-    refusal("user_arguments", r"Batch script contains DOS line breaks|does not start with #!|unrecognized option"
+    refusal("user_arguments", r"does not look like a batch script|Invalid directive|no PriorityClass with name"
+            r"|Batch script contains DOS line breaks|does not start with #!|unrecognized option"
             r"|Invalid numeric value|Unable to open file|invalid option|Batch job submission failed: I/O error writing"
             r"|(?:metadata\.name|spec\.\S+): (?:Invalid value|Required value|Unsupported value)|is invalid: "
             r"|error parsing \S+: |error converting YAML"),
@@ -77,6 +85,7 @@ RULES = (
             r"|PartitionConfig|BadConstraints|InvalidQOS|QOSNotAllowed|\w+PerJob(?:Limit)?\b|WallDuration"
           r"|ReservationDeleted|Max(?:Node|CPU|GRES|TRES|Mem)\w*PerJob|MaxMemPerLimit|QOSJobLimit|QOSMinGRES"
           r"|QOSUsageThreshold|QOSMinCpu"),
+    slurm("user_arguments", r"FAILED.*", r"RaisedSignal:53\b", confidence=0.6),
     slurm("queue_wait", r"PENDING.*|CONFIGURING.*|SUSPENDED.*", None, confidence=0.85),
 )  # fmt: skip
 

@@ -26,7 +26,8 @@ HTTP = (
 
 RULES = (
     # the hub
-    raised("clock_skew", None, r"RequestTimeTooSkewed|certificate is not yet valid|RequestExpired.{0,80}skew"
+    raised("clock_skew", None, r"RequestTimeTooSkewed|certificate is not yet valid|used before issued"
+            r"|issued in the future|is now earlier than|RequestExpired.{0,80}skew"
             r"|clock.{0,30}skew|Signature (?:not yet current|expired)"),
     raised("hub_gated", r"(?:\w+\.)*GatedRepoError"),
     raised("hub_gated", None, r"gated (?:repo|dataset|model)|is gated|restricted.{0,60}authorized list"
@@ -66,7 +67,8 @@ RULES = (
             r"|ExpiredToken|InvalidToken|AllAccessDisabled|AccountProblem|PermanentRedirect)"
             r"|Unable to locate credentials|\(403\) when calling|when calling the HeadBucket operation"
             r"|does not have (?:storage\.|serviceusage|permission)|bucket does not exist|The specified bucket"
-            r"|403 (?:GET|POST|PUT|HEAD) https://storage|AuthorizationPermissionMismatch|AuthenticationFailed"
+            r"|403 (?:GET|POST|PUT|HEAD) https://storage|AuthorizationPermissionMismatch|AuthorizationFailure"
+            r"|container does not exist|ContainerNotFound|AuthenticationFailed"
             r"|KMS\.\w*(?:Denied|Disabled)"),
     raised("store_transient", r"(?:\w+\.)*(?:EndpointConnectionError|ConnectionClosedError|ReadTimeoutError"
             r"|ResponseStreamingError|IncompleteReadError|ConnectTimeoutError|ServiceUnavailable|TooManyRequests"
@@ -77,14 +79,21 @@ RULES = (
             rf"|(?:{STORE}).{{0,300}}(?:Connection (?:reset|was closed|broken|aborted)|timed out|50[0234]\b"
             rf"|Slow ?Down|IncompleteRead)|(?:Connection (?:reset|was closed|broken)|timed out|50[0234]\b"
             rf"|IncompleteRead).{{0,300}}(?:amazonaws|googleapis|s3://|gs://)"),
+    raised("store_access", r"(?:\w+\.)*(?:PermissionError|ClientAuthenticationError)", frames=STORE_FRAMES),
+    raised("user_arguments", None, r"\(NoSuchKey\)|\(404\) when calling|The specified key does not exist"),
     raised("store_transient", HTTP, r"reset|timed out|broken|closed|50[0234]\b", frames=STORE_FRAMES),
+    # some other service over HTTP: not the program's fault, and not the ranks' network
+    raised("store_transient", r"(?:requests|urllib3|httpx|httpcore|aiohttp)\.(?:\w+\.)*\w*(?:Connect\w*|Timeout"
+            r"|ProtocolError|MaxRetryError)\w*",
+            confidence=0.45),
     # disks and file systems
-    raised("inodes_full", None, r"inode"),
+    raised("inodes_full", OS, r"\binodes?\b"),
     raised("disk_full", OS, r"^\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded|StorageFull"
             r"|os error 28|ENOSPC|database or disk is full|PytorchStreamWriter failed|unexpected pos \d+ vs"),
     raised("file_system", OS, r"^\[Errno (?:5|30|107|116|121|112|108|70|103|110)\]|Input/output error"
             r"|Stale (?:NFS )?file handle|Read-only file system|Transport endpoint is not connected"
-            r"|Remote I/O error|os error (?:5|30|107|116)\b|Cannot send after transport endpoint|Host is down"),
+            r"|Remote I/O error|os error (?:5|30|107|116)\b|Cannot send after transport endpoint|Host is down"
+            r"|\[Errno 37\]|unable to lock file"),
     near("inodes_full", "disk_full", r"\b(?:inodes? |IUse%|IFree).{0,60}(?:100%| 0 )|out of inodes"
             r"|no (?:free )?inodes|inodes? (?:exhausted|used up|100)|\b100% /\S+.*inode"),
     # checkpoints

@@ -17,11 +17,12 @@ RULES = (
             r"|ArgumentError|UsageError|BadParameter|NoSuchOption|HfArgumentParser\w*|ScannerError|ParserError"
             r"|ConfigError|ConfigurationError|UserError|ConfigTypeError|UnsupportedInterpolationType|HydraException"
             r"|MissingParameter|TOMLDecodeError|DeepSpeedConfigError|MisconfigurationException"
-            r"|InstantiationException|BadArgumentUsage)"),
+            r"|InstantiationException|BadArgumentUsage|UnrecognizedFlagError|IllegalFlagValueError|FlagsError)"),
     raised("user_data", r"(?:\w+\.)*(?:UnicodeDecodeError|JSONDecodeError|UnidentifiedImageError|ArrowInvalid"
             r"|EmptyDataError|DataError|DatasetGenerationError|CastError|ArrowTypeError|ParquetException"
             r"|DecompressionBombError|LZMAError|TarError|ReadError|BadGzipFile|CSVError|SchemaInferenceError"
-            r"|LibsndfileError|NoBackendError|BadZipFile)"),
+            r"|LibsndfileError|NoBackendError|BadZipFile|EmptyDatasetError|DataFilesNotFoundError"
+            r"|NonMatchingSplitsSizesError|ExpectedMoreSplits\w*)"),
     raised("user_import", r"(?:\w+\.)*ModuleNotFoundError|(?:\w+\.)*ImportError"),
     raised("user_data", r"(?:\w+\.)*(?:ValueError|RuntimeError|IndexError|KeyError|TypeError|AssertionError|OSError"
             r"|StopIteration|Exception|PIL\.\w+)", r"num_samples should be a positive"
@@ -51,7 +52,8 @@ RULES = (
             r"|AttributeError|NotImplementedError|SystemExit|click\.\w+)",
             r"^(?:unknown|unrecognized|unsupported|invalid) (?:argument|option|config|optimizer|scheduler|model"
             r"|flag|setting|value for|choice|parameter|dtype|precision|strategy|backend)"
-            r"|got an unexpected keyword argument '\w+'$|must be divisible by|is not divisible"
+            r"|(?:Arguments|Config)\S*__init__\(\) got an unexpected keyword"
+            r"|arguments are not used by the HfArgumentParser|must be divisible by|is not divisible"
             r"|not (?:a )?multiple of|batch.?size.{0,80}(?:divisible|must|should|positive)"
             r"|config\w*.{0,60}(?:missing|invalid|required|must|should|expected|not)"
             r"|argument.{0,40}(?:must|should|required|invalid)|(?:learning.?rate|lr|num_\w+|micro_batch\w*"
@@ -65,7 +67,8 @@ RULES = (
     raised("user_code", r"(?:\w+\.)*(?:TypeError|AttributeError|KeyError|IndexError|ValueError|AssertionError"
             r"|Unsupported|InternalTorchDynamoError|BackendCompilerFailed|LoweringException|ReferenceError"
             r"|LookupError|OverflowError)", confidence=0.8),
-    line("user_arguments", r"\S{1,200}: error: (?:unrecognized arguments|the following arguments are required"
+    line("user_arguments", r"Flags parsing error|In '\S+': Could not find '"
+            r"|\S{1,200}: error: (?:unrecognized arguments|the following arguments are required"
             r"|argument |ambiguous option|one of the arguments|too few arguments|expected|invalid choice"
             r"|.{0,40}required)|Error: (?:No such option|Invalid value|Missing (?:option|argument|parameter)"
             r"|Got unexpected)|No such option: |Could not override|Key '\S+' (?:is )?not in|error: (?:run file"
