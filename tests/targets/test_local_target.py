@@ -88,7 +88,7 @@ def test_more_processes_than_gpus_needs_a_word_about_the_cpu(make_run):
 
 def test_checks_say_what_cannot_work(make_run, machine, tmp_path, monkeypatch):
     def check(run, bytes_needed=None):
-        checks.check_run(run, machine)
+        LocalTarget(machine).check_run(run)
         return checks.check(run, machine, tmp_path / "not" / "there", bytes_needed=bytes_needed)
 
     assert check(make_run()) == []

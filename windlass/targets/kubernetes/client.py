@@ -179,8 +179,7 @@ class KubernetesTarget:
 
         What an ended job has left in the cluster goes too, once its logs are here.
         """
-        cluster_job = self._must_have(job)
-        api = self._api_of(cluster_job)
+        api, cluster_job = self.cluster(job)
         before = self.status(job)
         run = job.folder.load_run()
         if before.ended:
@@ -301,12 +300,12 @@ class KubernetesTarget:
 
     def running_pods(self, job: JobRef) -> tuple[Api, ClusterJob, Sequence[Pod]]:
         """The pods that commands can be run in, by node."""
-        cluster_job = self._must_have(job)
+        api, cluster_job = self.cluster(job)
         newest = newest_by_node(self._snapshot(job, cluster_job).now()).values()
         running = [pod for pod in newest if pod.running and not pod.deleting]
         if not running:
             raise UserError(f"{job.name} has no running pods", fix=f"windlass show {job.name}")
-        return self._api_of(cluster_job), cluster_job, running
+        return api, cluster_job, running
 
     def cluster(self, job: JobRef) -> tuple[Api, ClusterJob]:
         cluster_job = self._must_have(job)
@@ -388,8 +387,7 @@ class KubernetesTarget:
 
     def _read_logs(self, job: JobRef, rank: int | None) -> None:
         """Whatever is new in the logs, of all pods or of one rank's."""
-        cluster_job = self._must_have(job)
-        api = self._api_of(cluster_job)
+        api, cluster_job = self.cluster(job)
         pods = job_watch.take_snapshot(api, cluster_job).now()
         if rank is not None:
             pods = [pod for pod in pods if pod.node_rank in (0, cluster_job.layout.node_of_rank(rank))]

@@ -21,8 +21,6 @@ KINDS = {
     JobKind.HYPERPOD: ("sagemaker.amazonaws.com/v1", "HyperPodPyTorchJob"),
     JobKind.INDEXED: ("batch/v1", "Job"),
 }
-
-
 KUEUE = "kueue.x-k8s.io/v1beta1"  # which version a cluster serves is not known; the job only names its queue
 
 

@@ -13,12 +13,6 @@ from windlass.targets.launch.disk import folder_can_be_made, space_is_there
 from windlass.targets.launch.machine import Machine
 
 
-def check_run(run: Run, machine: Machine) -> None:
-    """Raise what the machine does not have."""
-    one_node(run)
-    gpus_are_there(run, machine)
-
-
 def check(run: Run, machine: Machine, folder: Path, *, bytes_needed: int | None) -> list[str]:
     """Raise the first thing that cannot work; return what will work, but badly."""
     extras_are_installed(run)

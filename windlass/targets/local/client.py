@@ -65,7 +65,8 @@ class LocalTarget:
         return self.machine.memory_bytes
 
     def check_run(self, run: Run) -> None:
-        checks.check_run(run, self.machine)
+        checks.one_node(run)
+        checks.gpus_are_there(run, self.machine)
 
     def gather(self, run: Run) -> Place:
         return Place(runs=runs_root(), working_directory=Path.cwd(), python=sys.executable)

@@ -12,12 +12,6 @@ from windlass.targets.slurm.queue import Partition
 from windlass.targets.slurm.render import signal_lead, time_seconds
 
 
-def check_run(run: Run) -> None:
-    """Raise what cannot work on any cluster."""
-    limit_leaves_time(run)
-    has_an_environment(run)
-
-
 def check(run: Run, folder: RunFolder, partitions: dict[str, Partition], *, bytes_needed: int | None) -> list[str]:
     """Raise the first thing that cannot work; return what will work, but badly."""
     partition = partition_of(run, partitions)

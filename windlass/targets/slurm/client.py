@@ -71,7 +71,8 @@ class SlurmTarget:
         return with_ranks(run, num_gpus, threads)
 
     def check_run(self, run: Run) -> None:
-        checks.check_run(run)
+        checks.limit_leaves_time(run)
+        checks.has_an_environment(run)
 
     def gather(self, run: Run) -> Place:
         """Paths as the nodes find them; runs is absolute."""
