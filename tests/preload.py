@@ -13,9 +13,9 @@ import transformers.models.mixtral.modeling_mixtral  # noqa: F401
 
 import tests.data.killing
 import tests.trainer.harness  # noqa: F401
+import windlass.data.build.destinations
+import windlass.data.build.fetching
 import windlass.data.build.tokenizing
-import windlass.data.sources.fetch_destination
-import windlass.data.sources.fetching
 import windlass.store.s3
 import windlass.trainer.export
 import windlass.trainer.main  # noqa: F401
