@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from windlass.runfolder import RunFolder, read_json_lines, steps_of
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder, steps_of
 
 
 def train(folder: Path, run: dict[str, Any], *, threads: int) -> RunFolder:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs import trainer_command
-from windlass.runfolder import read_json_lines
+from windlass.common.files import read_json_lines
 
 PRESETS = ("llama-tiny", "llama3.2-tiny", "mistral-tiny", "mixtral-tiny")
 BATCH, LENGTH, WARMUP = 8, 256, 4

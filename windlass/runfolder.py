@@ -24,29 +24,13 @@ from windlass.common.files import (
     parse_record,
     read_json_lines,
     real,
-    sync_directory,
     whole,
-    words,
     write_atomically,
 )
 from windlass.errors import UserError
 from windlass.spec import Run, dump_run, load_run
 from windlass.spec.compatibility import Changes, differences, steering
 
-__all__ = [
-    "RUNS_VARIABLE",
-    "RunFolder",
-    "append_json_line",
-    "parse_record",
-    "read_json_lines",
-    "real",
-    "runs_root",
-    "steps_of",
-    "sync_directory",
-    "whole",
-    "words",
-    "write_atomically",
-]
 RUNS_VARIABLE = "WINDLASS_RUNS"
 SAVED = ("checkpoint", "resumed")  # events that say that there is, or was, a checkpoint
 MOST_BYTES = 1024 * 1024  # of a line that is looked at

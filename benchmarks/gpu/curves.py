@@ -26,7 +26,8 @@ from benchmarks.gpu.curves_cases import GPU, GROUPS, TINY, Case, Group, Size
 from benchmarks.gpu.curves_start import packed_shards, write_start
 from benchmarks.gpu.curves_verdicts import Outcome, Row, judge, table
 from benchmarks.gpu.machine import describe, gpu_state
-from windlass.runfolder import RunFolder, read_json_lines, steps_of
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder, steps_of
 from windlass.trainer.distributed.faults import VARIABLE as FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]

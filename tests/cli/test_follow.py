@@ -5,7 +5,8 @@ import json
 import pytest
 
 from windlass.cli.runs.follow import Bar, Follower, JsonLines, Lines, describe_event
-from windlass.runfolder import RunFolder, append_json_line
+from windlass.common.files import append_json_line
+from windlass.runfolder import RunFolder
 from windlass.targets.protocol import JobRef, JobStatus
 
 

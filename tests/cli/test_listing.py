@@ -13,8 +13,9 @@ import pytest
 
 from windlass.checkpoint import CheckpointFolder, Manifest
 from windlass.checkpoint.ownership import hold
+from windlass.common.files import append_json_line
 from windlass.plan import resolve
-from windlass.runfolder import RunFolder, append_json_line
+from windlass.runfolder import RunFolder
 from windlass.spec import load_run
 from windlass.targets.launch import processes
 

@@ -7,8 +7,9 @@ import socket
 import pytest
 
 from windlass.cli.runs.summary import seconds_lost
+from windlass.common.files import append_json_line
 from windlass.plan import resolve
-from windlass.runfolder import RunFolder, append_json_line
+from windlass.runfolder import RunFolder
 from windlass.spec import load_run
 from windlass.targets.launch import processes
 

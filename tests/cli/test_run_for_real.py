@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from windlass.runfolder import RunFolder, read_json_lines, steps_of
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder, steps_of
 
 BAD_INPUTS = {
     "unknown key": (["train.stepz=3"], "did you mean train.steps?"),

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from windlass.common.files import append_json_line
 from windlass.plan import resolve
-from windlass.runfolder import RunFolder, append_json_line
+from windlass.runfolder import RunFolder
 from windlass.spec import load_run
 
 COMMAND = f"{sys.executable} -m windlass.cli.main"

@@ -13,8 +13,9 @@ import termios
 import pytest
 
 from windlass.cli.output import has_styles
+from windlass.common.files import append_json_line
 from windlass.plan import resolve
-from windlass.runfolder import RunFolder, append_json_line
+from windlass.runfolder import RunFolder
 from windlass.spec import load_run
 
 LONG = "qwen-fine-tune-of-the-second-corpus-with-lr-3e-5"

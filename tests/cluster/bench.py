@@ -17,7 +17,8 @@ import yaml
 from tests.cluster.box.cluster import Cluster
 from tests.cluster.box.layout import CLAIM
 from tests.cluster.box.overlay import REPOSITORY, python
-from windlass.runfolder import RunFolder, read_json_lines, steps_of
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder, steps_of
 
 STEPS, EVERY, HELD_STEP = 12, 3, 8
 TRAINING = {

@@ -7,7 +7,8 @@ import pytest
 
 from tests.cluster.bench import EVERY, Bench, events
 from windlass.checkpoint import CheckpointFolder
-from windlass.runfolder import read_json_lines, steps_of
+from windlass.common.files import read_json_lines
+from windlass.runfolder import steps_of
 
 pytestmark = pytest.mark.cluster
 

@@ -20,7 +20,8 @@ import yaml
 from tests.gpu.cases import EQUAL, FP32, SAME, STEPS, Case, Tolerance, with_models
 from tests.gpu.machine import backend, environment, free_port, side_by_side, why_not
 from windlass.checkpoint import CheckpointFolder
-from windlass.runfolder import RunFolder, read_json_lines, steps_of
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder, steps_of
 
 GROUPS = ("1", "2", "4", "4 fresh")  # of so many ranks; "fresh" for cases that need new processes
 MOST_RANKS = 4

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.runfolder import RunFolder, append_json_line, read_json_lines
+from windlass.common.files import append_json_line, read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.watch import archive as archive_module
 from windlass.targets.kubernetes.watch.archive import Skipper, opened
 from windlass.targets.kubernetes.watch.logs import full_moment, parse_line

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.runfolder import RunFolder, append_json_line
+from windlass.common.files import append_json_line
+from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.manifests.capacity import charge, node_room, why_not
 from windlass.targets.kubernetes.manifests.cluster_facts import parse_quantity, show_quantity
 from windlass.targets.kubernetes.manifests.request import PodLayout

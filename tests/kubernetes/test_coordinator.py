@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
 from windlass.targets.kubernetes.pod import coordinator as coordinator_module
 from windlass.targets.kubernetes.pod.attempt_history import AttemptHistory

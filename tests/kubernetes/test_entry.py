@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+from windlass.common.files import read_json_lines
 from windlass.plan import resolve
-from windlass.runfolder import RunFolder, read_json_lines, steps_of
+from windlass.runfolder import RunFolder, steps_of
 from windlass.spec import dump_run, parse_run
 from windlass.targets.kubernetes.pod.verdict import LEFT
 from windlass.targets.launch import processes

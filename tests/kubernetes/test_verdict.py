@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from windlass.common.files import read_json_lines
 from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
 from windlass.targets.kubernetes.entry import BROKEN
 from windlass.targets.kubernetes.pod.attempt_history import AttemptHistory

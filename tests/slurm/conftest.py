@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.slurm.cluster import Cluster, why_not
-from windlass.runfolder import RunFolder, read_json_lines, steps_of
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder, steps_of
 
 STEPS, EVERY, HELD_STEP = 12, 3, 8
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
 from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, budget_of
 from windlass.targets.protocol import JobRef

@@ -9,7 +9,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.targets.local.client import LocalTarget
 from windlass.targets.protocol import JobStatus
 

@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from windlass.common.files import append_json_line, read_json_lines
 from windlass.errors import UserError
-from windlass.runfolder import RunFolder, append_json_line, read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.spec import load_run
 
 run = load_run(sys.argv[1])

@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from tests.forking import context
-from windlass.runfolder import RunFolder, read_json_lines, steps_of
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder, steps_of
 
 
 @dataclass

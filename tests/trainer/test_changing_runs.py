@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result, train
+from windlass.common.files import read_json_lines
 from windlass.data.build.tokenizing import tokenize
 from windlass.data.sequences.windows import Windows
 from windlass.data.sources.source import source_named
 from windlass.data.tokenizers.tokenizer import load_tokenizer
-from windlass.runfolder import read_json_lines
 from windlass.spec import parse_run
 from windlass.trainer.batches import Batches
 from windlass.trainer.checkpointing.tiers import Progress

@@ -15,9 +15,9 @@ import yaml
 
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
+from windlass.common.files import read_json_lines
 from windlass.data import open_sequences
 from windlass.plan import resolve
-from windlass.runfolder import read_json_lines
 from windlass.spec import Run, parse_run
 from windlass.trainer.batches import Batches
 from windlass.trainer.checkpointing.tiers import Progress

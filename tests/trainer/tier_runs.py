@@ -12,7 +12,8 @@ from typing import Any
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Job, Result, resume, start
 from windlass.checkpoint import CheckpointFolder
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder
 
 STEPS = 12
 

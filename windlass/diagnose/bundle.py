@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from windlass.common.files import read_json_lines as records_of
+from windlass.common.files import real, whole, words
 from windlass.diagnose.reading import clean, moment
 from windlass.diagnose.secrets import without_secrets
 from windlass.errors import UserError
-from windlass.runfolder import RunFolder, real, whole, words
-from windlass.runfolder import read_json_lines as records_of
+from windlass.runfolder import RunFolder
 
 FACTS_FILE = "facts.json"
 PARTS = ("target", "job", "pods", "events", "nodes", "workload")

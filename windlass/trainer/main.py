@@ -18,10 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from windlass.common.files import write_atomically
 from windlass.data.checks import check_data
 from windlass.errors import ExitCode, UserError
 from windlass.plan import check, resolve
-from windlass.runfolder import RunFolder, write_atomically
+from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
 from windlass.trainer.callbacks.preemption import Preemption
 from windlass.trainer.distributed.failures import PeerLostError, described, kind_of

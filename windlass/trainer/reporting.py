@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from windlass.runfolder import RunFolder, append_json_line
+from windlass.common.files import append_json_line
+from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.trainer.distributed.ranks import Ranks
 

@@ -74,7 +74,7 @@ def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
 
 def _validation_losses(folder: RunFolder) -> dict[int, float]:
     """The validation loss at each step that has one; of a validation that was repeated the last."""
-    from windlass.runfolder import read_json_lines, real, whole
+    from windlass.common.files import read_json_lines, real, whole
 
     records = (record for record in read_json_lines(folder.metrics) if record.get("kind") == "validation")
     found = ((whole(record.get("step")), real(record.get("loss"))) for record in records)

@@ -97,7 +97,7 @@ def differing_settings(folders: list[RunFolder]) -> dict[str, list[Any]]:
 
 
 def loss_at(folder: RunFolder, step: int) -> float | None:
-    from windlass.runfolder import read_json_lines, real
+    from windlass.common.files import read_json_lines, real
 
     records = (one for one in read_json_lines(folder.metrics) if one.get("kind") == "step" and one.get("step") == step)
     return next((real(one.get("loss")) for one in reversed(list(records))), None)

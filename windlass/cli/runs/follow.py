@@ -28,7 +28,8 @@ from windlass.cli.output import (
     print_json_line,
     wrapped,
 )
-from windlass.runfolder import RunFolder, real, whole, words
+from windlass.common.files import real, whole, words
+from windlass.runfolder import RunFolder
 from windlass.spec.compatibility import shown
 from windlass.targets.launch.decision import how_it_died
 from windlass.targets.launch.progress import PACE_STEPS, seconds_left

@@ -84,7 +84,7 @@ def _print_news(history: History) -> None:
     """What happened, in the order in which it did; saves are counted, since they are most of what happens."""
     from windlass.cli.output import moment, plain, plural, wrapped
     from windlass.cli.runs.follow import describe_event
-    from windlass.runfolder import real
+    from windlass.common.files import real
 
     news = [(real(record.get("time")), text) for record in history.news if (text := describe_event(record))]
     if news or history.saves:

@@ -12,7 +12,8 @@ from typing import Any
 
 from windlass.cli.output import count, duration, line_width, number
 from windlass.cli.runs.follow import describe_event
-from windlass.runfolder import RunFolder, parse_record, read_json_lines, real, whole, words
+from windlass.common.files import parse_record, read_json_lines, real, whole, words
+from windlass.runfolder import RunFolder
 from windlass.targets.launch.progress import PACE_STEPS, pace
 from windlass.targets.launch.tail import newest_steps
 

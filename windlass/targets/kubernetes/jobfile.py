@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from windlass.runfolder import RunFolder, write_atomically
+from windlass.common.files import write_atomically
+from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.request import PodLayout
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from windlass.common.files import whole
 from windlass.errors import ExitCode
-from windlass.runfolder import whole
 from windlass.targets.protocol import State
 
 

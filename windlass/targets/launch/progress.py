@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from windlass.common.files import real, whole, words
 from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder, real, whole, words
+from windlass.runfolder import RunFolder
 from windlass.targets.launch.tail import newest_steps, records_since
 from windlass.targets.protocol import ENDED, JobStatus
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windlass.runfolder import RunFolder, whole, words
+from windlass.common.files import whole, words
+from windlass.runfolder import RunFolder
 from windlass.targets.launch import processes
 from windlass.targets.launch.machine import HostIdentity, this_host
 from windlass.targets.launch.progress import Record, end_since_launch, since_launch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from windlass.runfolder import parse_record
+from windlass.common.files import parse_record
 
 FIRST_BLOCK = 16 * 1024
 LARGEST_LOOK_BACK = 4 * 1024 * 1024  # for a step: between two of them there are a few lines at most

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +27,6 @@ class Place:
 def torchrun(python: str, *options: str, run_file: str) -> tuple[str, ...]:
     """The command that starts the ranks of one node."""
     return (python, "-m", "torch.distributed.run", *options, "-m", "windlass.trainer", run_file)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 class TorchrunLog:

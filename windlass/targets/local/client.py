@@ -18,8 +18,9 @@ from functools import cached_property
 from pathlib import Path
 
 from windlass.catalog.gpus import Gpu, gpu_of_device
+from windlass.common.files import parse_record, real, write_atomically
 from windlass.errors import ExitCode, UserError
-from windlass.runfolder import RunFolder, parse_record, real, runs_root, write_atomically
+from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
 from windlass.targets.launch import processes
 from windlass.targets.launch.decision import Done, stopped_by_owner

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from windlass.common.files import real, whole
 from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder, real, whole
+from windlass.runfolder import RunFolder
 from windlass.targets.launch import processes
 from windlass.targets.launch.disk import is_full
 from windlass.targets.launch.progress import PACE_STEPS, Record, end_since_launch, pace, since_launch, with_progress

@@ -20,8 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from windlass.common.files import append_json_line, parse_record, read_json_lines, whole, write_atomically
 from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder, append_json_line, parse_record, read_json_lines, whole, write_atomically
+from windlass.runfolder import RunFolder
 from windlass.targets.launch import processes
 from windlass.targets.launch.decision import (
     AttemptEnd,

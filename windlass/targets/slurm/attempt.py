@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windlass.common.files import read_json_lines
+from windlass.common.ports import free_port
 from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.targets.launch.decision import (
     AttemptEnd,
     Done,
@@ -35,7 +37,6 @@ from windlass.targets.launch.decision import (
 )
 from windlass.targets.launch.disk import is_full
 from windlass.targets.launch.tail import Tail
-from windlass.targets.launch.torchrun import free_port
 from windlass.targets.slurm.render import comment_of
 from windlass.targets.slurm.state import SubmittedJob, lock
 

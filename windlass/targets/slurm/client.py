@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from windlass.common.files import write_atomically
 from windlass.errors import ExitCode, UserError
-from windlass.runfolder import RunFolder, runs_root, write_atomically
+from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
 from windlass.targets.launch.logs import follow_logs
 from windlass.targets.launch.progress import recorded_end

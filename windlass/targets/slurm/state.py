@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from windlass.common.files import read_json_lines, write_atomically
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
-from windlass.runfolder import RunFolder, read_json_lines, write_atomically
+from windlass.runfolder import RunFolder
 from windlass.targets.launch.disk import is_full
 from windlass.targets.launch.progress import with_progress
 from windlass.targets.launch.supervision import LOCK_FILE

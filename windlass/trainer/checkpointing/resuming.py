@@ -18,8 +18,9 @@ from typing import Any
 from torch import nn
 
 from windlass.checkpoint import TIERS, CheckpointFolder, Manifest
+from windlass.common.files import read_json_lines
 from windlass.errors import UserError
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.trainer.checkpointing.saving import Checkpointer
 from windlass.trainer.checkpointing.store_tier import store_offers
 from windlass.trainer.checkpointing.tiers import Offer

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from windlass.common.files import read_json_lines
 from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.compatibility import must_match
 from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd, deaths_of, verdict

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from windlass.common.ports import free_port
 from windlass.targets.kubernetes.pod.attempt_history import AttemptHistory
 from windlass.targets.kubernetes.pod.messages import (
     LONGEST,
@@ -30,7 +31,6 @@ from windlass.targets.kubernetes.pod.messages import (
 )
 from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd
 from windlass.targets.launch.decision import Done
-from windlass.targets.launch.torchrun import free_port
 
 BEAT_SECONDS = 3.0
 SILENCE_SECONDS = 60.0  # a pod that sends nothing for so long is lost, though its connection may look open

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from windlass.runfolder import RunFolder, write_atomically
+from windlass.common.files import write_atomically
+from windlass.runfolder import RunFolder
 from windlass.targets.launch.tail import Tail
 
 RECORD = "windlass-record"

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from windlass.common.files import write_atomically
 from windlass.common.locks import locked
-from windlass.runfolder import RunFolder, write_atomically
+from windlass.runfolder import RunFolder
 
 CURSOR_FILE = "cursors.json"
 LOCK_FILE = "archive.lock"

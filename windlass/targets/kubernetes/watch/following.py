@@ -6,7 +6,8 @@ import contextlib
 import threading
 from typing import Any, Self
 
-from windlass.runfolder import RunFolder, append_json_line, read_json_lines
+from windlass.common.files import append_json_line, read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.api.errors import in_words
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob

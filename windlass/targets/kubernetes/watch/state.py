@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from windlass.common.files import read_json_lines
 from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder, read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import HELD_BACK, Pod, newest_by_node, phases
 from windlass.targets.launch.progress import with_progress
