@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from tests.outputs import watch_processes, watch_this_process
 # Machines are slow and noisy: time says nothing about a property.
 settings.register_profile("windlass", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("windlass")
+
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and commands would break their lines there
 
 RERUNS: list[tuple[str, str]] = []  # test, and what it said when it failed
 

@@ -184,7 +184,7 @@ def test_colours_can_be_forced(folder, monkeypatch):
 
 
 FOLLOWING = """
-from windlass.cli.follow import reporter
+from windlass.cli.runs.follow import reporter
 news = reporter(1_000_000, as_json=False)
 for step in (1, 500_000, 1_000_000):
     record = {"step": step, "steps": 1_000_000, "loss": 2.3456, "tokens_per_s": 123456.0, "seconds_left": 7800.0}

@@ -228,7 +228,7 @@ def test_the_store_goes_away_while_it_is_read(remote: FaultyS3, monkeypatch: pyt
     from windlass.store import StoreOptions
 
     impatient = StoreOptions(patience_s=0.5, first_delay_s=0.05)
-    monkeypatch.setattr("windlass.store.StoreOptions", lambda **_: impatient)
+    monkeypatch.setattr(store_shards, "StoreOptions", lambda **_: impatient)
     found = open_sequences(run_on(URL), "train", tokenizer="tiny")
     assert found
     remote.inject(Fault("503", times=100_000))

@@ -43,7 +43,7 @@ def test_render_is_the_command_that_is_printed(make_run, machine):
 def test_the_users_number_of_threads_is_kept(make_run, machine, monkeypatch):
     def threads(**resources):
         run = LocalTarget(GPUS).settle(make_run(resources=resources))
-        made = render(run, python="python", runs=Path("runs"), working_directory=Path("/"))
+        made = render(run, Place(Path("runs"), Path("/"), "python"))
         return run.resources.threads_per_process, made.environment["OMP_NUM_THREADS"]
 
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -54,8 +56,9 @@ def test_the_order_goes_on_whatever_the_batches_are(
     for steps, global_batch, world_size in batches:
         run = parse_run({**tiny_run(corpus, train__global_batch=global_batch), "name": "r"})
         rows = -(-global_batch // world_size)
+        layout: Any = SimpleNamespace(micro=rows, num_micro=1)
         shares = [
-            Batches.for_training(windows, run, OneOf(rank, world_size), (rows, 1), position)  # type: ignore[arg-type]
+            Batches.for_training(windows, run, OneOf(rank, world_size), layout, position)  # type: ignore[arg-type]
             for rank in range(world_size)
         ]
         for step in range(position.step, position.step + steps):

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ def reader(run: Run, rank: int, world_size: int) -> Batches:
     alone: Any = None  # nothing is exchanged while reading
     ranks = Ranks(rank, world_size, rank, torch.device("cpu"), host=alone, saving=alone)
     rows = -(-run.train.global_batch // world_size)
-    return Batches.for_training(sequences, run, ranks, (rows, 1), Progress(0, 0, None))
+    layout: Any = SimpleNamespace(micro=rows, num_micro=1)
+    return Batches.for_training(sequences, run, ranks, layout, Progress(0, 0, None))
 
 
 def ids_of(batches: Batches, step: int) -> list[str]:
