@@ -48,10 +48,10 @@ def looking(folder: Path) -> Callable[[int], None]:
 
 
 def _look(folder: Path, rank: int) -> None:
-    from windlass.trainer import loop
+    from windlass.trainer import state
     from windlass.trainer.step import Stepper
 
-    build, backward = loop.build_model, Stepper.backward
+    build, backward = state.build_model, Stepper.backward
 
     def built(*args: Any, **options: Any) -> Any:
         model = build(*args, **options)
@@ -66,5 +66,5 @@ def _look(folder: Path, rank: int) -> None:
             file.write(json.dumps(tied) + "\n")
         return losses
 
-    loop.build_model = built
+    state.build_model = built
     Stepper.backward = noted  # type: ignore[method-assign]

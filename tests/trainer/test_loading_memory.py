@@ -35,9 +35,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measured(folder: Path, rank: int) -> None:
     """A prelude: note how far a rank's memory rises from before its model is built until its weights are loaded."""
-    from windlass.trainer import loop
+    from windlass.trainer import state
 
-    build = loop.build_model
+    build = state.build_model
 
     def built(*args: Any, **options: Any) -> Any:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -46,7 +46,7 @@ def measured(folder: Path, rank: int) -> None:
         (folder / f"memory-{rank}.json").write_text(json.dumps({"before": before, "peak": resident("VmHWM")}))
         return model
 
-    loop.build_model = built
+    state.build_model = built
 
 
 def resident(field: str) -> int:
