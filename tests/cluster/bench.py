@@ -20,6 +20,7 @@ from tests.cluster.box.overlay import REPOSITORY, python
 from windlass.common.files import read_json_lines
 from windlass.runfolder import RunFolder, steps_of
 
+COMMAND_VARIABLE = "WINDLASS_TEST_COMMAND"  # what pods run in place of the entry: "-m benchmarks.elastic_pod pod"
 STEPS, EVERY, HELD_STEP = 12, 3, 8
 TRAINING = {
     "model": {"preset": "llama-tiny"},
@@ -58,6 +59,8 @@ class Bench:
             "cpu": "100m",
             "pod": overlay,
         }
+        if COMMAND_VARIABLE in os.environ:
+            container["command"] = [options["python"], *os.environ[COMMAND_VARIABLE].split()]
         value = {**TRAINING, "target": {"kind": "kubernetes", "kubernetes": options}, **sections}
         path.write_text(yaml.safe_dump(value, sort_keys=False))
         return path
