@@ -19,17 +19,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from windlass.common.files import parse_record, read_json_lines
 from windlass.errors import ExitCode
-from windlass.runfolder import RunFolder, parse_record, read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.entry import pod_code
-from windlass.targets.kubernetes.pod.attempt_history import Chronicle
+from windlass.targets.kubernetes.pod.attempt_history import AttemptHistory
 from windlass.targets.kubernetes.pod.launching import SAY_ALL_VARIABLE
-from windlass.targets.kubernetes.pod.log_forwarder import Outlet, Records, Teller
+from windlass.targets.kubernetes.pod.log_forwarder import LogForwarder, PodOutput, Records
 from windlass.targets.kubernetes.pod.place import Place, launcher_environment
 from windlass.targets.kubernetes.pod.verdict import LEFT
 from windlass.targets.launch import processes
-from windlass.targets.local.render import ATTEMPT_VARIABLE, FOLDER_VARIABLE
-from windlass.targets.slurm.attempt import budget_of
+from windlass.targets.launch.decision import budget_of
+from windlass.targets.launch.torchrun import ATTEMPT_VARIABLE, FOLDER_VARIABLE
 
 # A pod counts as dead after 3 × 3 s without a heartbeat; a store that does not answer is given up after 20 s.
 RENDEZVOUS = "join_timeout=900,keep_alive_interval=3,keep_alive_max_attempt=3,read_timeout=20"
@@ -41,14 +42,14 @@ def pod() -> int:
     place = Place.of(os.environ)
     processes.adopt_orphans()
     place.scratch.mkdir(parents=True, exist_ok=True)
-    history = Chronicle(place.folder, place.run)
+    history = AttemptHistory(place.folder, place.run)
     if place.is_host:
         history.open()
     place.folder.logs.mkdir(parents=True, exist_ok=True)
     before = history.ended_before(place.submission)
     if before is not None:
         return pod_code(int(before.code))
-    forwarder = Teller(Outlet(), Records(place.folder) if place.is_host else None)
+    forwarder = LogForwarder(PodOutput(), Records(place.folder) if place.is_host else None)
     told: list[float] = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(time.monotonic()))
     try:
@@ -67,7 +68,7 @@ def _run_until_decided(place: Place, told: list[float]) -> int:
         errors = hopeless_errors(place.folder, began)
         if errors and not told:
             return _end(place, "failed", int(errors[0].get("exit_code") or 1), str(errors[0].get("error")))
-        ended = Chronicle(place.folder, place.run).ended_before(place.submission)
+        ended = AttemptHistory(place.folder, place.run).ended_before(place.submission)
         if ended is not None:
             return pod_code(int(ended.code))
         used = budget_of(list(read_json_lines(place.folder.history)), allowed).used
