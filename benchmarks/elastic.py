@@ -29,8 +29,9 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from windlass.cli.runs.summary import summarize
+from windlass.common.files import read_json_lines
 from windlass.plan import resolve
-from windlass.runfolder import RunFolder, read_json_lines, steps_of
+from windlass.runfolder import RunFolder, steps_of
 from windlass.spec import dump_run, parse_run
 from windlass.targets.launch import processes
 
