@@ -18,6 +18,7 @@ import yaml
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Job, start
 from windlass.runfolder import RunFolder
+from windlass.trainer.distributed.peers import BEAT_S
 
 pytestmark = pytest.mark.train
 
@@ -77,6 +78,7 @@ def test_a_stopped_rank_is_named_with_the_collective_it_missed(corpus: Path, tmp
     run = tiny_run(corpus, train__steps=500, checkpoint__every=1000, parallel={"timeout_minutes": 0.15})
     job = start(tmp_path, run, ranks=3)
     job.wait_for(lambda: job.step() >= 3)
+    time.sleep(1.5 * BEAT_S)  # each rank has sent since then where it is
     os.kill(job.processes[1].pid, signal.SIGSTOP)
     left(job, (0, 2), time.monotonic())
     job.signal(1, signal.SIGKILL)
