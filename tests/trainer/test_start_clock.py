@@ -1,12 +1,16 @@
-"""The line of the log that says where the time until the first step went."""
+"""Start-up: where the time until the first step goes, and what an earlier kill left behind."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from windlass.trainer.startup import StartClock, process_begin
+import pytest
+
+from windlass.trainer.startup import StartClock, drop_unfinished_kernels, process_begin
 
 
 def test_parts_add_up_to_the_whole() -> None:
@@ -33,3 +37,15 @@ def test_time_before_the_first_line_of_python_counts() -> None:
     after = time.time()
     assert before - 0.1 <= float(said.stdout) <= after
     assert process_begin() < before
+
+
+def test_kernels_whose_compiler_was_killed_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    unfinished, linking, whole = (tmp_path / folder / "kernel.main.so" for folder in ("ab", "cd", "ef"))
+    for library, content in ((unfinished, b""), (linking, b""), (whole, b"\x7fELF")):
+        library.parent.mkdir()
+        library.write_bytes(content)
+    for library in (unfinished, whole):
+        os.utime(library, (0, 0))
+    assert drop_unfinished_kernels() == [unfinished]
+    assert (unfinished.exists(), linking.exists(), whole.exists()) == (False, True, True)

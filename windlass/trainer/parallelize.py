@@ -31,6 +31,7 @@ from windlass.trainer.fast.fp8 import use_fp8
 from windlass.trainer.fast.kernels import cublas, flash4  # noqa: F401  they register operators
 from windlass.trainer.fast.lean import use_lean_blocks
 from windlass.trainer.model.structure import blocks
+from windlass.trainer.startup import drop_unfinished_kernels
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ def parallelize(model: nn.Module, run: Run, layout: Layout, ranks: Ranks) -> Non
         use_fp8(model, run, ranks)
     if layout.lean:
         use_lean_blocks(model)
+    if layout.compiled and (dropped := drop_unfinished_kernels()):
+        log.warning("%d kernels in torch's cache were left unfinished by a kill; they are compiled again", len(dropped))
     for block in blocks(model).values():
         if layout.recompute == "selective":
             recompute(block, selective=True)

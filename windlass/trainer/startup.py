@@ -1,17 +1,14 @@
-"""Where the time until the first step goes: one line of the log, by what a start is made of.
-
-Keep memory that tensors on the CPU gave back: the next step needs it again.
-
-The C library hands large freed blocks back to the kernel, which then clears the same pages again in every step: with a
-tiny model 3 to 5 % of the time.
-"""
+"""The start of a rank: where its time goes, memory kept for the next step, and what an earlier kill left behind."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import time
 from pathlib import Path
+
+COMPILING_S = 300.0  # an empty library may be one that is being linked now; none takes so long
 
 
 class StartClock:
@@ -50,10 +47,31 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """False where the C library has no such switch (only GNU's has it), or refuses; nothing is changed then."""
+    """Keep memory that tensors on the CPU gave back: the next step needs it again.
+
+    The C library hands large freed blocks back to the kernel, which then clears the same pages again in every step: with
+    a tiny model 3 to 5 % of the time. False where it has no such switch (only GNU's has it), or refuses.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
     # In this order: the second without the first would hand back even more.
     return all(mallopt(ctypes.c_int(name), ctypes.c_int(KEPT)) == 1 for name in (MMAP_THRESHOLD, TRIM_THRESHOLD))
+
+
+def drop_unfinished_kernels() -> list[Path]:
+    """Delete libraries that a compiler had opened and not written when it was killed, from torch's cache.
+
+    torch takes a file that is there for a finished one, so that every later start would fail ("file too short").
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    dropped = []
+    for library in Path(cache_dir()).glob("*/*.so"):
+        with contextlib.suppress(OSError):  # another rank was faster
+            status = library.stat()
+            if status.st_size == 0 and time.time() - status.st_mtime > COMPILING_S:
+                library.unlink()
+                dropped.append(library)
+    return dropped
