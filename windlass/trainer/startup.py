@@ -49,8 +49,8 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
 def keep_freed_memory() -> bool:
     """Keep memory that tensors on the CPU gave back: the next step needs it again.
 
-    The C library hands large freed blocks back to the kernel, which then clears the same pages again in every step: with
-    a tiny model 3 to 5 % of the time. False where it has no such switch (only GNU's has it), or refuses.
+    The C library hands large freed blocks back to the kernel, which then clears the same pages again in every step:
+    with a tiny model 3 to 5 % of the time. False where it has no such switch (only GNU's has it), or refuses.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
