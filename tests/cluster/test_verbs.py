@@ -79,7 +79,7 @@ def test_the_same_request_attaches_and_another_is_an_error(bench, running):
     assert "following it" in same.stderr
     other = bench.windlass(*asked, "train.steps=99999", "--detach")
     assert other.returncode == 2
-    assert "train.steps: 100000 there, 99999 asked" in other.stderr
+    assert "train.steps  100000 there, 99999 asked" in other.stderr
     assert f"windlass stop {running}" in other.stderr
     assert objects(bench, running) == before
 
