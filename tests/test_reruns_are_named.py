@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,8 @@ def test_a_test_that_is_tried_again_is_named_with_its_first_failure(tmp_path, wo
         "    assert before, 'the port was taken'\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "--reruns", "1", *workers, "-p", "no:cacheprovider", str(tmp_path)]
-    out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # the copied conftest imports from here
+    out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert out.returncode == 0, out.stdout
     assert "1 passed, 1 rerun" in out.stdout
     summary = out.stdout[out.stdout.index("tests that were tried again") :]
