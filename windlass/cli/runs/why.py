@@ -44,6 +44,7 @@ def why(job: str | None, facts_file: Path | None, save: Path | None, place: str 
     verdict = diagnose(Facts.read(facts))
     if save is not None:
         save_bundle(facts, save)
+    notes = [clean_text(note) for note in notes]
     if as_json:
         answer = verdict.as_dict()
         for one in answer["evidence"]:
@@ -51,7 +52,7 @@ def why(job: str | None, facts_file: Path | None, save: Path | None, place: str 
         print_json({**answer, "notes": notes, **({"saved": str(save)} if save else {})})
         return
     for note in notes:
-        click.echo(f"note: {clean_text(note)}", err=True)
+        click.echo(f"note: {note}", err=True)
     click.echo(describe(verdict))
     if save is not None:
         click.echo(f"\nsaved     {save}: facts and logs, secrets removed; windlass why {save}")
