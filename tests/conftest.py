@@ -1,14 +1,20 @@
-"""Settings for all tests, and a list of every test that passed only when it was tried again."""
+"""Settings and fixtures for all tests, and a list of every test that passed only when it was tried again."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.outputs import watch_processes, watch_this_process
+from tests.store.s3_server import FaultyS3, running_s3
+from windlass.cli.main import run_command
 
 # Machines are slow and noisy: time says nothing about a property.
 settings.register_profile("windlass", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -39,3 +45,62 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 # Whatever a command prints with --json in any test is compared with its schema.
 watch_this_process()
 watch_processes()
+
+
+@pytest.fixture(scope="session")
+def s3_process() -> Iterator[FaultyS3]:
+    """An S3 server with an empty bucket called `bucket`."""
+    pytest.importorskip("moto")
+    with running_s3() as s3:
+        s3.make_bucket("bucket")
+        yield s3
+
+
+@pytest.fixture
+def s3(s3_process: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """The S3 server, named in the environment, without faults and without files."""
+    for name, value in s3_process.environment.items():
+        monkeypatch.setenv(name, value)
+    yield s3_process
+    s3_process.reset()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def windlass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Run one command in-process; nothing of it leaves tmp_path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WINDLASS_RUNS", raising=False)
+
+    def run(*arguments: Any) -> Outcome:
+        capfd.readouterr()
+        code = run_command([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return Outcome(int(code), out, err)
+
+    return run
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "model: {preset: llama-tiny}\n"
+        "data: {source: 'corpus:austen', sequence_length: 32}\n"
+        "train: {steps: 6, global_batch: 4, precision: fp32}\n"
+        "resources: {gpus_per_node: 0, processes_per_node: 2}\n"
+        "checkpoint: {every: 2}\n"
+    )
+    return path

@@ -143,17 +143,23 @@ def test_datasets_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs the `datasets` library" in fails("hf:allenai/c4")
 
 
-def test_it_imports_no_heavy_library() -> None:
+def test_it_imports_no_heavy_library(tmp_path: Path) -> None:
     import subprocess
     import sys
 
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"text": "a"}\n')
     code = (
         "import sys; from windlass.data.checks import check_data; from tests.data.conftest import run_on\n"
         "check_data(run_on('corpus:austen')); check_data(run_on('hf:allenai/c4'))\n"
-        "print({'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules))"
+        "print({'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules))\n"
+        "from windlass.data.sources.hub import load; from windlass.data.sources.source import hub_source\n"
+        "source = hub_source('hf:json', config=None, split='train', files=(sys.argv[1],), text_field='text')\n"
+        "print([record['text'] for record in load(source)[0]])\n"
+        "print({'torch', 'transformers'} & set(sys.modules))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    done = subprocess.run([sys.executable, "-c", code, str(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["set()", "['a']", "set()"]
 
 
 @pytest.fixture

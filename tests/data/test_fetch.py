@@ -19,7 +19,6 @@ from tests.data.conftest import texts
 from tests.data.servers import COMMIT, HubHandler, Served, serving
 from tests.data.test_store_shards import in_store
 from tests.data.test_stream_remote import CARD, compressed
-from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
 from tests.store.s3_server import FaultyS3
 from windlass.data.shards.folder import TokenShards
 
@@ -79,7 +78,7 @@ def test_samples_bytes_and_kinds_of_output(hub: Served, tmp_path: Path) -> None:
     assert "exists" in error["error"]
 
 
-def test_to_a_store(hub: Served, tmp_path: Path, s3: FaultyS3) -> None:  # noqa: F811
+def test_to_a_store(hub: Served, tmp_path: Path, s3: FaultyS3) -> None:
     fetch(hub, tmp_path, "allenai/c4", "--samples", 500, "-o", "s3://bucket/c4", **s3.environment)
     assert lines(in_store(s3, "c4/")["part-00000.jsonl"]) == expected(500)
     fetch(hub, tmp_path, "allenai/c4", "--samples", 9, "-o", "s3://bucket/one/c4.jsonl", **s3.environment)

@@ -11,7 +11,6 @@ import pytest
 from tests.data.conftest import json_lines, texts
 from tests.data.killing import killed_until_done, num_steps
 from tests.data.test_store_shards import in_store
-from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
 from tests.store.s3_server import Fault, FaultyS3
 
 pytestmark = pytest.mark.slow
@@ -103,7 +102,7 @@ def test_straight_to_a_store(
     files: list[str],
     tmp_path: Path,
     what: str,
-    s3: FaultyS3,  # noqa: F811
+    s3: FaultyS3,
 ) -> None:
     """Killed before, between and after requests, with requests that fail on top."""
     cache = Path(os.environ["WINDLASS_CACHE"])

@@ -11,7 +11,6 @@ import pyarrow.parquet
 import pytest
 
 from tests.data.conftest import json_lines, run_on, texts
-from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
 from tests.store.s3_server import Fault, FaultyS3
 from windlass.data import open_sequences
 from windlass.data.build.tokenizing import tokenize
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def kinds(s3: FaultyS3, tmp_path: Path) -> FaultyS3:  # noqa: F811
+def kinds(s3: FaultyS3, tmp_path: Path) -> FaultyS3:
     """A folder with every kind of text file, here and in the store."""
     folder = tmp_path / "kinds"
     (folder / "deep").mkdir(parents=True)

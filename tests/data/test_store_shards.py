@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import json_lines, run_on, texts
-from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
 from tests.store.s3_server import Fault, FaultyS3
 from windlass.common.cache import cache_root
 from windlass.data import open_sequences
@@ -29,7 +28,8 @@ from windlass.errors import UserError
 pytestmark = pytest.mark.slow
 
 URL = "s3://bucket/data/shards"
-BLOCK = 512
+BLOCK = 1024
+SHARD_TOKENS = 5000  # several blocks each, and more than five shards
 
 
 @pytest.fixture
@@ -44,19 +44,19 @@ def local(text: Path, tmp_path: Path, tiny: Tokenizer, monkeypatch: pytest.Monke
     """Shards of many small blocks."""
     monkeypatch.setattr(writing, "BLOCK_BYTES", BLOCK)
     monkeypatch.setattr(eviction, "AT_ONCE", 4)
-    tokenize([FileSource((text,), "text", "text")], tmp_path / "shards", tiny, workers=1, shard_tokens=3000)
+    tokenize([FileSource((text,), "text", "text")], tmp_path / "shards", tiny, workers=1, shard_tokens=SHARD_TOKENS)
     return tmp_path / "shards"
 
 
 @pytest.fixture
-def remote(s3: FaultyS3, text: Path, local: Path, tiny: Tokenizer) -> FaultyS3:  # noqa: F811
+def remote(s3: FaultyS3, text: Path, local: Path, tiny: Tokenizer) -> FaultyS3:
     """The same shards in the store."""
-    tokenize([FileSource((text,), "text", "text")], URL, tiny, workers=1, shard_tokens=3000)
+    tokenize([FileSource((text,), "text", "text")], URL, tiny, workers=1, shard_tokens=SHARD_TOKENS)
     s3.requests.clear()
     return s3
 
 
-def in_store(s3: FaultyS3, prefix: str = "data/shards/") -> dict[str, bytes]:  # noqa: F811
+def in_store(s3: FaultyS3, prefix: str = "data/shards/") -> dict[str, bytes]:
     client = s3.client()
     return {
         key.removeprefix(prefix): client.get_object(Bucket="bucket", Key=key)["Body"].read()
@@ -78,7 +78,7 @@ def batches(source: str, steps: int, **data: Any) -> list[Any]:
     return [plain(found.batch(step, 8, list(range(8)))) for step in range(steps)]
 
 
-def gets(s3: FaultyS3) -> list[str]:  # noqa: F811
+def gets(s3: FaultyS3) -> list[str]:
     return [path for method, path in s3.requests if method == "GET" and path.endswith(".tokens")]
 
 
@@ -102,10 +102,10 @@ def test_through_faults(remote: FaultyS3, local: Path) -> None:
     assert [fault.met for fault in remote.faults] == [4] * 5
 
 
-def test_writing_through_faults(s3: FaultyS3, text: Path, local: Path, tiny: Tokenizer) -> None:  # noqa: F811
+def test_writing_through_faults(s3: FaultyS3, text: Path, local: Path, tiny: Tokenizer) -> None:
     kinds = ("500", "503", "SlowDown", "dropped", "dropped-after")
     s3.inject(*(Fault(kind, method="PUT", path=f"shard-0000{n}", times=2) for n, kind in enumerate(kinds)))
-    tokenize([FileSource((text,), "text", "text")], URL, tiny, workers=1, shard_tokens=3000)
+    tokenize([FileSource((text,), "text", "text")], URL, tiny, workers=1, shard_tokens=SHARD_TOKENS)
     assert in_store(s3) == on_disk(local)
     assert [fault.met for fault in s3.faults] == [2] * 5
 
@@ -147,7 +147,7 @@ def test_processes_share_it(remote: FaultyS3, local: Path, limit: int) -> None:
         assert max(np.unique(ranges(remote), return_counts=True)[1]) == 1
 
 
-def ranges(s3: FaultyS3) -> list[str]:  # noqa: F811
+def ranges(s3: FaultyS3) -> list[str]:
     """File and range of every block that was fetched."""
     asked = [
         (path, headers.get("range", ""))
@@ -175,7 +175,7 @@ def test_folders_nobody_reads_any_more_go_first(remote: FaultyS3, text: Path, lo
     (old,) = (cache_root() / "blocks").glob("*/state")
     code = "import sys; from tests.data.test_store_shards import batches; batches(sys.argv[1], 20)"
     other = "s3://bucket/other"
-    tokenize([FileSource((text,), "text", "text")], other, tiny, workers=1, shard_tokens=5000)
+    tokenize([FileSource((text,), "text", "text")], other, tiny, workers=1, shard_tokens=2 * SHARD_TOKENS)
     subprocess.run([sys.executable, "-c", code, other], check=True)  # read by a process that has ended
     (abandoned,) = [path.parent for path in (cache_root() / "blocks").glob("*/state") if path != old]
     found = open_sequences(run_on(URL, cache_gib=12 * BLOCK / 2**30), "train", tokenizer="tiny")
@@ -190,10 +190,10 @@ def test_damage_is_named(remote: FaultyS3, local: Path) -> None:
     client = remote.client()
     key = "data/shards/shard-00001.tokens"
     good = client.get_object(Bucket="bucket", Key=key)["Body"].read()
-    client.put_object(Bucket="bucket", Key=key, Body=good[:700] + b"\xff\xff" + good[702:])
+    client.put_object(Bucket="bucket", Key=key, Body=good[: BLOCK + 188] + b"\xff\xff" + good[BLOCK + 190 :])
     with pytest.raises(UserError, match=r"shard-00001\.tokens is damaged") as caught:
         batches(URL, 40)
-    assert "bytes 512 to 1,024" in str(caught.value)
+    assert f"bytes {BLOCK:,} to {2 * BLOCK:,}" in str(caught.value)
     client.put_object(Bucket="bucket", Key=key, Body=good[:-2])
     with pytest.raises(UserError, match=r"shard-00001\.tokens is truncated"):
         check_data(run_on(URL))

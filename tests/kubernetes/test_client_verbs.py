@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import run_file, windlass  # noqa: F401
 from windlass.cli.clusters.exec import _split
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -36,14 +35,14 @@ def test_exec_without_a_command():
 
 
 @pytest.fixture
-def local_run(windlass, run_file):  # noqa: F811
+def local_run(windlass, run_file):
     run = load_run(run_file)
     RunFolder.of(run).create(run)
     return run.name
 
 
 @pytest.mark.parametrize("command", [("exec", "{}", "--", "true"), ("top", "{}"), ("debug", "{}"), ("sync", "{}")])
-def test_a_run_without_pods(windlass, local_run, command):  # noqa: F811
+def test_a_run_without_pods(windlass, local_run, command):
     answer = windlass(*(one.format(local_run) for one in command))
     assert answer.code == 2
     assert "is on the target local" in answer.err
@@ -80,7 +79,7 @@ def test_code_is_not_sent_to_who_cannot_start_with_it():
         folder_to_send(cluster_job(), run_with_code(None), None)
 
 
-def test_sync_of_an_adopted_run_sends_nothing_unasked(windlass, server, api, tmp_path):  # noqa: F811
+def test_sync_of_an_adopted_run_sends_nothing_unasked(windlass, server, api, tmp_path):
     """From the cluster to a run folder here, and no further."""
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "draft.py").write_text("x = 1")
@@ -100,13 +99,13 @@ def test_sync_of_an_adopted_run_sends_nothing_unasked(windlass, server, api, tmp
     assert {method for method, _, _ in server.requests} == {"GET"}
 
 
-def test_only_clusters_know_their_runs(windlass):  # noqa: F811
+def test_only_clusters_know_their_runs(windlass):
     answer = windlass("ls", "--on", "local")
     assert answer.code == 2
     assert "known by their run folders alone" in answer.err
 
 
-def test_a_cluster_that_is_not_configured(windlass, run_file, monkeypatch, tmp_path):  # noqa: F811
+def test_a_cluster_that_is_not_configured(windlass, run_file, monkeypatch, tmp_path):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     answer = windlass("run", run_file, "--on", "kubernetes")
     assert answer.code == 2

@@ -2,8 +2,6 @@
 
 import json
 
-from tests.cli.conftest import run_file, windlass  # noqa: F401
-
 NAMESPACE = "/api/v1/namespaces/team"
 NODE = {
     "metadata": {"name": "n1"},
@@ -12,8 +10,8 @@ NODE = {
 
 
 def test_the_bytes_that_were_checked_are_the_bytes_that_are_sent(
-    windlass,  # noqa: F811
-    run_file,  # noqa: F811
+    windlass,
+    run_file,
     server,
     api,
     cluster_of_objects,

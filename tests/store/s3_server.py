@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -107,14 +108,11 @@ class FaultyS3:
     def make_bucket(self, name: str) -> None:
         self.client().create_bucket(Bucket=name)
 
-    def empty(self, bucket: str) -> None:
-        """Without files and without uploads; faults and notes forgotten."""
+    def reset(self) -> None:
+        """As it was when it started: an empty bucket, no uploads, no faults."""
         self.clear()
-        client = self.client()
-        for key in self.keys(bucket):
-            client.delete_object(Bucket=bucket, Key=key)
-        for one in client.list_multipart_uploads(Bucket=bucket).get("Uploads", ()):
-            client.abort_multipart_upload(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+        urllib.request.urlopen(f"{self.server}/moto-api/reset", data=b"").close()
+        self.make_bucket("bucket")
         self.requests.clear()
         self.seen.clear()
 

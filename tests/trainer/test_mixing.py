@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.store.conftest import s3, s3_process  # noqa: F401  (fixtures)
 from tests.store.s3_server import Fault, FaultyS3
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result, train
@@ -107,7 +106,7 @@ def test_shards_in_a_store_train_as_shards_here(
     sources: dict[str, dict[str, Any]],
     tmp_path: Path,
     undisturbed: Callable[..., Result],
-    s3: FaultyS3,  # noqa: F811
+    s3: FaultyS3,
 ) -> None:
     """Bitwise the same losses, through requests that fail and a kill."""
     from windlass.store import open_store

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tests.campaign import campaign
-from tests.store.s3_server import Fault, FaultyS3, running_s3
+from tests.store.s3_server import Fault, FaultyS3
 from tests.trainer.harness import Result
 from tests.trainer.states import state_of
 from tests.trainer.tier_oracle import newest_complete
@@ -50,10 +50,9 @@ happened: collections.Counter[str] = collections.Counter()
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[FaultyS3]:
-    pytest.importorskip("moto")
-    with running_s3() as server:
-        yield server
+def s3(s3_process: FaultyS3) -> Iterator[FaultyS3]:
+    yield s3_process
+    s3_process.reset()
 
 
 def campaign_run(corpus: Path, bucket: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import click.testing
 import pytest
 import torch
 
-from tests.store.s3_server import FaultyS3, running_s3
+from tests.store.s3_server import FaultyS3
 from tests.trainer.managed_service import ManagedStandIn, running_service
 from tests.trainer.states import state_of
 from tests.trainer.tier_runs import Cluster, tiered_run
@@ -26,11 +26,9 @@ pytestmark = pytest.mark.train
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[FaultyS3]:
-    pytest.importorskip("moto")
-    with running_s3() as server:
-        server.make_bucket("bucket")
-        yield server
+def s3(s3_process: FaultyS3) -> Iterator[FaultyS3]:
+    yield s3_process
+    s3_process.reset()
 
 
 @pytest.fixture(scope="module")

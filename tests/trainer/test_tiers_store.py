@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.store.s3_server import Fault, FaultyS3, running_s3
+from tests.store.s3_server import Fault, FaultyS3
 from tests.trainer.harness import Result
 from tests.trainer.test_tiers import assert_same_curve, resumed_from
 from tests.trainer.tier_runs import Cluster, tiered_run
@@ -21,20 +21,6 @@ from windlass.store import StoreOptions, open_store
 pytestmark = pytest.mark.train
 
 Undisturbed = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def s3_process() -> Iterator[FaultyS3]:
-    pytest.importorskip("moto")
-    with running_s3() as s3:
-        s3.make_bucket("bucket")
-        yield s3
-
-
-@pytest.fixture
-def s3(s3_process: FaultyS3) -> Iterator[FaultyS3]:
-    yield s3_process
-    s3_process.empty("bucket")
 
 
 def stored_run(corpus: Path, **changes: Any) -> dict[str, Any]:
@@ -48,13 +34,10 @@ def cluster_with(s3: FaultyS3, root: Path, run: dict[str, Any], **options: Any) 
 
 def in_store(s3: FaultyS3) -> StoredCheckpoints:
     """The run's checkpoints, past the proxy."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3.environment.items():
-            patch.setenv(name, value)
-        store = open_store("s3://bucket/runs", StoreOptions(endpoint=s3.server))
-        run_id = current_id(store, "run")
-        assert run_id is not None
-        return StoredCheckpoints.of_run(store, "run", run_id)
+    store = open_store("s3://bucket/runs", StoreOptions(endpoint=s3.server))
+    run_id = current_id(store, "run")
+    assert run_id is not None
+    return StoredCheckpoints.of_run(store, "run", run_id)
 
 
 def assert_whole(s3: FaultyS3, steps: list[int], tmp_path: Path) -> None:

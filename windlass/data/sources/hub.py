@@ -6,6 +6,7 @@ Which commit of a dataset is read: asked for once, so that a fetch that takes da
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -153,6 +154,7 @@ def load(source: HubSource) -> tuple[Any, list[DataFile]]:
         "STREAMING_READ_RATE_LIMIT_RETRY_INTERVAL": 0,
         "STREAMING_OPEN_MAX_RETRIES": 1,
         "STREAMING_OPEN_RETRY_INTERVAL": 0,
+        "TORCH_AVAILABLE": "torch" in sys.modules,  # else it imports torch for its types, which takes seconds
     }.items():
         setattr(datasets.config, setting, value)
     if any(file.startswith(("http://", "https://")) for file in source.files):
