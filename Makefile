@@ -10,7 +10,10 @@ READY := $(VENV)/.ready
 OLDEST_TORCH := $(HOME)/.cache/windlass/venv-torch-2.11
 OLDEST_READY := $(OLDEST_TORCH)/.ready
 PYTEST := $(BIN)/python -m pytest -q
-# Where real schedulers and processes are hurt on purpose, a failure is tried once more, and both are told.
+# Modules stay together, for their fixtures, and in order, which puts long ones first: a long one that comes last runs alone.
+BY_MODULE := --dist loadscope --no-loadscope-reorder
+# Where real schedulers and processes are hurt on purpose, a failure is tried once more, and both are told;
+# not in tests that start no training (tests/conftest.py).
 AGAIN := --reruns 1
 BESIDE ?=  # more targets for `make test` beside the cluster, each with a + before it
 RUN ?= examples/demo.yaml
@@ -31,19 +34,18 @@ $(READY): pyproject.toml constraints.txt
 demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 	$(BIN)/python examples/demo.py
 
-# Training tests go two at a time: each starts several ranks of its own, and most of its time is their start.
+# One more process than the two cores of CI: training tests wait for ranks, timeouts and deaths.
 # The cluster's tests wait much of their time, so others go beside them; not Slurm's, whose time limits are real.
 test: setup  ## all tests
-	$(PYTEST) -m "not train and not slurm and not cluster and not image and not campaign_only" -n 2 --dist loadscope
-	$(PYTEST) -m "train and not campaign_only" -n 2 --dist loadscope $(AGAIN)
+	$(PYTEST) -m "not slurm and not cluster and not image and not campaign_only" -n 3 $(BY_MODULE) $(AGAIN)
 	$(MAKE) --no-print-directory test-slurm
 	tools/run_tiers test-image$(BESIDE) test-cluster
 
 test-fast: setup  ## what starts no training, under two minutes
-	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 --dist loadscope
+	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 $(BY_MODULE)
 
 test-campaigns: setup  ## all cases of the long campaigns: faults, kills and spreads that make test tries a part of
-	$(PYTEST) -m campaign -n 2 --dist loadscope $(AGAIN)
+	$(PYTEST) -m campaign -n 3 $(BY_MODULE) $(AGAIN)
 
 test-slurm: setup  ## train on a real Slurm: four nodes on this machine (root, and the packages that .ci/run names)
 	$(PYTEST) -m slurm tests/slurm --durations=5 $(AGAIN)
@@ -65,7 +67,7 @@ test-quick: test-fast  ## the same as test-fast
 validate-framework: test-fast  ## the same as test-fast
 
 test-oldest-torch: $(OLDEST_READY)  ## what depends on torch, on the oldest one that is supported
-	$(OLDEST_TORCH)/bin/python -m pytest -q tests/trainer tests/targets -m "torch_floor and not campaign_only" -n 2 --dist loadscope
+	$(OLDEST_TORCH)/bin/python -m pytest -q tests/trainer tests/targets -m "torch_floor and not campaign_only" -n 2 $(BY_MODULE)
 
 $(OLDEST_READY): pyproject.toml constraints.txt
 	@mkdir -p $(OLDEST_TORCH)

@@ -22,7 +22,15 @@ settings.load_profile("windlass")
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and commands would break their lines there
 
+HURT_ON_PURPOSE = ("train", "slurm", "cluster", "image")  # what --reruns is for
+
 RERUNS: list[tuple[str, str]] = []  # test, and what it said when it failed
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not any(item.get_closest_marker(mark) for mark in HURT_ON_PURPOSE):
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
