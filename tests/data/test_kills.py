@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.campaign import campaign
 from tests.data.conftest import json_lines, texts
 from tests.data.killing import killed_until_done, num_steps
 from tests.data.test_store_shards import in_store
@@ -56,12 +57,19 @@ def files(tmp_path: Path) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir())]
 
 
+@pytest.mark.parametrize("seeds", campaign([[3], [4, 5, 6]], always=1))
 @pytest.mark.parametrize(
     ("name", "compress", "samples", "num_bytes"),
     [("folder", False, None, None), ("folder", True, 120, None), ("lines.jsonl", False, None, 20_000)],
 )
 def test_fetch(
-    files: list[str], tmp_path: Path, name: str, compress: bool, samples: int | None, num_bytes: int | None
+    files: list[str],
+    tmp_path: Path,
+    name: str,
+    compress: bool,
+    samples: int | None,
+    num_bytes: int | None,
+    seeds: list[int],
 ) -> None:
     work, options = tmp_path / "out", (compress, samples, num_bytes)
     work.mkdir()
@@ -69,41 +77,38 @@ def test_fetch(
     steps = num_steps(fetch_lines, (files, str(tmp_path / "whole" / name), *options), tmp_path / "whole")
     expected = content(tmp_path / "whole" / name)
     kills = 0
-    for seed in range(3, 5):
+    for seed in seeds:
         out = work / str(seed) / name
         out.parent.mkdir()
         kills += killed_until_done(fetch_lines, (files, str(out), *options), out.parent, seed=seed, longest=steps).kills
         assert content(out) == expected, f"seed {seed}"
         assert [path.name for path in out.parent.iterdir()] == [name]  # nothing left beside it
-    print(f"{kills} kills of 2 fetches of {steps} steps")
-    assert kills >= 2
+    print(f"{kills} kills of {len(seeds)} fetches of {steps} steps")
+    assert kills >= len(seeds)
 
 
+@pytest.mark.parametrize("seeds", campaign([[0], [1, 2, 3, 4]], always=1))
 @pytest.mark.parametrize("options", [{}, {"dedup": True, "validation": 0.2}, {"dedup": True, "limit": 100}])
-def test_tokenize(files: list[str], tmp_path: Path, options: dict[str, Any]) -> None:
+def test_tokenize(files: list[str], tmp_path: Path, options: dict[str, Any], seeds: list[int]) -> None:
     (tmp_path / "whole").mkdir()
     steps = num_steps(tokenize_files, (files, str(tmp_path / "whole" / "out"), options), tmp_path / "whole")
     expected = content(tmp_path / "whole" / "out")
     assert ("validation/index.json" in expected) == ("validation" in options)
     kills = 0
-    for seed in range(3):
+    for seed in seeds:
         out = tmp_path / str(seed) / "out"
         out.parent.mkdir()
-        campaign = killed_until_done(tokenize_files, (files, str(out), options), out.parent, seed=seed, longest=steps)
-        kills += campaign.kills
+        arguments = (files, str(out), options)
+        kills += killed_until_done(tokenize_files, arguments, out.parent, seed=seed, longest=steps).kills
         assert content(out) == expected, f"seed {seed}"
         assert [path.name for path in out.parent.iterdir()] == ["out"]
-    print(f"{kills} kills of 3 runs of {steps} steps")
-    assert kills >= 3
+    print(f"{kills} kills of {len(seeds)} runs of {steps} steps")
+    assert kills >= len(seeds)
 
 
+@pytest.mark.parametrize("seeds", campaign([[1], [2, 3]], always=1))
 @pytest.mark.parametrize("what", ["fetch", "tokenize"])
-def test_straight_to_a_store(
-    files: list[str],
-    tmp_path: Path,
-    what: str,
-    s3: FaultyS3,
-) -> None:
+def test_straight_to_a_store(files: list[str], tmp_path: Path, what: str, s3: FaultyS3, seeds: list[int]) -> None:
     """Killed before, between and after requests, with requests that fail on top."""
     cache = Path(os.environ["WINDLASS_CACHE"])
 
@@ -115,13 +120,13 @@ def test_straight_to_a_store(
     steps = num_steps(*work("s3://bucket/whole"), cache)
     expected = in_store(s3, "whole/")
     kills = 0
-    for seed in (1, 2):
+    for seed in seeds:
         s3.inject(*(Fault(kind, path=f"/{seed}/", times=2) for kind in ("500", "SlowDown", "truncated", "dropped")))
         kills += killed_until_done(*work(f"s3://bucket/{seed}"), cache, seed=seed, longest=steps).kills
         assert in_store(s3, f"{seed}/") == expected, f"seed {seed}"
         assert not list((cache / "work").iterdir())
-    print(f"{kills} kills of 2 runs of {steps} steps")
-    assert kills >= 2
+    print(f"{kills} kills of {len(seeds)} runs of {steps} steps")
+    assert kills >= len(seeds)
 
 
 def test_damaged_leftovers_are_not_believed(files: list[str], tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import json_lines, run_on, texts
+from tests.forking import context
 from tests.store.s3_server import Fault, FaultyS3
 from windlass.common.cache import cache_root
 from windlass.data import open_sequences
@@ -125,24 +125,28 @@ def test_within_its_bound(remote: FaultyS3, local: Path, monkeypatch: pytest.Mon
     assert folder.exists()
 
 
-READER = """
-import json, sys
-from windlass.data.shards import eviction
-from tests.data.test_store_shards import batches
-eviction.AT_ONCE = 4
-print(json.dumps(batches(sys.argv[1], int(sys.argv[2]), cache_gib=float(sys.argv[3]))))
-"""
+def read_in_a_process(url: str, steps: int, environment: dict[str, str], answer: Path, **data: Any) -> None:
+    os.environ.update(environment)
+    eviction.AT_ONCE = 4
+    answer.write_text(json.dumps(batches(url, steps, **data)))
+
+
+def started_reader(url: str, steps: int, answer: Path, **data: Any) -> Any:
+    reader = context.Process(target=read_in_a_process, args=(url, steps, dict(os.environ), answer), kwargs=data)
+    reader.start()
+    return reader
 
 
 @pytest.mark.parametrize("limit", [12 * BLOCK, 1 << 30])
-def test_processes_share_it(remote: FaultyS3, local: Path, limit: int) -> None:
+def test_processes_share_it(remote: FaultyS3, local: Path, limit: int, tmp_path: Path) -> None:
     """Ranks of a node, all reading everything: with room every block is fetched once; without, all stay right."""
-    expected = json.loads(json.dumps(batches(str(local), 40)))
-    command = [sys.executable, "-c", READER, URL, "40", str(limit / 2**30)]
-    readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    for reader in readers:
-        assert json.loads(reader.communicate(timeout=120)[0]) == expected
-        assert reader.returncode == 0
+    expected = json.loads(json.dumps(batches(str(local), 20)))
+    answers = [tmp_path / f"{number}.json" for number in range(3)]
+    readers = [started_reader(URL, 20, answer, cache_gib=limit / 2**30) for answer in answers]
+    for reader, answer in zip(readers, answers, strict=True):
+        reader.join(120)
+        assert reader.exitcode == 0
+        assert json.loads(answer.read_text()) == expected
     if limit == 1 << 30:
         assert max(np.unique(ranges(remote), return_counts=True)[1]) == 1
 
@@ -170,13 +174,16 @@ def test_after_a_boot_blocks_are_compared_and_not_fetched(
     assert len(gets(remote)) == 1
 
 
-def test_folders_nobody_reads_any_more_go_first(remote: FaultyS3, text: Path, local: Path, tiny: Tokenizer) -> None:
+def test_folders_nobody_reads_any_more_go_first(
+    remote: FaultyS3, text: Path, local: Path, tiny: Tokenizer, tmp_path: Path
+) -> None:
     batches(URL, 20)
     (old,) = (cache_root() / "blocks").glob("*/state")
-    code = "import sys; from tests.data.test_store_shards import batches; batches(sys.argv[1], 20)"
     other = "s3://bucket/other"
     tokenize([FileSource((text,), "text", "text")], other, tiny, workers=1, shard_tokens=2 * SHARD_TOKENS)
-    subprocess.run([sys.executable, "-c", code, other], check=True)  # read by a process that has ended
+    reader = started_reader(other, 20, tmp_path / "read")
+    reader.join(120)  # read by a process that has ended
+    assert reader.exitcode == 0
     (abandoned,) = [path.parent for path in (cache_root() / "blocks").glob("*/state") if path != old]
     found = open_sequences(run_on(URL, cache_gib=12 * BLOCK / 2**30), "train", tokenizer="tiny")
     assert found

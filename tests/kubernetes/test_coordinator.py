@@ -67,6 +67,30 @@ class Pod:
         return is_cut_off(self.line)
 
 
+def started_pods(port, number):
+    pods = [Pod(port, node) for node in range(number)]
+    for pod in pods:
+        pod.expect("start")
+    return pods
+
+
+def pods_with_a_replaced_one(port):
+    """A drained pod: Kubernetes makes the new one while the old one still saves."""
+    pods = started_pods(port, 3)
+    pods[2].line.send(word="leaving")
+    for pod in pods:
+        pod.expect("save")
+    return pods, Pod(port, 2, born=2.0)
+
+
+def end_of_attempt(pods):
+    """What the others do when the coordinator has ended an attempt."""
+    for pod in pods:
+        pod.expect("over")
+    for pod in pods:
+        pod.end(1, code=1)
+
+
 def until_lost(line):
     """Everything that comes, until the other side is gone or is cut off."""
     while True:
@@ -130,7 +154,7 @@ def coordinate(tmp_path):
 
 
 def history(coordinate):
-    return [one["event"] for one in read_json_lines(coordinate.history.folder.history)]
+    return [record["event"] for record in read_json_lines(coordinate.history.folder.history)]
 
 
 def test_all_start_together_and_finish_together(coordinate):
@@ -138,8 +162,8 @@ def test_all_start_together_and_finish_together(coordinate):
     pods = [Pod(port, node) for node in (2, 0)]
     pods.append(Pod(port, 1))
     starts = {pod.node: pod.expect("start") for pod in pods}
-    assert {node: one["position"] for node, one in starts.items()} == {0: 0, 1: 1, 2: 2}
-    assert len({(one["port"], one["attempt"], one["nodes"]) for one in starts.values()}) == 1
+    assert {node: start["position"] for node, start in starts.items()} == {0: 0, 1: 1, 2: 2}
+    assert len({(start["port"], start["attempt"], start["nodes"]) for start in starts.values()}) == 1
     for pod in pods:
         pod.end(1)
     assert [pod.expect("exit")["code"] for pod in pods] == [0, 0, 0]
@@ -149,33 +173,23 @@ def test_all_start_together_and_finish_together(coordinate):
 
 def test_a_lost_pod_ends_the_attempt_and_its_successor_starts_the_next(coordinate):
     _, port = coordinate()
-    pods = [Pod(port, node) for node in range(3)]
-    for pod in pods:
-        pod.expect("start")
+    pods = started_pods(port, 3)
     pods[1].line.close()
-    for pod in (pods[0], pods[2]):
-        pod.expect("over")
-    for pod in (pods[0], pods[2]):
-        pod.end(1, code=1)
+    end_of_attempt([pods[0], pods[2]])
     for pod in (pods[0], pods[2]):
         assert "node 1 was lost" in pod.expect("again")["why"]
     successor = Pod(port, 1, born=2.0)
-    assert {one.expect("start")["attempt"] for one in (pods[0], successor, pods[2])} == {2}
+    assert {pod.expect("start")["attempt"] for pod in (pods[0], successor, pods[2])} == {2}
     assert history(coordinate) == ["launched", "node-lost", "restart", "launched"]
 
 
 def test_a_pod_that_was_replaced_is_told_while_it_still_lives(coordinate):
     """A node whose kubelet died: its pod trains on, and Kubernetes has made another."""
     _, port = coordinate()
-    pods = [Pod(port, node) for node in range(3)]
-    for pod in pods:
-        pod.expect("start")
+    pods = started_pods(port, 3)
     successor = Pod(port, 2, born=2.0)
     pods[2].expect("replaced")
-    for pod in pods[:2]:
-        pod.expect("over")
-    for pod in pods[:2]:
-        pod.end(1, code=1)
+    end_of_attempt(pods[:2])
     for pod in pods[:2]:
         pod.expect("again")
     assert successor.expect("start")["attempt"] == 2
@@ -185,60 +199,40 @@ def test_a_pod_that_was_replaced_is_told_while_it_still_lives(coordinate):
 
 def test_a_pod_that_leaves_after_saving_costs_no_restart(coordinate):
     _, port = coordinate()
-    pods = [Pod(port, node) for node in range(3)]
-    for pod in pods:
-        pod.expect("start")
+    pods = started_pods(port, 3)
     coordinate.history.folder.record("preempted", step=4)
     for pod in pods:
         pod.end(1, code=1, leaving=pod.node == 2)
     for pod in pods[:2]:
         assert pod.expect("again")["why"] == "node 2 was told to leave; saved first"
     assert pods[2].is_cut_off()
-    restart = [one for one in read_json_lines(coordinate.history.folder.history) if one["event"] == "restart"]
-    assert restart[0]["left"] == 3
+    records = read_json_lines(coordinate.history.folder.history)
+    assert [record["left"] for record in records if record["event"] == "restart"] == [3]
 
 
 def test_a_successor_waits_until_the_pod_it_follows_has_saved(coordinate):
-    """A drained pod: Kubernetes makes the new one while the old one still saves."""
     _, port = coordinate()
-    pods = [Pod(port, node) for node in range(3)]
-    for pod in pods:
-        pod.expect("start")
-    pods[2].line.send(word="leaving")
-    for pod in pods:
-        pod.expect("save")
-    replacement = Pod(port, 2, born=2.0)
+    pods, replacement = pods_with_a_replaced_one(port)
     coordinate.history.folder.record("preempted", step=4)
     for pod in pods:
         pod.end(1, code=1, leaving=pod.node == 2)
     assert pods[2].receive()["word"] in ("again", "over")  # and not "replaced"
-    assert [one.expect("start")["attempt"] for one in (pods[0], pods[1], replacement)] == [2, 2, 2]
+    assert [pod.expect("start")["attempt"] for pod in (pods[0], pods[1], replacement)] == [2, 2, 2]
     assert "node-lost" not in history(coordinate)
 
 
 def test_a_successor_takes_over_when_the_pod_it_follows_dies_while_saving(coordinate):
     _, port = coordinate()
-    pods = [Pod(port, node) for node in range(3)]
-    for pod in pods:
-        pod.expect("start")
-    pods[2].line.send(word="leaving")
-    for pod in pods:
-        pod.expect("save")
-    replacement = Pod(port, 2, born=2.0)
+    pods, replacement = pods_with_a_replaced_one(port)
     pods[2].line.close()
-    for pod in pods[:2]:
-        pod.expect("over")
-    for pod in pods[:2]:
-        pod.end(1, code=1)
-    assert [one.expect("start")["attempt"] for one in (pods[0], pods[1], replacement)] == [2, 2, 2]
+    end_of_attempt(pods[:2])
+    assert [pod.expect("start")["attempt"] for pod in (pods[0], pods[1], replacement)] == [2, 2, 2]
 
 
 def test_ranks_start_anew_on_request(coordinate):
     """What `windlass sync` comes to."""
     _, port = coordinate()
-    pods = [Pod(port, node) for node in range(3)]
-    for pod in pods:
-        pod.expect("start")
+    pods = started_pods(port, 3)
     pods[0].line.send(word="restart", why="there is new code")
     for pod in pods:
         pod.expect("save")
@@ -253,7 +247,7 @@ def test_fewer_nodes_train_on_and_make_room_for_a_late_one(coordinate):
     _, port = coordinate(min_nodes=2)
     pods = [Pod(port, node) for node in (0, 2)]
     starts = [pod.expect("start") for pod in pods]
-    assert [(one["nodes"], one["position"]) for one in starts] == [(2, 0), (2, 1)]
+    assert [(start["nodes"], start["position"]) for start in starts] == [(2, 0), (2, 1)]
     late = Pod(port, 1)
     for pod in pods:
         pod.expect("save")
@@ -292,9 +286,7 @@ STRANGERS = [
 
 def test_no_stranger_ends_or_disturbs_a_run(coordinate):
     _, port = coordinate()
-    pods = [Pod(port, node) for node in range(3)]
-    for pod in pods:
-        pod.expect("start")
+    pods = started_pods(port, 3)
     for data in STRANGERS:
         line = Line.to(("127.0.0.1", port), timeout=PATIENCE)
         line.connection.sendall(data)
@@ -337,8 +329,8 @@ def test_strangers_that_say_nothing_take_no_room(coordinate, monkeypatch):
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
     try:
         assert is_cut_off_while_it_drips(slow)
-        for one in silent:
-            one.close()
+        for connection in silent:
+            connection.close()
         pods = [Pod(port, node) for node in range(3)]
         assert {pod.expect("start")["attempt"] for pod in pods} == {1}
     finally:
@@ -351,23 +343,19 @@ BAD_ENDS = [None, [], {}, {"code": "0"}, {"code": 1, "deaths": [{}], "errors": [
 @pytest.mark.parametrize("end", BAD_ENDS)
 def test_a_pod_of_ours_that_talks_nonsense_is_lost_and_the_run_goes_on(coordinate, end):
     _, port = coordinate(nodes=2)
-    pods = [Pod(port, node) for node in range(2)]
-    for pod in pods:
-        pod.expect("start")
+    pods = started_pods(port, 2)
     pods[1].line.send(word="what", nobody="knows")
     pods[1].line.send(word="end", attempt=1, end=end)
     pods[0].expect("over")
     pods[0].end(1, code=1)
     assert "node 1 was lost" in pods[0].expect("again")["why"]
     successor = Pod(port, 1, born=2.0)
-    assert {one.expect("start")["attempt"] for one in (pods[0], successor)} == {2}
+    assert {pod.expect("start")["attempt"] for pod in (pods[0], successor)} == {2}
 
 
 def test_a_pod_speaks_for_its_own_ranks_only(coordinate):
     _, port = coordinate(nodes=2)
-    pods = [Pod(port, node) for node in range(2)]
-    for pod in pods:
-        pod.expect("start")
+    pods = started_pods(port, 2)
     pods[1].line.send(word="end", attempt=1, end=NodeEnd(0, 0).as_dict())
     pods[0].end(1)
     assert [pod.expect("exit")["code"] for pod in pods] == [0, 0]

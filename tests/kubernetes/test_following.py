@@ -391,7 +391,9 @@ def test_a_run_is_followed_to_its_end_although_the_plugin_failed(server, connect
     plugin, cluster = Plugin(tmp_path), Cluster(server)
     connect(plugin.user)
     news, thread, ended = follow()
-    wait_until(lambda: {path for _, path, params in server.requests if "watch" in params} >= {JOBS, PODS}, "the watches")
+    wait_until(
+        lambda: {path for _, path, params in server.requests if "watch" in params} >= {JOBS, PODS}, "the watches"
+    )
     plugin.offline.touch()
     wait_until(lambda: news.has("gave no credentials"), "word of the plugin")
     cluster.finished = True
