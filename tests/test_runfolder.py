@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from windlass.common.files import append_json_line, read_json_lines, write_atomically
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, steps_of
-from windlass.spec import parse_run
+from windlass.spec import load_run, parse_run
+from windlass.spec.compatibility import differences
 
 
 @given(records=st.lists(st.dictionaries(st.text(), st.integers() | st.text()), min_size=1, max_size=5), data=st.data())
@@ -66,3 +67,22 @@ def test_a_run_is_found_by_name_or_path(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(UserError) as refused:
         RunFolder.find("yours")
     assert "mine" in (refused.value.evidence or "")
+
+
+def test_the_same_run_file_from_another_folder_is_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    elsewhere.mkdir()
+    (project / "text.jsonl").write_text('{"text": "a"}\n')
+    (project / "my.yaml").write_text("model: {preset: llama-tiny}\ndata: {source: text.jsonl}\n")
+    folder = RunFolder(tmp_path / "runs" / "my")
+    monkeypatch.chdir(project)
+    folder.create(load_run("my.yaml"))
+    for place in (project, tmp_path, elsewhere):
+        monkeypatch.chdir(place)
+        assert differences(folder.load_run(), load_run(project / "my.yaml")) == {}, place
+    (elsewhere / "text.jsonl").write_text('{"text": "another text"}\n')
+    (elsewhere / "my.yaml").write_text((project / "my.yaml").read_text())
+    assert list(differences(folder.load_run(), load_run("my.yaml"))) == ["data.source"]

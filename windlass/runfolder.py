@@ -111,7 +111,7 @@ class RunFolder:
                 if differences(before, run):  # possible only while nothing is saved: those steps belong to another run
                     self._set_aside_metrics()
                 changed = differences(before, run) | steering(before, run)
-        write_atomically(self.run_file, dump_run(run))
+        write_atomically(self.run_file, dump_run(run, written_from=Path.cwd()))
         if changed:
             self.record("settings-changed", changes={key: list(values) for key, values in changed.items()})
 

@@ -58,10 +58,10 @@ def adapter_facts(adapter: str) -> AdapterFacts:
             evidence=f"{type(error).__name__}: {error}",
         ) from None
     if kind != "LORA" or bias != "none" or used:
-        found = f"peft_type {kind}" if kind != "LORA" else f"bias {bias}" if bias != "none" else ", ".join(used)
+        unsupported = f"peft_type {kind}" if kind != "LORA" else f"bias {bias}" if bias != "none" else ", ".join(used)
         raise UserError(
             f"the adapter {adapter} is of a kind that cannot be trained on",
-            evidence=f"{CONFIG_FILE} has {found}",
+            evidence=f"{CONFIG_FILE} has {unsupported}",
             cause="plain LoRA beside linear layers is read",
         )
     return facts
@@ -76,10 +76,10 @@ def resolve_lora(lora: LoraSection) -> LoraSection:
     facts = adapter_facts(lora.adapter)
     own = {"rank": facts.rank, "alpha": facts.alpha, "rank_stabilised": facts.rank_stabilised}
     for name, value in own.items():
-        asked = getattr(lora, name)
-        if asked is not None and asked != value:
+        requested = getattr(lora, name)
+        if requested is not None and requested != value:
             raise UserError(
-                f"model.lora.{name} is {asked}, but the adapter {lora.adapter} has {value}",
+                f"model.lora.{name} is {requested}, but the adapter {lora.adapter} has {value}",
                 fix=f"model.lora.{name}={json.dumps(value)}, or drop it",
             )
     return lora.model_copy(update=own)

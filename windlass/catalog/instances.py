@@ -57,9 +57,8 @@ def _instance(entry: dict[str, Any]) -> Instance:
 def instance(name: str) -> Instance:
     """An instance type by its EC2 or HyperPod (`ml.…`) name."""
     known = name.strip().lower().removeprefix("ml.")
-    found = instances().get(known)
-    if found:
-        return found
+    if known in instances():
+        return instances()[known]
     family = known.partition(".")[0]
     near = difflib.get_close_matches(known, instances(), 1, cutoff=0.6)
     siblings = [name for name in instances() if name.partition(".")[0] == family]

@@ -39,9 +39,8 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str) -> Preset:
-    found = presets().get(name)
-    if found:
-        return found
+    if name in presets():
+        return presets()[name]
     near = difflib.get_close_matches(name.lower(), presets(), 1, cutoff=0.5)
     raise UserError(
         f"there is no model preset {name!r}",

@@ -53,8 +53,10 @@ def _ranks(run: Run, world_size: int) -> str:
 
 
 def _sources(run: Run) -> str:
-    total = sum(one.weight for one in run.data.sources)
-    return " + ".join(f"{one.weight / total:.4g} of {one.source}" for one in run.data.sources) or run.data.source
+    total = sum(source.weight for source in run.data.sources)
+    return (
+        " + ".join(f"{source.weight / total:.4g} of {source.source}" for source in run.data.sources) or run.data.source
+    )
 
 
 def _count(count: int | None) -> str:

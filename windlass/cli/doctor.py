@@ -146,10 +146,10 @@ def _shared_memory() -> Row:
 def _compiler() -> Row:
     """torch.compile builds C++ on the CPU and a small C launcher on GPUs."""
     wanted = os.environ.get("CXX")
-    found = shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("clang++")
-    if found is None:
+    compiler = shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
         return Row("compiler", "warning", "none, so no torch.compile", "apt-get install g++, or train.compile=false")
-    return Row("compiler", "ok", found)
+    return Row("compiler", "ok", compiler)
 
 
 def _port() -> Row:

@@ -196,9 +196,14 @@ def _list_presets(*, as_json: bool) -> None:
     from windlass.catalog.models import presets
     from windlass.cli.output import print_json, print_table
 
-    found = presets().values()
+    known = presets().values()
     if as_json:
-        print_json([{"name": one.name, "hub_id": one.hub_id, "parameters": one.num_parameters} for one in found])
+        print_json(
+            [{"name": preset.name, "hub_id": preset.hub_id, "parameters": preset.num_parameters} for preset in known]
+        )
         return
-    rows = [[one.name, f"{one.num_parameters:,}" if one.num_parameters else "–", one.hub_id or "–"] for one in found]
+    rows = [
+        [preset.name, f"{preset.num_parameters:,}" if preset.num_parameters else "–", preset.hub_id or "–"]
+        for preset in known
+    ]
     print_table(["PRESET", "PARAMETERS", "PUBLISHED AS"], rows)

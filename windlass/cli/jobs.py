@@ -61,7 +61,7 @@ def run_names(_context: click.Context, _parameter: click.Parameter, incomplete: 
     from windlass.runfolder import runs_root
 
     names = sorted(path.parent.name for path in runs_root().glob("*/run.yaml"))
-    return [one for one in names if one.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_overrides(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -70,19 +70,18 @@ def complete_overrides(context: click.Context, parameter: click.Parameter, incom
     if incomplete == "=":  # bash takes `key`, `=` and `value` apart
         before, incomplete = [*before, "="], ""
     if len(before) >= 2 and before[-1] == "=":
-        return [one for one in _values(str(before[-2])) if one.startswith(incomplete)]
+        return [choice for choice in _values(str(before[-2])) if choice.startswith(incomplete)]
     key, equals, value = incomplete.partition("=")
     if equals:
-        return [f"{key}={one}" for one in _values(key) if one.startswith(value)]
-    return [f"{one}=" for one in _keys() if one.startswith(incomplete)]
+        return [f"{key}={choice}" for choice in _values(key) if choice.startswith(value)]
+    return [f"{path}=" for path in _keys() if path.startswith(incomplete)]
 
 
 def _keys() -> dict[str, str]:
     """Every key of the run file and the kind of its value."""
     from windlass.cli.reference import options_of_targets, sections
 
-    found = [key for section in (*sections(), *options_of_targets()) for key in section.keys]
-    return {key.path: key.kind for key in found}
+    return {key.path: key.kind for section in (*sections(), *options_of_targets()) for key in section.keys}
 
 
 def _values(key: str) -> list[str]:
@@ -94,7 +93,7 @@ def _values(key: str) -> list[str]:
         from windlass.catalog.instances import instances
 
         return sorted(instances())
-    choices = [one.strip() for one in kind.split("|")]
+    choices = [choice.strip() for choice in kind.split("|")]
     kinds = {"integer", "number", "mapping"}  # a union of types, not a list of words
     return choices if len(choices) > 1 and not kinds & set(choices) else []
 
@@ -106,7 +105,7 @@ def preset_names() -> list[str]:
 
 
 def complete_preset(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    return [one for one in preset_names() if one.startswith(incomplete)]
+    return [name for name in preset_names() if name.startswith(incomplete)]
 
 
 def complete_gpu(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

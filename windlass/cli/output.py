@@ -47,9 +47,9 @@ def console(*, stderr: bool = False) -> Console:
 
 def line_width(*, stderr: bool = False) -> int | None:
     """Columns of a line: COLUMNS, else the terminal's; None for a file or a pipe, which have no edge."""
-    told = os.environ.get("COLUMNS", "")
-    if told.isdecimal() and int(told):
-        return max(NARROWEST, int(told))
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return max(NARROWEST, int(columns))
     stream = _stream(stderr)
     if not stream.isatty():
         return None
@@ -287,7 +287,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(inner) for inner in value]
     return value

@@ -11,7 +11,7 @@ from windlass.errors import UserError
 from windlass.plan.hardware import Hardware
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
-from windlass.spec.compatibility import adopt, differences, must_match, shown, steering, told
+from windlass.spec.compatibility import adopt, change_lines, differences, must_match, shown, steering
 from windlass.targets import target
 from windlass.targets.protocol import JobRef, JobStatus, KnowsHardware, RendersOffline, Target, world_size
 
@@ -53,7 +53,7 @@ def prepare(
     from windlass.plan import check, resolve
     from windlass.plan.forecast import forecast
 
-    asked = load_run(path, overrides)
+    requested = load_run(path, overrides)
     if os.environ.get("WINDLASS_SHARE_GPUS"):
         raise UserError(
             "WINDLASS_SHARE_GPUS is set: it lets ranks share a GPU in tests of the trainer, and a run would be slow",
@@ -63,14 +63,14 @@ def prepare(
         from windlass.trainer.distributed.faults import parse_faults
 
         parse_faults(faults)
-    where = target(asked.target)
+    where = target(requested.target)
     offline = offline and isinstance(where, RendersOffline)
     if offline and isinstance(where, RendersOffline):
         where = where.offline()
-    folder = RunFolder.of(asked)
+    folder = RunFolder.of(requested)
     before = folder.load_run() if folder.run_file.is_file() and not fresh else None
-    earlier = _status_where_it_was(before, asked, where, folder) if before and not offline else None
-    settled = where.settle(asked)
+    earlier = _status_where_it_was(before, requested, where, folder) if before and not offline else None
+    settled = where.settle(requested)
     run = resolve(adopt(settled, before) if before else settled)
     if before and earlier and not is_under_way(earlier) and not folder.has_checkpoints():
         changed = differences(before, run) | steering(before, run)
@@ -83,7 +83,7 @@ def prepare(
         warnings.append(f"train.learning_rate is {run.train.learning_rate:g}: above {LARGE_RATE:g} most models diverge")
     if before and earlier:
         check(run, num_ranks)  # before it is compared with what is there: a mistake is no other setting
-        warnings += _not_branched_again(before, asked)
+        warnings += _not_branched_again(before, requested)
         run = _with_origin(run, before)
         must_match(before, run, folder=str(folder.path))
         warnings += _what_changes(before, run, earlier)
@@ -125,7 +125,7 @@ def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
     if is_under_way(earlier):
         raise UserError(
             f"the run {run.name} is under way with other settings",
-            evidence="\n".join(told(changes)),
+            evidence="\n".join(change_lines(changes)),
             fix=f"windlass stop {run.name}    and then this again: it goes on with the new ones",
         )
     step = earlier.step or 0
@@ -139,7 +139,7 @@ def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
     if step and step < run.train.steps and abs(rate / rate_before - 1) > SMALL_JUMP:
         warnings.append(f"the learning rate of step {step + 1} is {rate:.3g}; as it was set before, {rate_before:.3g}")
     if "train.global_batch" in changes:
-        sources = [one.source for one in run.data.sources] or [run.data.source]
+        sources = [source.source for source in run.data.sources] or [run.data.source]
         if any(source.startswith("hf:") for source in sources):
             raise UserError(
                 "train.global_batch cannot change in a run that reads a stream",
@@ -154,18 +154,20 @@ def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
     return warnings
 
 
-def _not_branched_again(before: Run, asked: Run) -> list[str]:
+def _not_branched_again(before: Run, requested: Run) -> list[str]:
     """A run that has checkpoints goes on from them: --from another run would be passed over without a word."""
-    wanted, origin = asked.checkpoint.branch_from, before.checkpoint.branch_from
-    itself = wanted is not None and wanted.rpartition("@")[0] == asked.name
+    wanted, origin = requested.checkpoint.branch_from, before.checkpoint.branch_from
+    itself = wanted is not None and wanted.rpartition("@")[0] == requested.name
     if wanted is None or (wanted == origin and not itself):
         return []
     if origin and not itself and wanted.rpartition("@")[0] == origin.rpartition("@")[0]:
-        return [f"{asked.name} began as a branch of {origin} and goes on from its own checkpoint, not from {wanted}"]
+        return [
+            f"{requested.name} began as a branch of {origin} and goes on from its own checkpoint, not from {wanted}"
+        ]
     raise UserError(
-        f"the run {asked.name} exists and has checkpoints of its own: it cannot begin from {wanted}",
+        f"the run {requested.name} exists and has checkpoints of its own: it cannot begin from {wanted}",
         evidence=f"it began {'as a branch of ' + origin if origin else 'without a branch'}",
-        fix=f"name=OTHER --from {wanted}    begins a new run; without --from {asked.name} goes on",
+        fix=f"name=OTHER --from {wanted}    begins a new run; without --from {requested.name} goes on",
     )
 
 
@@ -234,12 +236,12 @@ def bytes_needed(run: Run) -> int | None:
     """Disk for the checkpoints a run keeps, and for the one being written while they are all still there."""
     from windlass.plan import checkpoint_bytes
 
-    one = checkpoint_bytes(run)
-    if one is None:
+    size = checkpoint_bytes(run)
+    if size is None:
         return None
     num_saves = -(-run.train.steps // run.checkpoint.every)
     permanent = run.train.steps // run.checkpoint.keep_every if run.checkpoint.keep_every else 0
-    return one * min(num_saves, run.checkpoint.keep + permanent + 1)
+    return size * min(num_saves, run.checkpoint.keep + permanent + 1)
 
 
 def move_aside(folder: RunFolder) -> RunFolder:

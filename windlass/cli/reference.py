@@ -56,7 +56,7 @@ def options_of_targets() -> Iterator[SectionReference]:
             options = _section_model(inner) or _optional_section(inner)
             if options is not None:
                 path = f"{name}.{below}"
-                keys = tuple(_key(path, key, one) for key, one in options.model_fields.items())
+                keys = tuple(_key(path, key, option) for key, option in options.model_fields.items())
                 yield SectionReference(path, inspect.getdoc(options) or "", required=False, keys=keys)
 
 
@@ -81,18 +81,18 @@ def _section_model(field: FieldInfo) -> type[BaseModel] | None:
 def _optional_section(field: FieldInfo) -> type[BaseModel] | None:
     """The section of a key that may be left out altogether."""
     kinds = typing.get_args(field.annotation)
-    return next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _kind(annotation: Any) -> str:
     """A type in a user's words."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
-        return " | ".join(str(one) for one in arguments)
+        return " | ".join(str(word) for word in arguments)
     if origin is typing.Annotated:
         return _kind(arguments[0])
     if origin in (typing.Union, types.UnionType):
-        return " | ".join(_kind(one) for one in arguments if one is not type(None))
+        return " | ".join(_kind(kind) for kind in arguments if kind is not type(None))
     if origin is tuple:
         return f"list of {_kind(arguments[0])}"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):

@@ -14,7 +14,7 @@ def complete_what(context: click.Context, _parameter: click.Parameter, incomplet
     from windlass.cli.schemas import OUTPUTS
 
     before = list(context.params.get("what") or ())
-    paths = [["output", *one.command.split()] for one in OUTPUTS]
+    paths = [["output", *output.command.split()] for output in OUTPUTS]
     words = {path[len(before)] for path in paths if path[: len(before)] == before and len(path) > len(before)}
     return sorted(word for word in words if word.startswith(incomplete))
 
@@ -58,9 +58,9 @@ def _schema_of_output(command: str) -> dict[str, Any]:
 
     from windlass.cli.schemas import OUTPUTS, schema_of
 
-    chosen = [one for one in OUTPUTS if not command or one.command == command]
+    chosen = [output for output in OUTPUTS if not command or output.command == command]
     if not chosen:
-        names = list(dict.fromkeys(one.command for one in OUTPUTS))
+        names = list(dict.fromkeys(output.command for output in OUTPUTS))
         near = difflib.get_close_matches(command, names, 1)
         raise UserError(
             f"no command {command!r} prints JSON",

@@ -63,7 +63,9 @@ def _plainer(error: UnicodeError) -> tuple[str, int]:
     """What an encoding lacks, in characters that all have."""
     assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end]
-    return "".join(PLAINER.get(one) or one.encode("ascii", "backslashreplace").decode() for one in text), error.end
+    return "".join(
+        PLAINER.get(character) or character.encode("ascii", "backslashreplace").decode() for character in text
+    ), error.end
 
 
 def finish(output: OutputStream) -> OSError | None:

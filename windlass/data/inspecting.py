@@ -261,8 +261,8 @@ def inspect_run(run: Run, *, tokenizer: str, progress: Progress | None = None) -
         assert opened is not None
         parts, shares, counts = [opened.num_sequences], [1.0], [total]
     return [
-        SourceUse(data.source, share, there, count, count / there if there else None)
-        for data, share, there, count in zip(parts_of(run.data), shares, parts, counts, strict=True)
+        SourceUse(data.source, share, available, count, count / available if available else None)
+        for data, share, available, count in zip(parts_of(run.data), shares, parts, counts, strict=True)
     ]
 
 

@@ -54,10 +54,10 @@ def check_model(config: dict[str, Any], run: Run) -> None:
             f"{config.get('model_type')} is an encoder-decoder model, and causal models are trained here",
             evidence="is_encoder_decoder is true",
         )
-    longest, asked = config.get("max_position_embeddings"), run.data.sequence_length
-    if longest and asked and asked > longest:
+    longest, length = config.get("max_position_embeddings"), run.data.sequence_length
+    if longest and length and length > longest:
         raise UserError(
-            f"sequences of {asked} tokens are longer than the model's maximum of {longest}",
+            f"sequences of {length} tokens are longer than the model's maximum of {longest}",
             evidence=f"max_position_embeddings is {longest}",
             fix=f"data.sequence_length={longest}",
         )
@@ -111,8 +111,8 @@ def check_fp8(run: Run, config: dict[str, Any] | None) -> None:
         raise UserError("train.fp8 needs train.precision=bf16", fix="train.precision=bf16")
     if run.resources.gpus_per_node == 0:
         raise UserError("train.fp8 needs GPUs with fp8 units, and resources.gpus_per_node is 0", fix="train.fp8=false")
-    found = [config.get(name) for name in ("hidden_size", "intermediate_size")] if config else []
-    sizes = [size for size in found if isinstance(size, int)]
+    widths = [config.get(name) for name in ("hidden_size", "intermediate_size")] if config else []
+    sizes = [size for size in widths if isinstance(size, int)]
     if len(sizes) == 2 and min(sizes) < FP8_SMALLEST:
         raise UserError(
             "train.fp8 has nothing to do: no linear layer of the blocks is large enough",
@@ -133,7 +133,7 @@ def check_weights(run: Run) -> None:
             return
         index = folder / f"{name}.index.json"
         if index.is_file():
-            missing = sorted(one for one in _parts(index) if not (folder / one).is_file())
+            missing = sorted(name for name in _parts(index) if not (folder / name).is_file())
             break
     if missing:
         raise UserError(
@@ -229,5 +229,5 @@ def check_ranks(run: Run, world_size: int, local_world_size: int | None = None) 
 
 
 def _nearest_divisor(number: int, near: int) -> int:
-    divisors = [one for one in range(1, number + 1) if number % one == 0]
-    return min(divisors, key=lambda one: abs(one - near))
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    return min(divisors, key=lambda divisor: abs(divisor - near))

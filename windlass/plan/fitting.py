@@ -144,10 +144,10 @@ def _try(run: Run, hardware: Hardware, shape: ModelShape, overrides: tuple[str, 
     """The changed run with the largest micro-batch that fits, but none larger than was asked for."""
     changed = apply(run, overrides)
     rows = rows_per_rank(run, hardware.ranks)
-    asked = run.train.micro_batch
-    sizes = [size for size in _divisors(rows) if asked is None or size <= asked]
-    if asked is not None and asked <= rows and asked not in sizes:
-        sizes.insert(0, asked)
+    requested = run.train.micro_batch
+    sizes = [size for size in _divisors(rows) if requested is None or size <= requested]
+    if requested is not None and requested <= rows and requested not in sizes:
+        sizes.insert(0, requested)
     try:
         micro = _largest_fitting(changed, hardware.ranks, hardware.gpu, shape, sizes)
     except UserError:  # what the run asks for by name cannot be had beside these overrides
@@ -156,7 +156,7 @@ def _try(run: Run, hardware: Hardware, shape: ModelShape, overrides: tuple[str, 
         return None
     arranged = Layout.planned(changed, hardware.ranks, micro, shape, hardware.gpu)
     speed = estimate_speed(shape, arranged, hardware, global_batch=run.train.global_batch)
-    chosen = () if asked is None or asked == micro else (f"train.micro_batch={micro}",)
+    chosen = () if requested is None or requested == micro else (f"train.micro_batch={micro}",)
     return Change((*chosen, *overrides), hardware, estimate_memory(shape, arranged).peak_gib, speed.tokens_per_s)
 
 
@@ -182,4 +182,4 @@ def apply(run: Run, overrides: Sequence[str]) -> Run:
 
 def _divisors(number: int) -> list[int]:
     """Largest first."""
-    return [one for one in range(number, 0, -1) if number % one == 0]
+    return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]

@@ -102,13 +102,14 @@ def check_precision(run: Run, hardware: Hardware) -> None:
 
 
 def check_host(run: Run, hardware: Hardware, shape: ModelShape, memory: MemoryEstimate) -> None:
-    if hardware.instance is None or not memory.host_bytes:
+    instance = hardware.instance
+    if instance is None or not memory.host_bytes:
         return
-    needed, there = memory.host_bytes * hardware.gpus_per_node / GIB, hardware.instance.ram_gib
-    if needed > there:
-        nodes = hardware.nodes * -(-needed // there)
+    needed = memory.host_bytes * hardware.gpus_per_node / GIB
+    if needed > instance.ram_gib:
+        nodes = hardware.nodes * -(-needed // instance.ram_gib)
         raise UserError(
-            f"the offloaded state does not fit: {needed:.0f} GiB per node, {hardware.instance.type} has {there} GiB",
+            f"the offloaded state does not fit: {needed:.0f} GiB per node, {instance.type} has {instance.ram_gib} GiB",
             evidence=f"{shape.parameters:,} parameters × 16 bytes on {_nodes(hardware.nodes)}",
             fix=f"resources.nodes={nodes:.0f}" if nodes <= run.train.global_batch else None,
         )
@@ -120,40 +121,44 @@ def _nodes(number: int) -> str:
 
 def _assumptions(run: Run, hardware: Hardware, layout: Layout) -> list[str]:
     instance = hardware.instance
-    told = ["no failures or restarts, data never waits, start and compilation (minutes) not counted"]
+    assumptions = ["no failures or restarts, data never waits, start and compilation (minutes) not counted"]
     if instance and instance.on_demand:
         price = instance.on_demand
-        told.append(f"${price.usd_per_hour:,.2f} per node and hour: on demand, {price.region}, {price.date}")
+        assumptions.append(f"${price.usd_per_hour:,.2f} per node and hour: on demand, {price.region}, {price.date}")
         if hardware.gpus_per_node < instance.gpus:
-            told.append(f"the whole {instance.type} is paid for, with {instance.gpus} GPUs")
+            assumptions.append(f"the whole {instance.type} is paid for, with {instance.gpus} GPUs")
     elif instance:
-        told.append(f"no on-demand price of {instance.type} is known" + (f": {instance.note}" if instance.note else ""))
+        assumptions.append(
+            f"no on-demand price of {instance.type} is known" + (f": {instance.note}" if instance.note else "")
+        )
     else:
-        told.append("no price: give --instance or resources.instance")
+        assumptions.append("no price: give --instance or resources.instance")
     if instance and instance.uncertain:
-        told.append(f"the sources on {instance.type} disagree on its {', '.join(instance.uncertain)}")
+        assumptions.append(f"the sources on {instance.type} disagree on its {', '.join(instance.uncertain)}")
     if hardware.nodes > 1 and (instance is None or instance.network_gbps is None):
-        told.append(f"{DEFAULT_NETWORK_GBPS:.0f} Gbit/s between nodes")
+        assumptions.append(f"{DEFAULT_NETWORK_GBPS:.0f} Gbit/s between nodes")
     if layout.flash4:
-        told.append(
+        assumptions.append(
             "flash-attn-4 is installed where it trains (`pip install 'windlass[flash]'`), or model.attention=sdpa"
         )
     if layout.flash4 and layout.packed and layout.length > DOCUMENT_TOKENS:
-        told.append(f"packed documents of about {DOCUMENT_TOKENS:,} tokens: longer ones take more time")
+        assumptions.append(f"packed documents of about {DOCUMENT_TOKENS:,} tokens: longer ones take more time")
     if hardware.gpu.name != "H200":
-        told.append(f"speed scaled from the H200 by the {hardware.gpu.name}'s peak and bandwidth; not measured on it")
+        assumptions.append(
+            f"speed scaled from the H200 by the {hardware.gpu.name}'s peak and bandwidth; not measured on it"
+        )
     if hardware.ranks > 1:
-        told.append("communication is modelled, not measured")
+        assumptions.append("communication is modelled, not measured")
     if not run.checkpoint.background:
-        told.append(f"checkpoints are written at {STORAGE_GB_S:.0f} GB/s per node")
-    return told
+        assumptions.append(f"checkpoints are written at {STORAGE_GB_S:.0f} GB/s per node")
+    return assumptions
 
 
 def _warnings(run: Run, memory: MemoryEstimate, hardware: Hardware, shape: ModelShape) -> list[str]:
-    told = []
+    warnings = []
     share = memory.peak_gib / hardware.gpu.memory_gib
     if share > 1 - RESERVE:
-        told.append(f"{share:.0%} of the GPU's memory: the estimate may be off by 10 %, so it may not fit")
+        warnings.append(f"{share:.0%} of the GPU's memory: the estimate may be off by 10 %, so it may not fit")
     if shape.family == "mixtral":
-        told.append("mixture of experts: activations and speed are rough, routing is taken as even")
-    return told
+        warnings.append("mixture of experts: activations and speed are rough, routing is taken as even")
+    return warnings

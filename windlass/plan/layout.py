@@ -210,13 +210,15 @@ def fused_head(run: Run, facts: Facts) -> bool:
 
 def choose_attention(run: Run, facts: Facts) -> tuple[str, str]:
     """Which attention, and why not flash-attn-4: `auto` takes that where it works and was measured faster."""
-    asked = run.model.attention
-    if asked not in OWN_ATTENTION:
-        return asked, ""
-    obstacle = "model.attention is sdpa" if asked == "sdpa" else flash4_unsuited(run, facts) or facts.flash4_obstacle
+    requested = run.model.attention
+    if requested not in OWN_ATTENTION:
+        return requested, ""
+    obstacle = (
+        "model.attention is sdpa" if requested == "sdpa" else flash4_unsuited(run, facts) or facts.flash4_obstacle
+    )
     if not obstacle:
         return "flash4", ""
-    if asked == "flash4":
+    if requested == "flash4":
         raise UserError("model.attention=flash4 cannot be had here", evidence=obstacle, fix="model.attention=auto")
     if facts.family not in PLAIN_HEADS:
         return "transformers", obstacle
@@ -247,11 +249,11 @@ def has_window(run: Run, facts: Facts) -> bool:
 
 
 def lean_blocks(run: Run, facts: Facts, sharding: str, *, bf16_copies: bool) -> bool:
-    asked = run.train.lean_blocks
-    if asked is False or (asked is None and not facts.cuda):
+    requested = run.train.lean_blocks
+    if requested is False or (requested is None and not facts.cuda):
         return False
     obstacle = obstacle_to_lean_blocks(run, facts, sharding, bf16_copies=bf16_copies)
-    if obstacle and asked:
+    if obstacle and requested:
         raise UserError("train.lean_blocks cannot be had here", evidence=obstacle, fix="train.lean_blocks=false")
     return not obstacle
 

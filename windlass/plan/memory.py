@@ -264,16 +264,18 @@ def host_memory(run: Run, world_size: int) -> HostMemory | None:
         copies = max(1, ranks // (run.parallel.shard_group or ranks))
     trained = trained_parameters(run, shape)
     if trained is None:
-        one: float = shape.parameters * TRAINED_BYTES
+        copy_bytes: float = shape.parameters * TRAINED_BYTES
         evidence = f"{shape.parameters:,} parameters × {TRAINED_BYTES} bytes: weight, gradient, two moments of AdamW"
     else:
         packed = four_bit_parameters(run, shape)
         element = 2 if run.train.precision == "bf16" else 4
-        one = (shape.parameters - packed) * element + packed * FOUR_BIT_BYTES + trained * TRAINED_BYTES
+        copy_bytes = (shape.parameters - packed) * element + packed * FOUR_BIT_BYTES + trained * TRAINED_BYTES
         evidence = f"{shape.parameters:,} frozen parameters and {trained:,} that train"
     if sharding == "full":
-        one /= run.resources.nodes
-    return HostMemory(one * copies, ranks, copies, evidence + (f", {copies} copies of them" if copies > 1 else ""))
+        copy_bytes /= run.resources.nodes
+    return HostMemory(
+        copy_bytes * copies, ranks, copies, evidence + (f", {copies} copies of them" if copies > 1 else "")
+    )
 
 
 def check_host_memory(run: Run, world_size: int, memory_bytes: int) -> HostMemory | None:

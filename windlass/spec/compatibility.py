@@ -56,12 +56,12 @@ SETTLED_ONCE = (
 )
 
 
-def adopt(asked: Run, earlier: Run) -> Run:
+def adopt(requested: Run, earlier: Run) -> Run:
     """`asked` with the defaults that `earlier` settled: warm-up stays as long as it was when the run grows, say."""
-    values = asked.model_dump()
+    values = requested.model_dump()
     before = earlier.model_dump()
     for key in SETTLED_ONCE:
-        if key == "train.min_learning_rate" and asked.train.learning_rate != earlier.train.learning_rate:
+        if key == "train.min_learning_rate" and requested.train.learning_rate != earlier.train.learning_rate:
             continue  # a tenth of the new peak, not of the old one
         section, name = key.split(".")
         if values[section][name] is None:
@@ -88,7 +88,7 @@ def must_match(earlier: Run, now: Run, *, folder: str) -> None:
         return
     raise UserError(
         f"the run {now.name!r} exists with other settings in {folder}",
-        evidence="\n".join(told(changed)),
+        evidence="\n".join(change_lines(changed)),
         cause="its checkpoints belong to those settings; going on with others would be another run",
         fix=f"name=OTHER    trains it beside the old one\n--fresh       moves {folder} aside and starts anew",
     )
@@ -99,10 +99,10 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
-def told(changes: Changes) -> list[str]:
+def change_lines(changes: Changes) -> list[str]:
     """One line for a person per change."""
     width = max(map(len, changes), default=0)
-    return [f"{key:<{width}}  {shown(was)} there, {shown(asked)} asked" for key, (was, asked) in changes.items()]
+    return [f"{key:<{width}}  {shown(was)} there, {shown(now)} asked" for key, (was, now) in changes.items()]
 
 
 def _all_differences(earlier: Run, now: Run) -> Changes:

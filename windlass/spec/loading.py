@@ -19,24 +19,31 @@ from windlass.errors import UserError
 from windlass.spec.run import Run
 
 Values = dict[str, Any]
+WRITTEN_FROM = "# relative paths are those of "  # first line of a saved run
 
 
 def load_run(path: str | Path, overrides: Sequence[str] = (), *, saved: bool = False) -> Run:
     """The run that a file and `section.key=value` overrides describe.
 
     Paths in a file that a user wrote are looked for beside it, those of overrides from the current folder. `saved`: the
-    file is the resolved one of a run folder, whose paths are meant as they stand.
+    file is the resolved one of a run folder, whose paths are looked for in the folder that it was written from.
     """
     path = Path(path)
     values = read_yaml(path)
-    if not saved:
-        find_paths_beside(values, path.parent)
+    find_paths_beside(values, _written_from(path) if saved else path.parent)
     for override in overrides:
         apply_override(values, override, run_file=path)
     values.setdefault("name", "")
     if not values["name"]:
         values["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run"
     return parse_run(values, source=str(path))
+
+
+def _written_from(path: Path) -> Path:
+    """The folder from which a saved run was started; this one where its file does not say."""
+    with path.open(encoding="utf-8") as file:
+        first = file.readline()
+    return Path(first.removeprefix(WRITTEN_FROM).rstrip("\n")) if first.startswith(WRITTEN_FROM) else Path.cwd()
 
 
 def read_yaml(path: Path) -> Values:
@@ -300,6 +307,7 @@ def _all_keys() -> list[str]:
     return [*Run.model_fields, *leaves]
 
 
-def dump_run(run: Run) -> str:
-    """The run as YAML that `load_run` reads back to the same run."""
-    return yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+def dump_run(run: Run, *, written_from: Path | None = None) -> str:
+    """The run as YAML that `load_run` reads back to the same run; relative paths are those of the folder given."""
+    text: str = yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return f"{WRITTEN_FROM}{written_from}\n{text}" if written_from else text

@@ -166,11 +166,11 @@ def whole_model(
 
 
 def check_same_weights(weights: Weights, checkpoint: Checkpoint) -> None:
-    expected, found = checkpoint.manifest().model["frozen"]["sha256"], digest_of(weights.hashes())
-    if found != expected:
+    expected, actual = checkpoint.manifest().model["frozen"]["sha256"], digest_of(weights.hashes())
+    if actual != expected:
         raise UserError(
             f"{weights.folder} is not the model that this adapter was trained beside",
-            evidence=f"its weights have SHA-256 {found}, the checkpoint says {expected}",
+            evidence=f"its weights have SHA-256 {actual}, the checkpoint says {expected}",
             fix="put the model's former files back; without --merge the adapter alone is exported",
         )
 

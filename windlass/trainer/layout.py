@@ -45,7 +45,7 @@ def model_facts(run: Run, model: nn.Module, config: Any, *, cuda: bool) -> Facts
         obstacle = next(filter(None, map(obstacle_to_lean_lora, blocks(model).values())), "")
     return replace(
         known,
-        biases=any(one.ndim == 1 and name.endswith("bias") for name, one in model.named_parameters()),
+        biases=any(parameter.ndim == 1 and name.endswith("bias") for name, parameter in model.named_parameters()),
         trained=facts(model).num_trained if lora else None,
         four_bits=sum(layer.weight.numel() for layer in layers.values()) if lora and lora.quantize else 0,
         lean_lora_obstacle=obstacle,

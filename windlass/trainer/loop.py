@@ -54,8 +54,8 @@ def train(
     for batch in batches.from_step(state.step, end):
         before, step = state.position, state.step + 1
         faults.reach("step.begin", step)
-        labels, told_to_stop = ranks.sum([batch.num_labels, preemption.told])  # one exchange for both
-        if told_to_stop:
+        labels, stop_requested = ranks.sum([batch.num_labels, preemption.requested])  # one exchange for both
+        if stop_requested:
             state.stop(ExitCode.PREEMPTED, "SIGTERM")
             break
         for callback in callbacks:

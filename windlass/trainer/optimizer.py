@@ -67,12 +67,14 @@ class AdamW:
     def __init__(self, model: nn.Module, train: TrainSection, *, bf16_copies: bool, num_micro: int) -> None:
         self.train = train
         self.step = 0
-        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        masters = {name: one.detach().clone() for name, one in trained.items()} if bf16_copies else {}
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        masters = {name: parameter.detach().clone() for name, parameter in trained.items()} if bf16_copies else {}
         if bf16_copies:
             compute_in_bf16(model)
-            trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        self.slots = [self._slot(name, one, masters.get(name), num_micro=num_micro) for name, one in trained.items()]
+            trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.slots = [
+            self._slot(name, parameter, masters.get(name), num_micro=num_micro) for name, parameter in trained.items()
+        ]
         device = self.slots[0].parameter.device
         self._on_gpu = device.type == "cuda"
         self._healthy = torch.ones((), dtype=torch.float32, device=device)
@@ -129,8 +131,10 @@ class AdamW:
         return norm.to(loss.device)
 
     def _norm(self, gradients: list[Tensor]) -> Tensor:
-        there = [one for one in gradients if one.numel()] or [torch.zeros(1, device=self._healthy.device)]
-        squared = torch.stack(list(torch._foreach_norm(there, 2, dtype=torch.float32))).double().square().sum()
+        nonempty = [gradient for gradient in gradients if gradient.numel()] or [
+            torch.zeros(1, device=self._healthy.device)
+        ]
+        squared = torch.stack(list(torch._foreach_norm(nonempty, 2, dtype=torch.float32))).double().square().sum()
         if self._norm_group is not None:
             dist.all_reduce(squared, group=self._norm_group)
         return squared.sqrt().float()

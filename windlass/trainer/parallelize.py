@@ -74,8 +74,8 @@ def not_compiled(block: nn.Module, *, bf16: bool) -> list[nn.Module]:
 def after_blocks(model: nn.Module) -> list[nn.Module]:
     """The last norm: outside the blocks, and in plain torch a dozen passes over all tokens."""
     backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
-    others = [one for one in backbone.children() if not isinstance(one, nn.ModuleList | nn.Embedding)]
-    return [one for one in others if any(parameter.ndim == 1 for parameter in one.parameters())]
+    others = [module for module in backbone.children() if not isinstance(module, nn.ModuleList | nn.Embedding)]
+    return [module for module in others if any(parameter.ndim == 1 for parameter in module.parameters())]
 
 
 def recompute(block: nn.Module, *, selective: bool) -> None:

@@ -102,7 +102,7 @@ def prepare(run: Run, ranks: Ranks) -> Prepared:
 def share_streams(sequences: Sequences | None, ranks: Ranks) -> None:
     """Let ranks agree on who reads which file of a stream. Every rank calls this together."""
     streams = sequences.parts if isinstance(sequences, Mixture) else [sequences]
-    if ranks.world_size < 2 or not any(isinstance(one, Stream) for one in streams):
+    if ranks.world_size < 2 or not any(isinstance(stream, Stream) for stream in streams):
         return
     # A group of its own: batches are read by a thread, while the loop uses the others. Slow networks are no hang.
     group = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
@@ -148,7 +148,7 @@ def added_tokens(run: Run, tokenizer: str | None = None) -> tuple[int, int] | No
 def content_of(run: Run, sequences: Sequences, ranks: Ranks) -> dict[str, Any]:
     """Fingerprints of the data and its tokenizer. Every rank calls this together; ranks that read other data refuse."""
     streams = sequences.parts if isinstance(sequences, Mixture) else [sequences]
-    known = ranks.is_first or not any(isinstance(one, Stream) for one in streams)  # files are looked at once
+    known = ranks.is_first or not any(isinstance(stream, Stream) for stream in streams)  # files are looked at once
     own = {
         "data_fingerprint": data_fingerprint(sequences, run.data) if known else None,
         "tokenizer_fingerprint": tokenizer_fingerprint(sequences),

@@ -189,21 +189,21 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn
 
 
 def find_checkpoint(run: Run, folder: RunFolder, ranks: Ranks, checkpointer: Checkpointer) -> Offer | None:
-    found = newest_whole(checkpointer)
-    if found is None:
+    checkpoint = newest_whole(checkpointer)
+    if checkpoint is None:
         on_first_rank(ranks, lambda: refuse_to_start_over(folder))
         if run.checkpoint.branch_from is None:
             return None
         on_first_rank(ranks, lambda: take_over(run.checkpoint.branch_from or "", folder, order=checkpointer.order))
-        found = newest_whole(checkpointer)
-        assert found is not None
+        checkpoint = newest_whole(checkpointer)
+        assert checkpoint is not None
     if not run.checkpoint.resume:
         raise UserError(
             f"checkpoint.resume is false, but {folder.path} holds checkpoints",
-            evidence=f"the newest is step-{found.step:08d}",
+            evidence=f"the newest is step-{checkpoint.step:08d}",
             fix="checkpoint.resume=true, or --fresh to set the old run aside",
         )
-    where = f"the checkpoint {found.where}"
-    check_same_run(found.manifest, model=checkpointer.model, order=checkpointer.order, where=where)
-    check_same_frozen(found.manifest.model, checkpointer.model, where=where)
-    return found
+    where = f"the checkpoint {checkpoint.where}"
+    check_same_run(checkpoint.manifest, model=checkpointer.model, order=checkpointer.order, where=where)
+    check_same_frozen(checkpoint.manifest.model, checkpointer.model, where=where)
+    return checkpoint

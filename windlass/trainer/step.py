@@ -50,7 +50,7 @@ class Stepper:
             both: Tensor = self.caller(
                 batch.tokens_mt, batch.labels_mt, batch.positions_mt, 1.0, True, documents=batch.documents
             )
-        return [float(one) for one in both]
+        return [float(value) for value in both]
 
     def backward(self, batch: StepBatch, total_labels: float, *, poisoned: bool = False) -> Tensor:
         """Accumulate the gradient of all micro-batches; each one's share of the step's loss, on the device."""

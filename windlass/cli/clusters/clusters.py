@@ -37,9 +37,9 @@ def keeper_of_checkpoints(name: str, tier: str | None) -> tuple[KeepsRunFolder, 
         return None
     target, job = find(name)
     if isinstance(target, KeepsRunFolder):
-        asked = job.folder.load_run()
+        run = job.folder.load_run()
         # pods with disks of their own have no run folder to speak of; a store then has what is worth having
-        elsewhere = tier is None and asked.target.kubernetes.storage == "none" and asked.checkpoint.store
+        elsewhere = tier is None and run.target.kubernetes.storage == "none" and run.checkpoint.store
         return None if elsewhere else (target, job)
     if tier is None:
         return None

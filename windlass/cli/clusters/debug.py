@@ -30,8 +30,11 @@ def debug(name: str, place: str | None, as_json: bool) -> int:
     findings = names_and_port(scripts, host_name(run), run.target.port or COORDINATOR_PORT)
     findings += bandwidths(scripts, [pod.address for pod in pods])
     if as_json:
-        print_json([one.as_dict() for one in findings])
+        print_json([finding.as_dict() for finding in findings])
     else:
-        rows = [[one.check, one.origin, one.destination, "ok" if one.ok else "FAILED", one.said] for one in findings]
+        rows = [
+            [finding.check, finding.origin, finding.destination, "ok" if finding.ok else "FAILED", finding.said]
+            for finding in findings
+        ]
         print_table(["CHECK", "FROM", "TO", "", "RESULT"], rows)
-    return ExitCode.OK if all(one.ok for one in findings) else ExitCode.FAILED
+    return ExitCode.OK if all(finding.ok for finding in findings) else ExitCode.FAILED

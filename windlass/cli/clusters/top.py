@@ -43,7 +43,7 @@ def _look(target: Any, job: Any, *, as_json: bool, again: bool) -> None:
     status = target.status(job)
     pods, scripts = pod_scripts_of(target, job)
     rows: list[dict[str, Any]] = []
-    for pod, (_, answer) in zip(pods, of_each(scripts, lambda one: one.ask("usage")), strict=True):
+    for pod, (_, answer) in zip(pods, of_each(scripts, lambda script: script.ask("usage")), strict=True):
         use = {"error": answer.what} if isinstance(answer, UserError) else answer
         rows.append({"pod": pod.name, "node": pod.node, "node_rank": pod.node_rank, **use})
     # all ranks go in step: each pod has its part of what the run does

@@ -77,8 +77,8 @@ def _validation_losses(folder: RunFolder) -> dict[int, float]:
     from windlass.common.files import read_json_lines, real, whole
 
     records = (record for record in read_json_lines(folder.metrics) if record.get("kind") == "validation")
-    found = ((whole(record.get("step")), real(record.get("loss"))) for record in records)
-    return {step: loss for step, loss in found if step is not None and loss is not None}
+    losses = ((whole(record.get("step")), real(record.get("loss"))) for record in records)
+    return {step: loss for step, loss in losses if step is not None and loss is not None}
 
 
 @ckpt.command()
@@ -98,11 +98,11 @@ def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None
     shown = views(RunFolder.find(name), tier)
     rows: list[dict[str, Any]] = []
     for view in shown:
-        for one in view.rows():
-            if step is None or (one.step == step and one.complete):
-                damages = [{"file": d.file, "reason": d.reason} for d in view.damages(one.step)] if one.complete else []
-                removed = bool(damages) and not view.has(one.step)  # by a run that saves and lets older ones go
-                state = {"tier": one.tier, "step": one.step, "complete": one.complete, "removed": removed}
+        for row in view.rows():
+            if step is None or (row.step == step and row.complete):
+                damages = [{"file": d.file, "reason": d.reason} for d in view.damages(row.step)] if row.complete else []
+                removed = bool(damages) and not view.has(row.step)  # by a run that saves and lets older ones go
+                state = {"tier": row.tier, "step": row.step, "complete": row.complete, "removed": removed}
                 rows.append({**state, "damages": [] if removed else damages})
     if step is not None and not rows:
         raise UserError(f"no complete checkpoint of step {step} in {name}", fix=f"windlass ckpt ls {name}")
@@ -177,8 +177,8 @@ def prune(
     if as_json:
         print_json({"deleted": [] if dry_run else rows, "expired": rows, "leftovers": leftovers})
     else:
-        said = "would be deleted" if dry_run else "deleted"
-        click.echo(f"{len(going)} {said}" + (f", {leftovers} leftovers cleared" if leftovers else ""))
+        outcome = "would be deleted" if dry_run else "deleted"
+        click.echo(f"{len(going)} {outcome}" + (f", {leftovers} leftovers cleared" if leftovers else ""))
 
 
 @ckpt.command()

@@ -91,13 +91,17 @@ def differing_settings(folders: list[RunFolder]) -> dict[str, list[Any]]:
     from windlass.spec.compatibility import leaves
 
     values = [dict(leaves(folder.load_run().model_dump(mode="json"))) for folder in folders]
-    keys = sorted({key for one in values for key in one} - {"name"})
-    by_key = {key: [one.get(key) for one in values] for key in keys}
-    return {key: found for key, found in by_key.items() if any(value != found[0] for value in found[1:])}
+    keys = sorted({key for settings in values for key in settings} - {"name"})
+    by_key = {key: [settings.get(key) for settings in values] for key in keys}
+    return {key: each for key, each in by_key.items() if any(value != each[0] for value in each[1:])}
 
 
 def loss_at(folder: RunFolder, step: int) -> float | None:
     from windlass.common.files import read_json_lines, real
 
-    records = (one for one in read_json_lines(folder.metrics) if one.get("kind") == "step" and one.get("step") == step)
-    return next((real(one.get("loss")) for one in reversed(list(records))), None)
+    records = (
+        record
+        for record in read_json_lines(folder.metrics)
+        if record.get("kind") == "step" and record.get("step") == step
+    )
+    return next((real(record.get("loss")) for record in reversed(list(records))), None)

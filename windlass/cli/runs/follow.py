@@ -206,9 +206,9 @@ class Follower:
             status = target.status(job)  # before the reading, so that nothing written before the end is missed
             self._read(news)
             if status.state == "running" and job.target != "local" and status.reason != hindrance:
-                said = status.reason or f"all is well again (it was: {hindrance})"
+                reason = status.reason or f"all is well again (it was: {hindrance})"
                 hindrance = status.reason
-                news.say(f"running: {said}", {"kind": "running", "reason": hindrance})
+                news.say(f"running: {reason}", {"kind": "running", "reason": hindrance})
             if status.state == "waiting" and job.target != "local" and status.reason != waiting_for:
                 waiting_for = status.reason
                 pods = list(target.pods(job)) if isinstance(target, RunsInPods) else []
@@ -220,23 +220,23 @@ class Follower:
 
     def _read(self, news: Reporter) -> None:
         """Report what is new in the order in which it happened, whichever file it stands in."""
-        found: list[tuple[float, Callable[[], None]]] = []
+        reports: list[tuple[float, Callable[[], None]]] = []
         for record in self.metrics.records():
             if record.get("kind") == "step" and whole(record.get("step")) is not None:
-                found.append((_when(record), partial(self._step, record, news)))
+                reports.append((_when(record), partial(self._step, record, news)))
             elif record.get("kind") == "validation":
                 text = f"step {record.get('step')}: validation loss {number(real(record.get('loss')))}"
-                found.append((_when(record), partial(news.say, text, record)))
+                reports.append((_when(record), partial(news.say, text, record)))
         for path in sorted(self.folder.logs.glob("rank-*.log")):
             for line in self.logs.setdefault(path.name, Tail(path)).lines():
                 if WORTH_SHOWING.search(line):
                     record = {"kind": "log", "rank": path.stem, "line": line}
-                    found.append((_stamp(line), partial(news.say, plain(f"[{path.stem}] {line}"), record)))
+                    reports.append((_stamp(line), partial(news.say, plain(f"[{path.stem}] {line}"), record)))
         for record in self.history.records():
             event = describe_event(record)
             if event:
-                found.append((_when(record), partial(news.say, plain(event), {"kind": "event", **record})))
-        for _, report in sorted(found, key=lambda pair: pair[0]):
+                reports.append((_when(record), partial(news.say, plain(event), {"kind": "event", **record})))
+        for _, report in sorted(reports, key=lambda pair: pair[0]):
             report()
 
     def _step(self, record: dict[str, Any], news: Reporter) -> None:
@@ -284,12 +284,14 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
         case "settings-changed":
             changes = record.get("changes")
             pairs = changes.items() if isinstance(changes, dict) else ()
-            told = [
-                f"{key} {shown(one[0])} → {shown(one[1])}"
-                for key, one in pairs
-                if isinstance(one, list) and len(one) == 2
+            described = [
+                f"{key} {shown(values[0])} → {shown(values[1])}"
+                for key, values in pairs
+                if isinstance(values, list) and len(values) == 2
             ]
-            return f"goes on with other settings: {', '.join(told)}" if told else "goes on with other settings"
+            return (
+                f"goes on with other settings: {', '.join(described)}" if described else "goes on with other settings"
+            )
         case "started-over":
             return f"began again at step 0: step {get('step')} was saved on the nodes alone, and they are gone"
         case "branched":

@@ -94,19 +94,19 @@ def _as_dict(line: LogLine) -> dict[str, Any]:
 def _last_lines(target: Any, job: Any, rank: int | None, count: int, *, follow: bool) -> Iterator[LogLine]:
     """The last lines that each rank has said by now; with `follow`, then what they say next."""
     kept: dict[Source, deque[LogLine]] = {}
-    said: dict[Source, int] = {}
+    shown: dict[Source, int] = {}
     for line in target.logs(job, rank=rank, follow=False):
         source = _source(line)
         kept.setdefault(source, deque(maxlen=count)).append(line)
-        said[source] = said.get(source, 0) + 1
+        shown[source] = shown.get(source, 0) + 1
     for lines in kept.values():
         yield from lines
     if not follow:
         return
     for line in target.logs(job, rank=rank, follow=True):
         source = _source(line)
-        if said.get(source, 0):
-            said[source] -= 1
+        if shown.get(source, 0):
+            shown[source] -= 1
         else:
             yield line
 

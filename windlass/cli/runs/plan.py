@@ -125,8 +125,8 @@ def _print(name: str, rows: list[tuple[str, str]], expected: Forecast | None, un
         print_pairs([("run", name), *rows, ("memory, speed", f"not estimated: {unknown}")])
         return
     print_pairs([("run", name), *rows, *_rows(expected)])
-    for told in expected.assumptions:
-        click.echo(wrapped(f"assumes: {told}", "  "))
+    for assumption in expected.assumptions:
+        click.echo(wrapped(f"assumes: {assumption}", "  "))
     for warning in expected.warnings:
         warn(warning)
 

@@ -56,7 +56,7 @@ def _removable(name: str) -> RunFolder:
 
     path = runs_root() / name
     if "/" in name or name in (".", "..") or not (path / "run.yaml").is_file():
-        known = sorted(one.parent.name for one in runs_root().glob("*/run.yaml"))
+        known = sorted(path.parent.name for path in runs_root().glob("*/run.yaml"))
         raise UserError(
             f"there is no run {name!r} under {runs_root()}/",
             evidence=f"runs there: {', '.join(known)}" if known else "no runs there",

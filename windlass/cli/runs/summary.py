@@ -174,7 +174,7 @@ class Steps:
 def _lost(before: Record, after: Record, restarts: set[int]) -> float:
     """Time from the last new step before a restart to the first new one after it, less that step's own time."""
     old, new = whole(before.get("attempt")), whole(after.get("attempt")) or 0
-    if old is None or not any(old < one <= new for one in restarts):
+    if old is None or not any(old < restart <= new for restart in restarts):
         return 0.0
     when, until = real(before.get("time")), real(after.get("time"))
     return 0.0 if when is None or until is None else max(0.0, until - when - (real(after.get("step_s")) or 0.0))

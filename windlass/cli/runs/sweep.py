@@ -41,10 +41,12 @@ def run_sweep(
     for index, settings in enumerate(combinations(sweeps)):
         named = f"name={base.name}-{index}"
         elements.append((index, settings, _prepared(run_file, [*changes, *settings, named], faults, offline)))
-    for warning in dict.fromkeys(warning for _, _, one in elements for warning in one.warnings):
+    for warning in dict.fromkeys(warning for _, _, prepared in elements for warning in prepared.warnings):
         warn(warning)
-    left = [(index, one) for index, _, one in elements if not one.is_finished and not one.is_running]
-    runs, indices = [one.run for _, one in left], [index for index, _ in left]
+    left = [
+        (index, prepared) for index, _, prepared in elements if not prepared.is_finished and not prepared.is_running
+    ]
+    runs, indices = [prepared.run for _, prepared in left], [index for index, _ in left]
     requests = where.render_sweep(base.name, runs, indices, left[0][1].gathered, faults=faults) if left else []
     if dry_run:
         if as_json:
@@ -62,19 +64,19 @@ def run_sweep(
     submitted = {job.name for job in where.submit_all(runs, requests)}
     rows: list[dict[str, Any]] = [
         {
-            "name": one.run.name,
+            "name": prepared.run.name,
             "settings": list(settings),
-            "folder": str(one.folder.path),
-            "submitted": one.run.name in submitted,
+            "folder": str(prepared.folder.path),
+            "submitted": prepared.run.name in submitted,
         }
-        for _, settings, one in elements
+        for _, settings, prepared in elements
     ]
     if as_json:
         print_json(rows)
         return ExitCode.OK
-    said = {True: "submitted", False: "finished or under way"}
+    outcomes = {True: "submitted", False: "finished or under way"}
     print_table(
-        ["RUN", "SETTINGS", ""], [[row["name"], " ".join(row["settings"]), said[row["submitted"]]] for row in rows]
+        ["RUN", "SETTINGS", ""], [[row["name"], " ".join(row["settings"]), outcomes[row["submitted"]]] for row in rows]
     )
     click.echo("  windlass ls    shows them all")
     return ExitCode.OK
@@ -97,12 +99,12 @@ def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
     choices: list[list[str]] = []
     for sweep in sweeps:
         key, equals, values = sweep.partition("=")
-        found = [value.strip() for value in values.split(",") if value.strip()]
-        if not equals or not key.strip() or not found:
+        alternatives = [value.strip() for value in values.split(",") if value.strip()]
+        if not equals or not key.strip() or not alternatives:
             raise UserError(
                 f"the sweep {sweep!r} is not of the form section.key=A,B", fix="--sweep train.learning_rate=1e-4,3e-4"
             )
-        choices.append([f"{key.strip()}={value}" for value in found])
+        choices.append([f"{key.strip()}={value}" for value in alternatives])
     made = list(itertools.product(*choices))
     if len(made) > LARGEST:
         raise UserError(f"the sweep has {len(made)} runs; at most {LARGEST} go into one")

@@ -98,8 +98,8 @@ def encode(tokenizer: Tokenizer, texts: list[str], skipped: Skipped | None) -> t
         if len(texts) == 1:
             skipped.add(error)
             return [], []
-    found = [encode(tokenizer, [text], skipped) for text in texts]
-    return [text for kept, _ in found for text in kept], [ids for _, encoded in found for ids in encoded]
+    encodings = [encode(tokenizer, [text], skipped) for text in texts]
+    return [text for kept, _ in encodings for text in kept], [ids for _, encoded in encodings for ids in encoded]
 
 
 def has_label(ids: list[int]) -> bool:
@@ -127,7 +127,7 @@ class Columns:
 
     @property
     def sha256(self) -> dict[str, str]:
-        return {suffix: one.hexdigest() for suffix, one in self._hashes.items()}
+        return {suffix: digest.hexdigest() for suffix, digest in self._hashes.items()}
 
 
 def text_digest(text: str) -> bytes:

@@ -73,18 +73,18 @@ def shards_fingerprint(shards: TokenShards) -> str:
 
 def files_fingerprint(files: list[DataFile]) -> str | None:
     on_hub = hub_digests([file.url for file in files if file.url.startswith("hf://")])
-    found: list[Any] = []
+    digests: list[Any] = []
     for file in files:
         path = Path(file.url)
         if file.url in on_hub:
-            found.append(on_hub[file.url])
+            digests.append(on_hub[file.url])
         elif "://" not in file.url and path.is_file():
-            found.append(file_digest(path))
+            digests.append(file_digest(path))
         else:
-            found.append(file.origin or None)
-    if not found or None in found:
+            digests.append(file.origin or None)
+    if not digests or None in digests:
         return None
-    return digest_of(found)
+    return digest_of(digests)
 
 
 def hub_digests(urls: list[str]) -> dict[str, str]:
@@ -98,15 +98,15 @@ def hub_digests(urls: list[str]) -> dict[str, str]:
         for url in urls:
             place: Any = HfFileSystem().resolve_path(url)
             files.setdefault((place.repo_id, place.revision), {})[place.path_in_repo] = url
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for (repository, revision), paths in files.items():
             for info in HfApi().get_paths_info(repository, list(paths), revision=revision, repo_type="dataset"):
                 lfs = getattr(info, "lfs", None)
-                found[paths[info.path]] = str(lfs.sha256 if lfs else info.blob_id)  # type: ignore[union-attr]
+                digests[paths[info.path]] = str(lfs.sha256 if lfs else info.blob_id)  # type: ignore[union-attr]
     except Exception as error:  # the library raises many kinds; the commit that was read is known anyway
         log.info("the hub gives no digests of %s: %s", urls[0], error)
         return {}
-    return found
+    return digests
 
 
 def file_digest(path: Path) -> str:

@@ -171,7 +171,7 @@ class Mixture:
         if self._remote:
             self._prefetch_ahead(step, global_batch, positions)
         owners = {position: self.turns.owner(step, position, global_batch) for position in positions}
-        found: dict[int, Sequence] = {}
+        by_position: dict[int, Sequence] = {}
         state: dict[str, Any] = {}
         epoch = 0.0
         for number, part in enumerate(self.parts):
@@ -184,9 +184,9 @@ class Mixture:
                 sequences = [part.at(self._own_index(number, step, position, global_batch)) for position in mine]
                 seen = self.shares.before(number, (step + 1) * global_batch) / part.num_sequences
             for position, sequence in zip(mine, sequences, strict=True):
-                found[position] = replace(sequence, id=f"{number}/{sequence.id}")
+                by_position[position] = replace(sequence, id=f"{number}/{sequence.id}")
             epoch += self.shares.fractions[number] * seen
-        return Batch([found[position] for position in positions], state or None, epoch)
+        return Batch([by_position[position] for position in positions], state or None, epoch)
 
     def _own_index(self, number: int, step: int, position: int, global_batch: int) -> int:
         return self.shares.before(number, self.turns.index(step, position, global_batch))

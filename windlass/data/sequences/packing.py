@@ -115,13 +115,13 @@ class PackedRows(Windows):
 
 def cut_away(shards: TokenShards, lengths: NDArray[np.int64], room: int) -> NDArray[np.bool_]:
     """Which examples have no token to train on within a row's room; of those that fit, tokenizing saw to it."""
-    found = np.zeros(len(lengths), dtype=np.bool_)
+    untrained = np.zeros(len(lengths), dtype=np.bool_)
     begins = np.cumsum(lengths) - lengths
     for example in np.flatnonzero(lengths > room):
         begin = int(begins[example])
         _, _, trained = shards.read_marked(begin, begin + room)
-        found[example] = trained is not None and not trained[1:].any()
-    return found
+        untrained[example] = trained is not None and not trained[1:].any()
+    return untrained
 
 
 def nothing_fits(name: str, sequence_length: int, num_examples: int, too_long: TooLong) -> UserError:

@@ -197,12 +197,12 @@ class Stream:
             "some documents are read twice or never",
             self.files.name,
         )
-        found: dict[str, tuple[int, int, int, LanePosition]] = {}
+        positions: dict[str, tuple[int, int, int, LanePosition]] = {}
         for number, (lanes, files, windows, epoch, place, document, token) in saved.items():
             entry = epoch * files + int(number) + place * lanes
-            found[number] = (0, lanes, files, LanePosition(windows, document, token, (entry,)))
-        following = 1 + max(position.entries[0] for _, _, _, position in found.values())
-        return {number: (following, *rest) for number, (_, *rest) in found.items()}  # type: ignore[misc]
+            positions[number] = (0, lanes, files, LanePosition(windows, document, token, (entry,)))
+        following = 1 + max(position.entries[0] for _, _, _, position in positions.values())
+        return {number: (following, *rest) for number, (_, *rest) in positions.items()}  # type: ignore[misc]
 
     def _saved_position(self, number: int, saved: dict[str, tuple[int, int, int, LanePosition]]) -> LanePosition:
         if str(number) not in saved:

@@ -239,9 +239,9 @@ def utf16(piece: FilePiece) -> UserError:
 
 def csv_text(row: dict[str | None, Any], piece: FilePiece, where: str) -> str:
     if None in row or None in row.values():
-        there = sum(len(value) if key is None else value is not None for key, value in row.items())
-        named = sum(key is not None for key in row)
-        raise BadRecordError(f"{where} has {there} fields, the first line {named}")
+        num_fields = sum(len(value) if key is None else value is not None for key, value in row.items())
+        num_columns = sum(key is not None for key in row)
+        raise BadRecordError(f"{where} has {num_fields} fields, the first line {num_columns}")
     if is_selector(piece.text_field):
         return example_text(row, piece.text_field, where)
     if piece.text_field not in row:
@@ -393,13 +393,13 @@ def is_text(kind: Any) -> bool:
 
 def no_text_column(piece: FilePiece, schema: Any) -> UserError:
     field = piece.text_field
-    there = {name: schema.field(name).type for name in schema.names}
-    texts = [name for name, kind in there.items() if is_text(kind)]
+    columns = {name: schema.field(name).type for name in schema.names}
+    texts = [name for name, kind in columns.items() if is_text(kind)]
     return UserError(
         f"the column {field!r} of {piece.path} is no text"
-        if field in there
+        if field in columns
         else f"{piece.path} has no field {field!r}",
-        evidence="fields there: " + ", ".join(f"{name} ({kind})" for name, kind in there.items())[:400],
+        evidence="fields there: " + ", ".join(f"{name} ({kind})" for name, kind in columns.items())[:400],
         cause=None if texts else "none of the columns is a text; columns inside of structs are not read",
         fix=f"data.text_field={texts[0]} (tokenize: --text-field {texts[0]})"
         if texts

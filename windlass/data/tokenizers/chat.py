@@ -236,11 +236,11 @@ def blocks_of(
         if len(blocks) != len(turns):
             raise
         return [blocks[turns.index(place)] for place in wanted]
-    found = []
+    spans = []
     for place in wanted:
         end = next((begins[turn] for turn in turns if turn > place), len(text))
-        found += [block for block in blocks if block[1] > begins[place] and block[0] < end]
-    return found
+        spans += [block for block in blocks if block[1] > begins[place] and block[0] < end]
+    return spans
 
 
 def prompt(template: Template, messages: list[dict[str, Any]], tools: Any, place: int, text: str) -> str:
@@ -289,9 +289,8 @@ def head(template: Template, messages: list[dict[str, Any]], tools: Any, prompte
         probed, _ = template.render([*messages, {"role": "assistant", "content": PROBE}], tools)
     except ChatTemplateError:
         return plain
-    length = next(
-        (at for at, (one, other) in enumerate(zip(prompted, probed, strict=False)) if one != other), len(plain)
-    )
+    pairs = enumerate(zip(prompted, probed, strict=False))
+    length = next((place for place, (expected, actual) in pairs if expected != actual), len(plain))
     shared = prompted[:length]
     return shared if shared.startswith(plain) and text.startswith(shared) else plain
 
@@ -303,10 +302,10 @@ def without_end(template: Template, messages: list[dict[str, Any]], tools: Any) 
     if not prompted.startswith(plain):
         plain = plain.removesuffix(template.end)
     following, _ = template.render(messages, tools, prompting=True)
-    asked = prompted.removeprefix(plain)
-    if not (asked and prompted.startswith(plain) and following.endswith(asked)):
+    next_prompt = prompted.removeprefix(plain)
+    if not (next_prompt and prompted.startswith(plain) and following.endswith(next_prompt)):
         return None
-    return following.removesuffix(asked)
+    return following.removesuffix(next_prompt)
 
 
 def rewrites(template: Template, messages: list[dict[str, Any]], place: int, fix: str) -> ChatTemplateError:

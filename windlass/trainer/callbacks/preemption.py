@@ -17,7 +17,7 @@ class Preemption:
     """Whether this rank was told to stop. Ranks agree on it through the sums they exchange every step anyway."""
 
     def __init__(self) -> None:
-        self.told = False
+        self.requested = False
         self.since: float | None = None  # when, by the monotonic clock
 
     def listen(self) -> None:
@@ -33,13 +33,13 @@ class Preemption:
         threading.Thread(target=self._count, args=(reading,), name="preemption", daemon=True).start()
 
     def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
-        self.told = True
+        self.requested = True
 
     def _count(self, reading: int) -> None:
         while signal.SIGTERM not in os.read(reading, 64):
             pass
         first = time.monotonic()
-        self.told, self.since = True, first
+        self.requested, self.since = True, first
         os.write(2, NOTICE)  # not through logging, which may be in the middle of a line
         while signal.SIGTERM not in os.read(reading, 64) or time.monotonic() < first + ONE_REQUEST_SECONDS:
             pass

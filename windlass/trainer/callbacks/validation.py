@@ -19,8 +19,8 @@ class Validation(Callback):
         self.sequences = state.prepared.validation
         if self.sequences is None:
             return
-        asked, world_size = state.run.train.validation_sequences, state.ranks.world_size
-        self.num_sequences = min(asked, self.sequences.num_sequences or asked)
+        requested, world_size = state.run.train.validation_sequences, state.ranks.world_size
+        self.num_sequences = min(requested, self.sequences.num_sequences or requested)
         self.batch_size = min(state.prepared.layout.micro * world_size, self.num_sequences)
         self.micro = -(-self.batch_size // world_size)
 
@@ -59,7 +59,7 @@ class Validation(Callback):
                 batches.positions = [position for position in batches.positions if position < size]
                 batch = batches.read(number)
                 measured = state.stepper.measure(batch.micro_batches[0])
-                sums = state.ranks.sum([*measured, batch.num_labels, state.preemption.told])
+                sums = state.ranks.sum([*measured, batch.num_labels, state.preemption.requested])
                 if sums[3]:
                     state.stop(ExitCode.PREEMPTED, "SIGTERM")
                     return

@@ -56,7 +56,7 @@ class SharedTier:
         if self.ranks.is_first:
             with contextlib.suppress(OSError):  # a folder that cannot be written to can be read
                 self.folder.recover()
-        steps = self.ranks.broadcast([one.step for one in self.folder.complete()], patient=True)
+        steps = self.ranks.broadcast([checkpoint.step for checkpoint in self.folder.complete()], patient=True)
         return [SharedOffer(self.folder.at(step), self.ranks) for step in steps]
 
     def clear(self) -> None:
@@ -91,7 +91,9 @@ class SharedOffer:
     def prove(self) -> list[tuple[str, str]]:
         """Each rank reads its share of the files, so proving a checkpoint costs about what loading it costs."""
         mine = list(self.checkpoint.damages(share=(self.ranks.rank, self.ranks.world_size)))
-        return sorted({(one.file, one.reason) for part in self.ranks.gather(mine, patient=True) for one in part})
+        return sorted(
+            {(damage.file, damage.reason) for part in self.ranks.gather(mine, patient=True) for damage in part}
+        )
 
     def load(self, state: dict[str, Tensor]) -> None:
         load_state(self.checkpoint, state, self.ranks)

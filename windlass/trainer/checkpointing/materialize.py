@@ -29,7 +29,11 @@ def obtain(
     `prefer_run_folder` no other tier is asked while the run folder has any, newer ones elsewhere or not.
     """
     if tier is None and to is None and prefer_run_folder:
-        here = [one for one in CheckpointFolder(folder.checkpoints).complete() if step in (None, one.step)]
+        here = [
+            checkpoint
+            for checkpoint in CheckpointFolder(folder.checkpoints).complete()
+            if step in (None, checkpoint.step)
+        ]
         if here:
             return here[-1]
     target = CheckpointFolder(to or folder.checkpoints)
@@ -62,9 +66,9 @@ def _bring(row: Row, view: TierView, target: CheckpointFolder, *, in_place: bool
 
 
 def _copy(checkpoint: Checkpoint, target: CheckpointFolder, *, in_place: bool) -> Checkpoint:
-    found = next(iter(checkpoint.damages()), None)
-    if found:
-        raise UserError(f"{found.file} is damaged: {found.reason}")
+    damage = next(iter(checkpoint.damages()), None)
+    if damage:
+        raise UserError(f"{damage.file} is damaged: {damage.reason}")
     if in_place or target.at(checkpoint.step).path.resolve() == checkpoint.path.resolve():
         return checkpoint
     copy, manifest = target.incoming(checkpoint.step), checkpoint.manifest()

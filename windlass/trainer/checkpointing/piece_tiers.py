@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import os
 import socket
 from collections.abc import Iterable
@@ -59,7 +60,7 @@ class Nodes:
         return max(self.of_rank) + 1
 
     def ranks(self, node: int) -> list[int]:
-        return [rank for rank, one in enumerate(self.of_rank) if one == node]
+        return [rank for rank, home in enumerate(self.of_rank) if home == node]
 
     def first_rank(self, node: int) -> int:
         return self.of_rank.index(node)
@@ -88,19 +89,21 @@ def carry_out(
     group: dist.ProcessGroup,
 ) -> None:
     """Do this rank's part of the transfers: read from and write to files that have their full size already."""
-    mine = [one for one in transfers if rank in (one.sender, one.receiver) and sizes[one.piece]]
-    mapped = {one.piece: _mapped(files[one.piece], sizes[one.piece]) for one in mine}
-    num_chunks = {one.piece: -(-sizes[one.piece] // CHUNK_BYTES) for one in mine}
+    mine = [
+        transfer for transfer in transfers if rank in (transfer.sender, transfer.receiver) and sizes[transfer.piece]
+    ]
+    mapped = {transfer.piece: _mapped(files[transfer.piece], sizes[transfer.piece]) for transfer in mine}
+    num_chunks = {transfer.piece: -(-sizes[transfer.piece] // CHUNK_BYTES) for transfer in mine}
     for index in range(max(num_chunks.values(), default=0)):
         under_way: list[Any] = []
-        for one in mine:
-            if index >= num_chunks[one.piece]:
+        for transfer in mine:
+            if index >= num_chunks[transfer.piece]:
                 continue
-            chunk = mapped[one.piece][index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-            if one.sender == rank:
-                under_way.append(dist.isend(chunk, one.receiver, group=group, tag=one.piece))
+            chunk = mapped[transfer.piece][index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+            if transfer.sender == rank:
+                under_way.append(dist.isend(chunk, transfer.receiver, group=group, tag=transfer.piece))
             else:
-                under_way.append(dist.irecv(chunk, one.sender, group=group, tag=one.piece))
+                under_way.append(dist.irecv(chunk, transfer.sender, group=group, tag=transfer.piece))
         for work in under_way:
             work.wait()
 
@@ -126,16 +129,16 @@ class NodeTier:
         try:
             together(lambda: checkpoint.delete() if self.leads else None)
             sizes = dict(enumerate(self.agreement.gather(piece.size)))
-            incoming = [one.piece for one in self.replication if one.receiver == rank]
-            files = {one: checkpoint.path / piece_name(one) for one in (rank, *incoming)}
+            incoming = [transfer.piece for transfer in self.replication if transfer.receiver == rank]
+            files = {number: checkpoint.path / piece_name(number) for number in (rank, *incoming)}
             # All room is taken before anything travels: no rank may fail while another waits for it.
-            together(lambda: reserve((path, sizes[one]) for one, path in files.items()))
+            together(lambda: reserve((path, sizes[number]) for number, path in files.items()))
             records: list[FileRecord] = together(lambda: write_piece(files[rank], piece, sync=self.name == "local"))
             self.faults.reach(f"{self.name}.written", step)
             if self.replication:
                 together(lambda: self._replicate(files, sizes, records))
                 self.faults.reach(f"{self.name}.replicated", step)
-            files_of_all = {piece_name(one): record for one, record in enumerate(records)}
+            files_of_all = {piece_name(number): record for number, record in enumerate(records)}
             # Rank 0's on every node, to the byte: two that differ would be two steps at a resume.
             manifest: Manifest = self.agreement.gather(describe(files_of_all) if self.ranks.is_first else None)[0]
             together(lambda: checkpoint.publish(manifest) if self.leads else None)
@@ -145,9 +148,7 @@ class NodeTier:
                     checkpoint.delete()
             raise
         self.faults.reach(f"{self.name}.published", step)
-        if (
-            self.leads
-        ):  # every node has published this step: nothing older, and nothing from an abandoned future, counts
+        if self.leads:  # all nodes have published this step: nothing older, nor from an abandoned future, counts
             for other in self.folder.all():
                 if other.step != step:
                     other.delete()
@@ -156,14 +157,16 @@ class NodeTier:
     def _replicate(self, files: dict[int, Path], sizes: dict[int, int], records: list[FileRecord]) -> None:
         rank, group = self.ranks.rank, self.ranks.saving
         carry_out(self.replication, sizes, files, rank=rank, group=group)
-        for one, path in files.items():
-            problem = damage(path, records[one]) if one != rank else None
+        for number, path in files.items():
+            problem = damage(path, records[number]) if number != rank else None
             if problem:
                 raise OSError(f"the copy of {path.name} that arrived here is damaged: {problem}")
 
     def offers(self) -> list[Offer]:
         mine = (
-            [manifest for one in self.folder.complete() if (manifest := readable_manifest(one))] if self.leads else []
+            [manifest for checkpoint in self.folder.complete() if (manifest := readable_manifest(checkpoint))]
+            if self.leads
+            else []
         )
         known: dict[tuple[int, str], Manifest] = {}
         for part in self.ranks.gather(mine, patient=True):
@@ -180,19 +183,25 @@ class NodeTier:
         return PiecesOffer(self, manifest, holders)
 
     def clear(self) -> None:
-        for one in self.folder.all() if self.leads else ():
-            one.delete()
+        for checkpoint in self.folder.all() if self.leads else ():
+            checkpoint.delete()
 
     def check_room(self, state: dict[str, Tensor]) -> None:
         """Two steps, each with its double, must fit beside each other; said before the first step is paid for."""
         sizes = self.ranks.gather(Piece.of(state).size)
         copies = [size for rank, size in enumerate(sizes) if self.nodes.of_rank[rank] == self._node]
-        copies += [sizes[one.piece] for one in self.replication if self.nodes.of_rank[one.receiver] == self._node]
+        copies += [
+            sizes[transfer.piece]
+            for transfer in self.replication
+            if self.nodes.of_rank[transfer.receiver] == self._node
+        ]
         problem = None
         if self.leads:
             self.folder.path.mkdir(parents=True, exist_ok=True)
             status = os.statvfs(self.folder.path)
-            free = status.f_bavail * status.f_frsize + sum(one.size_on_disk() for one in self.folder.all())
+            free = status.f_bavail * status.f_frsize + sum(
+                checkpoint.size_on_disk() for checkpoint in self.folder.all()
+            )
             if free < 2 * sum(copies):
                 problem = (str(self.folder.path), 2 * sum(copies), free)
         for path, needed, free in filter(None, self.ranks.gather(problem)):
@@ -219,22 +228,26 @@ class PiecesOffer:
     def prove(self) -> list[tuple[str, str]]:
         """Each rank hashes its own piece; where one is missing or damaged, a node that has a copy hashes that."""
         tier, rank, nodes = self.owner, self.owner.ranks.rank, self.owner.nodes
-        own = {
-            one: problem for one, problem in enumerate(tier.ranks.gather(self._problem(rank), patient=True)) if problem
+        unsound = {
+            piece: problem
+            for piece, problem in enumerate(tier.ranks.gather(self._problem(rank), patient=True))
+            if problem
         }
-        asked = {one: [node for node in self.holders.get(one, ()) if node != nodes.of_rank[one]] for one in own}
+        elsewhere = {
+            piece: [node for node in self.holders.get(piece, ()) if node != nodes.of_rank[piece]] for piece in unsound
+        }
         proven = []
         if tier.leads:
-            mine = [one for one, holding in asked.items() if nodes.of_rank[rank] in holding]
-            proven = [one for one in mine if not self._problem(one)]
+            mine = [piece for piece, holding in elsewhere.items() if nodes.of_rank[rank] in holding]
+            proven = [piece for piece in mine if not self._problem(piece)]
         sources = {
-            one: sender for sender, pieces in enumerate(tier.ranks.gather(proven, patient=True)) for one in pieces
+            piece: sender for sender, pieces in enumerate(tier.ranks.gather(proven, patient=True)) for piece in pieces
         }
-        self._needed = [Transfer(one, sources[one], one) for one in sorted(own) if one in sources]
+        self._needed = [Transfer(piece, sources[piece], piece) for piece in sorted(unsound) if piece in sources]
         return [
-            (piece_name(one), f"{problem}, and no other node has it whole")
-            for one, problem in sorted(own.items())
-            if one not in sources
+            (piece_name(piece), f"{problem}, and no other node has it whole")
+            for piece, problem in sorted(unsound.items())
+            if piece not in sources
         ]
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -243,7 +256,7 @@ class PiecesOffer:
         read_piece(self._path(rank), state)
         # What a lost node doubled must be doubled again before the next node may be lost.
         whole = tier.ranks.gather(self._held(), patient=True)
-        self._bring(one for one in tier.replication if one.piece not in whole[one.receiver])
+        self._bring(transfer for transfer in tier.replication if transfer.piece not in whole[transfer.receiver])
         if tier.leads and readable_manifest(tier.folder.at(self.step)) != self.manifest:
             tier.folder.at(self.step).publish(self.manifest)
 
@@ -252,13 +265,13 @@ class PiecesOffer:
         if not transfers:
             return
         agreement = Agreement(tier.ranks, tier.ranks.host)
-        sizes = {one.piece: self._record(one.piece).size for one in transfers}
-        incoming = [one.piece for one in transfers if one.receiver == rank]
-        agreement.together(lambda: reserve((self._path(one), sizes[one]) for one in incoming))
-        files = {one.piece: self._path(one.piece) for one in transfers}
+        sizes = {transfer.piece: self._record(transfer.piece).size for transfer in transfers}
+        incoming = [transfer.piece for transfer in transfers if transfer.receiver == rank]
+        agreement.together(lambda: reserve((self._path(piece), sizes[piece]) for piece in incoming))
+        files = {transfer.piece: self._path(transfer.piece) for transfer in transfers}
         carry_out(transfers, sizes, files, rank=rank, group=tier.ranks.host)
-        problems = [problem for one in incoming if (problem := self._problem(one))]
-        for problem in (one for part in tier.ranks.gather(problems, patient=True) for one in part):
+        problems = [problem for piece in incoming if (problem := self._problem(piece))]
+        for problem in itertools.chain(*tier.ranks.gather(problems, patient=True)):
             raise OSError(f"a piece of step {self.step} was damaged on its way from a peer node: {problem}")
 
     def _held(self) -> list[int]:
@@ -304,8 +317,8 @@ class ManagedTier:
         return record
 
     def offers(self) -> list[Offer]:
-        found = on_first_rank(self.ranks, self.service.published)
-        return [ManagedOffer(self, manifest) for manifest in found]
+        manifests = on_first_rank(self.ranks, self.service.published)
+        return [ManagedOffer(self, manifest) for manifest in manifests]
 
     def clear(self) -> None:
         if self.ranks.is_first:
@@ -334,7 +347,8 @@ class ManagedOffer:
             problem = "it is missing"
         if problem is None and hashlib.sha256(self._content or b"").hexdigest() != record.sha256:
             problem = "its contents changed: the SHA-256 does not match the manifest"
-        return [found for found in self.owner.ranks.gather((name, problem) if problem else None, patient=True) if found]
+        problems = self.owner.ranks.gather((name, problem) if problem else None, patient=True)
+        return [damaged for damaged in problems if damaged]
 
     def load(self, state: dict[str, Tensor]) -> None:
         fill(bytearray(self._content or b""), state)

@@ -190,31 +190,35 @@ def _differences(theirs: Any, ours: Any, *, theirs_alone: bool, ours_alone: bool
     """Every setting that differs, by its dotted name; those that only one side knows where it is asked for."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in sorted({*theirs, *ours}):
-            there, here = theirs.get(key, ABSENT), ours.get(key, ABSENT)
-            if (there is ABSENT and not ours_alone) or (here is ABSENT and not theirs_alone):
+            their_value, our_value = theirs.get(key, ABSENT), ours.get(key, ABSENT)
+            if (their_value is ABSENT and not ours_alone) or (our_value is ABSENT and not theirs_alone):
                 continue
             yield from _differences(
-                there, here, theirs_alone=theirs_alone, ours_alone=ours_alone, name=f"{name}.{key}" if name else key
+                their_value,
+                our_value,
+                theirs_alone=theirs_alone,
+                ours_alone=ours_alone,
+                name=f"{name}.{key}" if name else key,
             )
     elif theirs != ours:
-        there, here = ("not set" if one is ABSENT else repr(one) for one in (theirs, ours))
-        yield f"{name}: {there} there, {here} here"
+        saved, current = ("not set" if value is ABSENT else repr(value) for value in (theirs, ours))
+        yield f"{name}: {saved} there, {current} here"
 
 
 def _plain(value: Any) -> Any:
     """A configuration as JSON has it, without what does not change the model."""
     if isinstance(value, dict):
-        kept = {str(key): _plain(one) for key, one in value.items()}
-        return {key: one for key, one in kept.items() if key not in NOT_THE_MODEL and not key.startswith("_")}
+        kept = {str(key): _plain(inner) for key, inner in value.items()}
+        return {key: inner for key, inner in kept.items() if key not in NOT_THE_MODEL and not key.startswith("_")}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(inner) for inner in value]
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 def refuse_to_start_over(folder: RunFolder) -> None:
     """A run that has saved steps, of which none is left anywhere, must not begin at step 0 without a word."""
-    saves = [one for one in read_json_lines(folder.history) if one.get("event") in ("checkpoint", "uploaded")]
-    lasting = sorted({int(one["step"]) for one in saves if one.get("tier", "shared") == "shared"})
+    saves = [record for record in read_json_lines(folder.history) if record.get("event") in ("checkpoint", "uploaded")]
+    lasting = sorted({int(record["step"]) for record in saves if record.get("tier", "shared") == "shared"})
     if lasting:
         raise UserError(
             f"the checkpoints of {folder.name} are gone",
@@ -223,7 +227,7 @@ def refuse_to_start_over(folder: RunFolder) -> None:
             fix="put the checkpoints back, or begin again with --fresh",
         )
     if saves:  # in memories or on disks of nodes alone: nodes may be lost
-        newest = max(int(one["step"]) for one in saves)
+        newest = max(int(record["step"]) for record in saves)
         log.warning("step %d was saved on the nodes alone, and none of them has it any more: from step 0", newest)
         folder.record("started-over", step=newest)
 
@@ -237,7 +241,7 @@ def take_over(branch_from: str, folder: RunFolder, *, order: dict[str, Any]) -> 
     if damages:
         raise UserError(
             f"{branch_from} cannot be branched from: it is damaged",
-            evidence="\n".join(f"{one.file}: {one.reason}" for one in damages),
+            evidence="\n".join(f"{damage.file}: {damage.reason}" for damage in damages),
             fix=f"windlass ckpt ls {name}    lists the others",
         )
     manifest = checkpoint.manifest()

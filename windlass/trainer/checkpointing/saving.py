@@ -90,10 +90,10 @@ class Checkpointer:
             log.info("removing %s: the command that made it was cut off", path.name)
             shutil.rmtree(path, ignore_errors=True)
 
-    def begin(self, found: Offer | None, state: dict[str, Tensor]) -> None:
+    def begin(self, checkpoint: Offer | None, state: dict[str, Tensor]) -> None:
         """Before the first step: what was found is what is saved so far, and every tier must have room for more."""
-        if found is not None and found.tier in ("shared", "store"):
-            self.saved_step = found.step
+        if checkpoint is not None and checkpoint.tier in ("shared", "store"):
+            self.saved_step = checkpoint.step
         for tier in self.quick:
             if isinstance(tier, NodeTier):
                 tier.check_room(state)

@@ -55,7 +55,7 @@ class Uploads:
         self.agreement = Agreement(ranks, group)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._rounds: list[Future[None]] = []
-        self._asked = 0
+        self._requested = 0
         self._missing: list[int] = []  # rank 0: steps of the run folder that the store does not have
         self._cleared = False
         self._ever_protected: set[int] = set()
@@ -63,9 +63,9 @@ class Uploads:
     def request(self) -> None:
         """Ask for a round. All ranks do, as often as each other."""
         with self.lock:
-            self._asked += 1
-            number = self._asked
-        self._rounds = [one for one in self._rounds if not one.done() or one.exception()]
+            self._requested += 1
+            number = self._requested
+        self._rounds = [upload for upload in self._rounds if not upload.done() or upload.exception()]
         self._rounds.append(self._thread.submit(self._round, number))
 
     def finish(self, deadline: float | None) -> list[int]:
@@ -78,10 +78,10 @@ class Uploads:
         if deadline is not None:
             seconds = max(0.0, min(self.ranks.gather(deadline - time.monotonic(), patient=True)))
         done, waiting = wait(self._rounds, timeout=seconds)
-        for one in done:
-            one.result()
+        for upload in done:
+            upload.result()
         unfinished = any(self.ranks.gather(bool(waiting), patient=True))
-        newest = [one.step for one in self.local.complete()][-1:] if unfinished else []
+        newest = [checkpoint.step for checkpoint in self.local.complete()][-1:] if unfinished else []
         here_alone = sorted({*self._missing, *(newest if not self._missing else ())})
         missing: list[int] = self.ranks.broadcast(here_alone, patient=True)
         return missing
@@ -96,7 +96,7 @@ class Uploads:
         try:
             for step in plan:
                 self._upload(self.local.at(step))
-                self._missing = [one for one in self._missing if one != step]
+                self._missing = [waiting for waiting in self._missing if waiting != step]
         except SaveFailedError as error:
             self._report(step, str(error))
             return
@@ -109,9 +109,9 @@ class Uploads:
     def _plan(self, number: int) -> tuple[list[int], str | None]:
         """What to send, the newest first; nothing if a later round is asked for already: it will send that too."""
         with self.lock:
-            if number < self._asked:
+            if number < self._requested:
                 return [], None
-            here = [one.step for one in self.local.complete()]
+            here = [checkpoint.step for checkpoint in self.local.complete()]
             newest = here[-1] if here else 0
             gone = expired_steps(
                 here, newest, keep=self._keep, keep_every=self.spec.keep_every, protected=self.protected
@@ -119,10 +119,10 @@ class Uploads:
             self._missing = [step for step in here if step not in gone]
             self.reserved = set(self._missing)
         try:
-            there = {one.step for one in self.stored.complete()}
+            stored = {checkpoint.step for checkpoint in self.stored.complete()}
         except (UserError, OSError) as error:
             return self._missing[::-1], _in_short(error)
-        self._missing = [step for step in self._missing if step not in there]
+        self._missing = [step for step in self._missing if step not in stored]
         return self._missing[::-1], None
 
     def _upload(self, checkpoint: Checkpoint) -> None:
@@ -162,7 +162,7 @@ class Uploads:
 
     def _tidy(self) -> None:
         """Retention, and once the leftovers of other days. What fails here is tried again after the next upload."""
-        newest = max((one.step for one in self.local.complete()), default=0)
+        newest = max((checkpoint.step for checkpoint in self.local.complete()), default=0)
         try:
             expired_ones = self.stored.expired(
                 newest, keep=self._keep, keep_every=self.spec.keep_every, protected=self._best_there()
@@ -179,8 +179,8 @@ class Uploads:
     def _best_there(self) -> set[int]:
         """The best step, and until the store has it the best one that it has: of two bests the later is better."""
         self._ever_protected |= set(self.protected)
-        there = {one.step for one in self.stored.complete()} & self._ever_protected
-        return set(self.protected) | ({max(there)} if there else set())
+        stored = {checkpoint.step for checkpoint in self.stored.complete()} & self._ever_protected
+        return set(self.protected) | ({max(stored)} if stored else set())
 
     @property
     def _keep(self) -> int:
@@ -223,8 +223,8 @@ class StoreOffer:
         problems = []
         for name, record in sorted(self.manifest.files.items())[self.ranks.rank :: self.ranks.world_size]:
             if not self.incoming.holds(name, record, former=self.checkpoint):
-                found = self.stored.fetch(self.step, name, record, self.incoming.path)
-                problems += [found] if found else []
+                damage = self.stored.fetch(self.step, name, record, self.incoming.path)
+                problems += [damage] if damage else []
                 self.faults.reach("restore.file", self.step)
         return problems
 
@@ -233,13 +233,13 @@ class StoreOffer:
         self.folder.take(self.incoming)
 
     def _stage(self, action: Callable[[], Any], *, first_rank_only: bool = False) -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
+        problems: list[tuple[str, str]] = []
         if self.ranks.is_first or not first_rank_only:
             try:
-                found = [(one.file, one.reason) for one in action() or ()]
+                problems = [(damage.file, damage.reason) for damage in action() or ()]
             except (UserError, OSError, ValueError, TypeError, KeyError) as error:
-                found = [(MANIFEST_NAME if first_rank_only else "a file", _in_short(error))]
-        return sorted({one for part in self.ranks.gather(found, patient=True) for one in part})
+                problems = [(MANIFEST_NAME if first_rank_only else "a file", _in_short(error))]
+        return sorted({problem for part in self.ranks.gather(problems, patient=True) for problem in part})
 
 
 def store_offers(
@@ -250,7 +250,7 @@ def store_offers(
     problem: str | None = None
     if ranks.is_first:
         try:
-            steps = [one.step for one in stored.complete()]
+            steps = [checkpoint.step for checkpoint in stored.complete()]
         except (UserError, OSError) as error:
             problem = str(error)
     steps, problem = ranks.broadcast((steps, problem), patient=True)
