@@ -15,9 +15,11 @@ from tests.data.conftest import json_lines, run_on, texts
 from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
 from windlass.data.sequences.opening import tokenizer_of
+from windlass.data.shards.folder import TokenShards
 from windlass.data.sources.source import FileSource
 from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import ExitCode, UserError
+from windlass.spec import parse_run
 
 
 def fails(source: Path | str, **data: Any) -> str:
@@ -54,6 +56,22 @@ def test_good_data(text: Path, shards: Path, tmp_path: Path) -> None:
         check_data(run_on(str(source)))
     check_data(run_on(str(shards), tokenizer="tiny", holdout=0.1, validation_source=None))
     check_data(run_on("hf:json", files=["a.jsonl"], validation_source=str(text)))
+
+
+def test_data_that_is_read_hundreds_of_times(text: Path, shards: Path) -> None:
+    """All steps of a run on 20 short documents; counted of shards, estimated of text."""
+    run = run_on(str(shards))
+    reads = run.train.steps * run.train.global_batch
+    num_sequences = (TokenShards.open(shards).num_tokens - 1) // 16
+    (warning,) = check_data(run)
+    assert f"reads shards {reads / num_sequences:,.0f} times" in warning
+    assert f"train.steps={10 * num_sequences // run.train.global_batch} reads it 10 times" in warning
+    (warning,) = check_data(run_on(str(text)))
+    assert "reads novel.jsonl about " in warning
+    mixed = {"sources": [{"source": str(shards)}, {"source": "hf:allenai/c4"}], "sequence_length": 16}
+    (warning,) = check_data(parse_run({"name": "test", "model": {"preset": "any"}, "data": mixed}))
+    assert f"{reads / 2 / num_sequences:,.0f} times" in warning
+    assert check_data(run_on("corpus:austen")) == check_data(run_on("hf:allenai/c4")) == []
 
 
 def test_missing_file(text: Path) -> None:

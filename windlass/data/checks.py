@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +12,7 @@ from pathlib import Path
 from windlass.catalog.models import preset
 from windlass.common.hub import check_access, is_hub_id
 from windlass.data.build.cache import open_shards
-from windlass.data.scanning import scan
+from windlass.data.scanning import COMPRESSED, scan
 from windlass.data.sequences.opening import check_weights, windows_of
 from windlass.data.sequences.sequences import check_format, examples_of_a_stream, holdout_of_a_stream
 from windlass.data.shards.folder import require_same_tokenizer
@@ -26,6 +27,7 @@ from windlass.data.sources.source import (
     ShardSource,
     Source,
     StoreShardSource,
+    compression,
     file_format,
     parse_source,
     parts_of,
@@ -35,6 +37,9 @@ from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import ExitCode, UserError
 from windlass.spec import Run
 
+MANY_EPOCHS = 100
+BYTES_PER_TOKEN = 4  # of text, roughly
+
 
 def check_data(run: Run, *, thorough: bool = False) -> list[str]:
     """Raise a UserError if the run's data cannot be what it says; warnings for what is left aside.
@@ -43,16 +48,20 @@ def check_data(run: Run, *, thorough: bool = False) -> list[str]:
     """
     check_weights(run.data)
     warnings: list[str] = []
-    for data in parts_of(run.data):
+    weights = [source.weight for source in run.data.sources] or [1.0]
+    for data, weight in zip(parts_of(run.data), weights, strict=True):
         part = run.model_copy(update={"data": data})
-        warnings += check_part(part, parse_source(data, "train"), training=True, thorough=thorough)
+        share = weight / sum(weights)
+        warnings += check_part(part, parse_source(data, "train"), training=True, thorough=thorough, share=share)
     if run.data.validation_source:
         warnings += check_part(run, parse_source(run.data, "validation"), training=False, thorough=thorough)
     return warnings
 
 
-def check_part(run: Run, source: Source, *, training: bool, thorough: bool) -> list[str]:
+def check_part(run: Run, source: Source, *, training: bool, thorough: bool, share: float = 0.0) -> list[str]:
+    """`share`: of the run's sequences, those that come from this source."""
     warnings: list[str] = []
+    reads = run.train.steps * run.train.global_batch * share
     match source:
         case HubSource():
             if run.data.format != "text":
@@ -62,9 +71,12 @@ def check_part(run: Run, source: Source, *, training: bool, thorough: bool) -> l
             if importlib.util.find_spec("datasets") is None:
                 raise UserError(f"{source.name} needs the `datasets` library", fix="pip install 'windlass[train]'")
         case ShardSource() | StoreShardSource():
-            check_shards(run, source, training=training)
+            num_sequences = check_shards(run, source, training=training)
+            warnings += about_repetition(run, source.name, reads, num_sequences)
         case FileSource():
-            check_files(source)
+            num_bytes = check_files(source)
+            sequences = num_bytes / BYTES_PER_TOKEN / (run.data.sequence_length or math.inf)
+            warnings += about_repetition(run, source.name, reads, sequences, about="about ")
             check_template(run)
             unread = source.about_ignored()
             warnings += [unread] if unread else []
@@ -73,7 +85,19 @@ def check_part(run: Run, source: Source, *, training: bool, thorough: bool) -> l
     return warnings
 
 
-def check_shards(run: Run, source: ShardSource | StoreShardSource, *, training: bool) -> None:
+def about_repetition(run: Run, name: str, reads: float, num_sequences: float, about: str = "") -> list[str]:
+    """A warning where a run reads a source so often that it learns it by heart."""
+    if not num_sequences or reads / num_sequences < MANY_EPOCHS:
+        return []
+    steps = max(1, int(run.train.steps * 10 * num_sequences / reads))
+    return [
+        f"the run reads {name} {about}{reads / num_sequences:,.0f} times: it learns so little text by heart; "
+        f"train.steps={steps} reads it {about}10 times"
+    ]
+
+
+def check_shards(run: Run, source: ShardSource | StoreShardSource, *, training: bool) -> int:
+    """The number of sequences to train on, where their length is known, and else 0."""
     shards = open_shards(source, tokenizer="", cache_gib=run.data.cache_gib)
     if run.data.tokenizer and run.data.tokenizer != shards.index.tokenizer.name:
         # The same name is taken at its word: ranks on a closed network must not ask a hub for what the shards hold.
@@ -82,10 +106,12 @@ def check_shards(run: Run, source: ShardSource | StoreShardSource, *, training: 
     check_format(shards, source.name, run.data)
     if not shards.num_tokens:
         raise UserError(f"{source.name} holds no tokens", fix="windlass data tokenize FILES -o FOLDER")
-    if run.data.sequence_length:
-        windows = windows_of(shards, source.name, run.data, run.data.sequence_length)
-        if training:
-            windows.split(run.data.holdout)
+    if not run.data.sequence_length:
+        return 0
+    windows = windows_of(shards, source.name, run.data, run.data.sequence_length)
+    if training:
+        windows, _ = windows.split(run.data.holdout)
+    return windows.num_sequences
 
 
 def check_template(run: Run) -> None:
@@ -95,16 +121,18 @@ def check_template(run: Run) -> None:
         encoder(load_tokenizer(name), run.data)
 
 
-def check_files(source: FileSource) -> None:
-    """Every file can be read and one holds something; the first record is as the run says."""
+def check_files(source: FileSource) -> int:
+    """How many bytes the files hold, unpacked. Each can be read, and the first record is as the run says."""
     filled: list[InputFile] = []
+    num_bytes = 0
     for path in source.files:
         try:
             if isinstance(path, Path):
                 with path.open("rb") as file:
                     file.read(1)
-            if size_of(path):
+            if size := size_of(path):
                 filled.append(path)
+                num_bytes += size * (COMPRESSED if compression(path.name) else 1)
         except OSError as error:
             raise UserError(f"{path} cannot be read", evidence=str(error)) from None
     if not filled:
@@ -114,6 +142,7 @@ def check_files(source: FileSource) -> None:
         raise UserError(f"{names} empty", fix="data.source=corpus:austen    is text to try with")
     if not source.skip_bad:
         check_first_record(filled[0], source.text_field)
+    return num_bytes
 
 
 def check_first_record(path: InputFile, text_field: str) -> None:
