@@ -195,6 +195,36 @@ def test_a_tokenizer_without_a_template() -> None:
         encoded(chat(), None)
 
 
+def test_a_tokenizer_with_several_templates() -> None:
+    several = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": TOOLS}]
+    both = replace(tokenizer(None), config={"chat_template": several})
+    with_tools = {"messages": CHAT[:3], "tools": [{"name": "turn"}]}
+    for name, holds in (("default", False), ("tool_use", True)):
+        section = DataSection(source="x", format="chat", chat_template=name)
+        (ids,) = encoder(both, section).encode_documents([json.dumps(with_tools)])
+        assert ("<|tools|>" in both.decode(number & ~TRAINED for number in ids)) == holds
+    with pytest.raises(UserError, match="has no chat template 'rag'") as caught:
+        encoder(both, DataSection(source="x", format="chat", chat_template="rag"))
+    assert "it has default, tool_use" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        *[
+            (template, True)
+            for template in (PLAIN, MARKED, TWO_BLOCKS, THOUGHTFUL, FORGETFUL, "{{ raise_exception() }}")
+        ],
+        (PLAIN.replace("{{ eos_token }}", ""), False),
+        (MARKED.replace("{{ eos_token }}{% endgeneration %}", "{% endgeneration %}{{ eos_token }}"), False),
+    ],
+)
+def test_whether_a_model_learns_where_to_stop(template: str, ends: bool) -> None:
+    made = encoder(tokenizer(template), DataSection(source="x", format="chat"))
+    assert isinstance(made, ExampleTokenizer)
+    assert made.ends_answers == ends
+
+
 def test_a_template_that_fails_says_so() -> None:
     with pytest.raises(UserError, match="does not take these messages") as caught:
         encoded(chat(), "{{ raise_exception('only users speak') }}")

@@ -65,6 +65,14 @@ def test_plan_of_data_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFi
     assert "b.arrow" in said(capsys, "plan", path, "data.source=texts", "--gpu", "H200", code=0)
 
 
+def test_plan_names_chats_without_an_end(tmp_path: Path, chatty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
+    path = run_file(tmp_path, source="chats.jsonl", format="chat", tokenizer="chatty")
+    assert "where to stop" not in said(capsys, "plan", path, "--gpu", "H200", code=0)
+    (chatty / "chat_template.jinja").write_text("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}")
+    assert "the model does not learn where to stop" in said(capsys, "plan", path, "--gpu", "H200", code=0)
+
+
 @pytest.mark.parametrize(
     ("content", "data", "message"),
     [

@@ -32,7 +32,7 @@ from windlass.data.sources.source import (
     parse_source,
     parts_of,
 )
-from windlass.data.tokenizers.chat import encoder
+from windlass.data.tokenizers.chat import ExampleTokenizer, encoder
 from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import ExitCode, UserError
 from windlass.spec import Run
@@ -77,7 +77,7 @@ def check_part(run: Run, source: Source, *, training: bool, thorough: bool, shar
             num_bytes = check_files(source)
             sequences = num_bytes / BYTES_PER_TOKEN / (run.data.sequence_length or math.inf)
             warnings += about_repetition(run, source.name, reads, sequences, about="about ")
-            check_template(run)
+            warnings += check_template(run)
             unread = source.about_ignored()
             warnings += [unread] if unread else []
             if thorough:
@@ -114,11 +114,15 @@ def check_shards(run: Run, source: ShardSource | StoreShardSource, *, training: 
     return windows.num_sequences
 
 
-def check_template(run: Run) -> None:
+def check_template(run: Run) -> list[str]:
     """A tokenizer that is here says before the start whether it can render chats; one of a hub says it to the ranks."""
     name = run.data.tokenizer
-    if run.data.format != "text" and name and not is_hub_id(name):
-        encoder(load_tokenizer(name), run.data)
+    if run.data.format == "text" or not name or is_hub_id(name):
+        return []
+    tokenizer = encoder(load_tokenizer(name), run.data)
+    if not isinstance(tokenizer, ExampleTokenizer) or tokenizer.ends_answers:
+        return []
+    return [f"the chat template of {name} puts nothing after an answer: the model does not learn where to stop"]
 
 
 def check_files(source: FileSource) -> int:

@@ -61,6 +61,8 @@ class DataSection(Section):
     """Field of an `instruction` record that holds the completion."""
     train_on: Literal["all", "last"] = "all"
     """Assistant turns of a `chat` record that are trained on."""
+    chat_template: str = "default"
+    """Name of the chat template, of a tokenizer that has several."""
     too_long: Literal["truncate", "drop"] = "truncate"
     """What becomes of a `chat` or `instruction` record with more tokens than a sequence has room for."""
     bad_records: Literal["refuse", "skip"] = "refuse"

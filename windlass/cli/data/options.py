@@ -35,8 +35,17 @@ RECORD_OPTIONS = (
         default="all",
         help="Assistant turns of a chat that are trained on.",
     ),
+    click.option("--chat-template", default="default", help="Name of the template, of a tokenizer that has several."),
 )
-RECORD_KEYS = ("text_field", "format", "messages_field", "prompt_field", "completion_field", "train_on")
+RECORD_KEYS = (
+    "text_field",
+    "format",
+    "messages_field",
+    "prompt_field",
+    "completion_field",
+    "train_on",
+    "chat_template",
+)
 
 
 def record_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -29,12 +29,13 @@ class ExampleTokenizer(Tokenizer):
 
     form: str = "chat"  # or "instruction"
     train_on: str = "all"
+    template_name: str = "default"
 
     marks_loss = True
 
     @cached_property
     def fingerprint(self) -> str:
-        template = self.chat_template if self.form == "chat" else None
+        template = self.chat_templates.get(self.template_name) if self.form == "chat" else None
         facts = [super().fingerprint, self.form, self.train_on, template, MARKS_VERSION]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -48,15 +49,21 @@ class ExampleTokenizer(Tokenizer):
 
     @cached_property
     def _template(self) -> Template:
-        text = self.chat_template
-        if text is None:
+        templates = self.chat_templates
+        if templates and self.template_name not in templates:
+            raise UserError(
+                f"the tokenizer {self.name} has no chat template {self.template_name!r}",
+                evidence=f"it has {', '.join(templates)}",
+                fix=f"data.chat_template={next(iter(templates))}",
+            )
+        if not templates:
             raise UserError(
                 f"the tokenizer {self.name} has no chat template",
                 evidence="neither tokenizer_config.json nor chat_template.jinja holds one",
                 cause="a model that was not trained on chats has none; its templates are a convention of its makers",
                 fix="data.tokenizer=… of the chat model of the same family, or data.format=instruction",
             )
-        return Template(text, self._named_tokens(), self.name)
+        return Template(templates[self.template_name], self._named_tokens(), self.name)
 
     def _named_tokens(self) -> dict[str, str]:
         """The special tokens that a template may name."""
@@ -72,6 +79,18 @@ class ExampleTokenizer(Tokenizer):
         """Raise a UserError where no example could be encoded."""
         if self.form == "chat":
             self._template  # noqa: B018
+
+    @property
+    def ends_answers(self) -> bool:
+        """Whether something follows the text of an answer that the model can learn to stop with."""
+        if self.form == "instruction":
+            return True
+        try:
+            asked_and_answered = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
+            text, spans = self.rendered({"messages": asked_and_answered})
+        except ChatTemplateError:
+            return True  # of a template that does not take even this, records will tell
+        return not "".join(text[begin:end] for begin, end in spans).rstrip().endswith(PROBE)
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
         rendered = [self.rendered(json.loads(text)) for text in texts]
@@ -105,6 +124,7 @@ def encoder(tokenizer: Tokenizer, data: DataSection) -> Tokenizer:
         eos_token=tokenizer.eos_token,
         form=data.format,
         train_on=data.train_on,
+        template_name=data.chat_template,
     )
     example.check()
     return example

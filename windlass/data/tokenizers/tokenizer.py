@@ -96,13 +96,12 @@ class Tokenizer:
         return hashlib.sha256(facts.encode()).hexdigest()
 
     @property
-    def chat_template(self) -> str | None:
-        """The template that turns messages into a text; of several the default one."""
-        template = self.config.get("chat_template")
-        if isinstance(template, list):
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
-        return template if isinstance(template, str) else None
+    def chat_templates(self) -> dict[str, str]:
+        """The templates that turn messages into a text, by name; where there is but one, `default`."""
+        given = self.config.get("chat_template")
+        entries = given if isinstance(given, list) else [{"name": "default", "template": given}]
+        named = {str(entry.get("name")): entry.get("template") for entry in entries if isinstance(entry, dict)}
+        return {name: template for name, template in named.items() if isinstance(template, str)}
 
     def with_added(self, tokens: Sequence[str]) -> Tokenizer:
         """This tokenizer with special tokens added; those it has already stay what they are."""
