@@ -893,7 +893,7 @@ def schema_of(outputs: Iterable[Output]) -> dict[str, Any]:
     Unknown keys are allowed: a newer windlass may print more.
     """
     adapters: list[tuple[str, Literal["serialization"], TypeAdapter[Any]]] = [
-        (one.name, "serialization", TypeAdapter(one.model)) for one in outputs
+        (output.name, "serialization", TypeAdapter(output.model)) for output in outputs
     ]
     by_name, models = TypeAdapter.json_schemas(adapters, schema_generator=_Generator)
     each = {name: by_name[name, "serialization"] for name, _, _ in adapters}
@@ -910,6 +910,6 @@ def schema_of(outputs: Iterable[Output]) -> dict[str, Any]:
 
 def _without_closed_objects(schema: Any) -> Any:
     if isinstance(schema, dict):
-        kept = {key: one for key, one in schema.items() if key != "additionalProperties" or one is not False}
-        return {key: _without_closed_objects(one) for key, one in kept.items()}
-    return [_without_closed_objects(one) for one in schema] if isinstance(schema, list) else schema
+        kept = {key: value for key, value in schema.items() if key != "additionalProperties" or value is not False}
+        return {key: _without_closed_objects(value) for key, value in kept.items()}
+    return [_without_closed_objects(item) for item in schema] if isinstance(schema, list) else schema
