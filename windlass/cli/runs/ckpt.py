@@ -98,11 +98,13 @@ def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None
     shown = views(RunFolder.find(name), tier)
     rows: list[dict[str, Any]] = []
     for view in shown:
-        for row in view.rows():
-            if step is None or (row.step == step and row.complete):
-                damages = [{"file": d.file, "reason": d.reason} for d in view.damages(row.step)] if row.complete else []
-                removed = bool(damages) and not view.has(row.step)  # by a run that saves and lets older ones go
-                state = {"tier": row.tier, "step": row.step, "complete": row.complete, "removed": removed}
+        for stored in view.rows():
+            if step is None or (stored.step == step and stored.complete):
+                damages = (
+                    [{"file": d.file, "reason": d.reason} for d in view.damages(stored.step)] if stored.complete else []
+                )
+                removed = bool(damages) and not view.has(stored.step)  # by a run that saves and lets older ones go
+                state = {"tier": stored.tier, "step": stored.step, "complete": stored.complete, "removed": removed}
                 rows.append({**state, "damages": [] if removed else damages})
     if step is not None and not rows:
         raise UserError(f"no complete checkpoint of step {step} in {name}", fix=f"windlass ckpt ls {name}")

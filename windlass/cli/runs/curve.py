@@ -34,7 +34,8 @@ def draw_curve(
             continue
         row = _row(value, low, high, rows)
         # a steep step is drawn as a line, so that the curve hangs together
-        for line in range(min(row, row if before is None else before), max(row, row if before is None else before) + 1):
+        begin = row if before is None else before
+        for line in range(min(row, begin), max(row, begin) + 1):
             cell, dot = divmod(line, per_cell[1])
             column, half = divmod(position, per_cell[0])
             grid[cell][column] |= DOTS[half][dot] if braille else 1
