@@ -129,6 +129,7 @@ class Node:
     name: str
     conditions: tuple[Condition, ...] = ()
     taints: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # key=value
     allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -335,6 +336,7 @@ def _own(events: tuple[Event, ...], pods: Sequence[Pod], jobs: Sequence[Mapping[
 def _node(value: Mapping[str, Any]) -> Node:
     taints = [read.mapping(one) for one in read.items(read.at(value, "spec", "taints"))]
     allocatable = read.mapping(read.at(value, "status", "allocatable"))
+    labels = read.mapping(read.at(value, "metadata", "labels"))
     return Node(
         name=read.text(read.at(value, "metadata", "name")),
         conditions=_conditions(value),
@@ -342,6 +344,7 @@ def _node(value: Mapping[str, Any]) -> Node:
             f"{read.text(one.get('key'))}={read.text(one.get('value'))}:{read.text(one.get('effect'))}"
             for one in taints
         ),
+        labels=tuple(f"{read.text(key)}={read.text(label)}" for key, label in labels.items()),
         allocatable={read.text(key): read.text(amount) for key, amount in allocatable.items()},
     )
 
