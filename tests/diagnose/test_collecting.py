@@ -110,7 +110,9 @@ def test_a_job_that_windlass_did_not_launch(kind, server, ask):
 
 
 def test_a_pod_that_windlass_did_not_launch(server, ask):
-    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "toomanyrequests: You have reached your pull limit"}}
+    waiting = {
+        "waiting": {"reason": "ImagePullBackOff", "message": "toomanyrequests: You have reached your pull limit"}
+    }
     server.on(f"{TEAM}/pods/web-0", lambda one: one.json(pod("web-0", phase="Pending", state=waiting)))
     assert ask("pod/web-0", "-n", "team")[1]["class"] == "image_rate_limit"
     requests = [path for _, path, _ in server.requests]
@@ -118,7 +120,11 @@ def test_a_pod_that_windlass_did_not_launch(server, ask):
 
 
 def test_a_job_that_is_not_there_and_a_kind_that_is_not_served(ask):
-    for name, words in (("pod/x", "no pod x in the namespace"), ("pytorchjob/x", "does not serve"), ("cat/x", "no kind")):
+    for name, words in (
+        ("pod/x", "no pod x in the namespace"),
+        ("pytorchjob/x", "does not serve"),
+        ("cat/x", "no kind"),
+    ):
         code, answer = ask(name, "-n", "team")
         assert code != 0
         assert words in answer["error"]

@@ -121,6 +121,11 @@ def _nodes(facts: Facts) -> Iterator[Finding]:
 
 
 def _slurm(facts: Facts) -> Iterator[Finding]:
+    requested = max((record.requested for record in facts.slurm), default=0.0)
+    for record in facts.slurm:
+        if record.signal == 9 and record.used > requested > 0:
+            text = f"{record} used {record.used:.0f} MiB of memory, {requested:.0f} MiB were asked for"
+            yield Finding("host_oom", 0.85, Weight.RECORDED, (evidence_of(record.source, text),), BY_SLURM)
     # the job itself before its steps: a step may be cancelled because the job ended
     for record in sorted(facts.slurm, key=lambda record: "." in record.name):
         evidence = evidence_of(record.source, str(record))

@@ -94,7 +94,7 @@ RULES = (
         \S{0,80}line \d+: +\d+ Bus error|srun: error: \S+: tasks?.{0,60}: Bus error|.{0,60}Signal: Bus error
         .{0,80}failed \(exitcode: -7\)""", confidence=0.75),
     line("host_oom", r"""
-        (?:slurmstepd|srun)\S*: error: .{0,120}(?:oom[-_ ]?kill|Out Of Memory|exceeded (?:job|step) memory)
+        (?:slurmstepd|srun)\S*: error: .{0,120}(?:oom[-_ ]?kill|Out Of Memory|exceeded (?:job |step )?memory)
         (?:slurmstepd\S*: error: )?.{0,40}Exceeded (?:job|step) memory limit|oom-kill:|.{0,80}invoked oom-killer
         (?:Memory cgroup o|O)ut of memory: Kill(?:ed)? process|.{0,120}OOM Killed
         .{0,60}killed due to (?:the node running low on memory|memory pressure)""", confidence=0.95),

@@ -94,7 +94,9 @@ def _path_of(api: Api, kind: str, namespace: str) -> str:
     group, plural = known
     served = api.find(f"/apis/{group}")
     if served is None:
-        raise UserError(f"this cluster does not serve {plural}.{group}", fix="kubectl api-resources lists what it serves")
+        raise UserError(
+            f"this cluster does not serve {plural}.{group}", fix="kubectl api-resources lists what it serves"
+        )
     version = str((served.get("preferredVersion") or {}).get("groupVersion") or f"{group}/v1")
     return object_path(version, plural, namespace)
 
@@ -116,7 +118,9 @@ def _logs(api: Api, pods: Sequence[Object]) -> Iterator[tuple[str, str]]:
         path = object_path("v1", "pods", str(metadata.get("namespace")), str(metadata.get("name"))) + "/log"
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
         for container in containers:
-            name = str(metadata.get("name")) if len(containers) == 1 else f"{metadata.get('name')}.{container.get('name')}"
+            name = (
+                str(metadata.get("name")) if len(containers) == 1 else f"{metadata.get('name')}.{container.get('name')}"
+            )
             if "waiting" not in (container.get("state") or {}):
                 yield name, _log(api, path, container)
             if container.get("lastState"):

@@ -31,7 +31,9 @@ def collect_named(commands: Commands, number: str) -> dict[str, Any]:
     if not facts["slurm"].get("scontrol") and not rows:
         raise UserError(f"Slurm knows no job {number}", fix="sacct --user $USER lists yours")
     paths = re.findall(r"^ +Std(?:Out|Err)=(/\S+)", facts["slurm"].get("scontrol", ""), re.MULTILINE)
-    logs = {path.rpartition("/")[2]: _answer(commands, "tail", "-c", str(MOST_BYTES), path) for path in dict.fromkeys(paths)}
+    logs = {
+        path.rpartition("/")[2]: _answer(commands, "tail", "-c", str(MOST_BYTES), path) for path in dict.fromkeys(paths)
+    }
     return {**facts, "target": "slurm", "logs": {name: text for name, text in logs.items() if text}}
 
 
