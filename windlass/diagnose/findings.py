@@ -53,18 +53,17 @@ CLIENT_ERRORS = re.compile(
     r"(?:\w+\.)*(?:ApiException|ApiError|ForbiddenException|UnauthorizedException|RefusedError|KubernetesException"
     r"|SlurmError)"
 )
-# Of an error that was being handled when another one was raised, these are worth the later one's place.
-HANDLED_ROOTS = frozenset(
-    ["cuda_oom", "cuda_oom_fragmentation", "disk_full", "gpu_hardware", "host_oom", "file_system", "nan", "shm"]
-)
 VAGUE = frozenset(("user_code", "user_data", "user_arguments", "echo"))
 # Types that Python and programs raise about themselves, never a transport, a device or a disk.
 PLAIN = re.compile(
     r"(?:Value|Key|Type|Assertion|Attribute|Index|Name|ZeroDivision|Lookup|NotImplemented|UnboundLocal|Recursion"
     r"|ModuleNotFound|Syntax)Error|StopIteration"
 )
+USERS_KINDS, PLAIN_KINDS = ("user", "training"), ("user", "training", "image")
+# Of a service, a transport or a disk: where no rule knows the message, whose fault it is remains open.
 FOREIGN_TYPE = re.compile(
-    r"Unavailable|Timeout|Connection|Network|Socket|Capacity|Remote|Server|Service|Quota|Rpc|Http"
+    r"^(?:OS|IO|Environment)Error$|Unavailable|Timeout|Connection|Network|Socket|Capacity|Remote|Server|Service|Quota"
+    r"|Rpc|Http"
 )
 
 
@@ -156,7 +155,7 @@ def judge(failure: Failure) -> tuple[Rule, Raised]:
     for raised in reversed(failure.chain[:-1] if is_vague else ()):
         is_direct = is_direct and raised.link == "cause"
         rule = rule_of(raised)
-        if rule.name not in ("user_code", "echo") and (is_direct or rule.name in HANDLED_ROOTS):
+        if rule.name not in VAGUE and (is_direct or (rule.confidence >= 0.7 and rule.name != "user_import")):
             return rule, raised
     return own, failure.final
 
@@ -166,13 +165,15 @@ def rule_of(raised: Raised) -> Rule:
     if CLIENT_ERRORS.fullmatch(raised.type) and (refusal := first_rule("refusal", "", raised.message)):
         return refusal
     frames = "\n".join(f"{file} {code}" for file, code in raised.frames[-12:])
-    is_users = raised.is_users_own or (PLAIN.fullmatch(raised.name) is not None and raised.ends_in_users_code)
+    kinds = USERS_KINDS if raised.is_users_own else None
+    if kinds is None and PLAIN.fullmatch(raised.name) and raised.ends_in_users_code:
+        kinds = PLAIN_KINDS
     for rule in rules_for("raised"):
-        if is_users and (rule.name == "echo" or CLASSES[rule.name].kind not in ("user", "training")):
+        if kinds is not None and (rule.name == "echo" or CLASSES[rule.name].kind not in kinds):
             continue
         if rule.matches(raised.type, raised.message, frames):
             return rule
-    is_foreign = not is_users and FOREIGN_TYPE.search(raised.name)  # of a service that no rule knows
+    is_foreign = kinds is None and FOREIGN_TYPE.search(raised.name)  # of a service that no rule knows
     return Rule("unknown" if is_foreign else "user_code", "raised", None, None, 0.3 if is_foreign else 0.6)
 
 

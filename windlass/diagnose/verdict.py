@@ -71,9 +71,10 @@ def diagnose(facts: Facts) -> Verdict:
     if not by_ranks and not any(view.progress for view in present):
         by_ranks = said(facts, [view for view in views if view.is_previous])
     by_platform = recorded(facts)
-    outcome = _outcome(facts, present, failed=bool(by_ranks))
+    errors = list(last_errors(present))
+    outcome = _outcome(facts, present, failed=bool(by_ranks or errors))
     if outcome not in ("running", "succeeded") and all(finding.weight <= Weight.ECHO for finding in by_ranks):
-        by_ranks += last_errors(present)
+        by_ranks += errors
     everything = [*by_ranks, *by_platform]
     root = _root(_first(by_ranks, present), _strongest(by_platform))
     slow = rhythm(facts, present, is_over=outcome == "failed")

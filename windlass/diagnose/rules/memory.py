@@ -45,6 +45,8 @@ def _has_other_process(text: str) -> bool:
     reserved = _gib(r"AMOUNT is reserved by PyTorch but", text)
     held = allocated + reserved if reserved is not None else _gib(r"AMOUNT reserved in total", text) or allocated
     mine = _gib(r"this process has AMOUNT", text)
+    if not held and mine is None:  # what this process holds is not said
+        return False
     amounts = re.findall(rf"Process \d+ has {AMOUNT} memory in use", text)
     others = sum(float(number) * UNITS[unit] for number, unit in amounts if number.count(".") < 2 and number != ".")
     if amounts and mine is None:  # in a container torch lists this process among the others

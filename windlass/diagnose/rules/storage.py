@@ -65,7 +65,7 @@ RULES = (
         is not a local folder and is not a valid model identifier|does not appear to have a file named
         is not a valid git identifier|doesn't exist on the Hub
         404 (?:Client Error|Not Found).{0,200}(?:huggingface|hf\.co)
-        Can't load (?:tokenizer|config\w*|the \w+|feature extractor) for|Entry Not Found|Revision Not Found
+        Can't load (?:the )?(?:\w+ ){1,2}(?:for|of) '|Entry Not Found|Revision Not Found
         Repo id must|BuilderConfig .{0,80}not found|Unknown split|Couldn't find a dataset script
         no file named (?:pytorch_model|model)"""),
     # object stores
