@@ -45,6 +45,9 @@ class Bundle(BaseModel):
     logs: dict[str, str | list[str]] | None = Field(
         None, description="By name: rank0, rank1, …, launcher, submit (what the submission answered), kernel (dmesg)."
     )
+    flight_recorders: dict[str, dict[str, Any]] | None = Field(
+        None, description="By rank: rank0, rank1, …: what torch's flight recorder dumped, with its `entries`."
+    )
 
 
 def schema() -> dict[str, Any]:
@@ -165,6 +168,7 @@ class Facts:
     nodes: tuple[Node, ...] = ()
     slurm: tuple[SlurmRecord, ...] = ()
     logs: tuple[Log, ...] = ()
+    recorders: Mapping[str, Any] = field(default_factory=dict)  # flight recorders, by rank
 
     @classmethod
     def read(cls, value: Any) -> Facts:
@@ -184,6 +188,7 @@ class Facts:
             nodes=tuple(_node(one) for one in read.objects(bundle.get("nodes"))),
             slurm=last_job(slurm_records(bundle.get("slurm"))),
             logs=tuple(_logs(bundle.get("logs"))),
+            recorders=read.mapping(bundle.get("flight_recorders")),
         )
 
     @property

@@ -129,8 +129,7 @@ def said(facts: Facts, views: Sequence[LogView]) -> list[Finding]:
                 )
             findings.append(finding)
         findings += _reported(view)
-    findings = [_by_typed_command(finding, views) for finding in findings]
-    return [*findings, *_different_collectives(views)]
+    return [_by_typed_command(finding, views) for finding in findings]
 
 
 def _exceptions(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:
@@ -237,24 +236,6 @@ def _reported(view: LogView) -> Iterator[Finding]:
         yield Finding(
             name, max(confidence, 0.5), Weight.ASKED, (evidence,), "torchrun names this rank as the first that failed"
         )
-
-
-COLLECTIVE = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
-
-
-def _different_collectives(views: Sequence[LogView]) -> Iterator[Finding]:
-    """Ranks whose watchdogs name different operations under one number did not take the same path."""
-    waits: dict[str, dict[str, Evidence]] = {}
-    for view in views:
-        for line in view.lines[-500:]:
-            if match := COLLECTIVE.search(line.text):
-                evidence = evidence_of(view.name, line.text, line.time, rank=line.rank)
-                waits.setdefault(match[1], {}).setdefault(match[2], evidence)
-                break
-    for operations in waits.values():
-        if len(operations) > 1:
-            grounds = "the ranks waited in different operations under one number"
-            yield Finding("collective_mismatch", 0.75, Weight.TRANSPORT, tuple(operations.values()), grounds)
 
 
 def last_errors(views: Sequence[LogView]) -> Iterator[Finding]:

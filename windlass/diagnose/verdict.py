@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from windlass.diagnose.classes import CLASSES, Kind, Retry
+from windlass.diagnose.collectives import by_collectives, read_recorders
 from windlass.diagnose.facts import Facts
 from windlass.diagnose.findings import VAGUE, Evidence, Finding, Weight, last_errors, said
 from windlass.diagnose.recorded import recorded
@@ -70,6 +71,7 @@ def diagnose(facts: Facts) -> Verdict:
     by_ranks = said(facts, present)
     if not by_ranks and not any(view.progress for view in present):
         by_ranks = said(facts, [view for view in views if view.is_previous])
+    by_ranks += by_collectives(present, read_recorders(facts.recorders))
     by_platform = recorded(facts)
     errors = list(last_errors(present))
     outcome = _outcome(facts, present, failed=bool(by_ranks or errors))
