@@ -1,4 +1,4 @@
-"""Score the rules on a folder of cases: `python -m tests.diagnose.score FOLDER [--wrong]`.
+"""Score the rules on a folder of cases: `python -m tests.diagnose.score FOLDER [--wrong] [--totals]`.
 
 A case is a JSON file `{"expect": {"class", "also_accepted", "kind"}, "facts": {…}}`; a file may hold a list of them.
 """
@@ -60,27 +60,40 @@ def accuracy(results: list[Result]) -> float:
     return sum(one.is_right for one in results) / max(1, len(results))
 
 
+def table(title: str, expected: list[str], told: list[str], right: list[str]) -> None:
+    """Recall and precision by class or kind."""
+    print(f"{title:<26}{'cases':>6}{'recall':>8}{'precision':>11}")
+    num_expected, num_told, num_right = Counter(expected), Counter(told), Counter(right)
+    for name in sorted(set(expected) | set(told)):
+        recall = f"{num_right[name] / num_expected[name]:.2f}" if num_expected[name] else "–"
+        precision = f"{num_right[name] / num_told[name]:.2f}" if num_told[name] else "–"
+        print(f"{name:<26}{num_expected[name]:>6}{recall:>8}{precision:>11}")
+    print()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--wrong", action="store_true", help="list the cases that were told wrong")
+    parser.add_argument("--totals", action="store_true", help="print nothing about single classes and cases")
     asked = parser.parse_args()
     results = score(asked.folder)
-    told = Counter(one.expected if one.is_right else one.verdict.name for one in results)
-    expected = Counter(one.expected for one in results)
-    right = Counter(one.expected for one in results if one.is_right)
-    print(f"{'class':<26}{'cases':>6}{'recall':>8}{'precision':>11}")
-    for name in sorted(set(expected) | set(told)):
-        recall = f"{right[name] / expected[name]:.2f}" if expected[name] else "–"
-        precision = f"{right[name] / told[name]:.2f}" if told[name] else "–"
-        print(f"{name:<26}{expected[name]:>6}{recall:>8}{precision:>11}")
-    confused = [one for one in results if one.is_confused]
-    print(f"\naccuracy {accuracy(results):.3f} ({sum(one.is_right for one in results)} of {len(results)})")
+    confused = [result for result in results if result.is_confused]
+    if not asked.totals:
+        right = [result.expected for result in results if result.is_right]
+        told = [result.expected if result.is_right else result.verdict.name for result in results]
+        expected = [result.expected for result in results]
+        table("class", expected, told, right)
+        kinds = [[CLASSES[name].kind for name in names] for names in (expected, told)]
+        same = [kind for kind, other in zip(*kinds, strict=True) if kind == other]
+        table("kind", kinds[0], kinds[1], same)
+    print(f"accuracy {accuracy(results):.3f} ({sum(one.is_right for one in results)} of {len(results)})")
     print(f"user and infrastructure confused: {len(confused)}")
-    for one in results if asked.wrong else confused:
-        if not one.is_right or one.is_confused:
-            line = one.verdict.evidence[0].line[:110] if one.verdict.evidence else ""
-            print(f"  {one.case}: {one.expected} told as {one.verdict.name} ({one.verdict.confidence:.2f}) {line}")
+    for result in () if asked.totals else results if asked.wrong else confused:
+        if not result.is_right or result.is_confused:
+            verdict = result.verdict
+            line = verdict.evidence[0].line[:110] if verdict.evidence else ""
+            print(f"  {result.case}: {result.expected} told as {verdict.name} ({verdict.confidence:.2f}) {line}")
     return 0
 
 

@@ -259,7 +259,8 @@ class Cluster:
             "MpiDefault=none",
             "ReturnToService=2",
             "SelectType=select/cons_tres",
-            "SelectTypeParameters=CR_CPU",
+            "SelectTypeParameters=CR_CPU_Memory",
+            f"DefMemPerCPU={MEMORY // CPUS}",
             "SlurmdParameters=config_overrides",
             "SchedulerType=sched/backfill",
             "SchedulerParameters=bf_interval=3,sched_interval=3,sched_min_interval=0,batch_sched_delay=0",
@@ -275,7 +276,9 @@ class Cluster:
             "AccountingStorageHost=127.0.0.1",
             f"AccountingStoragePort={PORT + 9}",
             f"AccountingStoragePass={self._munge}",
-            "JobAcctGatherType=jobacct_gather/none",
+            "JobAcctGatherType=jobacct_gather/linux",
+            "JobAcctGatherFrequency=task=1",
+            "JobAcctGatherParams=OverMemoryKill",
             "GresTypes=gpu",
         ]
         lines += [

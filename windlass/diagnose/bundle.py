@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ FACTS_FILE = "facts.json"
 PARTS = ("target", "job", "pods", "events", "nodes", "workload")
 SLURM_PARTS = ("sacct", "scontrol")
 LOG_ENDINGS = (".log", ".out", ".err", ".txt")
+RECORDED = ("process_group", "collective_seq_id", "profiling_name", "input_sizes", "state", "is_p2p")
+MOST_ENTRIES = 50  # of a rank's flight recorder: the last ones
 MOST_BYTES = 64 * 1024 * 1024  # of a file that is read
 MOST_LOG_BYTES = 2 * 1024 * 1024  # of a rank's log: its end
 
@@ -137,10 +140,32 @@ def facts_of_run(folder: RunFolder) -> dict[str, Any]:
             head = f"{_stamp(real(error.get('time')))}ERROR rank failed on {error.get('host')}"
             logs[name] = f"{logs.get(name, '')}\n{head}\n{traceback}"
     facts: dict[str, Any] = {"target": _kind(folder), "logs": logs, "events": list(records_of(folder.events))}
+    if recorders := dict(_flight_recorders(folder)):
+        facts["flight_recorders"] = recorders
     conditions = [condition for one in _since_launch(history) if (condition := _condition(one))]
     if conditions:
         facts["job"] = {"metadata": {"name": folder.name}, "status": {"conditions": conditions}}
     return facts
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads dictionaries, lists, texts and numbers, which torch's dumps consist of; a pickle of anything else fails."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+
+
+def _flight_recorders(folder: RunFolder) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What torch's flight recorder dumped when a collective timed out, the last collectives of every rank."""
+    for path in sorted(folder.logs.glob("nccl-trace-rank-*")):
+        rank = re.search(r"(\d+)$", path.name)
+        try:
+            dump = _PlainUnpickler(io.BytesIO(_head(path))).load() if rank else None
+            entries = [{key: entry.get(key) for key in RECORDED} for entry in dump["entries"]] if dump else []
+        except Exception:  # cut off, or of another program
+            continue
+        if rank:
+            yield f"rank{rank[1]}", {"entries": entries[-MOST_ENTRIES:]}
 
 
 def _since_launch(history: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -45,6 +45,9 @@ class Bundle(BaseModel):
     logs: dict[str, str | list[str]] | None = Field(
         None, description="By name: rank0, rank1, …, launcher, submit (what the submission answered), kernel (dmesg)."
     )
+    flight_recorders: dict[str, dict[str, Any]] | None = Field(
+        None, description="By rank: rank0, rank1, …: what torch's flight recorder dumped, with its `entries`."
+    )
 
 
 def schema() -> dict[str, Any]:
@@ -129,6 +132,7 @@ class Node:
     name: str
     conditions: tuple[Condition, ...] = ()
     taints: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # key=value
     allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -164,6 +168,7 @@ class Facts:
     nodes: tuple[Node, ...] = ()
     slurm: tuple[SlurmRecord, ...] = ()
     logs: tuple[Log, ...] = ()
+    recorders: Mapping[str, Any] = field(default_factory=dict)  # flight recorders, by rank
 
     @classmethod
     def read(cls, value: Any) -> Facts:
@@ -183,6 +188,7 @@ class Facts:
             nodes=tuple(_node(one) for one in read.objects(bundle.get("nodes"))),
             slurm=last_job(slurm_records(bundle.get("slurm"))),
             logs=tuple(_logs(bundle.get("logs"))),
+            recorders=read.mapping(bundle.get("flight_recorders")),
         )
 
     @property
@@ -335,6 +341,7 @@ def _own(events: tuple[Event, ...], pods: Sequence[Pod], jobs: Sequence[Mapping[
 def _node(value: Mapping[str, Any]) -> Node:
     taints = [read.mapping(one) for one in read.items(read.at(value, "spec", "taints"))]
     allocatable = read.mapping(read.at(value, "status", "allocatable"))
+    labels = read.mapping(read.at(value, "metadata", "labels"))
     return Node(
         name=read.text(read.at(value, "metadata", "name")),
         conditions=_conditions(value),
@@ -342,6 +349,7 @@ def _node(value: Mapping[str, Any]) -> Node:
             f"{read.text(one.get('key'))}={read.text(one.get('value'))}:{read.text(one.get('effect'))}"
             for one in taints
         ),
+        labels=tuple(f"{read.text(key)}={read.text(label)}" for key, label in labels.items()),
         allocatable={read.text(key): read.text(amount) for key, amount in allocatable.items()},
     )
 

@@ -40,10 +40,11 @@ SIGNED = re.compile(
 )
 ASSIGNED = re.compile(rf"({NAME}[\"']?\]?\s*(?:=>|:=|=|:)\s*)({VALUE})", re.IGNORECASE)
 FLAG = re.compile(rf"(--?{NAME}\s+)(?!-)({VALUE})", re.IGNORECASE)
-NETRC = re.compile(r"(\b(?:login\s+\S+\s+)?password\s+)(\S+)", re.IGNORECASE)
+NETRC = re.compile(r"(\blogin\s+\S+\s+password\s+)(\S+)", re.IGNORECASE)
+TYPED = re.compile(r"(\blogin\b.{0,200}?\s-p[ =]?|--from-literal[= ][^=\s]+=)(\S+)", re.IGNORECASE)  # docker, kubectl
 FLAG_ALONE = re.compile(rf"--?{NAME}", re.IGNORECASE)
 TELLING = re.compile(
-    r"token|secret|passw|pwd|key|cred|auth|signature|sas|hook|dsn|cookie|passphrase|bearer|basic"
+    r"token|secret|passw|pwd|login|literal|key|cred|auth|signature|sas|hook|dsn|cookie|passphrase|bearer|basic"
     r"|digest",
     re.IGNORECASE,
 )
@@ -87,7 +88,7 @@ def clean_text(text: str, known: set[str] | None = None) -> str:
             )
         if TELLING.search(line):  # the patterns below are slow on long lines of other things
             line = BEARER.sub(lambda match: f"{match[1]}{REMOVED}", HEADER.sub(assigned, line))
-            for pattern in (ASSIGNED, FLAG, NETRC):
+            for pattern in (ASSIGNED, FLAG, NETRC, TYPED):
                 line = pattern.sub(assigned, line)
         lines[index] = line
     text = "\n".join(lines)

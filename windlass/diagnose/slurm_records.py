@@ -24,6 +24,8 @@ class SlurmRecord:
     comment: str = ""
     source: str = "sacct"
     time: str = ""  # when it ended, or was submitted
+    used: float = 0.0  # MiB of memory, at most
+    requested: float = 0.0  # MiB of memory
 
     def __str__(self) -> str:
         code = f" exit code {self.exit_code}" if self.exit_code else ""
@@ -71,7 +73,15 @@ def _slurm_record(value: Mapping[str, Any], source: str) -> Iterator[SlurmRecord
             "",
         )
         code = code if code else derived or code
-        yield SlurmRecord(name, words, read.text(reason), code, signal, comment.strip(), source, when)
+        memory = (_mebibytes(fields.get("maxrss")), _mebibytes(fields.get("reqmem")))
+        yield SlurmRecord(name, words, read.text(reason), code, signal, comment.strip(), source, when, *memory)
+
+
+def _mebibytes(value: Any) -> float:
+    """An amount as sacct prints it: 302412K, 100M, 4Gn."""
+    match = re.fullmatch(r"([\d.]{1,15})([KMGT]?)[nc]?", read.text(value))
+    scale = {"": 2.0**-20, "K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20}
+    return float(match[1]) * scale[match[2]] if match and match[1].count(".") < 2 and match[1] != "." else 0.0
 
 
 def last_job(found: Iterator[SlurmRecord]) -> tuple[SlurmRecord, ...]:
@@ -90,7 +100,8 @@ def last_job(found: Iterator[SlurmRecord]) -> tuple[SlurmRecord, ...]:
     own = [one for one in records if number(one) == last or not one.name]
     whole = [one for one in own if "." not in one.name and one.source == "sacct"]
     # a requeued job has a row for every stay on the nodes
-    return tuple(one for one in own if one not in whole[:-1])
+    old = whole[:-1] if not asked or not all("PENDING" in one.state for one in whole) else whole
+    return tuple(one for one in own if one not in old)
 
 
 def _exit_code(value: Any) -> tuple[int | None, int | None]:

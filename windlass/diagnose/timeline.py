@@ -50,6 +50,7 @@ PROGRESS_STEP = re.compile(
     r"|update)s?[\"']?\s*[=:#\[]?\s*(\d[\d,]{0,12})(?:\s*/\s*\d+)?",
     re.IGNORECASE,
 )
+PROGRESS_OF = re.compile(r"[(\[ ](\d{1,12})/\d+[)\] ].{0,80}loss", re.IGNORECASE)
 PROGRESS_METRIC = re.compile(
     r"loss|lr\b|it/s|s/it|tok|grad|\bms\b|samples|throughput|elapsed|acc|ppl|took|time|mfu|\d+\s*/\s*\d+", re.IGNORECASE
 )
@@ -136,12 +137,18 @@ class Raised:
         return self.type.rsplit(".", 1)[-1]
 
     @property
+    def ends_in_users_code(self) -> bool:
+        return bool(self.frames) and not LIBRARY.search(self.frames[-1][0])
+
+    @property
     def is_users_own(self) -> bool:
         """Raised by a `raise` in code that is no library: its message may quote anything."""
-        if not self.frames:
-            return False
-        file, code = self.frames[-1]
-        return code.startswith("raise ") and not LIBRARY.search(file)
+        return self.ends_in_users_code and self.frames[-1][1].startswith(("raise ", "assert "))
+
+    @property
+    def users_frame(self) -> tuple[str, str]:
+        """The last frame in code that is no library, or the last one."""
+        return next((frame for frame in reversed(self.frames) if not LIBRARY.search(frame[0])), self.frames[-1])
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
@@ -306,7 +313,7 @@ def _step(line: Line) -> int | None:
         return int(bar[1])
     if len(line.text) > 600 or not PROGRESS_METRIC.search(line.text) or NOT_PROGRESS.search(line.text):
         return None
-    step = PROGRESS_STEP.search(line.text)
+    step = PROGRESS_STEP.search(line.text) or PROGRESS_OF.search(line.text)
     return int(step[1].replace(",", "")) if step else None
 
 

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from windlass.diagnose import findings as look
 from windlass.diagnose.classes import CLASSES, Kind, Retry
+from windlass.diagnose.collectives import by_collectives, read_recorders
 from windlass.diagnose.facts import Facts
-from windlass.diagnose.findings import Evidence, Finding
+from windlass.diagnose.findings import VAGUE, Evidence, Finding, Weight, last_errors, said
+from windlass.diagnose.recorded import recorded
 from windlass.diagnose.rhythm import rhythm
-from windlass.diagnose.rules.shapes import ECHO, OWN, SOFT
 from windlass.diagnose.timeline import LogView, parse_log, year_of
 
 MOST_CANDIDATES = 4
 MOST_EVIDENCE = 6
 SAME_MOMENT_SECONDS = 2.0
-# What a rank reports when another one is not there: the reason for its absence comes first.
-ABSENCE = frozenset(("rendezvous", "dns", "nccl_network", "collective_timeout", "echo", "nccl_efa"))
+LONG_BEFORE_SECONDS = 30.0
 # Errors on a device, which a fault of the hardware explains better than the program does.
 ON_DEVICE = frozenset(
     ("illegal_memory_access", "device_assert", "segfault", "gpu_runtime", "gpu_count", "user_code", "library_clash")
 )
+DEVICE_WORDS = re.compile(r"cuda|nccl|cublas|cudnn|device|gpu", re.IGNORECASE)
+# What takes a container away: the rank that failed before it was not ended by it.
+TAKEN_AWAY = frozenset(["node_lost", "preempted", "evicted_memory", "evicted_disk", "host_oom"])
+OPPOSITES = frozenset(("user", "infra"))
 
 
 @dataclass(frozen=True)
@@ -53,25 +56,11 @@ class Verdict:
             "confidence": round(self.confidence, 2),
             "cause": self.cause,
             "why": self.why,
-            "evidence": [one.as_dict() for one in self.evidence],
+            "evidence": [evidence.as_dict() for evidence in self.evidence],
             "retry": self.retry,
             "fix": self.fix,
             "candidates": [{"class": name, "confidence": round(confidence, 2)} for name, confidence in self.candidates],
         }
-
-
-@dataclass
-class Case:
-    """Everything that was found about one job."""
-
-    facts: Facts
-    views: list[LogView]
-    said: list[Finding] = field(default_factory=list)
-    others: list[Finding] = field(default_factory=list)
-
-    @property
-    def num_progress(self) -> int:
-        return sum(len(view.progress) for view in self.views)
 
 
 def diagnose(facts: Facts) -> Verdict:
@@ -79,246 +68,206 @@ def diagnose(facts: Facts) -> Verdict:
     year = year_of(facts.logs)
     views = [parse_log(log, year) for log in facts.logs if not log.is_kernel]
     present = [view for view in views if not view.is_previous]
-    case = Case(facts, present, said=look.said(facts, present))
-    if not case.said and not any(view.progress for view in present):
-        case.said = look.said(facts, [view for view in views if view.is_previous])
-    case.others = [
-        *look.ended(facts),
-        *look.nodes(facts),
-        *look.slurm(facts),
-        *look.waiting(facts),
-        *look.refused(facts),
-    ]
-    outcome = _outcome(case)
-    root = _root(case)
-    if outcome == "succeeded" and (root is None or not _contradicts_success(root)):
-        return _answer(case, _plain("succeeded", 0.9, "its pods, its job or its accounting say so", case), [])
-    candidates = sorted((*case.said, *case.others), key=lambda one: -one.strength)
-    if root is not None and root.strength > ECHO + 3 and not (outcome == "running" and root.strength <= 10):
-        return _answer(case, root, candidates)
+    by_ranks = said(facts, present)
+    if not by_ranks and not any(view.progress for view in present):
+        by_ranks = said(facts, [view for view in views if view.is_previous])
+    by_ranks += by_collectives(present, read_recorders(facts.recorders))
+    by_platform = recorded(facts)
+    errors = list(last_errors(present))
+    outcome = _outcome(facts, present, failed=bool(by_ranks or errors))
+    if outcome not in ("running", "succeeded") and all(finding.weight <= Weight.ECHO for finding in by_ranks):
+        by_ranks += errors
+    everything = [*by_ranks, *by_platform]
+    root = _root(_first(by_ranks, present), _strongest(by_platform))
     slow = rhythm(facts, present, is_over=outcome == "failed")
-    if slow is not None:
-        return _answer(case, slow, candidates)
-    if root is not None and outcome != "running" and root.strength > 2:
-        return _answer(case, root, candidates)
-    if outcome == "running":
-        return _answer(case, _plain("running", 0.8, "nothing failed, and its pods or steps are under way", case), [])
-    return _unknown(case, candidates)
+    if outcome == "succeeded" and not (root and _contradicts_success(root, by_ranks)):
+        return _answer(_plain("succeeded", "its pods, its job or its accounting say so", facts, present), [])
+    if slow is not None and (root is None or root.weight <= Weight.ASKED):
+        return _answer(slow, everything)
+    if outcome == "running" and (root is None or root.weight <= Weight.ECHO):
+        return _answer(_plain("running", "nothing failed, and its pods or steps are under way", facts, present), [])
+    if root is None or root.weight <= Weight.HINT or root.name == "unknown":
+        return _unknown(facts, present, everything)
+    if _is_undecided(root, everything):
+        return _unknown(facts, present, everything)
+    return _answer(root, everything)
 
 
-def _outcome(case: Case) -> str:
+FAILED_STATES = ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF", "PREEMPTED", "BOOT_FAIL", "DEADLINE")
+ENDED_WELL = re.compile(
+    r"(?:training|run|job).{0,20}(?:finished|complete|done|succeeded)|windlass: finished"
+    r"|exit(?:ed)? (?:with )?(?:code )?0\b",
+    re.IGNORECASE,
+)
+
+
+def _outcome(facts: Facts, views: Sequence[LogView], *, failed: bool) -> str:
     """succeeded, running, failed or unknown: by the platform, or by the logs where there is nothing else."""
-    facts = case.facts
-    job = {one.type: one.status for one in facts.job_conditions}
-    if job.get("Failed") == "True" or job.get("failed") == "True":
+    job = {condition.type.lower(): condition.status for condition in facts.job_conditions}
+    if job.get("failed") == "True":
         return "failed"
-    if any(job.get(name) == "True" for name in ("Complete", "Succeeded", "Completed", "SuccessCriteriaMet")):
+    if any(job.get(name) == "True" for name in ("complete", "succeeded", "completed", "successcriteriamet")):
         return "succeeded"
-    states = [one.state for one in facts.slurm if "." not in one.name] or [one.state for one in facts.slurm]
-    phases = [pod.phase for pod in facts.pods]
+    states = [record.state for record in facts.slurm if "." not in record.name]
+    states = states or [record.state for record in facts.slurm]
     if states:
-        if any(
-            re.match(
-                r"FAILED|CANCELLED|TIMEOUT|NODE_FAIL|OUT_OF|PREEMPTED|BOOT_FAIL"
-                r"|DEADLINE",
-                one,
-            )
-            for one in states
-        ):
+        if any(state.startswith(FAILED_STATES) for state in states):
             return "failed"
-        return (
-            "succeeded"
-            if all(one.startswith("COMPLETED") for one in states)
-            else "running"
-            if any(one.startswith("RUNNING") for one in states)
-            else "unknown"
-        )
-    if phases:
-        if "Failed" in phases:
-            return "failed"
-        if all(phase == "Succeeded" for phase in phases):
+        if all(state.startswith("COMPLETED") for state in states):
             return "succeeded"
-        now = [one for pod in facts.pods for one in pod.containers if one.is_main and not one.is_last]
-        broken = [one for one in now if "Back" in one.reason or (one.state == "terminated" and one.exit_code)]
-        if broken:
-            return "failed"
-        if all(pod.running or pod.phase == "Succeeded" for pod in facts.pods):
-            return "running"
-        starting = [one for one in now if one.reason in ("ContainerCreating", "PodInitializing")]
-        return "running" if starting or all(pod.node for pod in facts.pods) else "unknown"
-    text = "\n".join(one.text for view in case.views for one in view.lines[-5:])
-    if not case.said and re.search(
-        r"(?:training|run|job).{0,20}(?:finished|complete|done|succeeded)"
-        r"|windlass: finished|exit(?:ed)? (?:with )?(?:code )?0\b",
-        text,
-        re.IGNORECASE,
-    ):
+        return "running" if any(state.startswith("RUNNING") for state in states) else "unknown"
+    if facts.pods:
+        return _outcome_of_pods(facts)
+    last = "\n".join(line.text for view in views for line in view.lines[-5:])
+    if not failed and ENDED_WELL.search(last):
         return "succeeded"
-    return "running" if case.num_progress and not case.said else "unknown"
+    return "running" if not failed and any(view.progress for view in views) else "unknown"
 
 
-def _contradicts_success(root: Finding) -> bool:
+def _outcome_of_pods(facts: Facts) -> str:
+    phases = {pod.phase for pod in facts.pods}
+    now = [one for pod in facts.pods for one in pod.containers if one.is_main and not one.is_last]
+    if "Failed" in phases or any("Back" in one.reason or (one.state == "terminated" and one.exit_code) for one in now):
+        return "failed"
+    if phases == {"Succeeded"}:
+        return "succeeded"
+    if all(pod.running or pod.phase == "Succeeded" for pod in facts.pods):
+        return "running"
+    starting = any(one.reason in ("ContainerCreating", "PodInitializing") for one in now)
+    return "running" if starting or all(pod.node for pod in facts.pods) else "unknown"
+
+
+def _contradicts_success(root: Finding, by_ranks: Sequence[Finding]) -> bool:
     """A batch script that hides its program's exit code: the traceback is the last thing said."""
-    return root.where == "log" and root.strength >= OWN and root.confidence >= 0.7 and root.kind != "lifecycle"
+    return root in by_ranks and root.weight >= Weight.OWN and root.confidence >= 0.7 and root.kind != "lifecycle"
 
 
-def _root(case: Case) -> Finding | None:
-    """The finding that explains the others."""
-    said = _earliest(case)
-    outside = _strongest(case.others, said)
-    if said is None or outside is None:
-        return said or outside
-    if outside.name == "gpu_hardware" and outside.where == "node":
-        fits = said.strength <= SOFT + 5 or (said.name in ON_DEVICE and _mentions_device(said))
-        return replace(outside, evidence=(*outside.evidence, *said.evidence)) if fits else said
-    if said.strength >= OWN and outside.strength > said.strength:
-        is_earlier = (
-            said.time is not None and outside.time is not None and said.time < outside.time - SAME_MOMENT_SECONDS
-        )
-        killed_later = is_earlier and outside.name in (
-            "node_lost",
-            "preempted",
-            "evicted_memory",
-            "evicted_disk",
-            "host_oom",
-            "cancelled",
-        )
-        is_certain = outside.where in ("state", "slurm") and not killed_later
-        if outside.where == "node" and outside.name != "host_oom":
-            is_certain = False  # a node that is sick now need not have been when the rank failed
-        if outside.name == "preempted" and said.time is None:
-            is_certain = False
-        return outside if is_certain else said
-    if said.name in ABSENCE and said.strength < OWN and outside.strength >= 20:
-        return outside
-    if outside.name == "time_limit" and said.strength < OWN:
-        return outside if _is_at_the_end(said, outside) else said
-    return outside if outside.strength > said.strength else said
-
-
-def _mentions_device(finding: Finding) -> bool:
-    return any(re.search(r"cuda|nccl|cublas|cudnn|device|gpu", one.line, re.IGNORECASE) for one in finding.evidence)
-
-
-def _is_at_the_end(said: Finding, limit: Finding) -> bool:
-    if said.time is None or limit.time is None:
-        return said.strength <= 15
-    return said.time > limit.time - 60.0
-
-
-def _earliest(case: Case) -> Finding | None:
-    """Of what was said: what fails by itself before what fails because of others, then the earlier."""
-    found = [one for one in case.said if one.name != "echo"]
-    if not found:
-        echoes = [one for one in case.said if one.name == "echo" and one.rule and one.rule.where == "raised"]
-        lost = [
-            one
-            for one in echoes
-            if re.search(r"connection|socket|nccl|remote|peer", one.evidence[0].line, re.IGNORECASE)
-        ]
-        return replace(lost[0], name="nccl_network", confidence=0.35) if lost else None
-    roots = {report.rank for view in case.views for report in view.reports if report.is_root}
-    best = max(one.strength for one in found)
-    own = (
-        [one for one in found if one.strength >= min(best, OWN) - 1]
-        if best >= OWN
-        else [one for one in found if one.strength == best]
+def _first(findings: Sequence[Finding], views: Sequence[LogView]) -> Finding | None:
+    """Of what ranks said: the heaviest, then the earliest, then the one of the rank that torchrun names."""
+    own = [finding for finding in findings if finding.name != "echo"]
+    if not own:
+        return next((finding for finding in map(_lost_connection, findings) if finding), None)
+    heaviest = max(finding.weight for finding in own)
+    roots = {report.rank for view in views for report in view.reports if report.is_root}
+    level = [finding for finding in own if finding.weight == heaviest]
+    is_timed = all(finding.time is not None for finding in level)
+    root = min(
+        level,
+        key=lambda finding: (
+            round(finding.time or 0.0) if is_timed else 0,
+            finding.rank not in roots,
+            -finding.confidence,
+        ),
     )
-    times = [one.time for one in own]
-    if all(time is not None for time in times):
-        own.sort(key=lambda one: (round(one.time or 0.0), one.rank not in roots))
-    else:
-        own.sort(key=lambda one: (one.rank not in roots, -one.confidence))
-    root = own[0]
-    earlier = [
-        one
-        for one in found
-        if SOFT - 5 <= one.strength < OWN - 1 and one.time and root.time and one.time < root.time - 30.0
-    ]
-    if best >= OWN and earlier and root.name in ("user_code", "user_data", "segfault") and root.confidence < 0.8:
-        root = min(earlier, key=lambda one: one.time or 0.0)
+    if root.name in VAGUE and root.confidence < 0.8:
+        before = [
+            finding
+            for finding in own
+            if Weight.ABSENT <= finding.weight < Weight.OWN
+            and finding.time
+            and root.time
+            and finding.time < root.time - LONG_BEFORE_SECONDS
+        ]
+        root = min(before, key=lambda finding: finding.time or 0.0, default=root)
     return root
 
 
-def _strongest(found: Sequence[Finding], said: Finding | None) -> Finding | None:
-    if not found:
-        return None
-    best = max(one.strength for one in found)
-    top = [one for one in found if one.strength >= best - 1]
-    top.sort(key=lambda one: (-one.strength, -one.confidence))
-    if said is not None:
-        same = [one for one in top if one.name == said.name]
-        return same[0] if same else top[0]
-    return top[0]
+def _lost_connection(echo: Finding) -> Finding | None:
+    """An echo of nobody: the connection itself may be what failed."""
+    is_lost = re.search(r"connection|socket|nccl|remote|peer", echo.evidence[0].line, re.IGNORECASE)
+    is_raised = "Error" in echo.evidence[0].line
+    return replace(echo, name="nccl_network", confidence=0.35, weight=Weight.ASKED) if is_lost and is_raised else None
 
 
-def _plain(name: str, confidence: float, why: str, case: Case) -> Finding:
-    lines = [Evidence(view.name, view.lines[-1].text[:300], view.rank) for view in case.views if view.lines][:2]
-    pods = [Evidence(f"pod {pod.name}", pod.phase, host=pod.node or None) for pod in case.facts.pods[:2]]
-    slurm = [Evidence(one.source, str(one)) for one in case.facts.slurm[:1]]
-    return Finding(name, confidence, 0, (*pods, *slurm, *lines), why)
+def _strongest(findings: Sequence[Finding]) -> Finding | None:
+    return max(findings, key=lambda finding: (finding.weight, finding.confidence), default=None)
 
 
-def _answer(case: Case, root: Finding, candidates: Sequence[Finding]) -> Verdict:
+def _root(rank: Finding | None, platform: Finding | None) -> Finding | None:
+    """Of a rank's failure and the platform's record, the one that explains the other."""
+    if rank is None or platform is None:
+        return rank or platform
+    if platform.name == rank.name:
+        return rank if rank.weight >= Weight.OWN else platform
+    if rank.weight < Weight.OWN:
+        if platform.name == "time_limit":  # what was said long before the limit is what the time was lost to
+            long_before = rank.time and platform.time and rank.time < platform.time - 60.0
+            return rank if long_before and rank.weight >= Weight.ABSENT else platform
+        return platform if platform.weight >= rank.weight else rank
+    if platform.weight < Weight.OWN:
+        return rank
+    if platform.name == "gpu_hardware":
+        fits = rank.name in ON_DEVICE and any(DEVICE_WORDS.search(one.line) for one in rank.evidence)
+        return replace(platform, evidence=(*platform.evidence, *rank.evidence)) if fits else rank
+    if platform.weight == Weight.NODE and platform.name != "host_oom":
+        return rank  # a node that is sick now need not have been when the rank failed
+    if platform.name in TAKEN_AWAY:
+        is_earlier = rank.time and platform.time and rank.time < platform.time - SAME_MOMENT_SECONDS
+        return rank if is_earlier or (platform.name == "preempted" and rank.time is None) else platform
+    return platform
+
+
+def _is_undecided(root: Finding, everything: Sequence[Finding]) -> bool:
+    """Whether a user's error and one of the infrastructure explain the facts alike, and nothing decides."""
+    if root.confidence >= 0.5 or root.kind not in OPPOSITES:
+        return False
+    return any(
+        other.kind in OPPOSITES and other.kind != root.kind and other.weight == root.weight for other in everything
+    )
+
+
+def _plain(name: str, grounds: str, facts: Facts, views: Sequence[LogView]) -> Finding:
+    lines = [Evidence(view.name, view.lines[-1].text[:300], view.rank) for view in views if view.lines][:2]
+    pods = [Evidence(f"pod {pod.name}", pod.phase, host=pod.node or None) for pod in facts.pods[:2]]
+    slurm = [Evidence(record.source, str(record)) for record in facts.slurm[:1]]
+    return Finding(name, 0.8, Weight.HINT, (*pods, *slurm, *lines), grounds)
+
+
+def _answer(root: Finding, everything: Sequence[Finding]) -> Verdict:
     known = CLASSES[root.name]
-    others: dict[str, float] = {}
-    for one in candidates:
-        if one.name not in (root.name, "echo") and one.strength >= root.strength - 12 and one.name not in others:
-            others[one.name] = min(one.confidence, root.confidence) * (0.6 if one.strength < root.strength else 0.8)
-    confidence = root.confidence
-    rivals = [
-        one
-        for one in candidates
-        if one.name in others and one.strength >= min(root.strength, OWN) and one.kind != root.kind
+    near = [
+        one for one in everything if one.name not in (root.name, "echo", "unknown") and one.weight >= root.weight - 2
     ]
+    rivals = [one for one in near if one.weight >= min(root.weight, Weight.OWN) and one.kind != root.kind]
+    confidence = max(0.3, root.confidence - 0.2) if rivals else root.confidence
+    others = {one.name: min(one.confidence, confidence) * (0.6 if one.weight < root.weight else 0.8) for one in near}
+    supporting = [one.evidence[0] for one in everything if one.name == root.name and one is not root]
+    grounds = root.grounds
     if rivals:
-        confidence = max(0.3, confidence - 0.2)
-    supporting = [one.evidence[0] for one in (*case.others, *case.said) if one.name == root.name and one is not root]
-    evidence = list(dict.fromkeys((*root.evidence, *supporting)))[:MOST_EVIDENCE]
+        grounds += f"; but {rivals[0].name} would explain it too"
+    if root.confidence < 0.5:
+        grounds += "; the facts do not prove it"
     return Verdict(
         name=root.name,
         confidence=confidence,
         cause=known.cause,
         fix=known.fix,
-        evidence=tuple(evidence),
-        candidates=tuple(sorted(others.items(), key=lambda one: -one[1])[:MOST_CANDIDATES]),
-        why=_why(root, rivals, len(case.said)),
+        evidence=tuple(dict.fromkeys((*root.evidence, *supporting)))[:MOST_EVIDENCE],
+        candidates=tuple(sorted(others.items(), key=lambda item: -item[1])[:MOST_CANDIDATES]),
+        why=grounds,
     )
 
 
-def _why(root: Finding, rivals: Sequence[Finding], num_said: int) -> str:
-    grounds = {
-        "log": "it is the earliest failure in the logs that no other failure explains",
-        "report": "torchrun names this rank as the first that failed",
-        "state": "the cluster recorded it as the state of the container or pod",
-        "event": "an event of the cluster says so",
-        "job": "the job's own status says so",
-        "node": "the node or its kernel reported it",
-        "slurm": "Slurm's record of the job says so",
-        "start": "the pods have not started, and this is what keeps them",
-        "submit": "the submission was answered so",
-        "exit": "only an exit code speaks for it",
-    }.get(root.where, root.where)
-    if rivals:
-        grounds += f"; but {rivals[0].name} would explain it too"
-    if root.confidence < 0.5:
-        grounds += "; the facts do not prove it"
-    return grounds
-
-
-def _unknown(case: Case, candidates: Sequence[Finding]) -> Verdict:
-    lines: list[Evidence] = []
-    for view in case.views:
-        errors = [
-            one
-            for one in view.lines
-            if one.level in ("ERROR", "FATAL") or re.match(r"(?:\w+: )?error\b", one.text, re.IGNORECASE)
-        ]
-        lines += [Evidence(view.name, one.text[:400], one.rank) for one in errors[:2]]
-    possible = {one.name: one.confidence * 0.5 for one in candidates if one.name != "echo"}
+def _unknown(facts: Facts, views: Sequence[LogView], everything: Sequence[Finding]) -> Verdict:
+    lines = [
+        Evidence(view.name, line.text[:400], line.rank)
+        for view in views
+        for line in [line for line in view.lines if line.level in ("ERROR", "FATAL") or ERROR.match(line.text)][:2]
+    ]
+    lines += [finding.evidence[0] for finding in everything if finding.name != "echo"]
+    possible = {
+        finding.name: finding.confidence * 0.5 for finding in everything if finding.name not in ("echo", "unknown")
+    }
     known = CLASSES["unknown"]
-    empty = case.facts.is_empty
     return Verdict(
-        "unknown", 0.0, "There are no facts." if empty else known.cause, known.fix, tuple(lines[:MOST_EVIDENCE]),
-        tuple(list(possible.items())[:MOST_CANDIDATES]), "nothing in the facts tells one class from another",
-    )  # fmt: skip
+        name="unknown",
+        confidence=0.0,
+        cause="There are no facts." if facts.is_empty else known.cause,
+        fix=known.fix,
+        evidence=tuple(dict.fromkeys(lines))[:MOST_EVIDENCE],
+        candidates=tuple(list(possible.items())[:MOST_CANDIDATES]),
+        why="nothing in the facts tells one class from another",
+    )
+
+
+ERROR = re.compile(r"(?:\w+: )?error\b", re.IGNORECASE)

@@ -175,3 +175,12 @@ class KnowsItsJobs(Protocol):
 
     def elsewhere(self, place: str | None) -> Iterator[tuple[str, JobStatus]]: ...
     def adopt(self, name: str, place: str | None) -> JobRef: ...
+
+
+@runtime_checkable
+class KnowsFacts(Protocol):
+    """A target that can say what it knows about a job, its own or anybody's, for a diagnosis."""
+
+    def collect(self, job: JobRef) -> dict[str, Any]: ...
+    def collect_named(self, kind: str, name: str, place: str | None, namespace: str | None) -> dict[str, Any]:
+        """The facts of a job that windlass did not launch. Raises the UserError where there is none."""

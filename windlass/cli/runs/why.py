@@ -11,13 +11,12 @@ from windlass.cli.jobs import on_option, run_names
 
 if TYPE_CHECKING:
     from windlass.diagnose import Verdict
-    from windlass.targets.protocol import JobRef, Target
 
 SURE, LIKELY = 0.8, 0.5
 
 
-@click.command(short_help="Say why a run failed or waits.")
-@click.argument("job", required=False, metavar="RUN|BUNDLE", shell_complete=run_names)
+@click.command(short_help="Say why a job failed or waits.")
+@click.argument("job", required=False, metavar="RUN|BUNDLE|KIND/NAME", shell_complete=run_names)
 @click.option(
     "--facts", "facts_file", type=click.Path(path_type=Path), help="A JSON file of facts (docs/facts.schema.json)."
 )
@@ -27,20 +26,24 @@ SURE, LIKELY = 0.8, 0.5
     metavar="BUNDLE.tar",
     help="Keep the facts, secrets removed.",
 )
+@click.option("--namespace", "-n", metavar="NAMESPACE", help="Of KIND/NAME on Kubernetes.")
 @on_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def why(job: str | None, facts_file: Path | None, save: Path | None, place: str | None, as_json: bool) -> None:
-    """Say why a run failed or waits.
+def why(
+    job: str | None, facts_file: Path | None, save: Path | None, namespace: str | None, place: str | None, as_json: bool
+) -> None:
+    """Say why a job failed or waits.
 
-    RUN is the name of a run; BUNDLE is what --save wrote, or a folder with facts and logs. Neither needs a cluster:
-    a bundle is diagnosed anywhere.
+    RUN is the name of a run. KIND/NAME is a job that windlass did not launch: pod/NAME, pytorchjob/NAME, trainjob,
+    jobset, rayjob or job on Kubernetes, job/NUMBER on Slurm. BUNDLE is what --save wrote, or a folder with facts and
+    logs: it is diagnosed anywhere, without a cluster.
     """
     from windlass.cli.output import print_json
     from windlass.diagnose import Facts, diagnose
     from windlass.diagnose.bundle import save_bundle
     from windlass.diagnose.secrets import clean_text
 
-    facts, notes = _collect(job, facts_file, place)
+    facts, notes = _collect(job, facts_file, place, namespace)
     verdict = diagnose(Facts.read(facts))
     if save is not None:
         save_bundle(facts, save)
@@ -58,34 +61,35 @@ def why(job: str | None, facts_file: Path | None, save: Path | None, place: str 
         click.echo(f"\nsaved     {save}: facts and logs, secrets removed; windlass why {save}")
 
 
-def _collect(job: str | None, facts_file: Path | None, place: str | None) -> tuple[dict[str, Any], list[str]]:
+def _collect(
+    job: str | None, facts_file: Path | None, place: str | None, namespace: str | None
+) -> tuple[dict[str, Any], list[str]]:
     """The facts that are asked about, and what could not be asked for."""
     from windlass.cli.jobs import find
     from windlass.diagnose.bundle import facts_of_run, read_bundle
     from windlass.errors import UserError
     from windlass.runfolder import runs_root
+    from windlass.targets.protocol import KnowsFacts
 
     if (job is None) == (facts_file is None):
-        raise UserError("name one run, bundle or --facts file", fix="windlass why RUN    or windlass why bundle.tar")
+        raise UserError("name one job, bundle or --facts file", fix="windlass why RUN    or windlass why bundle.tar")
     if facts_file is not None:
         return read_bundle(_existing(facts_file)), []
     assert job is not None
-    if (
-        not place
-        and not (runs_root() / job / "run.yaml").is_file()
-        and Path(job).exists()
-        and not (Path(job) / "run.yaml").is_file()
-    ):
+    is_run = (runs_root() / job / "run.yaml").is_file() or (Path(job) / "run.yaml").is_file()
+    if not place and not is_run and Path(job).exists():
         return read_bundle(Path(job)), []
-    target, found = find(job, place)
+    if "/" in job and not is_run:
+        return _collect_named(job, place, namespace), []
+    target, ref = find(job, place)
     notes: list[str] = []
     live: dict[str, Any] = {}
     try:
-        live = _ask_cluster(target, found)
+        live = target.collect(ref) if isinstance(target, KnowsFacts) else {}
     except UserError as error:
         reason = f": {error.evidence.splitlines()[-1]}" if error.evidence else ""
         notes.append(f"{error.what}{reason}; this is told from what the run folder holds")
-    facts = facts_of_run(found.folder)
+    facts = facts_of_run(ref.folder)
     archived = facts.pop("events", [])
     history = facts.get("job")
     facts |= {key: value for key, value in live.items() if value}
@@ -95,23 +99,19 @@ def _collect(job: str | None, facts_file: Path | None, place: str | None) -> tup
     return facts, notes
 
 
-def _ask_cluster(target: Target[Any], job: JobRef) -> dict[str, Any]:
-    """What the cluster knows now; the logs of its pods are brought to the run folder first."""
-    if job.target == "kubernetes":
-        from windlass.targets.kubernetes.client import KubernetesTarget
-        from windlass.targets.kubernetes.collecting import collect as collect_objects
+def _collect_named(job: str, place: str | None, namespace: str | None) -> dict[str, Any]:
+    """The facts of a job by its kind and name: a number is Slurm's, everything else Kubernetes'."""
+    from windlass.errors import UserError
+    from windlass.targets import target_of_kind
+    from windlass.targets.protocol import KnowsFacts
 
-        assert isinstance(target, KubernetesTarget)
-        for _ in target.logs(job, rank=None, follow=False):
-            break  # the first line comes after all of them were archived
-        return collect_objects(*target.cluster(job))
-    if job.target == "slurm":
-        from windlass.targets.slurm.collecting import collect as collect_records
-        from windlass.targets.slurm.state import SubmittedJob
-
-        submitted = SubmittedJob.of(job.folder)
-        return collect_records(submitted) if submitted else {}
-    return {}
+    kind, _, name = job.partition("/")
+    is_slurm = kind == "job" and name.replace("_", "").isdigit() and namespace is None
+    where, _, cluster = (place or ("slurm" if is_slurm else "kubernetes")).partition(":")
+    target = target_of_kind(where)
+    if not name or "/" in name or not isinstance(target, KnowsFacts):
+        raise UserError(f"there is no {job}", fix="windlass why RUN, pod/NAME, pytorchjob/NAME or job/NUMBER")
+    return target.collect_named(kind, name, cluster or None, namespace)
 
 
 def _existing(path: Path) -> Path:

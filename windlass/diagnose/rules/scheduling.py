@@ -5,104 +5,138 @@ from __future__ import annotations
 import re
 
 from windlass.diagnose.facts import Facts
-from windlass.diagnose.rules.shapes import refusal, slurm, start
+from windlass.diagnose.rules.shapes import line, refusal, slurm, start
+
+NO_MACHINES = r"""
+    Insufficient(?:Instance|Host)?Capacity|do not have sufficient|sufficient \S+ capacity|insufficient capacity
+    stockout|ZONE_RESOURCE_POOL_EXHAUSTED|SkuNotAvailable|UnfulfillableCapacity|MaxSpotInstanceCountExceeded
+    out of resource|AllocationFailed|OverconstrainedAllocation|enough resources available to fulfill
+    Unable to provision requested ML|ReservationCapacityExceeded|GCE out of resources|no capacity available
+    CapacityError|FleetCapacity"""
+ACCOUNT_LIMIT = r"""
+    VcpuLimitExceeded|vCPU (?:capacity|limit)|InstanceLimitExceeded|ResourceLimitExceeded|account-level service limit
+    QUOTA_EXCEEDED|Quota '\S+' exceeded|exceeding approved|QuotaExceeded"""
 
 RULES = (
     # What the API or a controller answers when objects are made.
-    refusal("clock_skew", r"x509: certificate has expired or is not yet valid: current time \S+ is before"
-            r"|RequestTimeTooSkewed|clock skew"),
-    refusal("api_credentials", r"x509: certificate has expired|certificate has expired"),
-    refusal("clock_skew", r"Rewound credential|credential expired|out of sync clocks"),
-    refusal("config_missing", r"(?:serviceaccount|service account|secret|configmap)s? \S+ not found"
-            r"|serviceaccount .{0,80}not found"),
-    refusal("operator_missing", r"no matches for kind|could not find the requested resource"
-            r"|resource mapping not found|ensure CRDs are installed"
-            r"|the server doesn't have a resource type|\(404\).*page not found"),
-    refusal("schema_mismatch", r"strict decoding error|unknown field|conversion webhook .* failed|unable to decode"
-            r"|error validating data"
-            r"|field is immutable|unrecognized type|no kind .* is registered"),
-    refusal("quota", r"exceeded quota|must specify (limits|requests|cpu|memory)\S*|(maximum"
-            r"|minimum) \S+ usage per (Container|Pod)|failed quota"),
-    refusal("admission_denied", r"violates PodSecurity|denied the request|(kyverno|gatekeeper|policy"
-            r"|constraint).{0,200}(denied|blocked|violat|refus)"
-            r"|blocked due to the following policies|ValidatingAdmissionPolicy"
-            r"|unable to validate against any security context constraint"),
-    refusal("api_unreachable", r"failed calling webhook.{0,300}(deadline exceeded|timeout|timed out|refused"
-            r"|no endpoints|EOF)|(?:dial tcp|net/http).{0,200}(?:timeout|refused|no route)"
-            r"|TLS handshake timeout|Unable to connect to the server|etcdserver|the server is currently unable"
-            r"|(?:connection to the server .* was refused)"
-            r"|Unable to contact slurm controller|Socket timed out on send/recv|slurm_load_jobs error"
-            r"|Gateway Time-?out|context deadline exceeded|ServiceUnavailable"
-            r"|read timed out|i/o timeout|http2: client connection lost|connection reset by peer|too many requests"
-            r"|persistent connection|the server was unable to return a response in the time allotted"),
-    refusal("api_credentials", r"Unauthorized|\(401\)|ExpiredToken|token (?:has |is )?expired"
-            r"|the server has asked for the client to provide credentials|InvalidClientTokenId"
-            r"|must be logged in|Invalid account or account/partition|Invalid account|invalid user"
-            r"|security token included in the request is (expired|invalid)|getting credentials: exec"
-            r"|certificate signed by unknown authority|exec plugin|current-context is not set"
-            r"|no configuration has been provided|Protocol authentication error|Invalid authentication credential"
-            r"|not permitted to use this partition|SSO session .* expired|user.{0,40}not in.{0,40}association"
-            r"|AccountNotAllowed"),
-    refusal("api_forbidden", r"is forbidden: User|cannot (create|get|list|watch|delete|patch|update"
-            r"|impersonate) resource|\(403\)|Forbidden|Access/permission denied|not authorized to perform"
-            r"|User .* cannot"),
-    refusal("queue_never", r"Requested node configuration is not available|invalid partition"
-            r"|Requested time limit is invalid|violates accounting/QOS policy|QOSMax\w+"
-            r"|Requested partition configuration"
-            r"|Node count specification invalid|More processors requested than permitted|Invalid qos"
-            r"|Invalid feature|Invalid generic resource|AssocMax\w+|ExceedsMaxQuota|NoMatchingFlavor"
-            r"|couldn't assign flavors.{0,300}(?:> maximum capacity|not available in the ClusterQueue|no matching)"
-            r"|exceeds? (?:the )?max(?:imum)? (?:quota|capacity)|Memory specification can not be satisfied"
-            r"|request > maximum capacity|LocalQueue \S+ doesn't exist|ClusterQueue \S+ (?:doesn't exist|not found"
-            r"|is inactive)"),
+    refusal("clock_skew", r"""
+        x509: certificate has expired or is not yet valid: current time \S+ is before|RequestTimeTooSkewed|clock skew
+        Rewound credential|credential expired|out of sync clocks|not yet valid"""),
+    refusal("api_credentials", r"certificate has expired"),
+    refusal("config_missing", r"""
+        (?:serviceaccount|service account|secret|configmap|TrainingRuntime\S*)s? \S+ (?:was )?not found
+        serviceaccount .{0,80}not found"""),
+    refusal("quota", ACCOUNT_LIMIT),
+    refusal("operator_missing", r"""
+        no matches for kind|could not find the requested resource|resource mapping not found|ensure CRDs are installed
+        the server doesn't have a resource type|\(404\).*page not found|404 page not found|failed to find API group"""),
+    refusal("schema_mismatch", r"""
+        strict decoding error|unknown field|conversion webhook .* failed|unable to decode|error validating data
+        field is immutable|unrecognized type|no kind .* is registered|json: cannot unmarshal|unsupported API version
+        does not match the expected API version"""),
+    refusal("quota", r"""
+        exceeded quota|must specify (?:limits|requests|cpu|memory)|(?:maximum|minimum) \S+ usage per (?:Container|Pod)
+        failed quota|LimitRange|insufficient quota to match these scopes"""),
+    refusal("api_unreachable", r"""
+        failed calling webhook.{0,300}(?:deadline exceeded|timeout|timed out|refused|no endpoints|EOF|no route|x509)
+        """),
+    refusal("admission_denied", r"""
+        violates PodSecurity|denied the request|blocked due to the following policies|ValidatingAdmissionPolicy
+        (?:kyverno|gatekeeper|policy|constraint).{0,200}(?:denied|blocked|violat|refus)|PodSecurityPolicy
+        unable to validate against any security context constraint|unable to admit pod"""),
+    refusal("api_unreachable", r"""
+        (?:dial tcp|net/http).{0,200}(?:timeout|refused|no route|no such host)|TLS handshake timeout|etcdserver
+        Unable to connect to the server|the server is currently unable|connection to the server .* was refused
+        Unable to contact slurm controller|Socket timed out on send/recv|slurm_load_jobs error|Gateway Time-?out
+        context deadline exceeded|ServiceUnavailable|read timed out|i/o timeout|http2: client connection lost
+        connection reset by peer|too many requests|persistent connection|unable to return a response in the time
+        Client\.Timeout exceeded|Zero Bytes were transmitted|Unable to establish connection to slurm
+        slurmdbd.{0,60}down|Communication connection failure|unexpected EOF|Slurm temporarily unable to accept job"""),
+    refusal("api_credentials", r"""
+        Unauthorized|\(401\)|ExpiredToken|token (?:has |is )?expired|asked for the client to provide credentials
+        InvalidClientTokenId|must be logged in|Invalid account|invalid user|getting credentials: exec|exec plugin
+        security token included in the request is (?:expired|invalid)|certificate signed by unknown authority
+        current-context is not set|no configuration has been provided|Protocol authentication error
+        Invalid authentication credential|not permitted to use this partition|SSO session .* expired
+        user.{0,40}not in.{0,40}association|AccountNotAllowed|Unable to locate credentials|Invalid user id"""),
+    refusal("api_forbidden", r"""
+        is forbidden: User|cannot (?:create|get|list|watch|delete|patch|update|impersonate) resource|\(403\)
+        Access/permission denied|not authorized to perform|User .* cannot|AccessDeniedException|Forbidden"""),
+    refusal("cloud_capacity", NO_MACHINES),
+    refusal("queue_never", r"""
+        Requested node configuration is not available|invalid partition|Requested time limit is invalid|Invalid qos
+        violates accounting/QOS policy|QOSMax\w+|Requested partition configuration|Node count specification invalid
+        More processors requested than permitted|Invalid feature|Invalid generic resource|AssocMax\w+|ExceedsMaxQuota
+        NoMatchingFlavor|exceeds? (?:the )?max(?:imum)? (?:quota|capacity)|Memory specification can not be satisfied
+        > maximum capacity|(?:Local|Cluster)Queue \S+ (?:doesn't exist|not found|is inactive)|Invalid constraint
+        resource \S+ unavailable in ClusterQueue|(?:untolerated taint|doesn't match node affinity).{0,80}flavor
+        flavor .{0,80}(?:untolerated taint|doesn't match node affinity|not found)|doesn't match ClusterQueue selector
+        couldn't assign flavors.{0,300}(?:not available in the ClusterQueue|no matching)|Invalid reservation
+        Requested reservation is invalid|requests exceed limits|Node count .{0,40}exceed|does not support Topology
+        Requested GRES|Unable to satisfy|CPU count per node can not be satisfied|limit exceeds partition"""),
     refusal("volume_unbound", r"persistentvolumeclaim \S+ not found"),
-    refusal("user_arguments", r"does not look like a batch script|Invalid directive|no PriorityClass with name"
-            r"|Batch script contains DOS line breaks|does not start with #!|unrecognized option"
-            r"|Invalid numeric value|Unable to open file|invalid option|Batch job submission failed: I/O error writing"
-            r"|(?:metadata\.name|spec\.\S+): (?:Invalid value|Required value|Unsupported value)|is invalid: "
-            r"|error parsing \S+: |error converting YAML"),
-    refusal("cloud_capacity", r"InsufficientInstanceCapacity|do not have sufficient capacity"
-            r"|ZONE_RESOURCE_POOL_EXHAUSTED|InsufficientHostCapacity|SkuNotAvailable|UnfulfillableCapacity"
-            r"|MaxSpotInstanceCountExceeded"
-            r"|insufficient capacity|AllocationFailed|stockout"),
-    refusal("queue_wait", r"couldn't assign flavors|insufficient unused quota|waiting for quota|QuotaReserved"
-            r"|WaitingForQuota|TopologyPlacementFailed|Pending in queue|not enough resources|minMember"
-            r"|Waiting for (?:all )?pods"
-            r"|is not ready|Suspended by|JobSuspended|gated", confidence=0.75),
+    refusal("user_arguments", r"""
+        does not look like a batch script|Invalid directive|no PriorityClass with name|is invalid: |invalid option
+        Batch script contains DOS line breaks|does not start with #!|This does not look like|unrecognized option
+        Invalid numeric value|Unable to open file|submission failed: I/O error writing|Invalid job array specification
+        (?:metadata\.name|spec\.\S+): (?:Invalid value|Required value|Unsupported value|Duplicate value|Forbidden)
+        error parsing \S+: |error converting YAML|the path \S+ does not exist|Invalid dependency|Invalid --\w+"""),
+    refusal("job_held", r"""
+        workload is deactivated(?! due)|^Deactivated\b|ClusterQueueStopped|LocalQueueStopped|is stopped""",
+            confidence=0.7),
+    refusal("queue_wait", r"""
+        couldn't assign flavors|insufficient unused quota|waiting for quota|QuotaReserved|WaitingForQuota
+        TopologyPlacementFailed|Pending in queue|not enough resources|minMember|Waiting for (?:all )?pods|is not ready
+        Suspended by|JobSuspended|gated|in gang unschedulable|queue resource quota insufficient|PendingEvaluation
+        WaitingForPreempted|Waiting for admission|Admission check|pod group is not ready""", confidence=0.75),
+    line("queue_never", r"""
+        srun: error: Unable to (?:create step|allocate resources).{0,80}(?:Requested node conf|Invalid|More processors)
+        srun: error: Unable to (?:create step|allocate resources).{0,80}Memory required by task is not available"""),
+    line("cloud_capacity", r"""
+        (?:ERROR: )?.{0,80}(?:ZONE_RESOURCE_POOL_EXHAUSTED|enough resources available to fulfill)"""),
     # Events and waiting reasons of pods that have no node yet; FailedScheduling itself is taken apart below.
-    start("cloud_capacity", r"FailedScaleUp|NotTriggerScaleUp|InsufficientCapacityError|FailedScheduling|Failed\w*"
-            r"|LaunchFailed|NodeClaim\w*",
-          r"InsufficientInstanceCapacity|sufficient capacity|insufficient capacity|ZONE_RESOURCE_POOL_EXHAUSTED"
-          r"|stockout|UnfulfillableCapacity|out of resource|SkuNotAvailable|GCE_STOCKOUT"),
-    start("queue_wait", r"SchedulingGated|Suspended|Pending|NotInqueue"
-            r"|Unschedulable", r"gate|queue|quota|pod ?group|minMember|gang", confidence=0.8),
+    start("quota", None, ACCOUNT_LIMIT),
+    start("cloud_capacity", r"""
+        FailedScaleUp|NotTriggerScaleUp|InsufficientCapacityError|FailedScheduling|Failed\w*|LaunchFailed|NodeClaim\w*
+        Launched|Registered|TerminatingOnError""", NO_MACHINES, confidence=0.95),
+    start("queue_wait", r"SchedulingGated|Suspended|Pending|NotInqueue|Unschedulable|PodGroupPending", r"""
+        gate|queue|quota|pod ?group|minMember|gang|minAvailable""", confidence=0.8),
     # Slurm's reasons of jobs that wait.
-    slurm("job_held", r"PENDING.*|CONFIGURING.*|REQUEUE_HOLD.*"
-            r"|SPECIAL_EXIT.*", r"JobHeld|DependencyNeverSatisfied|JobHoldMaxRequeue|requeued held|held state"),
-    slurm("api_credentials", r"PENDING.*|FAILED.*", r"InvalidAccount|AccountNotAllowed"
-            r"|Account.{0,20}not (?:permitted|allowed)|not permitted to use this partition|UserNotAllowed"),
-    slurm("queue_never", r"PENDING.*|FAILED.*", r"PartitionNodeLimit|PartitionTimeLimit|PartitionInactive"
-            r"|PartitionConfig|BadConstraints|InvalidQOS|QOSNotAllowed|\w+PerJob(?:Limit)?\b|WallDuration"
-          r"|ReservationDeleted|Max(?:Node|CPU|GRES|TRES|Mem)\w*PerJob|MaxMemPerLimit|QOSJobLimit|QOSMinGRES"
-          r"|QOSUsageThreshold|QOSMinCpu"),
-    slurm("user_arguments", r"FAILED.*", r"RaisedSignal:53\b", confidence=0.6),
-    slurm("queue_wait", r"PENDING.*|CONFIGURING.*|SUSPENDED.*", None, confidence=0.85),
+    slurm("job_held", r"PENDING|CONFIGURING|REQUEUE_HOLD|SPECIAL_EXIT|SUSPENDED", r"""
+        JobHeld|DependencyNeverSatisfied|JobHoldMaxRequeue|requeued held|held state|launch failed requeued"""),
+    slurm("job_held", r"REQUEUE_HOLD|SPECIAL_EXIT", confidence=0.8),
+    slurm("api_credentials", r"PENDING|FAILED", r"""
+        InvalidAccount|AccountNotAllowed|Account.{0,20}not (?:permitted|allowed)|not permitted to use this partition
+        UserNotAllowed|InvalidAssoc"""),
+    slurm("queue_never", r"PENDING|FAILED", r"""
+        PartitionNodeLimit|PartitionTimeLimit|PartitionInactive|PartitionConfig|BadConstraints|InvalidQOS
+        QOSNotAllowed|\w+PerJob(?:Limit)?\b|WallDuration|ReservationDeleted|Max(?:Node|CPU|GRES|TRES|Mem)\w*PerJob
+        MaxMemPerLimit|QOSJobLimit|QOSMin\w+|QOSUsageThreshold|\w+PerNode\b|NodeCountTooHigh|AssociationTimeLimit
+        AssociationResourceLimit"""),
+    slurm("node_lost", r"PENDING", r"""
+        Nodes? required for job are DOWN|ReqNodeNotAvail,? ?UnavailableNodes""", confidence=0.6),
+    slurm("user_arguments", r"FAILED", r"RaisedSignal:53\b", confidence=0.6),
+    slurm("queue_wait", r"PENDING|CONFIGURING|SUSPENDED", confidence=0.85),
 )  # fmt: skip
 
 NOISE_TAINTS = re.compile(r"node-role\.kubernetes\.io|control-plane|node\.cloudprovider\.kubernetes\.io/uninitialized")
 GPU_NAME = re.compile(r"(?:nvidia\.com|amd\.com|gpu\.intel\.com)/(?:gpu|mig)\S*")
 PARTS = (
     ("volume_unbound", r"unbound immediate PersistentVolumeClaim|persistentvolumeclaim \S+ (?:not found"
-            r"|is being deleted)|volume node affinity conflict|exceed max volume count|bound to non-existent"),
-    ("gpu", r"Insufficient (?:nvidia\.com|amd\.com)/\S+"),
+            r"|is being deleted)|volume node affinity conflict|exceed max volume count|bound to non-existent"
+            r"|find available persistent volumes to bind"),
+    ("port_in_use", r"didn't have free ports"),
+    ("gpu", r"Insufficient (?:nvidia\.com|amd\.com|habana\.ai|aws\.amazon\.com/neuron)\S*|cannot allocate all claims"),
     ("efa_unavailable", r"Insufficient vpc\.amazonaws\.com/efa|Insufficient (?:rdma|hca)\S*|Insufficient \S*(?:rdma"
             r"|infiniband|mellanox)\S*"),
-    ("cpu_memory_request", r"Insufficient (?:cpu|memory|ephemeral-storage|hugepages\S*)"),
+    ("cpu_memory_request", r"Insufficient (?:cpu|memory|ephemeral-storage|hugepages\S*)"
+            r"|no instance type.{0,40}resources"),
     ("pod_limit", r"Too many pods"),
     ("node_affinity", r"didn't match (?:Pod's )?(?:node )?(?:affinity|selector|node selector)"
             r"|didn't match PersistentVolume's node affinity|didn't match pod (?:anti-)?affinity"
-            r"|didn't satisfy existing pods anti-affinity|topology spread"),
-    ("taint", r"untolerated taint|had taint"),
+            r"|didn't satisfy existing pods anti-affinity|topology spread|incompatible requirements"
+            r"|does not have known values"),
+    ("taint", r"untolerated taint|had taint|did not tolerate"),
     ("node_lost", r"were unschedulable|node\(s\) (?:were )?not ready"),
 )  # fmt: skip
 
@@ -152,7 +186,7 @@ def explain_unschedulable(message: str, facts: Facts) -> tuple[str, float] | Non
             return "node_affinity", 0.75
         return "gpu_unavailable", 0.9 if not others else 0.75
     # what remains: reasons of single nodes, of which a shortage says more than a label or taint of the rest
-    order = ("efa_unavailable", "cpu_memory_request", "pod_limit")
+    order = ("port_in_use", "efa_unavailable", "cpu_memory_request", "pod_limit")
     for name in order:
         if name in reasons:
             return name, 0.9 if len(reasons) == 1 else 0.75

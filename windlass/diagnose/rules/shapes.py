@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Where = Literal[
-    "raised",  # the exception that ended the root rank: its type and message
+    "raised",  # the exception that ended a rank: its type and message
     "line",  # a line that a dying process or its launcher wrote, from its beginning
     "near",  # a line shortly before a failure that says little itself
     "refusal",  # the answer to a submission, of a controller's attempt to create pods, or a condition of the job
@@ -19,24 +19,20 @@ Where = Literal[
     "slurm",  # a state and reason of Slurm
 ]
 
-# How much a statement weighs as the root: what fails by itself goes before what fails because others did.
-OWN, SOFT, WEAK, ECHO = 30, 20, 15, 5
-
 
 @dataclass(frozen=True)
 class Rule:
     name: str  # the class
     where: Where
-    head: re.Pattern[str] | None  # of the exception's type, the event's or container's reason, Slurm's state
-    body: re.Pattern[str] | None  # of the message; searched, so `^` where it must begin so
+    head: re.Pattern[str] | None  # the exception's type, the event's or container's reason, Slurm's state: all of it
+    body: re.Pattern[str] | None  # the message: any part of it, so `^` where it must begin so
     confidence: float = 0.9
-    strength: int = OWN
     test: Callable[[str], bool] | None = None  # over the message, where words alone do not decide
-    frames: re.Pattern[str] | None = None  # of the files and code of an exception's traceback
+    frames: re.Pattern[str] | None = None  # the files and code of an exception's traceback
     of: frozenset[str] = frozenset()  # for `near`: the classes that it makes more precise
 
     def matches(self, head: str, body: str, frames: str = "") -> bool:
-        if self.head is not None and not self.head.fullmatch(head):
+        if self.head is not None and not (self.head.fullmatch(head) or self.head.fullmatch(head.rpartition(".")[2])):
             return False
         if self.body is not None and not self.body.search(body):
             return False
@@ -45,8 +41,12 @@ class Rule:
         return self.test is None or self.test(body)
 
 
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
-    return re.compile(pattern, re.IGNORECASE | re.DOTALL) if pattern else None
+def words(pattern: str | None, *, at_begin: bool = False, flags: int = re.IGNORECASE) -> re.Pattern[str] | None:
+    """A pattern; each of its lines holds alternatives."""
+    if pattern is None:
+        return None
+    lines = "|".join(line.strip() if "\n" in pattern else line for line in pattern.splitlines() if line.strip())
+    return re.compile(rf"^(?:{lines})" if at_begin else lines, flags | re.DOTALL)
 
 
 def raised(
@@ -55,42 +55,41 @@ def raised(
     message: str | None = None,
     *,
     confidence: float = 0.9,
-    strength: int = OWN,
     test: Callable[[str], bool] | None = None,
     frames: str | None = None,
 ) -> Rule:
-    head = re.compile(types) if types else None
-    return Rule(name, "raised", head, _compiled(message), confidence, strength, test, _compiled(frames))
+    """`types` is matched with the whole name of the exception's type, or its last part."""
+    return Rule(name, "raised", words(types, flags=0), words(message), confidence, test, words(frames))
 
 
-def line(name: str, pattern: str, *, confidence: float = 0.85, strength: int = OWN) -> Rule:
+def line(name: str, pattern: str, *, confidence: float = 0.85) -> Rule:
     """`pattern` is matched from the beginning of the line's message: a phrase inside a sentence does not count."""
-    return Rule(name, "line", None, _compiled(rf"^(?:{pattern})"), confidence, strength)
+    return Rule(name, "line", None, words(pattern, at_begin=True), confidence)
 
 
 def near(name: str, of: str, pattern: str, *, confidence: float = 0.8) -> Rule:
-    return Rule(name, "near", None, _compiled(pattern), confidence, of=frozenset(of.split()))
+    return Rule(name, "near", None, words(pattern), confidence, of=frozenset(of.split()))
 
 
 def refusal(name: str, pattern: str, *, confidence: float = 0.9) -> Rule:
-    return Rule(name, "refusal", None, _compiled(pattern), confidence)
+    return Rule(name, "refusal", None, words(pattern), confidence)
 
 
 def pull(name: str, pattern: str | None, *, reasons: str | None = None, confidence: float = 0.9) -> Rule:
-    return Rule(name, "pull", _compiled(reasons), _compiled(pattern), confidence)
+    return Rule(name, "pull", words(reasons), words(pattern), confidence)
 
 
-def start(name: str, reasons: str, pattern: str | None = None, *, confidence: float = 0.9) -> Rule:
-    return Rule(name, "start", _compiled(reasons), _compiled(pattern), confidence)
+def start(name: str, reasons: str | None, pattern: str | None = None, *, confidence: float = 0.9) -> Rule:
+    return Rule(name, "start", words(reasons), words(pattern), confidence)
 
 
-def ended(name: str, reasons: str, pattern: str | None = None, *, confidence: float = 0.9) -> Rule:
-    return Rule(name, "ended", _compiled(reasons), _compiled(pattern), confidence)
+def ended(name: str, reasons: str | None, pattern: str | None = None, *, confidence: float = 0.9) -> Rule:
+    return Rule(name, "ended", words(reasons), words(pattern), confidence)
 
 
 def node(name: str, pattern: str, *, confidence: float = 0.85) -> Rule:
-    return Rule(name, "node", None, _compiled(pattern), confidence)
+    return Rule(name, "node", None, words(pattern), confidence)
 
 
 def slurm(name: str, states: str, reasons: str | None = None, *, confidence: float = 0.9) -> Rule:
-    return Rule(name, "slurm", _compiled(states), _compiled(reasons), confidence)
+    return Rule(name, "slurm", words(rf"(?:{states}).*"), words(reasons), confidence)

@@ -17,7 +17,7 @@ from windlass.checkpoint import Checkpoint
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
-from windlass.targets.kubernetes import checks, lookup, submission
+from windlass.targets.kubernetes import checks, collecting, lookup, submission
 from windlass.targets.kubernetes.api import discovery
 from windlass.targets.kubernetes.api.errors import RefusedError, in_words, lost
 from windlass.targets.kubernetes.api.execution import interactively
@@ -310,6 +310,14 @@ class KubernetesTarget:
     def cluster(self, job: JobRef) -> tuple[Api, ClusterJob]:
         cluster_job = self._must_have(job)
         return self._api_of(cluster_job), cluster_job
+
+    def collect(self, job: JobRef) -> dict[str, Any]:
+        for _ in self.logs(job, rank=None, follow=False):
+            break  # the first line comes after all of them were archived in the run folder
+        return collecting.collect(*self.cluster(job))
+
+    def collect_named(self, kind: str, name: str, place: str | None, namespace: str | None) -> dict[str, Any]:
+        return collecting.collect_named(self.connect(place, namespace), kind, name)
 
     def connect(self, context: str | None, namespace: str | None = None) -> Api:
         if (context, namespace) not in self._apis:

@@ -1,56 +1,159 @@
-"""The facts about a job that its cluster has now, for `windlass why`: objects as the API returns them."""
+"""The facts about a job that its cluster has now, for `windlass why`: objects as the API returns them, and logs.
+
+A job that windlass did not launch is found by its kind and name; what this user may not read is left out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from windlass.errors import UserError
+from windlass.targets.kubernetes.api.discovery import kueue_version
 from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
+from windlass.targets.kubernetes.watch.waiting import WORKLOAD_OF
 
 MOST_NODES = 200  # that are asked for one by one
+MOST_PODS_WITH_LOGS = 64
+LAST_LINES = 2000
+# By the word that a user types: the API group and the plural of the kind.
+KINDS = {
+    "pytorchjob": ("kubeflow.org", "pytorchjobs"),
+    "mpijob": ("kubeflow.org", "mpijobs"),
+    "trainjob": ("trainer.kubeflow.org", "trainjobs"),
+    "jobset": ("jobset.x-k8s.io", "jobsets"),
+    "job": ("batch", "jobs"),
+    "rayjob": ("ray.io", "rayjobs"),
+    "vcjob": ("batch.volcano.sh", "jobs"),
+    "hyperpodpytorchjob": ("sagemaker.amazonaws.com", "hyperpodpytorchjobs"),
+}
 
 
 def collect(api: Api, job: ClusterJob) -> dict[str, Any]:
-    """The job, its pods, their nodes and events. What this user may not read is left out."""
-    pods = _readable(lambda: list(api.items(job.pods_path, labelSelector=job.layout.selector)))
-    names = sorted({str((pod.get("spec") or {}).get("nodeName") or "") for pod in pods} - {""})
-    nodes = [node for name in names[:MOST_NODES] for node in _readable(lambda name=name: _found(api, name))]
-    if not names:  # nothing is scheduled: what the nodes offer says why
-        nodes = _readable(lambda: list(api.items("/api/v1/nodes")))
+    """What the cluster knows about a run of windlass; its logs are archived elsewhere."""
+    pods = _readable(lambda: api.items(job.pods_path, labelSelector=job.layout.selector))
+    found = next(iter(_readable(lambda: [api.find(job.path) or {}])), {})
+    return _facts(api, job.namespace, found, pods, job.object_name)
+
+
+def collect_named(api: Api, kind: str, name: str) -> dict[str, Any]:
+    """What the cluster knows about a pod or a job that anybody launched, and what its pods printed."""
+    namespace = api.access.namespace
+    pods_path = object_path("v1", "pods", namespace)
+    if kind in ("pod", "pods", "po"):
+        pod = api.find(f"{pods_path}/{name}")
+        if pod is None:
+            raise _missing(kind, name, namespace)
+        facts = _facts(api, namespace, {}, [pod], name)
+    else:
+        job = api.find(f"{_path_of(api, kind, namespace)}/{name}")
+        if job is None:
+            raise _missing(kind, name, namespace)
+        pods = [pod for pod in _readable(lambda: api.items(pods_path)) if _belongs(pod, job, name)]
+        facts = _facts(api, namespace, job, pods, name)
+    return {**facts, "target": "kubernetes", "logs": dict(_logs(api, facts["pods"]))}
+
+
+def _facts(api: Api, namespace: str, job: Object, pods: Sequence[Object], name: str) -> dict[str, Any]:
+    node_names = sorted({str((pod.get("spec") or {}).get("nodeName") or "") for pod in pods} - {""})
+    nodes = [node for node in node_names[:MOST_NODES] for node in _readable(lambda node=node: _node(api, node))]
+    if not node_names:  # nothing is scheduled: what the nodes offer says why
+        nodes = _readable(lambda: api.items("/api/v1/nodes"))
+    claims = {
+        str((volume.get("persistentVolumeClaim") or {}).get("claimName"))
+        for pod in pods
+        for volume in (pod.get("spec") or {}).get("volumes") or ()
+    }
+    events = _readable(lambda: api.items(object_path("v1", "events", namespace)))
+    if node_names:  # events of nodes are kept in another namespace
+        events += _readable(lambda: api.items("/api/v1/events", fieldSelector="involvedObject.kind=Node"))
+
+    def is_about(event: Object) -> bool:
+        about = event.get("involvedObject") or {}
+        named = str(about.get("name") or "")
+        if about.get("kind") == "Node":
+            return named in node_names
+        return named == name or named.startswith(f"{name}-") or named in claims
+
     return {
-        "job": next(iter(_readable(lambda: [api.find(job.path) or {}])), {}),
-        "pods": pods,
+        "job": job,
+        "pods": list(pods),
         "nodes": nodes,
-        "events": _readable(lambda: _events(api, job)),
-        "workload": _workloads(api, job),
+        "events": [event for event in events if is_about(event)],
+        "workload": _workloads(api, namespace, str((job.get("metadata") or {}).get("uid") or "")),
     }
 
 
-def _events(api: Api, job: ClusterJob) -> list[Object]:
-    """What the cluster remembers about the job's objects, all of which are named after it."""
-    events = api.items(object_path("v1", "events", job.namespace))
-    return [event for event in events if job.names(str((event.get("involvedObject") or {}).get("name") or ""))]
+def _path_of(api: Api, kind: str, namespace: str) -> str:
+    """The path of a kind's objects, in the version that the cluster prefers."""
+    known = KINDS.get(kind.lower().removesuffix("s")) or KINDS.get(kind.lower())
+    if known is None:
+        raise UserError(f"{kind} is no kind that windlass knows", fix=f"one of pod, {', '.join(KINDS)}: KIND/NAME")
+    group, plural = known
+    served = api.find(f"/apis/{group}")
+    if served is None:
+        raise UserError(
+            f"this cluster does not serve {plural}.{group}", fix="kubectl api-resources lists what it serves"
+        )
+    version = str((served.get("preferredVersion") or {}).get("groupVersion") or f"{group}/v1")
+    return object_path(version, plural, namespace)
 
 
-def _found(api: Api, name: str) -> list[Object]:
+def _belongs(pod: Object, job: Object, name: str) -> bool:
+    """Whether a pod is the job's: by its owner, or by a label that operators put on what they make for it."""
+    metadata = pod.get("metadata") or {}
+    uid = (job.get("metadata") or {}).get("uid")
+    is_owned = any(owner.get("uid") == uid for owner in metadata.get("ownerReferences") or ()) if uid else False
+    ray_cluster = (job.get("status") or {}).get("rayClusterName")
+    labels = {str(label) for key, label in (metadata.get("labels") or {}).items() if "name" in key or "cluster" in key}
+    return is_owned or name in labels or (ray_cluster is not None and ray_cluster in labels)
+
+
+def _logs(api: Api, pods: Sequence[Object]) -> Iterator[tuple[str, str]]:
+    """The last lines of every container that has run, and of the one before it where it was restarted."""
+    for pod in pods[:MOST_PODS_WITH_LOGS]:
+        metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+        path = object_path("v1", "pods", str(metadata.get("namespace")), str(metadata.get("name"))) + "/log"
+        containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+        for container in containers:
+            name = (
+                str(metadata.get("name")) if len(containers) == 1 else f"{metadata.get('name')}.{container.get('name')}"
+            )
+            if "waiting" not in (container.get("state") or {}):
+                yield name, _log(api, path, container)
+            if container.get("lastState"):
+                yield f"{name}-previous", _log(api, path, container, previous="true")
+
+
+def _log(api: Api, path: str, container: Mapping[str, Any], **more: str) -> str:
+    params = {"container": str(container.get("name")), "tailLines": str(LAST_LINES), "timestamps": "true", **more}
+    return b"\n".join(_readable(lambda: api.lines(path, params))).decode("utf-8", "replace")
+
+
+def _node(api: Api, name: str) -> list[Object]:
     node = api.find(object_path("v1", "nodes", None, name))
     return [node] if node else []
 
 
-def _workloads(api: Api, job: ClusterJob) -> list[Object]:
-    from windlass.targets.kubernetes.api.discovery import kueue_version
-    from windlass.targets.kubernetes.watch.waiting import WORKLOAD_OF
-
-    version = next(iter(_readable(lambda: [kueue_version(api)])), None)
+def _workloads(api: Api, namespace: str, uid: str) -> list[Object]:
+    version = next(iter(_readable(lambda: [kueue_version(api)])), None) if uid else None
     if not version:
         return []
-    path = object_path(version, "workloads", job.namespace)
-    return _readable(lambda: list(api.items(path, labelSelector=f"{WORKLOAD_OF}={job.uid}")))
+    path = object_path(version, "workloads", namespace)
+    return _readable(lambda: api.items(path, labelSelector=f"{WORKLOAD_OF}={uid}"))
 
 
-def _readable(ask: Any) -> list[Any]:
+def _readable(ask: Callable[[], Any]) -> list[Any]:
     try:
         return list(ask())
     except RefusedError:
         return []
+
+
+def _missing(kind: str, name: str, namespace: str) -> UserError:
+    return UserError(
+        f"there is no {kind} {name} in the namespace {namespace}",
+        fix=f"kubectl get {kind} --all-namespaces, then windlass why {kind}/{name} -n NAMESPACE",
+    )

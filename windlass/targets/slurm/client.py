@@ -24,8 +24,9 @@ from windlass.targets.launch.progress import recorded_end
 from windlass.targets.launch.supervision import LOCK_FILE, is_running
 from windlass.targets.launch.torchrun import Place
 from windlass.targets.protocol import JobRef, JobStatus, LogLine, with_ranks
-from windlass.targets.slurm import checks, queue, render, state
+from windlass.targets.slurm import checks, collecting, queue, render, state
 from windlass.targets.slurm.commands import Commands, SilentError, ignored_options
+from windlass.targets.slurm.queue import JOB_NUMBER
 from windlass.targets.slurm.render import SlurmRequest
 
 SCRIPT_FILE = "job.sbatch"
@@ -232,6 +233,17 @@ class SlurmTarget:
     def list(self) -> list[JobRef]:
         found = sorted(runs_root().glob(f"*/{state.JOB_FILE}"))
         return [JobRef("slurm", path.parent.name, RunFolder(path.parent)) for path in found]
+
+    def collect(self, job: JobRef) -> dict[str, Any]:
+        submitted = state.SubmittedJob.of(job.folder)
+        if submitted is None or submitted.number is None:
+            return {}
+        return collecting.collect(Commands(submitted.host), submitted.number)
+
+    def collect_named(self, kind: str, name: str, place: str | None, namespace: str | None) -> dict[str, Any]:
+        if kind != "job" or not JOB_NUMBER.fullmatch(name):
+            raise UserError(f"{kind}/{name} is no job of Slurm", fix="windlass why job/NUMBER")
+        return collecting.collect_named(Commands(place), name)
 
     def _ask(self, job: state.SubmittedJob) -> queue.QueuedJob | None:
         """What Slurm says of a job. While it is silent it is not asked for every job, or `ls` would take minutes."""
