@@ -1,6 +1,8 @@
 """Three planted faults in a row: the run finishes by itself, also when its client is killed in between."""
 
 import contextlib
+import json
+import time
 
 import pytest
 import yaml
@@ -61,3 +63,19 @@ def test_three_faults_in_a_row(bench, kills):
     assert [one["class"] for one in events(folder, "retry")] == ["cpu_memory_request"], "one decision, taken once"
     assert len(events(folder, "submitted")) == 2
     assert sorted(losses(folder)) == list(range(1, STEPS + 1))
+
+
+def test_a_user_error_is_on_the_screen_at_once_and_not_tried_again(bench):
+    code = bench.folder / "code"
+    code.mkdir()
+    (code / "transformers.py").write_text("import no_such_module\n")
+    asked = ("resources.nodes=1", "train.global_batch=2", "target.kubernetes.job=job", f"target.kubernetes.code={code}")
+    answer = bench.windlass("run", bench.file, "name=wrong", *asked)
+    ended = time.time()
+    assert answer.returncode == 1, answer
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in answer.stderr
+    assert 'transformers.py", line 1, in <module>' in answer.stderr
+    folder = bench.run_folder("wrong")
+    assert ended - json.loads(folder.rank_error(0).read_text())["time"] < 10
+    assert [one["event"] for one in events(folder, "launched", "retry", "restart")] == ["launched"]
+    assert events(folder, "gave-up")[0]["class"] == "user_import"
