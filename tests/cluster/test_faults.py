@@ -83,11 +83,12 @@ def here(node: Node) -> dict[str, Any]:
 # In the order of how much a wrong answer would harm; every `make test` plants the first, a campaign all of them.
 FAULTS = {
     "crash of user code on one rank": Fault("user_code", "KeyError: 'my_column'", nodes=2, code=ON_ONE_RANK),
-    "OOMKilled": Fault("host_oom", "OOMKilled", {"memory": "60Mi"}),
     "missing secret": Fault("config_missing", 'secret "nope" not found', secret="nope"),
     "CPU": Fault("cpu_memory_request", "Insufficient cpu", {"cpu": "100"}),
     "wrong tag": Fault("image_missing", "not found", {"image": f"{OPEN}/llm:nope", **here(CALM)}),
+    "exit 137": Fault("unknown", "exit code 137", shell="sh -c 'kill -9 $$'; exit $?"),
     "denied by the registry": Fault("image_auth", "authorization failed", {"image": f"{LOCKED}/llm:1", **here(CALM)}),
+    "OOMKilled": Fault("host_oom", "OOMKilled", {"memory": "60Mi"}),
     "GPU": Fault("gpu_unavailable", "Insufficient nvidia.com/gpu", TOLERATES, limits={GPU: "64"}),
     "EFA": Fault("efa_unavailable", "vpc.amazonaws.com/efa", limits={"vpc.amazonaws.com/efa": "4"}),
     "taint": Fault("taint", "untolerated taint", limits={GPU: "1"}),  # the only node that has one
@@ -96,8 +97,7 @@ FAULTS = {
     "unbound claim": Fault("volume_unbound", "unbound", volume={"persistentVolumeClaim": {"claimName": "unbound"}}),
     "quota": Fault("quota", "exceeded quota", nodes=3),
     "PodSecurity": Fault("admission_denied", "violates PodSecurity", shell="sleep 600", after=label_namespace),
-    "exit 137": Fault("unknown", "exit code 137", shell="kill -9 $$"),
-    "exit 143": Fault("unknown", "exit code 143", shell="kill -15 $$; sleep 5; exit 143"),
+    "exit 143": Fault("unknown", "exit code 143", shell="sh -c 'kill -15 $$'; exit $?"),
     "DNS": Fault("dns", "nope.default.svc", shell=TORCHRUN.format(
         rank=1, backend="static", more="--master-addr=nope.default.svc --master-port=29400 --rdzv-conf=timeout=5")),
     "rendezvous time-out": Fault("rendezvous", "Rendezvous", shell=TORCHRUN.format(

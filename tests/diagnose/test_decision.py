@@ -74,6 +74,9 @@ def test_backoff_doubles_and_sick_nodes_are_excluded():
     [
         ("gpu_unavailable", 1e6, "wait"),
         ("queue_wait", 1e6, "wait"),
+        ("quota", 1e6, "wait"),
+        ("job_held", 1e6, "wait"),
+        ("cpu_memory_request", 1e6, "wait"),  # by nodes in use: where none could ever take it there is a remedy
         ("config_missing", 10.0, "wait"),
         ("config_missing", 700.0, "give_up"),
         ("image_missing", 700.0, "give_up"),

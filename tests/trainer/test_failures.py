@@ -124,3 +124,21 @@ def test_a_broken_gpu_is_named_with_its_node(tmp_path: Path, monkeypatch: pytest
 
 def test_a_full_gpu_says_what_to_change(tmp_path: Path) -> None:
     assert "train.micro_batch" in left_by(GIVEN_UP[1], tmp_path)["fix"]
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (UserError("a checkpoint could not be written", evidence="rank 0: [Errno 28] No space left"), "disk_full"),
+        (
+            UserError("a checkpoint could not be written", evidence="rank 0: [Errno 5] Input/output error"),
+            "file_system",
+        ),
+        (UserError("the model cannot be built", evidence="no such preset"), "user_arguments"),
+        (OSError(116, "Stale file handle"), "file_system"),
+        (RuntimeError("something else"), "user_code"),
+        (ModuleNotFoundError("No module named 'mine'"), "user_import"),
+    ],
+)
+def test_the_class_that_a_rank_writes_down(error: BaseException, name: str, tmp_path: Path) -> None:
+    assert left_by(error, tmp_path)["class"] == name

@@ -29,6 +29,8 @@ NEEDS_EDIT = frozenset(("cpu_memory_request", "efa_unavailable", "node_affinity"
 OF_A_NODE = frozenset(
     ("cuda_oom_other_process", "file_system", "gpu_hardware", "gpu_runtime", "node_lost", "straggler")
 )
+# Room that others may make, and holds that somebody else lifts: a job in a queue costs nothing.
+MAY_PASS = frozenset(("cpu_memory_request", "job_held", "quota"))
 SURE = 0.5  # below it a verdict is a guess
 
 
@@ -110,7 +112,8 @@ def decide(
         if used >= policy.edits:
             return Decision("give_up", name, f"{why}; given up after {_count(used, 'edit')} of the run", left=0)
         return Decision("retry_edited", name, f"{why}; {remedy.why}", remedy.edit, left=policy.edits - used - 1)
-    if waited is not None and (verdict.retry == "wait" or verdict.confidence < SURE or waited < policy.patience):
+    may_pass = verdict.retry == "wait" or name in MAY_PASS or verdict.confidence < SURE
+    if waited is not None and (may_pass or waited < policy.patience):
         return Decision("wait", name, why)
     is_guess = verdict.confidence < SURE
     if is_guess:  # killed by nobody knows whom; but what may be the program's own fault is not tried again

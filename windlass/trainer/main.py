@@ -153,7 +153,7 @@ def report_error(folder: RunFolder | None, rank: int, error: BaseException, *, r
     if folder is None or not folder.logs.is_dir():
         return
     content: dict[str, Any] = (
-        error.as_dict()
+        {**error.as_dict(), "class": class_of(error)}
         if isinstance(error, UserError)
         else {**described(error), "exit_code": int(ExitCode.RETRY if retry else ExitCode.FAILED)}
     )
@@ -162,6 +162,7 @@ def report_error(folder: RunFolder | None, rank: int, error: BaseException, *, r
         "host": socket.gethostname(),
         "attempt": attempt_number(),
         "time": round(time.time(), 3),
+        "type": type(error).__name__,
         "traceback": "".join(traceback.format_exception(error)),
         "retry": retry,
     }

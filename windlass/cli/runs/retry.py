@@ -145,7 +145,9 @@ class Decider:
     def _verdict(self, facts: Facts) -> Verdict:
         """The diagnosis; but a rank's own word that the program is at fault goes before it."""
         diagnosed = diagnose(facts)
-        given_up = [record for record in _history(self.job.folder) if record.get("event") == "gave-up"]
+        history = _history(self.job.folder)
+        launched = max((at for at, record in enumerate(history) if record.get("event") == "launched"), default=0)
+        given_up = [record for record in history[launched:] if record.get("event") == "gave-up"]
         name = str(given_up[-1].get("class")) if given_up else ""
         if name not in CLASSES or name == "unknown" or name == diagnosed.name:
             return diagnosed
@@ -175,7 +177,7 @@ class Decider:
         if decision.edit:
             facts["edit"] = edited(self.asked, decision.edit)
         self.job.folder.record("retry", **facts)
-        record = {"event": "retry", **facts}
+        record = {"kind": "event", "event": "retry", **facts}
         self.say(describe_event(record) or "", record)
         if self.decision is not None:  # it waits
             withdraw(self.prepared.target, self.job)

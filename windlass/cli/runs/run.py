@@ -363,7 +363,7 @@ def why_failed(prepared: Prepared, status: JobStatus) -> UserError:
     if errors:
         error = UserError.from_dict(errors[0])
         where = f"rank {errors[0].get('rank')}, {prepared.folder.rank_log(int(errors[0].get('rank') or 0))}"
-        raised = errors[0].get("traceback") if errors[0].get("class") else None  # a UserError says it all itself
+        raised = errors[0].get("traceback") if errors[0].get("type", UserError.__name__) != UserError.__name__ else None
         error.evidence = "\n".join(str(one).rstrip() for one in (raised, error.evidence, where) if one)
         return error
     name = prepared.run.name

@@ -19,6 +19,7 @@ RULES = (
     pull("image_auth", r"no basic auth|denied|unauthorized|401|403|forbidden|authentication required"
             r"|authorization (?:failed|token)|insufficient_scope|credentials"),
     pull("disk_full", r"no space left on device"),
+    pull("image_auth", r"no basic auth credentials"),  # what containerd says of a registry that asked for a login
     pull("image_missing", None, reasons=r"InvalidImageName|ErrImageNeverPull"),
     # volumes
     start("volume_unbound", r"FailedAttachVolume|FailedMount|FailedBinding|ProvisioningFailed|FailedScheduling"

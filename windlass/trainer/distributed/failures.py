@@ -30,10 +30,11 @@ def class_of(error: BaseException) -> str:
     from windlass.diagnose.findings import rule_of  # its rules take a moment to compile, and most ranks never fail
     from windlass.diagnose.timeline import Raised
 
-    if isinstance(error, UserError):
-        return "user_arguments"
     if isinstance(error, PeerLostError):
         return "nccl_network"
+    if isinstance(error, UserError):  # a full disk, say, is told as one too
+        system_error = re.search(r"\[Errno \d+\].*", error.evidence or "")
+        return rule_of(Raised("OSError", system_error[0])).name if system_error else "user_arguments"
     frames = tuple((one.filename, one.line or "") for one in traceback.extract_tb(error.__traceback__))
     name = rule_of(Raised(type(error).__name__, str(error), frames)).name
     if name == "user_code" and isinstance(error, RuntimeError) and DEVICE_STATUS.search(str(error)):
