@@ -45,7 +45,8 @@ test-fast: setup  ## what starts no training, under two minutes
 	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 $(BY_MODULE)
 
 test-campaigns: setup  ## all cases of the long campaigns: faults, kills and spreads that make test tries a part of
-	$(PYTEST) -m campaign -n 3 $(BY_MODULE) $(AGAIN)
+	$(PYTEST) -m "campaign and not cluster" -n 3 $(BY_MODULE) $(AGAIN)
+	$(PYTEST) -m "campaign and cluster" tests/cluster $(AGAIN)
 
 test-slurm: setup  ## train on a real Slurm: four nodes on this machine (root, and the packages that .ci/run names)
 	$(PYTEST) -m slurm tests/slurm --durations=5 $(AGAIN)
@@ -54,7 +55,7 @@ test-image: setup  ## build, test and push real images (root, and the packages t
 	$(PYTEST) -m image tests/image --durations=10 -rP $(AGAIN)
 
 test-cluster: setup  ## run on a real Kubernetes: three nodes on this machine (root), or the cluster that KUBECONFIG names
-	$(PYTEST) -m cluster tests/cluster --durations=10 $(AGAIN)
+	$(PYTEST) -m "cluster and not campaign_only" tests/cluster --durations=10 $(AGAIN)
 
 test-gpu: setup  ## the trainer on 1, 2 and 4 CUDA ranks, compared and hurt; ranks share a GPU where there are fewer
 	$(BIN)/python -m tests.gpu

@@ -255,6 +255,12 @@ def _unknown(facts: Facts, views: Sequence[LogView], everything: Sequence[Findin
         for line in [line for line in view.lines if line.level in ("ERROR", "FATAL") or ERROR.match(line.text)][:2]
     ]
     lines += [finding.evidence[0] for finding in everything if finding.name != "echo"]
+    ended = [(pod, state) for pod in facts.pods for state in pod.containers if state.state == "terminated"]
+    lines += [
+        Evidence(f"pod {pod.name}", str(state), host=pod.node or None, when=state.time)
+        for pod, state in ended
+        if state.exit_code
+    ][:2]
     possible = {
         finding.name: finding.confidence * 0.5 for finding in everything if finding.name not in ("echo", "unknown")
     }

@@ -18,6 +18,7 @@ RULES = (
         no match(?:ing manifest)? for (?:platform|\S*linux/)|exec format error|no matching manifest"""),
     pull("clock_skew", r"certificate has expired or is not yet valid: current time \S+ is before"),
     pull("disk_full", r"no space left on device"),
+    pull("image_auth", r"no basic auth credentials"),  # what containerd says of a registry that asked for a login
     pull("image_rate_limit", r"""
         toomanyrequests|rate ?limit|429 Too Many|(?:context )?deadline exceeded|i/o timeout|TLS handshake timeout
         connection (?:refused|reset)|no such host|unexpected EOF|: EOF|50[0234] |no route to host|context canceled
