@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.goodput.accounting import Slowness, StepTime, account, read_metrics
+from windlass.goodput.accounting import Slowness, StepTime, Validation, account, read_metrics
 
 
 def events(*records: tuple[float, str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -66,14 +66,14 @@ def test_queue_hang_saves_validation_and_stragglers_have_their_names() -> None:
         (205.0, "rank-died", {"attempt": 1}),
     )
     done = steps(1, 10, begin=110.0, seconds=2.0, stall_s=0.5)
-    told = account(history, done, slowness=[Slowness(125.0, 3.0)], now=210.0)
+    told = account(history, [*done, Slowness(130.0, 3.0)], now=210.0)
     parts = told.attempts[0].parts
     assert parts["queue"] == 100.0
     assert parts["saving"] == pytest.approx(5.0)
     assert parts["straggler"] == pytest.approx(3.0)
     assert parts["training"] == pytest.approx(12.0)
     assert parts["hang"] == pytest.approx(205.0 - 130.0 - 1.5)
-    late = account(history, [*done[:-1], StepTime(10, 160.0, 2.0, 0.5)], validates=True, now=210.0)
+    late = account(history, [*done[:-1], Validation(), StepTime(10, 160.0, 2.0, 0.5)], now=210.0)
     assert late.attempts[0].parts["validation"] == pytest.approx(30.0)
 
 
@@ -117,8 +117,7 @@ def test_parts_add_up(history: Any, done: Any, slow: Any, in_order: bool, now: f
         history, done = sorted(history), sorted(done, key=lambda step: step[1])
     told = account(
         [{"time": time, "event": event, "attempt": number} for time, event, number in history],
-        [StepTime(*step) for step in done],
-        slowness=[Slowness(*one) for one in slow],
+        [*(StepTime(*step) for step in done), *(Slowness(*one) for one in slow)],
         now=now,
     )
     for attempt in told.attempts:
@@ -135,8 +134,11 @@ def test_metrics_are_read_as_the_trainer_writes_them(tmp_path: Path) -> None:
     lines = [json.dumps(record, separators=(",", ":")), json.dumps(record | {"step": 8}), '{"kind":"step","st']
     lines += ['{"kind":"validation","step":8}', '{"kind":"ranks","step":8,"held_up_s":0.5,"time":1700000001}', "[1]"]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    done, slow, validates = read_metrics(tmp_path / "metrics.jsonl")
-    assert done == [StepTime(7, 1700000000.25, 0.125, 1e-06), StepTime(8, 1700000000.25, 0.125, 1e-06)]
-    assert slow == [Slowness(1700000001.0, 0.5)]
-    assert validates
-    assert read_metrics(tmp_path / "none") == ([], [], False)
+    step = StepTime(7, 1700000000.25, 0.125, 1e-06)
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [
+        step,
+        step._replace(step=8),
+        Validation(),
+        Slowness(1700000001.0, 0.5),
+    ]
+    assert list(read_metrics(tmp_path / "none")) == []

@@ -54,6 +54,13 @@ class Slowness(NamedTuple):
     seconds: float
 
 
+class Validation(NamedTuple):
+    """It validates: time between steps is spent on that."""
+
+
+Metric = StepTime | Slowness | Validation
+
+
 @dataclass
 class AttemptAccount:
     attempt: int
@@ -110,24 +117,48 @@ def _shown(parts: Mapping[str, float]) -> dict[str, float]:
     return {name: round(parts[name], 3) for name in PARTS if parts.get(name)}
 
 
-def account(
-    history: Iterable[Record],
-    steps: Iterable[StepTime],
-    *,
-    slowness: Iterable[Slowness] = (),
-    validates: bool = False,
-    now: float | None = None,
-) -> Account:
-    """`now`: of a run that is under way; else it ends with its last record."""
+def account(history: Iterable[Record], metrics: Iterable[Metric], *, now: float | None = None) -> Account:
+    """`now`: of a run that is under way; else it ends with its last record. Metrics are read once and not kept."""
     attempts = _split(history, now)
-    by_attempt = _assign(attempts, steps)
-    slow = _assign(attempts, slowness)
-    usual = statistics.median([max(0.0, step.seconds - step.stall_s) for one in by_attempt for step in one] or [0.0])
-    furthest = 0
-    for attempt, steps_here, slow_here in zip(attempts, by_attempt, slow, strict=True):
-        attempt.add_up(steps_here, slow_here, usual=usual, furthest=furthest, validates=validates)
-        furthest = max([furthest, *(step.step for step in steps_here)])
+    usual = _Median()
+    furthest = reached = current = 0
+    validates = False
+    for metric in metrics:
+        if isinstance(metric, Validation):
+            validates = True
+            continue
+        # by its time: without a launcher all attempts have the same number
+        while current + 1 < len(attempts) and metric.time >= attempts[current + 1].begin:
+            current, furthest = current + 1, reached
+        if not attempts or metric.time < attempts[current].begin:
+            continue
+        if isinstance(metric, Slowness):
+            attempts[current].held_up_s += max(0.0, metric.seconds)
+            continue
+        usual.add(max(0.0, metric.seconds - metric.stall_s))
+        attempts[current].add_step(metric, is_repeated=metric.step <= furthest)
+        reached = max(reached, metric.step)
+    for attempt in attempts:
+        attempt.add_up(usual.value(), validates=validates)
     return Account([attempt.account for attempt in attempts])
+
+
+class _Median:
+    """Of more values than are worth keeping: every second, fourth, … of them."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self.kept: list[float] = []
+        self.most, self.stride, self.count = most, 1, 0
+
+    def add(self, value: float) -> None:
+        if self.count % self.stride == 0:
+            self.kept.append(value)
+            if len(self.kept) > self.most:
+                self.kept, self.stride = self.kept[::2], 2 * self.stride
+        self.count += 1
+
+    def value(self) -> float:
+        return statistics.median(self.kept) if self.kept else 0.0
 
 
 @dataclass
@@ -144,6 +175,12 @@ class _Attempt:
     leaves: bool = False
     over: float | None = None  # the notice of its end
     end: float = 0.0
+    # of its steps, in seconds
+    work: Counter[str] = field(default_factory=Counter)
+    first_step_s: float = 0.0
+    first_is_repeated: bool = False
+    last_step: float | None = None  # when it ended
+    held_up_s: float = 0.0  # by slow ranks
 
     def __post_init__(self) -> None:
         self.account = AttemptAccount(self.number, self.begin, self.begin)
@@ -169,14 +206,22 @@ class _Attempt:
         elif event in ENDS and self.over is None:
             self.over = time
 
-    def add_up(
-        self, steps: Sequence[StepTime], slow: Sequence[Slowness], *, usual: float, furthest: int, validates: bool
-    ) -> None:
+    def add_step(self, step: StepTime, *, is_repeated: bool) -> None:
+        work = max(0.0, step.seconds - step.stall_s)
+        if self.last_step is None:
+            self.first_step_s, self.first_is_repeated = work, is_repeated
+        else:
+            self.work["repeated" if is_repeated else "training"] += work
+        self.work["saving"] += step.seconds - work
+        self.last_step = max(self.last_step or step.time, step.time)
+
+    def add_up(self, usual: float, *, validates: bool) -> None:
+        """Give every second of the attempt its name."""
         parts = self.account.parts
         self.account.end = self.end
         here = self.begin
 
-        def spend(name: str, until: float | None) -> None:
+        def spend(name: str, until: float | None = None) -> None:
             nonlocal here
             until = self.end if until is None else min(until, self.end)
             if until > here:
@@ -185,49 +230,32 @@ class _Attempt:
 
         if self.launched is not None:
             spend("queue" if self.from_queue else "restart" if self.is_restart else "start-up", self.launched)
-        begun = self.trains if self.trains is not None else self.over
-        spend("restart" if self.is_restart else "start-up", begun)
-        if self.trains is not None and steps:
-            last = min(max(step.time for step in steps), self.end)
+        spend("restart" if self.is_restart else "start-up", self.over if self.trains is None else self.trains)
+        if self.trains is not None and self.last_step is not None:
+            last = min(self.last_step, self.end)
             if last > here:
-                self._add_steps(steps, slow, last - here, usual=usual, furthest=furthest, validates=validates)
+                parts.update(self._steps(last - here, usual, validates=validates))
                 here = last
         if self.leaves:
-            spend("finishing", None)
+            spend("finishing")
         if self.over is not None and self.trains is not None:
-            cut_off = min(usual, max(0.0, self.over - here))
-            spend("repeated", here + cut_off)
+            spend("repeated", min(here + usual, self.over))  # a step that was cut off
             spend("hang" if self.hung else "detection", self.over)
         # an attempt that still runs is in a step
-        spend("other" if self.over is not None else "training" if self.trains is not None else "start-up", None)
+        spend("other" if self.over is not None else "training" if self.trains is not None else "start-up")
 
-    def _add_steps(
-        self,
-        steps: Sequence[StepTime],
-        slow: Sequence[Slowness],
-        length: float,
-        *,
-        usual: float,
-        furthest: int,
-        validates: bool,
-    ) -> None:
+    def _steps(self, length: float, usual: float, *, validates: bool) -> Mapping[str, float]:
         """Divide the time between the first step's begin and the last one's end."""
-        parts: Counter[str] = Counter()
-        for index, step in enumerate(steps):
-            work = max(0.0, step.seconds - step.stall_s)
-            parts["saving"] += step.seconds - work
-            compiling = max(0.0, work - usual) if index == 0 else 0.0
-            parts["compile"] += compiling
-            parts["repeated" if step.step <= furthest else "training"] += work - compiling
-        held_up = min(parts["training"], sum(max(0.0, one.seconds) for one in slow))
-        parts["training"] -= held_up
-        parts["straggler"] += held_up
+        parts = Counter(self.work)
+        parts["compile"] = max(0.0, self.first_step_s - usual)
+        parts["repeated" if self.first_is_repeated else "training"] += self.first_step_s - parts["compile"]
+        parts["straggler"] = min(parts["training"], self.held_up_s)
+        parts["training"] -= parts["straggler"]
         stepped = sum(parts.values())
         if stepped > length:  # clocks differ a little
-            parts = Counter({name: seconds * length / stepped for name, seconds in parts.items()})
-        else:
-            parts["validation" if validates else "other"] += length - stepped
-        self.account.parts.update(parts)
+            return {name: seconds * length / stepped for name, seconds in parts.items()}
+        parts["validation" if validates else "other"] += length - stepped
+        return parts
 
 
 def _split(history: Iterable[Record], now: float | None) -> list[_Attempt]:
@@ -256,18 +284,6 @@ def _split(history: Iterable[Record], now: float | None) -> list[_Attempt]:
     return attempts
 
 
-def _assign(attempts: Sequence[_Attempt], records: Iterable[Any]) -> list[list[Any]]:
-    """The records of each attempt, by their times: without a launcher all attempts have the same number."""
-    assigned: list[list[Any]] = [[] for _ in attempts]
-    index = 0
-    for record in records:
-        while index + 1 < len(attempts) and record.time >= attempts[index + 1].begin:
-            index += 1
-        if attempts and record.time >= attempts[index].begin:
-            assigned[index].append(record)
-    return assigned
-
-
 # As the trainer writes it; parsing a million lines as JSON would take as long as a step of a large model.
 STEP_LINE = re.compile(
     rb'^\{"kind":"step","step":(\d{1,18}),.*"step_s":(NUMBER),.*"checkpoint_s":(NUMBER),.*"time":(NUMBER)[,}]'.replace(
@@ -276,33 +292,31 @@ STEP_LINE = re.compile(
 )
 
 
-def read_metrics(path: Path) -> tuple[list[StepTime], list[Slowness], bool]:
-    """What `account` needs of metrics.jsonl: its steps, what slow ranks cost, and whether it validates."""
-    steps: list[StepTime] = []
-    slowness: list[Slowness] = []
-    validates = False
-    for line in _lines(path):
-        match = STEP_LINE.match(line)
-        if match:
-            steps.append(StepTime(int(match[1]), float(match[4]), float(match[2]), float(match[3])))
-            continue
-        record = parse_record(line) or {}
-        time = real(record.get("time"))
-        if record.get("kind") == "validation":
-            validates = True
-        elif record.get("kind") == "ranks" and time is not None:
-            slowness.append(Slowness(time, real(record.get("held_up_s")) or 0.0))
-        elif record.get("kind") == "step" and time is not None and (step := whole(record.get("step"))) is not None:
-            steps.append(
-                StepTime(step, time, real(record.get("step_s")) or 0.0, real(record.get("checkpoint_s")) or 0.0)
-            )
-    return steps, slowness, validates
-
-
-def _lines(path: Path) -> Iterator[bytes]:
+def read_metrics(path: Path) -> Iterator[Metric]:
+    """What `account` needs of metrics.jsonl."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return
     with file:
-        yield from file
+        for line in file:
+            match = STEP_LINE.match(line)
+            if match:
+                yield StepTime(int(match[1]), float(match[4]), float(match[2]), float(match[3]))
+            elif (record := parse_record(line)) is not None:
+                metric = _parse(record)
+                if metric is not None:
+                    yield metric
+
+
+def _parse(record: Record) -> Metric | None:
+    time, step = real(record.get("time")), whole(record.get("step"))
+    match record.get("kind"):
+        case "validation":
+            return Validation()
+        case "ranks" if time is not None:
+            return Slowness(time, real(record.get("held_up_s")) or 0.0)
+        case "step" if time is not None and step is not None:
+            stall_s = max(0.0, real(record.get("checkpoint_s")) or 0.0)
+            return StepTime(step, time, max(stall_s, real(record.get("step_s")) or 0.0), stall_s)
+    return None

@@ -223,6 +223,7 @@ def _move_aside_there(prepared: Prepared, *, as_json: bool) -> None:
 
 def _train(prepared: Prepared, *, detach: bool, as_json: bool, quiet: bool) -> int:
     from windlass.cli.runs.follow import Follower, reporter
+    from windlass.cli.runs.notify import watcher_of
     from windlass.targets.protocol import SubmitsOnce
 
     name, job = prepared.run.name, prepared.job
@@ -233,7 +234,9 @@ def _train(prepared: Prepared, *, detach: bool, as_json: bool, quiet: bool) -> i
         state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"
         click.echo(f"{name} is {state}: following it; its settings are unchanged", err=True)
     else:
+        notify = watcher_of(prepared.run, prepared.folder)
         job = prepared.target.submit(prepared.run, prepared.request)
+        notify()
     if detach:
         if as_json:
             _print_result(prepared, prepared.target.status(job))
