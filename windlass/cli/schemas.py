@@ -119,6 +119,21 @@ class PlannedSpeed(Printed):
     parts_s: dict[str, float]
 
 
+class PlannedGoodput(Printed):
+    """What failures will cost, if they come as often as others saw them (docs/goodput.md)."""
+
+    hours_between_failures: float
+    failures: float
+    """To expect in the whole run."""
+    goodput: float
+    """With the settings as they are: the share of time that trains."""
+    losses: dict[str, float]
+    """Shares: saving, repeated, detection, restart."""
+    proposed: dict[str, int]
+    """Keys of the section `checkpoint`: steps between saves."""
+    proposed_goodput: float
+
+
 class Plan(Printed):
     """What a run will need and cost. Without an estimate (`unknown` says why) the keys that may be left out are."""
 
@@ -143,6 +158,7 @@ class Plan(Printed):
     usd_per_node_hour: float | None = None
     price_region: str | None = None
     price_date: str | None = None
+    goodput: PlannedGoodput | None = None
     assumptions: list[str] | None = None
 
 

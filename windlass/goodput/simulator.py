@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -90,6 +90,22 @@ def simulate(job: Job, strategy: Strategy, *, seconds: float, seed: int = 0) -> 
     return _Simulation(job, strategy, seconds, random.Random(seed)).run()
 
 
+def replay(job: Job, strategy: Strategy, failures: Sequence[tuple[float, Cause]]) -> list[Counter[str]]:
+    """What each of some failures costs that happened somewhere, each with the seconds that were trained before it."""
+    simulation = _Simulation(replace(job, rate_per_gpu=0.0), strategy, math.inf, random.Random(0))
+    costs: list[Counter[str]] = []
+    for duration, cause in failures:
+        if costs:  # steps that the failure before this one lost are repeated first
+            costs[-1]["repeated"] += min(duration, (simulation.furthest - simulation.step) * job.step_s)
+        simulation.train(duration)
+        before = Counter(simulation.outcome.lost)
+        simulation.recover(cause)
+        costs.append(simulation.outcome.lost - before)
+    if costs:
+        costs[-1]["repeated"] += (simulation.furthest - simulation.step) * job.step_s
+    return costs
+
+
 class _Simulation:
     def __init__(self, job: Job, strategy: Strategy, end: float, draw: random.Random) -> None:
         self.job, self.strategy, self.end, self.draw = job, strategy, end, draw
@@ -112,9 +128,12 @@ class _Simulation:
         while self.clock < self.end:
             gap = self.draw.expovariate(self.rate) if self.rate else math.inf
             begun = self.clock
-            self._train(min(gap, self.end - self.clock))
+            self.train(min(gap, self.end - self.clock))
             if begun + gap < self.end:
-                self._recover(self._draw_cause())
+                self.recover(self._draw_cause())
+        return self.ended()
+
+    def ended(self) -> Outcome:
         self.outcome.paid_s = self.clock
         return self.outcome
 
@@ -123,7 +142,7 @@ class _Simulation:
             return SPOT_RECLAIM
         return self.draw.choices(self.job.causes, self.weights)[0]
 
-    def _train(self, duration: float) -> None:
+    def train(self, duration: float) -> None:
         """Steps and saves for `duration` seconds; what is complete then is there after a failure."""
         job, begin = self.job, self.step
         pace = job.step_s + sum(tier.stall_s / job.every[tier.name] for tier in job.tiers)
@@ -155,7 +174,7 @@ class _Simulation:
         )
         return (end - begin) * self.job.step_s + saves
 
-    def _recover(self, cause: Cause) -> None:
+    def recover(self, cause: Cause) -> None:
         """From a failure to the next step; failures strike meanwhile too."""
         job, strategy = self.job, self.strategy
         self._detect(cause)
@@ -184,7 +203,7 @@ class _Simulation:
             gap = self.draw.expovariate(self.rate) if self.rate else math.inf
             if gap < took:
                 self._lose("restart", gap)
-                self._recover(self._draw_cause())
+                self.recover(self._draw_cause())
                 return
             self._lose("restart", took)
             if not broken and self.clock >= outage_ends:
