@@ -10,6 +10,7 @@ replays the moments of all others with that; exit code 1 where the time lost dif
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -162,7 +163,7 @@ class Campaign:
                 "restart": after["restart"] + after["compile"],
                 "repeated": after["repeated"],
             }
-            for before, after in zip(attempts, attempts[1:], strict=False)
+            for before, after in itertools.pairwise(attempts)
         ][: len(self.faults)]
 
 
