@@ -119,6 +119,21 @@ class PlannedSpeed(Printed):
     parts_s: dict[str, float]
 
 
+class PlannedGoodput(Printed):
+    """What failures will cost, if they come as often as others saw them (docs/goodput.md)."""
+
+    hours_between_failures: float
+    failures: float
+    """To expect in the whole run."""
+    goodput: float
+    """With the settings as they are: the share of time that trains."""
+    losses: dict[str, float]
+    """Shares: saving, repeated, detection, restart."""
+    proposed: dict[str, int]
+    """Keys of the section `checkpoint`: steps between saves."""
+    proposed_goodput: float
+
+
 class Plan(Printed):
     """What a run will need and cost. Without an estimate (`unknown` says why) the keys that may be left out are."""
 
@@ -143,6 +158,7 @@ class Plan(Printed):
     usd_per_node_hour: float | None = None
     price_region: str | None = None
     price_date: str | None = None
+    goodput: PlannedGoodput | None = None
     assumptions: list[str] | None = None
 
 
@@ -327,6 +343,62 @@ class ListedRun(Printed):
     exit_code: int | None = None
 
 
+class NotifyResult(Printed):
+    """What was sent."""
+
+    name: str
+    state: State | None
+    """In which the run ended; null for a test."""
+    sent: list[str]
+    failed: list[str]
+    """With the reason."""
+
+
+class AttemptGoodput(Printed):
+    """Where the time of an attempt went."""
+
+    attempt: int
+    seconds: float
+    goodput: float | None
+    parts_s: dict[str, float]
+
+
+class RunGoodput(Printed):
+    """Where the time of a run went: its parts add up to its seconds."""
+
+    seconds: float
+    """From its first record to its last, or to now, without the time between an end and a new start by hand."""
+    goodput: float | None
+    """The share of training."""
+    parts_s: dict[str, float]
+    """training, and what else: queue, start-up, compile, validation, saving, straggler, repeated, detection, hang,
+    restart, finishing, other. docs/goodput.md says what each is."""
+    attempts: list[AttemptGoodput]
+
+
+class RankTimes(Printed):
+    """Of a rank, mean of the steps since the comparison before."""
+
+    rank: int
+    host: str
+    step_s: float
+    data_s: float
+    """Waiting for data."""
+    behind_s: float
+    """By which the rank came later to its collectives than the usual one, in a step."""
+    slow_since: float | None
+    """Seconds since 1970, of a rank that is slow now."""
+    slow_since_step: int | None
+
+
+class RanksCompared(Printed):
+    step: int
+    steps: int
+    """That were compared."""
+    slow: list[int]
+    ranks: list[RankTimes]
+
+
 class ShownRun(Status):
     """Where a run stands, and how it came there."""
 
@@ -347,6 +419,9 @@ class ShownRun(Status):
     """Of a run on Kubernetes."""
     curve: list[tuple[int, float | None]] | None = None
     """With --curve: step and loss."""
+    goodput: RunGoodput
+    ranks: RanksCompared | None = None
+    """With --ranks: null where nothing was compared yet."""
 
 
 class LogLine(Printed):
@@ -844,6 +919,7 @@ OUTPUTS = (
     Output("logs", "--follow", LogLine, note=LINES, each_line=True),
     Output("stop", "", StopResult),
     Output("why", "", WhyResult),
+    Output("notify", "", NotifyResult),
     Output("compare", "", Comparison),
     Output("rm", "", list[RemovedRun]),
     Output("top", "", Use),

@@ -8,6 +8,7 @@ from typing import Any
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
 from windlass.plan.cost import STORAGE_GB_S, CostEstimate, estimate_cost
+from windlass.plan.failures import FailurePlan, plan_failures
 from windlass.plan.fitting import batch_shape, check_fits
 from windlass.plan.hardware import DEFAULT_NETWORK_GBPS, Hardware
 from windlass.plan.layout import Layout
@@ -24,6 +25,7 @@ class Forecast:
     memory: MemoryEstimate
     speed: SpeedEstimate
     cost: CostEstimate
+    failures: FailurePlan | None  # None: a step is too short to say
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -64,6 +66,7 @@ class Forecast:
             "usd_per_node_hour": cost.on_demand.usd_per_hour if cost.on_demand else None,
             "price_region": cost.on_demand.region if cost.on_demand else None,
             "price_date": cost.on_demand.date if cost.on_demand else None,
+            "goodput": self.failures.as_dict() if self.failures else None,
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
         }
@@ -81,13 +84,18 @@ def forecast(run: Run, hardware: Hardware) -> Forecast | None:
     check_fits(run, hardware, shape, arranged, memory)
     check_host(run, hardware, shape, memory)
     speed = estimate_speed(shape, arranged, hardware, global_batch=run.train.global_batch)
+    cost = estimate_cost(run, shape, arranged, speed, hardware)
+    failures = None
+    if not speed.launch_bound:
+        failures = plan_failures(run, shape, arranged, speed, hardware, run_s=cost.seconds)
     return Forecast(
         hardware=hardware,
         layout=arranged,
         memory=memory,
         speed=speed,
-        cost=estimate_cost(run, shape, arranged, speed, hardware),
-        assumptions=tuple(_assumptions(run, hardware, arranged)),
+        cost=cost,
+        failures=failures,
+        assumptions=tuple(_assumptions(run, hardware, arranged, failures)),
         warnings=tuple(_warnings(run, memory, hardware, shape)),
     )
 
@@ -119,9 +127,11 @@ def _nodes(number: int) -> str:
     return "1 node" if number == 1 else f"{number} nodes"
 
 
-def _assumptions(run: Run, hardware: Hardware, layout: Layout) -> list[str]:
+def _assumptions(run: Run, hardware: Hardware, layout: Layout, failures: FailurePlan | None) -> list[str]:
     instance = hardware.instance
     assumptions = ["no failures or restarts, data never waits, start and compilation (minutes) not counted"]
+    if failures is not None and failures.is_worth_saying:
+        assumptions.append("for goodput alone: failures as often as Llama 3's, a spare node in place of each that is lost")
     if instance and instance.on_demand:
         price = instance.on_demand
         assumptions.append(f"${price.usd_per_hour:,.2f} per node and hour: on demand, {price.region}, {price.date}")

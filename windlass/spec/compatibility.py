@@ -44,7 +44,7 @@ STEERING_KEYS = frozenset(
         "fp8",
     )
 )
-FREE_SECTIONS = frozenset(("checkpoint", "resources", "parallel", "image", "target"))
+FREE_SECTIONS = frozenset(("checkpoint", "resources", "parallel", "image", "target", "notify"))
 
 # Left open by the user, filled in when the run was first resolved: the first answer holds for the whole run.
 SETTLED_ONCE = (

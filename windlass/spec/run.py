@@ -10,6 +10,7 @@ from pydantic import model_validator
 from windlass.spec.checkpoint import CheckpointSection
 from windlass.spec.data import DataSection
 from windlass.spec.image import ImageSection
+from windlass.spec.notify import NotifySection
 from windlass.spec.section import Section
 from windlass.spec.target import TargetSection
 from windlass.spec.training import ModelSection, ParallelSection, ResourcesSection, TrainSection
@@ -30,6 +31,7 @@ class Run(Section):
     resources: ResourcesSection = ResourcesSection()
     image: ImageSection = ImageSection()
     target: TargetSection = TargetSection()
+    notify: NotifySection = NotifySection()
 
     @model_validator(mode="after")
     def name_is_a_folder(self) -> Self:

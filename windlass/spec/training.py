@@ -159,6 +159,10 @@ class ParallelSection(Section):
     timeout_minutes: PositiveFloat = 10.0
     """A collective that takes longer than this ends the attempt. A rank that dies is named by the others in seconds,
     one that sends nothing for 0.8 of this, at most two minutes, with the collective it missed."""
+    hang_seconds: NonNegativeFloat | None = None
+    """Longest time without a step, saves and validations aside. After it the stacks of all ranks are written, the rank
+    that is behind is named, and the attempt ends, to be started again. 0: never. Default: ten times the run's own
+    step, twice its longest, and at least 60."""
 
 
 class ResourcesSection(Section):

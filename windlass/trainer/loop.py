@@ -14,14 +14,17 @@ from windlass.trainer.batches import Batches
 from windlass.trainer.callbacks.callback import Callback
 from windlass.trainer.callbacks.early_stopping import BestCheckpoint
 from windlass.trainer.callbacks.garbage import GarbageCollection
+from windlass.trainer.callbacks.hang import HangWatch
 from windlass.trainer.callbacks.history import History
 from windlass.trainer.callbacks.metrics import Metrics
 from windlass.trainer.callbacks.preemption import Preemption
 from windlass.trainer.callbacks.profiling import FirstStepProfile
 from windlass.trainer.callbacks.saving import Saving
+from windlass.trainer.callbacks.stragglers import Stragglers
 from windlass.trainer.callbacks.validation import Validation
 from windlass.trainer.checkpointing.tiers import Progress
 from windlass.trainer.distributed.faults import Faults
+from windlass.trainer.distributed.peers import PeerWatch
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.preparation import Prepared
 from windlass.trainer.state import StepResult, begin
@@ -30,6 +33,8 @@ from windlass.trainer.step import sum_over_ranks
 # In the order in which their hooks are called; callbacks/callback.py says how to add one.
 CALLBACKS: tuple[type[Callback], ...] = (
     Metrics,  # first: a step that is not finite must never be saved or validated
+    HangWatch,  # after the metrics, which may wait for the GPU, and before what may take as long as it likes
+    Stragglers,
     FirstStepProfile,  # after the metrics, which may wait for the GPU: the first step is then really over
     Saving,  # before validations, which take long: a kill in one loses no steps
     History,  # the start is recorded once tiers are open, the end once the last upload is over
@@ -40,10 +45,16 @@ CALLBACKS: tuple[type[Callback], ...] = (
 
 
 def train(
-    run: Run, prepared: Prepared, folder: RunFolder, ranks: Ranks, faults: Faults, preemption: Preemption
+    run: Run,
+    prepared: Prepared,
+    folder: RunFolder,
+    ranks: Ranks,
+    faults: Faults,
+    preemption: Preemption,
+    peers: PeerWatch,
 ) -> ExitCode:
     """Train a resolved run to its last step, or until all ranks agree to stop."""
-    state = begin(run, prepared, folder, ranks, faults, preemption)
+    state = begin(run, prepared, folder, ranks, faults, preemption, peers)
     callbacks = [callback(state) for callback in CALLBACKS]
     for callback in callbacks:
         callback.on_start(state)

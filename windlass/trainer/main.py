@@ -98,7 +98,7 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
     clock.mark("data and model files")
     open_folder(folder, ranks.rank)
     log.info("every rank takes %d × %d sequences a step", prepared.layout.num_micro, prepared.layout.micro)
-    code = train(run, prepared, folder, ranks, faults, preemption)
+    code = train(run, prepared, folder, ranks, faults, preemption, watch)
     dist.barrier(group=ranks.host)
     if code == ExitCode.OK and run.checkpoint.export and ranks.is_first:
         from windlass.checkpoint.pruning import best_step

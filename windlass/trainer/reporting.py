@@ -95,6 +95,11 @@ class Reporter:
             self._board.add_scalar("validation/loss", loss, step)
             self._board.add_scalar("validation/accuracy", accuracy, step)
 
+    def ranks_compared(self, step: int, comparison: dict[str, Any]) -> None:
+        """How the ranks' times compare; see callbacks/stragglers.py."""
+        record = {"kind": "ranks", "step": step, **comparison, "attempt": self.attempt}
+        self._append({**record, "time": round(time.time(), 3)})
+
     def _append(self, record: dict[str, Any]) -> None:
         """A disk that is full while a save fails must not end the run: lines wait for the next step."""
         self._unwritten.append(record)

@@ -26,6 +26,7 @@ from windlass.trainer.checkpointing.saving import Checkpointer
 from windlass.trainer.checkpointing.tiers import Offer, Progress
 from windlass.trainer.distributed.agreement import on_first_rank
 from windlass.trainer.distributed.faults import Faults
+from windlass.trainer.distributed.peers import PeerWatch
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.fast.attention import PACKAGE, use_attention
 from windlass.trainer.fast.head import return_loss
@@ -77,6 +78,7 @@ class TrainState:
     ranks: Ranks
     faults: Faults
     preemption: Preemption
+    peers: PeerWatch
 
     checkpointer: Checkpointer
     reporter: Reporter
@@ -119,7 +121,13 @@ class TrainState:
 
 
 def begin(
-    run: Run, prepared: Prepared, folder: RunFolder, ranks: Ranks, faults: Faults, preemption: Preemption
+    run: Run,
+    prepared: Prepared,
+    folder: RunFolder,
+    ranks: Ranks,
+    faults: Faults,
+    preemption: Preemption,
+    peers: PeerWatch,
 ) -> TrainState:
     """The model and its optimizer on all ranks, where the newest checkpoint left them or as they begin."""
     identity = prepared.model_identity() | model_settings(prepared.config, prepared.reference)
@@ -152,6 +160,7 @@ def begin(
         ranks=ranks,
         faults=faults,
         preemption=preemption,
+        peers=peers,
         checkpointer=checkpointer,
         reporter=reporter,
         stepper=Stepper(model, layout, ranks),

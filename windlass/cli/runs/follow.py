@@ -353,6 +353,8 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
             return f"trained to step {get('step')}"
         case "exported":
             return f"exported to {get('path')}"
+        case "hang":
+            return f"no step for {get('seconds')} s: {get('why')}; stacks in {get('stacks')}"
         case "gave-up":
             return f"gave up: {get('why')}"
     return None

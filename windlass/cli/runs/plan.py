@@ -10,6 +10,7 @@ from windlass.cli.jobs import complete_gpu, complete_overrides
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
+    from windlass.plan.failures import FailurePlan
     from windlass.plan.forecast import Forecast
     from windlass.plan.hardware import Hardware
     from windlass.spec import Run
@@ -155,10 +156,26 @@ def _rows(expected: Forecast) -> list[tuple[str, str]]:
             duration(cost.seconds) + (f", {duration(cost.checkpoint_s)} of it saving" if cost.checkpoint_s else ""),
         ),
         ("cost", _price(expected)),
+        *_failure_rows(expected.failures),
     ]
     if memory.host_bytes:
         total = memory.host_bytes * expected.hardware.gpus_per_node / GIB
         rows.insert(3, ("host memory", f"{total:.1f} GiB per node for the offloaded state"))
+    return rows
+
+
+def _failure_rows(failures: FailurePlan | None) -> list[tuple[str, str]]:
+    """Nothing for a run so small that it will hardly meet one."""
+    from windlass.cli.output import duration
+
+    if failures is None or not failures.is_worth_saying:
+        return []
+    often = f"{failures.number:,.0f} failures expected, one every {duration(failures.between_s)}"
+    rows = [("goodput", f"{failures.as_is.goodput:.1%}: {often}")]
+    gain = failures.with_proposal.goodput - failures.as_is.goodput
+    if gain > 0.001:
+        settings = " ".join(f"checkpoint.{name}={every}" for name, every in failures.proposed.items())
+        rows.append(("", f"{failures.with_proposal.goodput:.1%} with {settings}"))
     return rows
 
 

@@ -305,11 +305,15 @@ def _train(prepared: Prepared, attempts: Attempts, *, detach: bool, as_json: boo
 
 
 def _start(prepared: Prepared) -> JobRef:
+    from windlass.cli.runs.notify import watcher_of
     from windlass.targets.protocol import SubmitsOnce
 
     job = prepared.job
     if not prepared.is_running:
-        return prepared.target.submit(prepared.run, prepared.request)
+        notify = watcher_of(prepared.run, prepared.folder)
+        job = prepared.target.submit(prepared.run, prepared.request)
+        notify()
+        return job
     if isinstance(prepared.target, SubmitsOnce):
         job = prepared.target.attach(prepared.run, prepared.request)
     state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"

@@ -22,9 +22,10 @@ MOST_PODS = 32  # in the table; --json has them all
 @click.argument("name", shell_complete=run_names)
 @click.option("--curve", is_flag=True, help="Draw the loss curve.")
 @click.option("--history", "tells_story", is_flag=True, help="Everything that happened, with every decision and why.")
+@click.option("--ranks", "by_rank", is_flag=True, help="Compare the ranks: which is slow, by how much, since when.")
 @on_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def show(name: str, curve: bool, tells_story: bool, place: str | None, as_json: bool) -> None:
+def show(name: str, curve: bool, tells_story: bool, by_rank: bool, place: str | None, as_json: bool) -> None:
     """Show where a run stands."""
     import time
     from dataclasses import asdict
@@ -32,6 +33,7 @@ def show(name: str, curve: bool, tells_story: bool, place: str | None, as_json: 
     from windlass.cli.output import print_json, print_pairs
     from windlass.cli.preparation import is_under_way
     from windlass.cli.runs.summary import History, draw_loss, loss_points, summarize
+    from windlass.cli.runs.times import compared_ranks, goodput_of, goodput_rows, print_ranks
     from windlass.targets.protocol import RunsInPods
 
     target, job = find(name, place)
@@ -44,20 +46,25 @@ def show(name: str, curve: bool, tells_story: bool, place: str | None, as_json: 
     pods = list(target.pods(job)) if isinstance(target, RunsInPods) else None
     is_timed = history.ended is not None or is_under_way(status)  # of a copy nobody knows when it ended
     seconds = history.seconds(time.time()) if is_timed else None
+    goodput = goodput_of(job.folder, under_way=is_under_way(status))
     if as_json:
         result: dict[str, Any] = {"name": job.name, "folder": str(job.folder.path), **status.as_dict()}
         result |= {"model": run.model.preset or run.model.path, "started": history.began, "seconds": seconds}
-        result["summary"] = summary.as_dict()
+        result |= {"summary": summary.as_dict(), "goodput": goodput.as_dict()}
+        if by_rank:
+            result["ranks"] = compared_ranks(job.folder)
         if pods is not None:
             result["pods"] = [asdict(pod) for pod in pods]
         result |= {"history": list(history.records), "history_left_out": history.left_out}
         print_json({**result, **({"curve": loss_points(job.folder)} if curve else {})})
         return
     rows = [("run", job.name), *_state_rows(status), *_rows(run, history, seconds)]
-    print_pairs([*rows, *summary.rows(), ("folder", str(job.folder.path))])
+    print_pairs([*rows, *summary.rows(), *goodput_rows(goodput), ("folder", str(job.folder.path))])
     if pods:
         _print_pods(pods)
     _print_news(history)
+    if by_rank:
+        print_ranks(compared_ranks(job.folder))
     if curve:
         click.echo(f"\n{draw_loss(job.folder)}")
 

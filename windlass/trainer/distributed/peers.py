@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,18 @@ class Lost:
         return f"rank {self.rank} on {self.host} {self.why}" + (f"; {self.detail}" if self.detail else "")
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Where a rank is."""
+
+    rank: int
+    host: str
+    pid: int | None
+    silent_s: float
+    state: dict[str, Any]  # point, step, number of collectives by group
+    times: dict[str, Any]
+
+
 @dataclass
 class Peer:
     """One connection: what came over it, and when."""
@@ -60,6 +72,8 @@ class Peer:
     came: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)
     state: dict[str, Any] = field(default_factory=dict)
+    times: dict[str, Any] = field(default_factory=dict)  # of its steps, as it last sent them
+    pid: int | None = None
     buffer: bytes = b""
     left: bool = False
     named: str | None = None  # what its silence is in the log with
@@ -97,6 +111,11 @@ class PeerWatch:
         self._peers: list[Peer] = []
         self._strangers: list[Peer] = []  # connected, the oldest first, and not known as ranks
         self._thread: threading.Thread | None = None
+        self.clock_ahead = float("-inf")  # of rank 0's clock before this one's, less the way of a message
+        self.times: dict[str, Any] = {}  # of this rank's steps
+        self._unsent_times: dict[str, Any] | None = None
+        self.measure_at = 0  # the step after which every rank measures; rank 0 chooses it
+        self.on_stacks: Callable[[dict[int, int]], None] = lambda _: None  # with silent neighbours: rank to pid
 
     def begin(
         self,
@@ -107,9 +126,9 @@ class PeerWatch:
         on_lost: Callable[[Lost], None],
     ) -> None:
         """Connect all ranks; `on_lost` is called in a thread when this rank has to leave, and must end the process."""
+        self.ranks, self.where, self.on_lost = ranks, where, on_lost
         if ranks.world_size == 1:
             return
-        self.ranks, self.where, self.on_lost = ranks, where, on_lost
         self.silent_s = min(SILENT_S, 0.8 * limit_s)  # before the collective itself gives up, which says less
         if ranks.is_first:
             allow_open_files(ranks.world_size + MOST_STRANGERS)
@@ -123,6 +142,45 @@ class PeerWatch:
         problems = [f"rank {rank}: {one}" for rank, one in enumerate(ranks.gather(problem)) if one]
         if problems and ranks.is_first:
             log.warning("a rank that is lost will be noticed by timeouts only: %s", problems[0])
+
+    def share_times(self, times: dict[str, Any]) -> None:
+        """Send the times of this rank's steps to rank 0, with the next message."""
+        self.times = self._unsent_times = times
+
+    def standings(self) -> list[Standing]:
+        """Where every rank is, as far as this one knows: on rank 0 all of them."""
+        mine = Standing(self.ranks.rank, socket.gethostname(), os.getpid(), 0.0, self._state(), self.times)
+        now = time.monotonic()
+        others = [
+            Standing(peer.rank, peer.host, peer.pid, now - peer.heard, peer.state, peer.times)
+            for peer in list(self._peers)
+            if peer.rank is not None and not peer.left
+        ]
+        return sorted([mine, *others], key=lambda standing: standing.rank)
+
+    def ask_for_stacks(self, silent: Sequence[Standing]) -> None:
+        """Have every rank write its stacks, and one rank of each node those of its neighbours that do not answer."""
+        asked: set[str] = set()
+        for standing in self.standings():
+            first_here = standing not in silent and standing.host not in asked
+            neighbours = {one.rank: one.pid for one in silent if first_here and one.host == standing.host and one.pid}
+            asked |= {standing.host} if first_here else set()
+            if standing.rank == self.ranks.rank:
+                self.on_stacks(neighbours)
+            for peer in self._peers:
+                if peer.rank == standing.rank:
+                    peer.send(stacks=neighbours)
+
+    def lose(self, rank: int, host: str, why: str) -> None:
+        """Give a rank up: it is named by all, and all leave."""
+        lost = Lost(rank, host, why)
+        if self._thread is None:
+            self.on_lost(lost)
+            return
+        message = {"rank": rank, "host": host, "why": why, "detail": None}
+        for peer in list(self._peers):
+            peer.send(lost=message)
+        self.lost = self.lost or lost
 
     def close(self, failure: str | None = None) -> None:
         """This rank leaves: done, or with an error that the others are told."""
@@ -149,7 +207,7 @@ class PeerWatch:
                 continue
             _set_up(connection)
             peer = Peer(connection, rank=0, host=hosts[-1])  # its own name, whichever address reached it
-            peer.send(hello=self.ranks.rank, host=socket.gethostname(), secret=self.secret)
+            peer.send(hello=self.ranks.rank, host=socket.gethostname(), pid=os.getpid(), secret=self.secret)
             self._peers.append(peer)
             return None
         return problem
@@ -174,10 +232,12 @@ class PeerWatch:
             last_turn = now
             if now >= beat:
                 beat = now + BEAT_S
-                state = self._state()
+                message = {"beat": self._state(), "host": socket.gethostname(), "time": time.time()}
+                message |= {"measure_at": self.measure_at} if self.ranks.is_first else {}
+                times, self._unsent_times = self._unsent_times, None
                 for peer in self._peers:
                     if peer.rank is not None and not peer.left:
-                        peer.send(beat=state, host=socket.gethostname())
+                        peer.send(**message, **({"times": times} if times and not self.ranks.is_first else {}))
             self._look_for_silence(now)
             for stranger in [one for one in self._strangers if now - one.came > HELLO_S]:
                 self._drop(stranger, selector)
@@ -225,6 +285,7 @@ class PeerWatch:
             if message.get("secret") != self.secret or not isinstance(rank, int):
                 raise EOFError
             peer.rank, peer.host = rank, str(message.get("host"))
+            peer.pid = message["pid"] if isinstance(message.get("pid"), int) else None
             self._strangers.remove(peer)
             self._peers.append(peer)
         peer.heard = time.monotonic()
@@ -232,6 +293,14 @@ class PeerWatch:
         if "beat" in message:
             peer.host = str(message.get("host"))
             peer.state = message["beat"] if isinstance(message["beat"], dict) else {}
+            peer.times = message["times"] if isinstance(message.get("times"), dict) else peer.times
+            if peer.rank == 0 and isinstance(message.get("measure_at"), int):
+                self.measure_at = message["measure_at"]
+            if isinstance(message.get("time"), float):
+                self.clock_ahead = max(self.clock_ahead, message["time"] - time.time())
+        if "stacks" in message:
+            neighbours = message["stacks"] if isinstance(message["stacks"], dict) else {}
+            self.on_stacks({int(rank): int(pid) for rank, pid in neighbours.items()})
         if "bye" in message:
             peer.left = True
             if message["bye"]:
@@ -336,6 +405,19 @@ def enqueued_collectives() -> dict[str, int]:
         for group, status in (trace.get("pg_status") or {}).items():
             numbers[f"{backend}:{group}"] = int(status.get("last_enqueued_collective") or 0)
     return numbers
+
+
+def recent_collectives(count: int, *, leave_out: str) -> tuple[int, dict[str, float]]:
+    """How many collectives this rank has begun, and when it came to the newest; those of one group are left out."""
+    total, came = 0, []
+    for backend, trace in _dumps(includeCollectives=True, onlyActive=False):
+        for entry in trace.get("entries") or []:
+            if (entry.get("process_group") or [""])[0] == leave_out or entry.get("is_p2p"):
+                continue
+            key = f"{backend}:{entry.get('pg_id')}:{entry.get('collective_seq_id')}"
+            came.append((int(entry.get("time_created_ns") or 0), key))
+            total = max(total, 1 + int(entry.get("record_id") or 0))
+    return total, {key: nanoseconds / 1e9 for nanoseconds, key in sorted(came)[-count:]}
 
 
 def pending_collectives() -> list[Collective]:

@@ -1,0 +1,135 @@
+"""`windlass notify`: tell people when a run ends, fails, starts again or hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windlass.cli.jobs import find, load_run, on_option, quiet_option, run_names
+
+if TYPE_CHECKING:
+    from windlass.runfolder import RunFolder
+    from windlass.spec import Run
+    from windlass.targets.launch.notifications import Ledger, Notice, Receiver
+    from windlass.targets.protocol import JobRef, Target
+
+POLL_SECONDS = 1.0
+
+
+@click.command(short_help="Tell people when a run ends, fails or hangs.")
+@click.argument("name", shell_complete=run_names)
+@click.option("--test", "is_test", is_flag=True, help="Send one message now, to see that it arrives.")
+@click.option("--since", type=float, hidden=True, help="Seconds since 1970: earlier events are not told.")
+@on_option
+@quiet_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def notify(name: str, is_test: bool, since: float | None, place: str | None, quiet: bool, as_json: bool) -> int:
+    """Tell people when a run ends, fails or hangs.
+
+    Watches a run until it has ended and sends what the section notify of its run file asks for: a webhook (Slack's
+    form), e-mail. `windlass run` starts this by itself. Every event is sent once, also if this is started again.
+    """
+    import time
+
+    from windlass.cli.output import print_json, warn
+    from windlass.common.locks import locked
+    from windlass.errors import ExitCode, UserError
+    from windlass.targets.launch.notifications import LEDGER, Ledger, Notice, receivers, settings_for
+
+    target, job = find(name, place)
+    section = settings_for(load_run(job.folder).notify)
+    to = receivers(section)
+    if not to:
+        raise UserError(
+            f"nobody is to be told of {job.name}: notify.webhook and notify.email are empty",
+            fix="notify: {webhook: SLACK_WEBHOOK_URL} in the run file, or in ~/.config/windlass/notify.yaml",
+        )
+    if is_test:
+        notice = Notice("test", job.name, "end", time.time(), f"a test of `windlass notify {job.name}`")
+        problems = [f"{receiver.name}: {problem}" for receiver in to if (problem := _try(receiver, notice))]
+        if problems:
+            raise UserError("the test did not arrive", evidence="\n".join(problems), exit_code=ExitCode.FAILED)
+        sent, failed, state = [receiver.name for receiver in to], [], None
+    else:
+        with locked(job.folder.path / f".{LEDGER}.lock", patience_s=0) as is_mine:
+            if not is_mine:
+                raise UserError(f"another `windlass notify {job.name}` is watching it already")
+            ledger = Ledger(job.folder, since=time.time() if since is None else since)
+            sent, failed, state = _watch(target, job, section.on, to, ledger)
+    for problem in failed:
+        warn(problem)
+    if as_json:
+        print_json({"name": job.name, "state": state, "sent": sent, "failed": failed})
+    elif not quiet:
+        click.echo(f"sent: {', '.join(sent) if sent else 'nothing'}")
+    return ExitCode.OK
+
+
+def _try(receiver: Receiver, notice: Notice) -> str | None:
+    try:
+        receiver.send(notice)
+    except OSError as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+def _watch(
+    target: Target[Any], job: JobRef, on: Sequence[str], to: Sequence[Receiver], ledger: Ledger
+) -> tuple[list[str], list[str], str]:
+    """Send until the run has ended."""
+    import time
+    from contextlib import nullcontext
+
+    from windlass.targets.launch.notifications import notices
+    from windlass.targets.launch.tail import Tail
+    from windlass.targets.protocol import KeepsRunFolder
+
+    sent: list[str] = []
+    failed: list[str] = []
+    history = Tail(job.folder.history)
+    with target.following(job) if isinstance(target, KeepsRunFolder) else nullcontext():
+        while True:
+            status = target.status(job)  # before the reading: nothing recorded before the end is missed
+            for notice in notices(job.name, history.records()):
+                for receiver in to:
+                    if notice.occasion not in on or ledger.has(notice, receiver):
+                        continue
+                    problem = ledger.send(notice, receiver)
+                    if problem:
+                        failed.append(f"{notice.title}: {receiver.name}: {problem}")
+                    else:
+                        sent.append(f"{notice.occasion} by {receiver.name}")
+            if status.ended:
+                return sent, failed, status.state
+            time.sleep(POLL_SECONDS)
+
+
+def watcher_of(run: Run, folder: RunFolder) -> Callable[[], None]:
+    """What starts the watch over a run that is about to be submitted; UserError where a secret is missing.
+
+    It is a process of its own: training goes on whatever happens to it.
+    """
+    import subprocess
+    import sys
+    import time
+
+    from windlass.targets.launch.notifications import receivers, settings_for
+
+    has_receivers, since = bool(receivers(settings_for(run.notify))), time.time()
+
+    def start() -> None:
+        if not has_receivers:
+            return
+        command = [sys.executable, "-m", "windlass.cli.main", "notify", str(folder.path), "--quiet"]
+        with (folder.logs / "notify.log").open("ab") as log:
+            subprocess.Popen(
+                [*command, "--since", str(since)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    return start
