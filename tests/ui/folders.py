@@ -31,20 +31,16 @@ def write_run(
     folder.run_file.write_text(dump_run(load_run(source)))
     source.unlink()
     write_metrics(folder, steps, ranks, slow_rank)
+    saves = range(max(1, steps // 10), steps + 1, max(1, steps // 10))
     events = [{"time": BEGAN, "event": "launched", "attempt": 1}]
     events += [{"time": BEGAN + 1, "event": "started", "attempt": 1, "world_size": ranks, "step": 0}]
-    every = max(1, steps // 10)
-    events += [
-        {"time": BEGAN + step, "event": "checkpoint", "step": step, "seconds": 1.0}
-        for step in range(every, steps + 1, every)
-    ]
+    events += [{"time": BEGAN + step, "event": "checkpoint", "step": step, "seconds": 1.0} for step in saves]
     events += [{"time": BEGAN + steps, "event": "finished", "step": steps, "loss": 2.0}]
     events += [{"time": BEGAN + steps + 1, "event": "exit", "state": "finished", "code": 0, "reason": None}]
     write_lines(folder.history, events)
-    for rank in range(min(ranks, 1000)):
-        folder.rank_log(rank).write_text(
-            f"2026-09-21T14:13:{rank % 60:02d} rank {rank} INFO ready on node-{rank // 8}\n"
-        )
+    for rank in range(ranks):
+        line = f"2026-09-21T14:13:{rank % 60:02d} rank {rank} INFO ready on node-{rank // 8}\n"
+        folder.rank_log(rank).write_text(line)
     return folder
 
 
@@ -96,27 +92,14 @@ def write_metrics(folder: RunFolder, steps: int, ranks: int, slow_rank: int | No
 def _ranks_record(step: int, noise: random.Random, ranks: int, slow_rank: int | None) -> dict:
     """As the trainer writes it: of more than 64 ranks the slowest few."""
     listed = range(ranks) if ranks <= 64 else sorted({noise.randrange(ranks) for _ in range(7)} | {slow_rank or 0})
-    rows = [
-        {
-            "rank": rank,
-            "host": f"node-{rank // 8}",
-            "step_s": 1.0,
-            "data_s": 0.0,
-            "behind_s": 0.7 if rank == slow_rank else abs(noise.gauss(0, 0.01)),
-        }
-        for rank in listed
-    ]
+    rows = []
+    for rank in listed:
+        behind_s = 0.7 if rank == slow_rank else abs(noise.gauss(0, 0.01))
+        row = {"rank": rank, "host": f"node-{rank // 8}", "step_s": 1.0, "data_s": 0.0, "behind_s": behind_s}
+        rows.append(row)
     slow = [slow_rank] if slow_rank is not None else []
-    return {
-        "kind": "ranks",
-        "step": step,
-        "steps": 10,
-        "held_up_s": 0.0,
-        "slow": slow,
-        "ranks": rows,
-        "attempt": 1,
-        "time": BEGAN + step,
-    }
+    record = {"kind": "ranks", "step": step, "steps": 10, "held_up_s": 0.0, "slow": slow, "ranks": rows}
+    return {**record, "attempt": 1, "time": BEGAN + step}
 
 
 def write_lines(path: Path, records: list[dict]) -> None:

@@ -1,4 +1,4 @@
-"""Read JSONL files that grow, a piece at a time: from the byte where the last look ended, in bounded memory and time."""
+"""Read JSONL files that grow, a piece at a time: from where the last look ended, in bounded memory and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run as the page shows it: its curves, attempts, events, checkpoints and ranks, read from its folder as it grows."""
+"""One run as the page shows it: curves, attempts, events, checkpoints and ranks, read as its folder grows."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""`windlass plot`: curves of runs as an SVG or PNG file."""
