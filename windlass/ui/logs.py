@@ -61,34 +61,42 @@ def read_logs(
     """The newest lines of all files or of one source; with `search` the newest that hold these words."""
     files = files_of(folder)
     chosen = [file for file in files if source in (None, "", file.source)]
-    has_ranks = any(file.rank is not None for file in chosen)
-    wanted = search.casefold()
+    with_copies = all(file.rank is None for file in chosen)
     share = max(4096, MOST_BYTES // max(1, len(chosen)))
-    each = share if wanted else min(share, TAIL_BYTES)
     until = time.monotonic() + SEARCH_SECONDS
-    cut = False
     streams = []
+    is_cut = False
     for file in chosen:
-        lines: deque[tuple[str, str, str]] = deque(maxlen=most_lines)
-        stamp, size = "", _size(file.path)
-        cut = cut or size > each
-        for text in _lines(file.path, max(0, size - each)):
-            if time.monotonic() > until:
-                cut = True
-                break
-            stamp = text[:19].replace(" ", "T") if STAMP.match(text) else stamp
-            if wanted and wanted not in text.casefold():
-                continue
-            if file.rank is None and has_ranks and COPY_OF_A_RANK.match(text):
-                continue  # a launcher's copy of what a rank's own log holds
-            lines.append((stamp, file.source, text))
+        size = _size(file.path)
+        window = min(share, size) if search else min(share, TAIL_BYTES)
+        lines = _newest(file, size - window, search.casefold(), most_lines, until, with_copies=with_copies)
+        while not lines and window < min(share, size):  # the end lies in the middle of a huge line
+            window = min(share, 8 * window)
+            lines = _newest(file, size - window, search.casefold(), most_lines, until, with_copies=with_copies)
+        is_cut = is_cut or window < size or time.monotonic() > until
         streams.append(lines)
     merged = deque(heapq.merge(*streams, key=lambda line: line[0]), maxlen=most_lines)
     return {
         "lines": [{"source": origin, "text": shown(text), "tone": _tone(text)} for _, origin, text in merged],
         "sources": [file.source for file in files],
-        "cut": cut or sum(map(len, streams)) > len(merged),
+        "cut": is_cut or sum(map(len, streams)) > len(merged),
     }
+
+
+def _newest(
+    file: LogFile, begin: int, wanted: str, most_lines: int, until: float, *, with_copies: bool
+) -> deque[tuple[str, str, str]]:
+    """The last lines with these words, each with the time that it, or the line before it, begins with."""
+    lines: deque[tuple[str, str, str]] = deque(maxlen=most_lines)
+    stamp = ""
+    for text in _lines(file.path, max(0, begin)):
+        if time.monotonic() > until:
+            break
+        stamp = text[:19].replace(" ", "T") if STAMP.match(text) else stamp
+        is_copy = file.rank is None and not with_copies and COPY_OF_A_RANK.match(text)
+        if not is_copy and (not wanted or wanted in text.casefold()):
+            lines.append((stamp, file.source, text))
+    return lines
 
 
 def _lines(path: Path, begin: int) -> Iterator[str]:

@@ -21,6 +21,7 @@ const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"];
 const AXES = { step: "steps", tokens: "tokens", time: "time of day" };
 const WIDE = "loss"; // has a row of its own
 const DENSE = 250; // points, from which on lines are thin
+const SPARSE = 12; // and below which each is marked
 const HEIGHT = 190;
 const WIDE_HEIGHT = 300;
 
@@ -178,7 +179,7 @@ export class Charts {
       if (!curve) return;
       const label = this.ids[index];
       tables.push([curve.x, curve.y]);
-      const kind = curve.smooth ? "faint" : curve.x.length > DENSE ? "thin" : "line";
+      const kind = curve.smooth ? "faint" : curve.x.length > DENSE ? "thin" : curve.x.length < SPARSE ? "dots" : "line";
       series.push({ label, kind, colour: runColour(index) });
       if (curve.smooth) {
         tables.push(curve.smooth);

@@ -41,9 +41,14 @@ export function duration(seconds) {
   if (!known(seconds)) return "–";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
-  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
-  return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
+  if (seconds < 3600) return parts(seconds, 60, "min", "s");
+  if (seconds < 86400) return parts(seconds / 60, 60, "h", "min");
+  return parts(seconds / 3600, 24, "d", "h");
+}
+
+function parts(value, size, large, small) {
+  const rest = Math.floor(value % size);
+  return `${Math.floor(value / size)} ${large}${rest ? ` ${rest} ${small}` : ""}`;
 }
 
 export function moment(seconds) {
@@ -58,5 +63,5 @@ export function ago(seconds) {
   if (!known(seconds)) return "–";
   const past = Math.max(0, Date.now() / 1000 - seconds);
   if (past < 60) return "just now";
-  return `${duration(past).replace(/^(\d+ (?:d|min)) .*/, "$1")} ago`;
+  return `${duration(past).replace(/^(\d+ (?:d|h|min)) .*/, "$1")} ago`;
 }
