@@ -25,9 +25,11 @@ CLUSTER_SECONDS = 15.0  # and of one that a cluster or a scheduler is asked abou
 MOST_VIEWS = 24  # in memory; the one that nobody looked at for longest goes
 MOST_ROWS_IN_VIEWS = 1_500_000
 MOST_SWEEPS = 100
+SLICE_SECONDS = 0.05  # of a long file that is read in the background
 MOST_APPRAISED = 20  # runs whose goodput is counted in one go
 MOST_APPRAISED_BYTES = 128 * 1024 * 1024
 APPRAISAL_SECONDS = 20.0
+QUIET_SECONDS = 3.0  # after the start, which belong to the first page
 ENDED = ("finished", "failed", "preempted", "stopped")
 
 Row = dict[str, Any]
@@ -72,6 +74,7 @@ class Library:
         self._views: dict[str, RunView] = {}
         self._lock = threading.RLock()
         self._listed = 0.0
+        self._began = time.monotonic()
         self._elsewhere_at = 0.0
         self._asking = False
         self._readers: set[str] = set()  # views that a thread reads to their end
@@ -128,7 +131,7 @@ class Library:
     def _appraise(self, now: float) -> None:
         """Goodput needs all of a run's metrics: it is counted in the background, now and then, newest runs first."""
         due = [known for known in self._known.values() if known.folder and self._is_due(known, now)]
-        if self._appraising or not due:
+        if self._appraising or not due or now - self._began < QUIET_SECONDS:
             return
         due.sort(key=lambda known: -(real(known.row.get("started")) or 0.0))
         self._appraising = True
@@ -191,9 +194,11 @@ class Library:
             if view is None:
                 view = self._views[run_id] = RunView(folder, self.sources.describe)
                 self._make_room()
-        view.refresh()
-        if not view.is_complete:
-            self._read_on(run_id, view)
+            is_being_read = run_id in self._readers
+        if not is_being_read:
+            view.refresh()
+            if not view.is_complete:
+                self._read_on(run_id, view)
         return view
 
     def _read_on(self, run_id: str, view: RunView) -> None:
@@ -205,7 +210,8 @@ class Library:
 
         def read() -> None:
             while not view.is_complete and self._views.get(run_id) is view:
-                view.refresh()
+                view.refresh(SLICE_SECONDS)
+                time.sleep(SLICE_SECONDS / 4)  # pages ask in between
             self._readers.discard(run_id)
 
         threading.Thread(target=read, name=f"read {run_id}", daemon=True).start()

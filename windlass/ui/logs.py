@@ -22,6 +22,7 @@ MOST_LINES = 1000
 MOST_CHARACTERS = 2000  # of a line that are shown
 MOST_BYTES = 64 * 1024 * 1024  # that one answer looks at, of all files together
 TAIL_BYTES = 128 * 1024  # of a file, where nothing is searched for
+FEWEST_LINES = 20  # of a file, where it has so many
 SEARCH_SECONDS = 3.0
 
 
@@ -70,7 +71,7 @@ def read_logs(
         size = _size(file.path)
         window = min(share, size) if search else min(share, TAIL_BYTES)
         lines = _newest(file, size - window, search.casefold(), most_lines, until, with_copies=with_copies)
-        while not lines and window < min(share, size):  # the end lies in the middle of a huge line
+        while not search and len(lines) < FEWEST_LINES and window < min(share, size):  # huge lines
             window = min(share, 8 * window)
             lines = _newest(file, size - window, search.casefold(), most_lines, until, with_copies=with_copies)
         is_cut = is_cut or window < size or time.monotonic() > until

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from windlass.cli.jobs import run_names
 from windlass.errors import UserError
+
+if TYPE_CHECKING:
+    from windlass.runfolder import RunFolder
 
 AXES = {"step": "step", "tokens": "tokens", "time": "time (UTC)"}
 # Tried in this order: a machine without any of them has no letters to draw with.
@@ -55,23 +59,43 @@ def plot(
     """
     from windlass.cli.output import print_json
     from windlass.runfolder import RunFolder
+
+    folders = [RunFolder.find(name) for name in names]
+    written = write_plot(
+        folders, output, metric=metric, axis=axis, smooth=smooth, logarithmic=logarithmic, size=_size(size)
+    )
+    runs = [folder.name for folder in folders]
+    if as_json:
+        print_json({"path": str(output), "runs": runs, "bytes": written})
+    else:
+        click.echo(f"{output}: {metric} of {', '.join(runs)}")
+
+
+def write_plot(
+    folders: list[RunFolder],
+    output: Path,
+    *,
+    metric: str = "loss",
+    axis: str = "step",
+    smooth: float = 0.0,
+    logarithmic: bool = False,
+    size: tuple[int, int] = (800, 450),
+) -> int:
+    """Draw a metric of some runs into a file; returns its size in bytes."""
     from windlass.ui.figure import draw
     from windlass.ui.report import chart_of, read_view
 
     if output.suffix not in (".svg", ".png"):
-        raise UserError(f"{output} is neither an .svg nor a .png file", fix="-o loss.svg")
-    width, height = _size(size)
-    views = [(folder.name, read_view(folder)) for folder in map(RunFolder.find, names)]
+        raise UserError(f"{output} is neither an .svg nor a .png file", fix="loss.svg")
+    views = [(folder.name, read_view(folder)) for folder in folders]
     chart = chart_of(views, metric, axis=axis, axis_label=AXES[axis], smooth=smooth, logarithmic=logarithmic)
     if not any(curve.xs for curve in chart.curves):
-        raise UserError(f"there is no {metric} in {', '.join(names)} to draw", fix=f"windlass show {names[0]}")
-    svg = draw(chart, width=width, height=height, background="#ffffff").replace("currentColor", "#20262c")
+        names = ", ".join(folder.name for folder in folders)
+        raise UserError(f"there is no {metric} in {names} to draw", fix=f"windlass show {folders[0].name}")
+    svg = draw(chart, width=size[0], height=size[1], background="#ffffff").replace("currentColor", "#20262c")
     content = svg.encode() if output.suffix == ".svg" else _png(svg)
     output.write_bytes(content)
-    if as_json:
-        print_json({"path": str(output), "runs": [name for name, _ in views], "bytes": len(content)})
-    else:
-        click.echo(f"{output}: {metric} of {', '.join(name for name, _ in views)}")
+    return len(content)
 
 
 def _size(text: str) -> tuple[int, int]:
