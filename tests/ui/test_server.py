@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.ui.folders import write_run
-from windlass.cli.runs.ui import sources
+from windlass.cli.views.ui import sources
 from windlass.ui.library import Library
 
 uvicorn = pytest.importorskip("uvicorn")

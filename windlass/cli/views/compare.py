@@ -36,7 +36,7 @@ def compare(names: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
         raise UserError("give at least two runs", fix="windlass ls    lists them")
     folders = [RunFolder.find(name) for name in names]
     if plot is not None:
-        from windlass.cli.runs.plot import write_plot
+        from windlass.cli.views.plot import write_plot
 
         write_plot(folders, plot)
     settings = differing_settings(folders)

@@ -22,7 +22,7 @@ def report(name: str, output: Path | None, as_json: bool) -> None:
     needs nothing else, without scripts. Tokens and passwords that a log or the run file holds are removed.
     """
     from windlass.cli.output import print_json
-    from windlass.cli.runs.ui import sources
+    from windlass.cli.views.ui import sources
     from windlass.runfolder import RunFolder
     from windlass.ui.report import report as page_of
 
