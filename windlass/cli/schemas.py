@@ -239,6 +239,34 @@ class SweepDryRun(Printed):
     requests: list[SlurmRequest]
 
 
+class SweepResult(Status):
+    """A run of a sweep, and how it ended. One that was not started waits."""
+
+    name: str
+    settings: list[str]
+    """In which it differs from the others."""
+    folder: str
+    validation_loss: float | None
+
+
+class PageAddress(Printed):
+    """Where the page can be opened."""
+
+    url: str
+    """With the token, where one is needed."""
+    runs: str
+    """The folder whose runs it shows."""
+    token: str | None
+
+
+class WrittenFile(Printed):
+    """A picture or a page that was written."""
+
+    path: str
+    runs: list[str]
+    bytes: int
+
+
 class Pod(Printed):
     """A pod of a run."""
 
@@ -921,6 +949,10 @@ OUTPUTS = (
     Output("why", "", WhyResult),
     Output("notify", "", NotifyResult),
     Output("compare", "", Comparison),
+    Output("sweep", "", list[SweepResult], note="with --dry-run before any of them starts"),
+    Output("plot", "", WrittenFile),
+    Output("report", "", WrittenFile),
+    Output("ui", "", PageAddress),
     Output("rm", "", list[RemovedRun]),
     Output("top", "", Use),
     Output("top", "--every", Use, note=LINES, each_line=True),

@@ -10,6 +10,7 @@ import click
 from windlass.cli.jobs import complete_target
 
 if TYPE_CHECKING:
+    from windlass.runfolder import RunFolder
     from windlass.targets.protocol import JobRef, Target
 
 Row = dict[str, Any]
@@ -41,7 +42,7 @@ def ls(place: str | None, sort: str, reverse: bool, quiet: bool, as_json: bool) 
 
     rows = list(_runs())
     if place:
-        rows += _elsewhere(place, {row["name"] for row in rows})
+        rows += elsewhere(place, {row["name"] for row in rows})
     rows.sort(key=lambda row: _sort_key(row, sort), reverse=reverse)
     if as_json:
         print_json(rows)
@@ -93,34 +94,43 @@ def _sort_key(row: Row, sort: str) -> tuple[Any, ...]:
 
 
 def _runs() -> Iterator[Row]:
-    """Every run with its status; a folder or a target that says nothing makes its own runs unknown, and no others."""
-    from windlass.errors import UserError
     from windlass.runfolder import RunFolder, runs_root
-    from windlass.targets import target_of_kind
-    from windlass.targets.protocol import JobRef
 
-    targets: dict[str, Target[Any]] = {}
+    reader = RowReader()
     for path in sorted(runs_root().glob("*/run.yaml")):
-        folder = RunFolder(path.parent)
+        yield reader.row(RunFolder(path.parent))
+
+
+class RowReader:
+    """Rows of runs; a folder or a target that says nothing makes its own runs unknown, and no others."""
+
+    def __init__(self) -> None:
+        self.targets: dict[str, Target[Any]] = {}
+
+    def row(self, folder: RunFolder) -> Row:
+        from windlass.errors import UserError
+        from windlass.targets import target_of_kind
+        from windlass.targets.protocol import JobRef
+
         kind = "–"
         try:
             kind = folder.target_kind()
-            if kind not in targets:
-                targets[kind] = target_of_kind(kind)
+            if kind not in self.targets:
+                self.targets[kind] = target_of_kind(kind)
             job = JobRef(kind, folder.name, folder)
-            yield _row(job, targets[kind].status(job).as_dict())
+            return _row(job, self.targets[kind].status(job).as_dict())
         except UserError as error:
-            yield _row(JobRef(kind, folder.name, folder), {"state": "unknown", "reason": error.what})
+            return _row(JobRef(kind, folder.name, folder), {"state": "unknown", "reason": error.what})
         except Exception as error:  # whatever is in a folder, the others are listed
             reason = f"{type(error).__name__}: {error}"[:200]
-            yield _row(JobRef(kind, folder.name, folder), {"state": "unknown", "reason": reason})
+            return _row(JobRef(kind, folder.name, folder), {"state": "unknown", "reason": reason})
 
 
 def _row(job: JobRef, status: dict[str, Any]) -> Row:
     return {"name": job.name, "target": job.target, **status, "started": job.folder.began()}
 
 
-def _elsewhere(place: str, here: set[str]) -> Iterator[Row]:
+def elsewhere(place: str, here: set[str]) -> Iterator[Row]:
     """The runs of a cluster that have no folder on this machine."""
     from windlass.cli.jobs import place_of
     from windlass.runfolder import RunFolder, runs_root

@@ -1,20 +1,241 @@
-"""`windlass run --sweep KEY=A,B`: one run per combination of values, as one array for all that need the same."""
+"""`windlass sweep KEY=A,B`: one run per combination of values, on every target. `run --sweep`: as Slurm arrays.
+
+A sweep has no state of its own but a file that names its runs: what is finished or under way is read from their
+folders, so a killed sweep goes on when it is typed again.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from windlass.cli.jobs import complete_overrides, complete_target
 from windlass.cli.preparation import Prepared, prepare
+from windlass.common.files import write_atomically
+from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
+from windlass.runfolder import runs_root
 from windlass.spec import load_run
 from windlass.targets import target
-from windlass.targets.protocol import CanSweep
+from windlass.targets.protocol import CanSweep, JobStatus
 
 LARGEST = 1000
+LOCAL_SECONDS, CLUSTER_SECONDS = 1.0, 10.0  # between two looks at what runs
+EXAMPLE = "windlass sweep run.yaml train.learning_rate=1e-4,3e-4"
+
+
+@click.command(short_help="Train one run per combination of values.")
+@click.argument("run_file", metavar="RUN.yaml", type=click.Path())
+@click.argument("settings", nargs=-1, metavar="KEY=A,B...", shell_complete=complete_overrides)
+@click.option(
+    "--on",
+    "place",
+    metavar="TARGET",
+    shell_complete=complete_target,
+    help="Where to train: local, slurm, kubernetes[:CONTEXT].",
+)
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of machines of each run; sets resources.nodes.")
+@click.option(
+    "--at-most", type=click.IntRange(min=1), help="Runs at once. Default: 1 on this machine, all on clusters."
+)
+@click.option("--dry-run", is_flag=True, help="Print the runs, and start none.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout when all have ended.")
+def sweep(
+    run_file: str,
+    settings: tuple[str, ...],
+    place: str | None,
+    nodes: int | None,
+    at_most: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Train one run per combination of values.
+
+    A key with several values is swept, one with a single value is set in all runs. All runs are checked before the
+    first one starts. Ctrl-C, or a kill, leaves the runs that are under way alone; the same command goes on with the
+    sweep, and tries again what has failed. `windlass ui` and `windlass compare` show the runs beside each other.
+    """
+    kind, _, context = (place or "").partition(":")
+    changes = [one for one in settings if not is_swept(one)]
+    changes += [f"target.kind={kind}"] if kind else []
+    changes += [f"target.{kind}.context={context}"] if context else []
+    changes += [f"resources.nodes={nodes}"] if nodes else []
+    swept = [one for one in settings if is_swept(one)]
+    if not swept:
+        raise UserError("no key has several values", fix=EXAMPLE)
+    base = load_run(run_file, changes)
+    members = [
+        Member(values, _prepared(run_file, [*changes, *values, f"name={base.name}-{index}"], None, False))
+        for index, values in enumerate(combinations(swept))
+    ]
+    from windlass.cli.output import warn
+
+    for warning in dict.fromkeys(warning for member in members for warning in member.prepared.warnings):
+        warn(warning)
+    if dry_run:
+        return _show(members, as_json=as_json)
+    runs_root().mkdir(parents=True, exist_ok=True)
+    with locked(runs_root() / f".{base.name}.sweep.lock", patience_s=0.0) as is_ours:
+        if not is_ours:
+            raise UserError(
+                f"the sweep {base.name} is under way in another terminal", fix=f"name=OTHER    or watch it: {_WATCH}"
+            )
+        _write_members(base.name, members)
+        driver = Driver(members, at_most or (1 if base.target.kind == "local" else len(members)))
+        try:
+            driver.run(base.name)
+        except KeyboardInterrupt:
+            click.echo("\nthe runs under way go on; the same command goes on with the sweep", err=True)
+            return ExitCode.INTERRUPTED
+    _show(members, as_json=as_json)
+    states = {member.status.state for member in members}
+    return ExitCode.OK if states == {"finished"} else ExitCode.FAILED
+
+
+_WATCH = "windlass ui"
+
+
+def is_swept(setting: str) -> bool:
+    """Several values with commas between them; a list or a mapping in brackets is one value."""
+    value = setting.partition("=")[2].strip()
+    return "," in value and not value.startswith(("[", "{", '"', "'"))
+
+
+@dataclass
+class Member:
+    """One run of a sweep."""
+
+    settings: tuple[str, ...]
+    prepared: Prepared
+    seen: JobStatus | None = None  # since this command started or found it
+
+    @property
+    def name(self) -> str:
+        return self.prepared.run.name
+
+    @property
+    def status(self) -> JobStatus:
+        return self.seen or self.prepared.earlier or JobStatus("waiting", reason="not started")
+
+    def look(self) -> JobStatus:
+        self.seen = self.prepared.target.status(self.prepared.job)
+        return self.seen
+
+    def as_dict(self) -> dict[str, Any]:
+        from windlass.cli.runs.summary import summarize
+
+        folder = self.prepared.folder
+        validation_loss = summarize(folder).validation_loss if folder.metrics.exists() else None
+        about = {"name": self.name, "settings": list(self.settings), "folder": str(folder.path)}
+        return {**about, **self.status.as_dict(), "validation_loss": validation_loss}
+
+
+class Driver:
+    """Keeps so many runs under way until all have ended."""
+
+    def __init__(self, members: Sequence[Member], at_most: int) -> None:
+        self.at_most = at_most
+        self.waiting = [one for one in members if not one.prepared.is_finished and not one.prepared.is_running]
+        self.running = [one for one in members if one.prepared.is_running]
+        is_local = all(member.prepared.run.target.kind == "local" for member in members)
+        self.pause = LOCAL_SECONDS if is_local else CLUSTER_SECONDS
+
+    def run(self, name: str) -> None:
+        for member in self.running:
+            _tell(member, "is under way")
+        if len(self.waiting) + len(self.running) <= self.at_most:
+            self._submit_together(name)
+        while self.waiting or self.running:
+            for member in [member for member in self.running if member.look().ended]:
+                self.running.remove(member)
+                _tell(member, f"{member.status.state}{_numbers(member.status)}")
+            while self.waiting and len(self.running) < self.at_most:
+                self._start(self.waiting.pop(0))
+            if self.running:
+                time.sleep(self.pause)
+
+    def _submit_together(self, name: str) -> None:
+        """All that are left in as few requests as the target can make of them."""
+        where = self.waiting[0].prepared.target if self.waiting else None
+        if not isinstance(where, CanSweep):
+            return
+        runs = [member.prepared.run for member in self.waiting]
+        indices = [int(member.name.rpartition("-")[2]) for member in self.waiting]
+        where.submit_all(runs, where.render_sweep(name, runs, indices, self.waiting[0].prepared.gathered))
+        for member in self.waiting:
+            _tell(member, "submitted")
+        self.running, self.waiting = [*self.running, *self.waiting], []
+
+    def _start(self, member: Member) -> None:
+        """A run that cannot be started, because somebody else just did or a disk is full, does not end the sweep."""
+        try:
+            member.prepared.target.submit(member.prepared.run, member.prepared.request)
+            _tell(member, "started")
+        except UserError as error:
+            if member.look().ended or member.status.attempt is None:
+                member.seen = JobStatus("failed", reason=error.what, exit_code=int(error.exit_code))
+                _tell(member, f"could not be started: {error.what}")
+                return
+        self.running.append(member)
+
+
+def _tell(member: Member, what: str) -> None:
+    from windlass.cli.output import plain
+
+    click.echo(plain(f"{member.name}  {' '.join(member.settings)}  {what}"), err=True)
+
+
+def _numbers(status: JobStatus) -> str:
+    from windlass.cli.output import number
+
+    return f", loss {number(status.loss)}" if status.loss is not None else f": {status.reason}" if status.reason else ""
+
+
+def _write_members(name: str, members: Sequence[Member]) -> None:
+    """Which runs belong together, for `windlass ui`."""
+    runs = [{"name": member.name, "settings": list(member.settings)} for member in members]
+    write_atomically(runs_root() / f"{name}.sweep.json", json.dumps({"name": name, "runs": runs}) + "\n")
+
+
+def _show(members: Sequence[Member], *, as_json: bool) -> int:
+    """The runs as a table, the lowest loss first."""
+    from windlass.cli.output import count, number, print_json, print_table, styled
+    from windlass.cli.runs.ls import COLOURS
+
+    rows = [member.as_dict() for member in members]
+    if as_json:
+        print_json(rows)
+        return ExitCode.OK
+    rows.sort(key=_rank)
+    print_table(
+        ["RUN", "SETTINGS", "STATE", "STEP", "LOSS", "VALIDATION", "TOK/S"],
+        [
+            [
+                row["name"],
+                " ".join(row["settings"]),
+                styled(row["state"], COLOURS.get(row["state"], "")),
+                f"{row['step']}/{row['steps'] or '–'}" if row["step"] is not None else "–",
+                number(row["loss"]),
+                number(row["validation_loss"]),
+                count(row["tokens_per_s"]),
+            ]
+            for row in rows
+        ],
+        notes=[row["reason"] if row["state"] != "finished" else None for row in rows],
+    )
+    return ExitCode.OK
+
+
+def _rank(row: dict[str, Any]) -> float:
+    loss = row["validation_loss"] if row["validation_loss"] is not None else row["loss"]
+    return math.inf if loss is None else float(loss)
 
 
 def run_sweep(
@@ -36,7 +257,9 @@ def run_sweep(
     base = load_run(run_file, changes)
     where = target(base.target)
     if not isinstance(where, CanSweep):
-        raise UserError(f"the target {base.target.kind} takes no sweeps", fix="--on slurm")
+        raise UserError(
+            f"the target {base.target.kind} takes no arrays", fix=f"windlass sweep {run_file} {' '.join(sweeps)}"
+        )
     elements: list[tuple[int, tuple[str, ...], Prepared]] = []
     for index, settings in enumerate(combinations(sweeps)):
         named = f"name={base.name}-{index}"
@@ -101,9 +324,7 @@ def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
         key, equals, values = sweep.partition("=")
         alternatives = [value.strip() for value in values.split(",") if value.strip()]
         if not equals or not key.strip() or not alternatives:
-            raise UserError(
-                f"the sweep {sweep!r} is not of the form section.key=A,B", fix="--sweep train.learning_rate=1e-4,3e-4"
-            )
+            raise UserError(f"the sweep {sweep!r} is not of the form section.key=A,B", fix=EXAMPLE)
         choices.append([f"{key.strip()}={value}" for value in alternatives])
     made = list(itertools.product(*choices))
     if len(made) > LARGEST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Compare runs: settings and results.")
 @click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=run_names)
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw losses: .svg, .png."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def compare(names: tuple[str, ...], as_json: bool) -> None:
+def compare(names: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
     """Compare runs: settings and results.
 
     Settings are those in which the runs differ. The losses at the last step that all of them have are shown too: there
-    a run that trained longer has no advantage.
+    a run that trained longer has no advantage. --plot draws the losses over each other; `windlass ui` shows all curves.
     """
     from windlass.cli.output import count, number, print_json, print_table
     from windlass.cli.runs.summary import summarize
@@ -31,6 +35,10 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     if len(names) < 2:
         raise UserError("give at least two runs", fix="windlass ls    lists them")
     folders = [RunFolder.find(name) for name in names]
+    if plot is not None:
+        from windlass.cli.views.plot import write_plot
+
+        write_plot(folders, plot)
     settings = differing_settings(folders)
     summaries = [summarize(folder) for folder in folders]
     common = min((summary.steps for summary in summaries), default=0)

@@ -1,0 +1,75 @@
+"""`windlass sweep`: every combination once, so many at a time, and on again after a kill."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.ui.conftest import windlass
+from windlass.cli.runs.sweep import combinations, is_swept
+from windlass.common.files import read_json_lines
+
+RUN_FILE = """\
+name: rates
+model: {preset: llama-tiny}
+data: {source: 'corpus:austen', sequence_length: 32}
+train: {steps: 3, global_batch: 2, precision: fp32}
+resources: {gpus_per_node: 0, processes_per_node: 1}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "rates.yaml").write_text(RUN_FILE)
+    return tmp_path
+
+
+def sweep(start, folder, *arguments, **options):
+    environment = {**os.environ, "WINDLASS_RUNS": str(folder / "runs")}
+    command = windlass("sweep", folder / "rates.yaml", *arguments)
+    return start(command, env=environment, cwd=folder, text=True, stderr=subprocess.PIPE, **options)
+
+
+def test_values_with_commas_are_swept_and_lists_are_not():
+    assert is_swept("train.learning_rate=1e-4,3e-4")
+    assert not is_swept("train.learning_rate=1e-4")
+    assert not is_swept("data.files=[a.jsonl, b.jsonl]")
+    assert combinations(["a=1,2", "b=x,y"]) == [("a=1", "b=x"), ("a=1", "b=y"), ("a=2", "b=x"), ("a=2", "b=y")]
+
+
+def test_a_mistake_in_one_run_starts_none(folder):
+    answer = sweep(subprocess.run, folder, "train.global_batch=2,0", timeout=120, check=False)
+    assert answer.returncode == 2
+    assert "train.global_batch" in answer.stderr
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.train
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_and_runs_one_at_a_time(folder):
+    rates = "train.learning_rate=1e-4,3e-4"
+    first = sweep(subprocess.Popen, folder, rates)
+    for line in first.stderr:
+        if line.startswith("rates-0") and "started" in line:
+            break
+    first.send_signal(signal.SIGKILL)  # the sweep alone: the run goes on
+    first.communicate()
+    done = sweep(subprocess.run, folder, rates, "--json", stdout=subprocess.PIPE, timeout=400, check=False)
+    assert done.returncode == 0, done
+    rows = json.loads(done.stdout)
+    assert [row["name"] for row in rows] == ["rates-0", "rates-1"]
+    assert {row["state"] for row in rows} == {"finished"}
+    assert rows[0]["loss"] != rows[1]["loss"]
+    assert "rates-0  train.learning_rate=1e-4  started" not in done.stderr  # it was under way, or finished
+    launches = []
+    for row in rows:
+        history = list(read_json_lines(folder / "runs" / row["name"] / "history.jsonl"))
+        assert [record["event"] for record in history].count("launched") == 1
+        launches.append((history[0]["time"], history[-1]["time"]))
+    assert launches[0][1] <= launches[1][0]  # one at a time
+    members = json.loads((folder / "runs" / "rates.sweep.json").read_text())
+    assert [run["settings"] for run in members["runs"]] == [
+        [f"train.learning_rate={rate}"] for rate in ("1e-4", "3e-4", "1e-3")
+    ]

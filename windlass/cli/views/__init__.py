@@ -1,0 +1,1 @@
+"""Commands that show runs: the page, pictures, reports, comparisons."""

@@ -1,0 +1,142 @@
+"""`windlass ui`: all runs on a page of this machine, read-only."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windlass.cli.jobs import complete_target
+from windlass.errors import UserError
+
+if TYPE_CHECKING:
+    from windlass.runfolder import RunFolder
+    from windlass.ui.library import Sources
+
+PORT = 8737
+NEXT_PORTS = 20  # tried where the usual one is taken
+
+
+@click.command(short_help="Show the runs on a page in the browser.")
+@click.option("--port", type=click.IntRange(0, 65535), help=f"Default: {PORT}, or the next one that is free.")
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Default: this machine only. Others need a token.")
+@click.option("--token", metavar="TEXT", help="Who opens the page must know it. Default with --host: a new one.")
+@click.option(
+    "--on",
+    "places",
+    multiple=True,
+    metavar="TARGET",
+    shell_complete=complete_target,
+    help="Also the runs that a cluster, kubernetes[:CONTEXT], knows itself. May be given several times.",
+)
+@click.option("--open", "opens", is_flag=True, help="Open the page in the browser of this machine.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout when the page can be opened.")
+def ui(port: int | None, host: str, token: str | None, places: tuple[str, ...], opens: bool, as_json: bool) -> None:
+    """Show the runs on a page in the browser.
+
+    The page reads run folders and changes nothing; Ctrl-C ends it, and runs go on. It is served to this machine alone.
+    With --host it is served to others who know the token; the connection is not encrypted.
+    """
+    for place in places:
+        from windlass.cli.jobs import place_of
+
+        place_of(place)  # a target that does not exist is said now, not on the page
+    try:
+        import uvicorn
+
+        from windlass.ui.security import is_loopback
+        from windlass.ui.server import application
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"the page needs {error.name}, which is not installed", fix="pip install 'windlass[ui]'"
+        ) from None
+    from windlass.cli.output import print_json_line
+    from windlass.runfolder import runs_root
+    from windlass.ui.library import Library
+
+    if not is_loopback(host):
+        token = token or secrets.token_urlsafe(18)
+    listening = _listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")
+    app = application(Library(runs_root(), sources(places)), host=host, token=token)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1, lifespan="off"
+    )
+    if as_json:
+        print_json_line({"url": address, "runs": str(runs_root()), "token": token})
+    else:
+        click.echo(f"{address}    the runs of {runs_root()}/; Ctrl-C ends the page, not the runs")
+    if opens:
+        click.launch(address)
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    """A socket on the wanted port; where none is wanted, on the usual one or the next that is free."""
+    wanted = [port] if port is not None else range(PORT, PORT + NEXT_PORTS)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    problem: OSError | None = None
+    for number in wanted:
+        listening = socket.socket(family)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, number))
+            listening.listen(128)
+            return listening
+        except OSError as error:
+            listening.close()
+            problem = error
+    raise UserError(
+        f"the page cannot be served at {host}, port {wanted[0]}", evidence=str(problem), fix="--port 0    any free one"
+    )
+
+
+def sources(places: tuple[str, ...] = ()) -> Sources:
+    """What the other commands know about runs, for the page."""
+    from windlass.cli.runs.follow import describe_event
+    from windlass.cli.runs.ls import RowReader, elsewhere
+    from windlass.cli.runs.summary import summarize
+    from windlass.ui.library import Sources
+
+    reader = RowReader()
+
+    def on_clusters() -> Iterator[dict[str, Any]]:
+        for place in places:
+            yield from elsewhere(place, set())
+
+    return Sources(
+        row=reader.row,
+        elsewhere=on_clusters,
+        describe=describe_event,
+        verdict=verdict_of,
+        summary=lambda folder: summarize(folder).as_dict(),
+        goodput=goodput_of,
+    )
+
+
+def goodput_of(folder: RunFolder) -> float | None:
+    """Seconds of the steps that count, over all seconds from the first launch to the newest record."""
+    from windlass.common.files import read_json_lines, real
+    from windlass.runfolder import steps_of
+
+    steps = steps_of(folder).values()
+    times = [when for record in read_json_lines(folder.history) if (when := real(record.get("time"))) is not None]
+    times += [when for record in steps if (when := real(record.get("time"))) is not None]
+    paid = max(times) - min(times) if times else 0.0
+    return min(1.0, sum(real(record.get("step_s")) or 0.0 for record in steps) / paid) if steps and paid > 0 else None
+
+
+def verdict_of(folder: RunFolder) -> dict[str, Any]:
+    """What `windlass why` says, from what the run folder holds."""
+    from windlass.diagnose import Facts, diagnose
+    from windlass.diagnose.bundle import facts_of_run
+    from windlass.diagnose.secrets import clean_text
+
+    answer = diagnose(Facts.read(facts_of_run(folder))).as_dict()
+    for evidence in answer["evidence"]:
+        evidence["line"] = clean_text(evidence["line"])
+    return answer

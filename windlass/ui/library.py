@@ -1,0 +1,290 @@
+"""All runs, by the ids that the page uses: rows of the list, and the views of those that somebody looks at."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windlass.catalog.instances import instances
+from windlass.common.files import parse_record, real, words
+from windlass.errors import UserError
+from windlass.runfolder import RunFolder
+from windlass.spec import Run
+from windlass.spec.compatibility import leaves
+from windlass.targets.launch.tail import newest_steps
+from windlass.ui.runs import RunView
+
+ROW_SECONDS = 0.8  # for which the row of a run on this machine holds
+CLUSTER_SECONDS = 15.0  # and of one that a cluster or a scheduler is asked about
+MOST_VIEWS = 24  # in memory; the one that nobody looked at for longest goes
+MOST_ROWS_IN_VIEWS = 1_500_000
+MOST_SWEEPS = 100
+SLICE_SECONDS = 0.05  # of a long file that is read in the background
+MOST_APPRAISED = 20  # runs whose goodput is counted in one go
+MOST_APPRAISED_BYTES = 128 * 1024 * 1024
+APPRAISAL_SECONDS = 20.0
+QUIET_SECONDS = 3.0  # after the start, which belong to the first page
+ENDED = ("finished", "failed", "preempted", "stopped")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What commands know about runs; the command that starts the page passes it in."""
+
+    row: Callable[[RunFolder], Row]  # as `windlass ls --json` prints it
+    elsewhere: Callable[[], Iterable[Row]]  # runs that only clusters know
+    describe: Callable[[Mapping[str, Any]], str | None]  # a record of the history in a sentence
+    verdict: Callable[[RunFolder], dict[str, Any]]  # as `windlass why --json` prints it
+    summary: Callable[[RunFolder], dict[str, Any]]  # as `windlass show --json` prints it
+    goodput: Callable[[RunFolder], float | None]  # time training over time paid
+
+
+class UnknownRunError(KeyError):
+    """There is no run with this id, or no longer."""
+
+
+@dataclass
+class Known:
+    """A run of the list: its row, and until when that holds."""
+
+    folder: RunFolder | None  # None: only its cluster has one
+    row: Row = field(default_factory=dict)
+    signature: tuple[Any, ...] = ()
+    holds_until: float = 0.0
+    cost_per_hour: float | None = None
+    goodput: float | None = None
+    appraised: tuple[Any, ...] = ()  # the signature that goodput is of
+    appraised_at: float = -math.inf
+
+
+class Library:
+    """Ids are names of folders below the runs folder, found by listing it: no path is ever made from an id."""
+
+    def __init__(self, root: Path, sources: Sources) -> None:
+        self.root, self.sources = root, sources
+        self._known: dict[str, Known] = {}
+        self._views: dict[str, RunView] = {}
+        self._lock = threading.RLock()
+        self._listed = 0.0
+        self._began = time.monotonic()
+        self._elsewhere_at = 0.0
+        self._asking = False
+        self._readers: set[str] = set()  # views that a thread reads to their end
+        self._appraising = False
+
+    def rows(self) -> dict[str, Row]:
+        """The rows of all runs, by id; each is read again only when it may have changed."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._listed > ROW_SECONDS:
+                self._list_folders()
+                self._ask_clusters(now)
+                self._appraise(now)
+                self._listed = now
+            return {run_id: known.row for run_id, known in self._known.items() if known.row}
+
+    def _list_folders(self) -> None:
+        here = {path.parent.name: path.parent for path in self.root.glob("*/run.yaml")}
+        for gone in [run_id for run_id, known in self._known.items() if known.folder and run_id not in here]:
+            del self._known[gone]
+            self._views.pop(gone, None)
+        for name, path in here.items():
+            known = self._known.get(name)
+            if known is None or known.folder is None:
+                known = self._known[name] = Known(RunFolder(path))
+            self._refresh_row(name, known)
+
+    def _refresh_row(self, name: str, known: Known) -> None:
+        assert known.folder is not None
+        now, signature = time.monotonic(), _signature(known.folder)
+        is_over = known.row.get("state") in ENDED
+        on_cluster = known.row.get("target") not in (None, "local", "–")
+        if known.row and signature == known.signature and (is_over or (on_cluster and now < known.holds_until)):
+            return
+        if on_cluster and not is_over and now < known.holds_until:
+            return  # its folder grows while it is followed; the cluster is not asked each time
+        if signature[0] != (known.signature or (None,))[0]:
+            known.cost_per_hour = _cost_per_hour(known.folder)
+        known.row = {**self.sources.row(known.folder), "id": name, "folder": str(known.folder.path)}
+        known.row |= self._worth(known)
+        known.signature, known.holds_until = signature, now + CLUSTER_SECONDS
+
+    def _worth(self, known: Known) -> Row:
+        """MFU of the newest step, the share of time that trained, and dollars so far, as far as they are known."""
+        assert known.folder is not None
+        newest = newest_steps(known.folder.metrics, 1)
+        last = newest[-1] if newest else {}
+        started = real(known.row.get("started"))
+        until = real(last.get("time")) if known.row.get("state") in ENDED else time.time()
+        hours = max(0.0, until - started) / 3600 if started and until else None
+        cost = known.cost_per_hour * hours if known.cost_per_hour and hours is not None else None
+        return {"mfu": real(last.get("mfu")), "goodput": known.goodput, "cost_usd": cost}
+
+    def _appraise(self, now: float) -> None:
+        """Goodput needs all of a run's metrics: it is counted in the background, now and then, newest runs first."""
+        due = [known for known in self._known.values() if known.folder and self._is_due(known, now)]
+        if self._appraising or not due or now - self._began < QUIET_SECONDS:
+            return
+        due.sort(key=lambda known: -(real(known.row.get("started")) or 0.0))
+        self._appraising = True
+        threading.Thread(target=self._count_goodput, args=(due[:MOST_APPRAISED],), name="goodput", daemon=True).start()
+
+    def _is_due(self, known: Known, now: float) -> bool:
+        metrics = known.signature[2] if known.signature else None
+        is_large = metrics is None or metrics[1] > MOST_APPRAISED_BYTES
+        return not is_large and known.signature != known.appraised and now - known.appraised_at > APPRAISAL_SECONDS
+
+    def _count_goodput(self, due: list[Known]) -> None:
+        for known in due:
+            signature = known.signature
+            try:
+                goodput = self.sources.goodput(known.folder) if known.folder else None
+            except (UserError, OSError):
+                goodput = None
+            known.goodput, known.appraised, known.appraised_at = goodput, signature, time.monotonic()
+            known.row = {**known.row, "goodput": goodput}
+        self._appraising = False
+
+    def _ask_clusters(self, now: float) -> None:
+        """In a thread of its own: a cluster that does not answer must not hold up the page."""
+        if self._asking or now - self._elsewhere_at < CLUSTER_SECONDS:
+            return
+        self._asking = True
+        threading.Thread(target=self._fetch_elsewhere, name="clusters", daemon=True).start()
+
+    def _fetch_elsewhere(self) -> None:
+        try:
+            rows = {f"{row['target']}/{row['name']}": row for row in self.sources.elsewhere()}
+        except (UserError, OSError):
+            rows = {}
+        with self._lock:
+            for gone in [run_id for run_id, known in self._known.items() if not known.folder and run_id not in rows]:
+                del self._known[gone]
+            for run_id, row in rows.items():
+                if row["name"] not in self._known:
+                    self._known[run_id] = Known(None, {**row, "id": run_id, "folder": None})
+            self._asking, self._elsewhere_at = False, time.monotonic()
+
+    def row(self, run_id: str) -> Row:
+        rows = self.rows()
+        if run_id not in rows:
+            raise UnknownRunError(run_id)
+        return rows[run_id]
+
+    def folder(self, run_id: str) -> RunFolder:
+        self.row(run_id)
+        known = self._known.get(run_id)
+        if known is None or known.folder is None:
+            raise UnknownRunError(run_id)
+        return known.folder
+
+    def view(self, run_id: str) -> RunView:
+        """The view of a run, with what is new in its folder."""
+        folder = self.folder(run_id)
+        with self._lock:
+            view = self._views.get(run_id)
+            if view is None:
+                view = self._views[run_id] = RunView(folder, self.sources.describe)
+                self._make_room()
+            is_being_read = run_id in self._readers
+        if not is_being_read:
+            view.refresh()
+            if not view.is_complete:
+                self._read_on(run_id, view)
+        return view
+
+    def _read_on(self, run_id: str, view: RunView) -> None:
+        """A long file is read to its end in a thread; meanwhile the page shows what is there."""
+        with self._lock:
+            if run_id in self._readers:
+                return
+            self._readers.add(run_id)
+
+        def read() -> None:
+            while not view.is_complete and self._views.get(run_id) is view:
+                view.refresh(SLICE_SECONDS)
+                time.sleep(SLICE_SECONDS / 4)  # pages ask in between
+            self._readers.discard(run_id)
+
+        threading.Thread(target=read, name=f"read {run_id}", daemon=True).start()
+
+    def _make_room(self) -> None:
+        newest_first = sorted(self._views, key=lambda run_id: -self._views[run_id].used)
+        rows = 0
+        for position, run_id in enumerate(newest_first):
+            rows += len(self._views[run_id].steps)
+            if position >= MOST_VIEWS or (position and rows > MOST_ROWS_IN_VIEWS):
+                del self._views[run_id]
+
+    def sweeps(self) -> list[dict[str, Any]]:
+        """What `windlass sweep` wrote beside the runs: which belong together, and in what they differ."""
+        found = []
+        for path in sorted(self.root.glob("*.sweep.json"))[:MOST_SWEEPS]:
+            try:
+                record = parse_record(path.read_bytes()[: 1 << 20])
+            except OSError:
+                continue
+            runs = record.get("runs") if record else None
+            if record and isinstance(runs, list):
+                settings = {
+                    name: [str(one) for one in run.get("settings") or []]
+                    for run in runs
+                    if isinstance(run, dict) and (name := words(run.get("name")))
+                }
+                found.append({"name": words(record.get("name")) or path.name, "runs": settings})
+        return found
+
+    def compared(self, run_ids: list[str]) -> dict[str, Any]:
+        """Settings in which runs differ, and what each came to."""
+        settings: dict[str, list[Any]] = differing([flat_settings(self.folder(run_id)) for run_id in run_ids])
+        return {"settings": settings, "summaries": [self.sources.summary(self.folder(run_id)) for run_id in run_ids]}
+
+
+def flat_settings(folder: RunFolder) -> dict[str, Any]:
+    """Every setting of a run by its dotted key; empty where the run file cannot be read."""
+    try:
+        return dict(leaves(folder.load_run().model_dump(mode="json")))
+    except Exception:  # a run file may hold anything: the page shows its text all the same
+        return {}
+
+
+def differing(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """By key: the value in each run, where they are not all the same. Names always differ."""
+    keys = sorted({key for one in settings for key in one} - {"name"})
+    values = {key: [one.get(key) for one in settings] for key in keys}
+    return {key: found for key, found in values.items() if any(value != found[0] for value in found[1:])}
+
+
+def _signature(folder: RunFolder) -> tuple[Any, ...]:
+    files = (folder.run_file, folder.history, folder.metrics, folder.path / "supervisor.json", folder.events)
+    return tuple(_stamp(path) for path in files)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_size
+
+
+def _cost_per_hour(folder: RunFolder) -> float | None:
+    """Dollars of all nodes for an hour, where the run file names an instance that has a published price."""
+    try:
+        run: Run = folder.load_run()
+    except Exception:  # whatever lies in the folder, the others are listed
+        return None
+    instance = instances().get(str(run.resources.instance or "").removeprefix("ml."))
+    return instance.on_demand.usd_per_hour * run.resources.nodes if instance and instance.on_demand else None
+
+
+def to_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False).encode()

@@ -1,0 +1,201 @@
+"""One run as the page shows it: curves, attempts, events, checkpoints and ranks, read as its folder grows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass.checkpoint import CheckpointFolder
+from windlass.checkpoint.pieces import readable_manifest
+from windlass.common.files import real, whole, words
+from windlass.runfolder import RunFolder
+from windlass.ui.growing import GrowingRecords
+from windlass.ui.ranks import RankTimes
+from windlass.ui.series import Series
+
+METRICS = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "tokens_per_s",
+    "mfu",
+    "memory_gib",
+    "step_s",
+    "data_s",
+    "checkpoint_s",
+)
+VALIDATION = ("loss", "perplexity", "accuracy")
+MOST_EVENTS = 5000
+MOST_CHECKPOINTS = 200
+READ_SECONDS = 0.25  # for one look: the rest of a long file comes with the next looks
+ENDS = ("exit", "preempted", "finished", "rank-died", "node-lost", "restart", "gave-up")
+BAD = ("rank-died", "node-lost", "gave-up", "checkpoint-failed", "checkpoint-damaged", "upload-failed", "killing")
+GOOD = ("finished", "exported")
+
+Describe = Callable[[Mapping[str, Any]], str | None]
+
+
+@dataclass
+class Attempt:
+    """From a launch of the ranks to their end."""
+
+    number: int
+    began: float
+    ended: float | None = None
+    first_step: int | None = None
+    ranks: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "attempt": self.number,
+            "began": self.began,
+            "ended": self.ended,
+            "first_step": self.first_step,
+            "ranks": self.ranks,
+        }
+
+
+@dataclass
+class RunView:
+    """What is known of one run. `refresh` reads what is new; a lock makes that safe for the threads of a server."""
+
+    folder: RunFolder
+    describe: Describe
+    steps: Series = field(default_factory=lambda: Series(METRICS))
+    validation: Series = field(default_factory=lambda: Series(VALIDATION))
+    ranks: RankTimes = field(default_factory=RankTimes)
+    events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    version: int = 0  # one more whenever something was read
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    used: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._metrics = GrowingRecords(self.folder.metrics)
+        self._history = GrowingRecords(self.folder.history)
+
+    def refresh(self, seconds: float = READ_SECONDS) -> None:
+        with self.lock:
+            self.used = time.monotonic()
+            until = self.used + seconds
+            self._read(self._history, self._add_event, until)
+            self._read(self._metrics, self._add_metrics, until)
+
+    def _read(self, file: GrowingRecords, add: Callable[[Mapping[str, Any]], None], until: float) -> None:
+        for record in file.read(until=until):
+            if file.was_replaced:
+                self._forget(file)
+                file.was_replaced = False
+            add(record)
+            self.version += 1
+        if file.was_replaced:
+            self._forget(file)
+
+    def _forget(self, file: GrowingRecords) -> None:
+        self.version += 1
+        if file is self._metrics:
+            self.steps, self.validation, self.ranks = Series(METRICS), Series(VALIDATION), RankTimes()
+        else:
+            self.events.clear()
+            self.attempts.clear()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that the folder holds was read."""
+        return self._metrics.at_end and self._history.at_end
+
+    def _add_metrics(self, record: Mapping[str, Any]) -> None:
+        if record.get("kind") == "validation":
+            self.validation.add(record)
+            return
+        if record.get("kind") == "ranks":
+            self.ranks.add(record)
+            return
+        if record.get("kind") != "step" or (step := whole(record.get("step"))) is None:
+            return
+        number = whole(record.get("attempt")) or 1
+        repeats = bool(self.steps.steps) and step <= self.steps.steps[-1]
+        self.steps.add(record)
+        if repeats:
+            self.validation.cut(step)
+        attempt = self.attempts.get(number)
+        if attempt is not None and attempt.first_step is None:
+            attempt.first_step = step
+
+    def _add_event(self, record: Mapping[str, Any]) -> None:
+        event, when = words(record.get("event")) or "", real(record.get("time"))
+        number = whole(record.get("attempt"))
+        if event in ("launched", "started", "resumed") and when is not None:
+            number = number or len(self.attempts) + 1
+            attempt = self.attempts.get(number)
+            if attempt is None or (event == "launched" and attempt.ended is not None):
+                self._end_attempts(when)
+                attempt = self.attempts[number] = Attempt(number, when)
+            attempt.ranks = whole(record.get("world_size")) or attempt.ranks
+        elif event in ENDS and when is not None:
+            self._end_attempts(when)
+        text = self.describe(record)
+        if event == "exit":
+            text = f"ended: {record.get('state')}" + (f" ({record['reason']})" if record.get("reason") else "")
+        if text is None and event != "checkpoint":
+            return
+        self.events.append(
+            {
+                "time": when,
+                "event": event,
+                "text": text or f"saved step {record.get('step')} ({record.get('tier')})",
+                "step": whole(record.get("step")),
+                "attempt": number,
+                "tier": words(record.get("tier")),
+                "tone": _tone(event, record),
+            }
+        )
+
+    def _end_attempts(self, when: float) -> None:
+        for attempt in self.attempts.values():
+            if attempt.ended is None:
+                attempt.ended = when
+
+    @property
+    def num_ranks(self) -> int | None:
+        return next((attempt.ranks for attempt in reversed(self.attempts.values()) if attempt.ranks), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        with self.lock:
+            return {
+                "attempts": [attempt.as_dict() for attempt in self.attempts.values()],
+                "events": list(self.events),
+                "num_steps": len(self.steps),
+                "complete": self.is_complete,
+                "version": self.version,
+            }
+
+
+def checkpoints_of(folder: RunFolder) -> list[dict[str, Any]]:
+    """The checkpoints that lie in the run folder, the newest first; those without a manifest are not complete."""
+    rows = []
+    for checkpoint in sorted(CheckpointFolder(folder.checkpoints).all(), key=lambda one: -one.step)[:MOST_CHECKPOINTS]:
+        manifest = readable_manifest(checkpoint)
+        rows.append(
+            {
+                "step": checkpoint.step,
+                "tier": "shared",
+                "complete": checkpoint.complete,
+                "bytes": manifest.size if manifest else None,
+                "created": manifest.created if manifest else None,
+                "world_size": manifest.world_size if manifest else None,
+            }
+        )
+    return rows
+
+
+def _tone(event: str, record: Mapping[str, Any]) -> str:
+    if event in BAD or (event == "exit" and record.get("state") == "failed"):
+        return "bad"
+    if event in GOOD or (event == "exit" and record.get("state") == "finished"):
+        return "good"
+    return "save" if event == "checkpoint" else "note"
