@@ -34,7 +34,7 @@ def line(row: Row, speeds: dict[tuple[str, str], float]) -> str:
     if row.error is not None:
         return f"{start}| failed: {row.error.replace('|', '/')[:160]} | | | | | | |"
     peer = "peft-compiled" if POINTS[row.point].lora else "torchtitan"
-    base = speeds.get((row.point, "torchtitan-fp8" if row.contestant.endswith("-fp8") else peer))
+    base = speeds.get((row.point, "torchtitan-fp8" if "-fp8" in row.contestant else peer))
     ratio = f"{row.tokens_per_s / base:.3f}" if base else ""
     mfu = f"{row.mfu:.1%}" if row.mfu is not None else ""
     times = f"{row.median_s * 1e3:.1f} ({row.min_s * 1e3:.1f}..{row.max_s * 1e3:.1f})"

@@ -14,7 +14,7 @@ from windlass.errors import UserError
 from windlass.plan import resolve
 from windlass.spec import parse_run
 from windlass.spec.training import LoraSection
-from windlass.trainer.fast import lean_lora
+from windlass.trainer.fast import lean_lora, lean_parts
 from windlass.trainer.fast.attention import use_attention
 from windlass.trainer.fast.lean import join_weights, use_lean_blocks
 from windlass.trainer.fast.lean_lora import Beside, Joint, NormedBeside, SwigluBeside
@@ -150,12 +150,23 @@ def test_the_functions_gradients_in_fp64() -> None:
             torch.testing.assert_close(one.double(), other, rtol=1e-6, atol=1e-6, msg=kind)
 
 
+def test_attention_gets_a_gradient_of_the_usual_layout() -> None:
+    """Issue of the past: on GPUs cuDNN read one whose rows lie apart as if they did not."""
+    attended, a = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8)
+    seen = []
+    attended.register_hook(lambda gradient: seen.append(gradient.is_contiguous()))
+    Beside.apply(attended, a).square().sum().backward()
+    assert seen == [True]
+
+
 def test_the_operators_are_what_they_say_to_the_compiler() -> None:
     x, a, weight = torch.randn(4, 8), torch.randn(8, 8), torch.randn(6, 16)
     torch.library.opcheck(lean_lora.beside, (x, a))
     torch.library.opcheck(lean_lora.norm_beside, (x, weight[0, :8], 1e-5, a))
     torch.library.opcheck(lean_lora.swiglu_beside, (torch.randn(4, 16), a))
-    torch.library.opcheck(lean_lora.wide_backward, (torch.randn(4, 6), weight, a))
+    torch.library.opcheck(lean_lora.wide_backward, (torch.randn(4, 9), torch.randn(9, 16), a))
+    torch.library.opcheck(lean_lora.wide_backward, (torch.randn(4, 6), torch.randn(14, 16), a))  # with A below W
+    torch.library.opcheck(lean_parts.frozen_norm_backward, (x, x, x, weight[0, :8], 1e-5))
     held = NF4Weight(8, 8, torch.float32, device="cpu")
     held.set(torch.randn(8, 8))
     b = torch.randn(8, 8)

@@ -20,12 +20,16 @@ from windlass.runfolder import RunFolder, steps_of
 
 LOG_EVERY = 5  # on a GPU the trainer waits for the device, and so knows the time, at log lines alone
 SHARDED = "parallel.sharding=full"
+# Memory for speed: bf16 shards, which need no cast, and gathered weights kept from the forward to the backward pass.
+FOR_SPEED = ("train.bf16_weights=true", "parallel.reshard_after_forward=false")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "windlass-fp8": ("train.fp8=true",),
     "windlass-sdpa": ("model.attention=sdpa",),  # torch's own attention
     "windlass-full": (SHARDED,),  # FSDP2 over one rank, as torchtitan
     "windlass-full-plain": (SHARDED, "train.lean_blocks=false"),
+    "windlass-full-fast": (SHARDED, *FOR_SPEED),
     "windlass-full-fp8": (SHARDED, "train.fp8=true"),
+    "windlass-full-fp8-fast": (SHARDED, "train.fp8=true", *FOR_SPEED),
     "windlass-nf4": ("model.lora.quantize=nf4",),
     "windlass-recompute": ("parallel.activation_checkpointing=full",),
     "windlass-nf4-recompute": ("model.lora.quantize=nf4", "parallel.activation_checkpointing=full"),
