@@ -21,7 +21,7 @@ def api_server(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
             "api",
             "warn",
             f"Kubernetes {version} is older than {oldest}",
-            evidence=f"/version of the context {snapshot.context}",
+            evidence=f"/version of the context {snapshot.context} says {version}",
             fix=f"upgrade the control plane to {oldest} or later",
         )
     else:
