@@ -26,7 +26,7 @@ COMMANDS = {
     "stop": ("windlass.cli.runs.stop:stop", "Save a checkpoint and stop a run."),
     "compare": ("windlass.cli.runs.compare:compare", "Compare runs: settings and results."),
     "rm": ("windlass.cli.runs.rm:rm", "Delete runs that have ended."),
-    "cluster": ("windlass.cli.clusters.cluster:cluster", "Clusters: list, use, check."),
+    "cluster": ("windlass.cli.clusters.cluster:cluster", "Clusters: list, use, check, fix, create."),
     "exec": ("windlass.cli.clusters.exec:exec_command", "Run a command where a rank runs."),
     "top": ("windlass.cli.clusters.top:top", "Show what every pod of a run uses."),
     "debug": ("windlass.cli.clusters.debug:debug", "Measure the network between the pods of a run."),

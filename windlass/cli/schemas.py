@@ -808,6 +808,33 @@ class CheckedCluster(Printed):
     results: list[ClusterResult]
 
 
+class FixOutcome(Printed):
+    object: str
+    result: str
+    """`created`, `there already`, `deleted`, or why not."""
+
+
+class FixedCluster(Printed):
+    """What was made, and the check after it."""
+
+    outcomes: list[FixOutcome]
+    results: list[ClusterResult]
+
+
+class CreatedCluster(Printed):
+    """What is asked of eksctl or of SageMaker, and its price."""
+
+    request: dict[str, Any]
+    usd_per_hour: float | None
+    """Null where a part has no published price."""
+    parts: list[str]
+    created: bool
+
+
+class DeletedCluster(Printed):
+    deleted: list[str]
+
+
 class WhyEvidence(Printed):
     """A line or a record that a verdict rests on."""
 
@@ -897,6 +924,9 @@ OUTPUTS = (
     Output("cluster ls", "", ListedClusters),
     Output("cluster use", "", UsedCluster),
     Output("cluster check", "", CheckedCluster),
+    Output("cluster fix", "", FixedCluster),
+    Output("cluster create", "", CreatedCluster),
+    Output("cluster delete", "", DeletedCluster),
     Output("top", "", Use),
     Output("top", "--every", Use, note=LINES, each_line=True),
     Output("debug", "", list[NetworkCheck]),
