@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from windlass.targets.kubernetes.api.http import Api
 
 
+BEFORE_PODS = ("run", "namespace", "capacity", "quota", "claim", "service-account")
+
+
 @dataclass(frozen=True)
 class Checked:
     """A cluster that was looked at."""
@@ -35,6 +38,7 @@ class Checked:
     "--context", metavar="CONTEXT", help="Context of your kubeconfig. Default: the run file's, or the current one."
 )
 @click.option("-n", "--namespace", metavar="NAMESPACE", help="Namespace. Default: the run file's, or the context's.")
+@click.option("--deep", is_flag=True, help="Run pods too: names, links, collectives, disks, and a short training.")
 @click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JUnit XML too.")
 @json_option
 def check(
@@ -42,12 +46,14 @@ def check(
     overrides: tuple[str, ...],
     context: str | None,
     namespace: str | None,
+    deep: bool,
     junit: Path | None,
     as_json: bool,
 ) -> int:
     """Check a cluster: the API, permissions, operators, nodes, devices, room, queues and storage.
 
-    With a run file: against what that run needs. Creates nothing. Exit code 1 where a check fails.
+    With a run file: against what that run needs. Creates nothing, except with --deep: then the run's own pods, with
+    another command, try the network and the disks, and a tiny model is trained. Exit code 1 where a check fails.
     """
     import time
 
@@ -57,6 +63,8 @@ def check(
 
     begin = time.monotonic()
     checked = look(run_file, overrides, context, namespace)
+    if deep:
+        checked.results.extend(_look_deeper(checked, run_file, overrides))
     seconds, api = time.monotonic() - begin, checked.api
     status = results.overall(checked.results)
     if junit:
@@ -171,6 +179,35 @@ def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, 
     if region:
         problems += _check_aws(api, region, snapshot, needs)
     return Checked(api, needs, snapshot, problems)
+
+
+def _look_deeper(checked: Checked, run_file: str | None, overrides: tuple[str, ...]) -> list[Result]:
+    """Run pods, unless a check has already failed that would keep them from running."""
+    from windlass.clusters.deep import pods, training
+    from windlass.clusters.deep.judging import judge
+    from windlass.clusters.result import Result
+    from windlass.errors import UserError
+
+    if run_file is None:
+        raise UserError(
+            "--deep needs a run file: its pods say what to try", fix="windlass cluster check my.yaml --deep"
+        )
+    if checked.needs.pod is None or any(
+        result.check in BEFORE_PODS and result.status == "fail" for result in checked.results
+    ):
+        return [Result("deep-pods", "skip", "no pods were run", "a check above failed that would keep them waiting")]
+    namespace = checked.api.access.namespace
+    results = judge(pods.run(checked.api, checked.needs, namespace), checked.needs, _line_rate(run_file, overrides))
+    return [*results, training.train(run_file, overrides, checked.api.access)]
+
+
+def _line_rate(run_file: str, overrides: tuple[str, ...]) -> float | None:
+    """The network of the run's instance type, by the catalogue."""
+    from windlass.catalog.instances import instance
+    from windlass.spec import load_run
+
+    name = load_run(run_file, list(overrides)).resources.instance
+    return instance(name).network_gbps if name else None
 
 
 def _check_aws(api: Api, region: str, snapshot: Snapshot, needs: Needs) -> list[Result]:
