@@ -7,6 +7,7 @@ import click
 from windlass.cli.clusters.check import check, fix
 from windlass.cli.clusters.create import create, delete
 from windlass.cli.clusters.options import json_option, region_option
+from windlass.cli.clusters.shell import shell
 
 
 @click.group(short_help="Clusters: list, use, check, fix, create.")
@@ -14,7 +15,7 @@ def cluster() -> None:
     """Clusters: list, use, check, fix, create."""
 
 
-for command in (check, fix, create, delete):
+for command in (check, fix, create, delete, shell):
     cluster.add_command(command)
 
 
