@@ -7,6 +7,11 @@ import pytest
 
 from tests.cli.conftest import windlass  # noqa: F401
 from tests.clusters.conftest import daemonset, named, node
+from windlass.clusters.preflight import preflight
+from windlass.errors import UserError
+from windlass.plan import resolve
+from windlass.spec import load_run
+from windlass.targets import target
 
 RUN = """
 name: big
@@ -171,6 +176,34 @@ def test_what_may_not_be_read_is_skipped_and_said(check, cluster):
     assert all("forbidden" in result["evidence"] for result in results if result["status"] == "skip")
     assert statuses(results, "permissions") == ["warn"]
     assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("operator down", "is not ready, so no pods are made"),
+        ("old driver", "CUDA 12 needs driver 525.60.13"),
+        ("two zones", "no zone has the 2 nodes"),
+        ("plugin not ready", "is ready on 1 of 2 nodes"),
+    ],
+)
+def test_every_run_is_checked_before_it_is_sent(cluster, tmp_path, fault, expected):
+    FAULTS[fault][0](cluster)
+    cluster.serve()
+    (tmp_path / "big.yaml").write_text(RUN)
+    run, request = rendered(tmp_path / "big.yaml")
+    try:
+        told = " ".join(preflight(run, request))
+    except UserError as error:
+        told = str(error)
+    assert expected in told
+
+
+def rendered(path):
+    run = load_run(str(path), ["target.kind=kubernetes"])
+    where = target(run.target)
+    settled = resolve(where.settle(run))
+    return settled, where.render(settled, where.gather(settled))
 
 
 def test_a_thousand_nodes_take_few_requests(check, cluster, windlass):  # noqa: F811

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ class Refusal:
 
 
 Objects = Sequence[Object] | Refusal
+NOT_ASKED = Refusal(0, "it was not asked for")
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,12 @@ class Snapshot:
 
     @property
     def rooms(self) -> dict[str, NodeRoom]:
-        """Each node with what its pods hold; empty where nodes or pods may not be listed."""
-        if isinstance(self.nodes, Refusal) or isinstance(self.pods, Refusal):
+        """Each node with what its pods hold, where pods may be listed; empty where nodes may not."""
+        if isinstance(self.nodes, Refusal):
             return {}
         rooms = {room.name: room for room in map(node_room, self.nodes)}
-        charge(rooms, self.pods, RUN_LABEL)
+        if not isinstance(self.pods, Refusal):
+            charge(rooms, self.pods, RUN_LABEL)
         return rooms
 
     @property
@@ -98,8 +100,9 @@ class Snapshot:
         return sorted(versions, key=lambda version: version != preferred)
 
 
-def take(api: Api, namespace: str, accesses: Sequence[Access]) -> Snapshot:
-    """Ask for everything. What may not be read becomes a Refusal; a cluster that does not answer raises."""
+def take(api: Api, namespace: str, accesses: Sequence[Access] = (), *, only: Collection[str] | None = None) -> Snapshot:
+    """Ask for everything, or for some lists only. What is not read becomes a Refusal; a cluster that does not answer
+    raises."""
     groups = {group["name"]: group for group in api.get("/apis").get("groups") or ()}  # raises where nobody answers
     kueue = ((groups.get(KUEUE) or {}).get("preferredVersion") or {}).get("groupVersion")
     lists: dict[str, tuple[str, dict[str, str | int]]] = {
@@ -116,15 +119,16 @@ def take(api: Api, namespace: str, accesses: Sequence[Access]) -> Snapshot:
     if kueue:
         lists["local_queues"] = (object_path(kueue, "localqueues", namespace), {})
         lists["cluster_queues"] = (object_path(kueue, "clusterqueues", None), {})
+    asked = {name: question for name, question in lists.items() if only is None or name in only}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         version = pool.submit(api.get, "/version")
         namespace_object = pool.submit(_or_refusal, lambda: api.find(f"/api/v1/namespaces/{namespace}"))
         listed = {
-            name: pool.submit(_or_refusal, partial(_list, api, path, params)) for name, (path, params) in lists.items()
+            name: pool.submit(_or_refusal, partial(_list, api, path, params)) for name, (path, params) in asked.items()
         }
         reviewed = [pool.submit(_or_refusal, partial(_review, api, namespace, access)) for access in accesses]
     answers = [review.result() for review in reviewed]
-    objects: dict[str, Objects] = {"local_queues": (), "cluster_queues": ()}
+    objects: dict[str, Objects] = {"local_queues": (), "cluster_queues": (), **dict.fromkeys(lists, NOT_ASKED)}
     return Snapshot(
         context=api.access.context,
         namespace=namespace,

@@ -90,7 +90,7 @@ def _plugin(
         if not plugins and not offering:
             yield Result(
                 check,
-                "fail" if _asks(needs, resource) else "warn",
+                "fail" if should_have and _asks(needs, resource) else "warn",  # a pool may be scaled to zero
                 f"nothing offers {resource} to pods",
                 evidence=f"no DaemonSet is called {name}, and no node has {resource} to give",
                 fix=install,
