@@ -39,6 +39,7 @@ class Checked:
 )
 @click.option("-n", "--namespace", metavar="NAMESPACE", help="Namespace. Default: the run file's, or the context's.")
 @click.option("--deep", is_flag=True, help="Run pods too: names, links, collectives, disks, and a short training.")
+@click.option("--train/--no-train", default=True, help="With --deep: train a tiny model at last. On by default.")
 @click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JUnit XML too.")
 @json_option
 def check(
@@ -47,6 +48,7 @@ def check(
     context: str | None,
     namespace: str | None,
     deep: bool,
+    train: bool,
     junit: Path | None,
     as_json: bool,
 ) -> int:
@@ -64,7 +66,7 @@ def check(
     begin = time.monotonic()
     checked = look(run_file, overrides, context, namespace)
     if deep:
-        checked.results.extend(_look_deeper(checked, run_file, overrides))
+        checked.results.extend(_look_deeper(checked, run_file, overrides, train=train))
     seconds, api = time.monotonic() - begin, checked.api
     status = results.overall(checked.results)
     if junit:
@@ -181,7 +183,7 @@ def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, 
     return Checked(api, needs, snapshot, problems)
 
 
-def _look_deeper(checked: Checked, run_file: str | None, overrides: tuple[str, ...]) -> list[Result]:
+def _look_deeper(checked: Checked, run_file: str | None, overrides: tuple[str, ...], *, train: bool) -> list[Result]:
     """Run pods, unless a check has already failed that would keep them from running."""
     from windlass.clusters.deep import pods, training
     from windlass.clusters.deep.judging import judge
@@ -198,7 +200,7 @@ def _look_deeper(checked: Checked, run_file: str | None, overrides: tuple[str, .
         return [Result("deep-pods", "skip", "no pods were run", "a check above failed that would keep them waiting")]
     namespace = checked.api.access.namespace
     results = judge(pods.run(checked.api, checked.needs, namespace), checked.needs, _line_rate(run_file, overrides))
-    return [*results, training.train(run_file, overrides, checked.api.access)]
+    return [*results, training.train(run_file, overrides, checked.api.access)] if train else results
 
 
 def _line_rate(run_file: str, overrides: tuple[str, ...]) -> float | None:
