@@ -31,6 +31,7 @@ COMMANDS = {
     "report": ("windlass.cli.views.report:report", "Write a run as one page to send."),
     "ui": ("windlass.cli.views.ui:ui", "Show the runs on a page in the browser."),
     "rm": ("windlass.cli.runs.rm:rm", "Delete runs that have ended."),
+    "cluster": ("windlass.cli.clusters.cluster:cluster", "Clusters: list, use, check, fix, create."),
     "exec": ("windlass.cli.clusters.exec:exec_command", "Run a command where a rank runs."),
     "top": ("windlass.cli.clusters.top:top", "Show what every pod of a run uses."),
     "debug": ("windlass.cli.clusters.debug:debug", "Measure the network between the pods of a run."),

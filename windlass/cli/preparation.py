@@ -103,6 +103,7 @@ def prepare(
     request = where.render(run, gathered, faults=faults)  # once: what is checked now is what is sent
     if is_new:
         warnings += where.check(run, request, bytes_needed=bytes_needed(run))
+        warnings += [] if offline or run.target.kind != "kubernetes" else _preflight(run, request)
     return Prepared(
         run=run,
         folder=folder,
@@ -113,6 +114,12 @@ def prepare(
         warnings=warnings,
         earlier=earlier,
     )
+
+
+def _preflight(run: Run, request: Any) -> list[str]:
+    from windlass.clusters.preflight import preflight
+
+    return preflight(run, request)
 
 
 def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:

@@ -863,6 +863,81 @@ class SchemaKey(Printed):
     description: str
 
 
+class ListedCluster(Printed):
+    kind: Literal["eks", "hyperpod", "context"]
+    name: str
+    region: str | None
+    status: str
+    """EKS's or HyperPod's word; of a context the address of its server."""
+    version: str | None
+    """Of Kubernetes; of a HyperPod cluster who runs it: EKS or Slurm."""
+    instances: str | None
+    context: str | None
+    is_current: bool
+
+
+class ListedClusters(Printed):
+    """Clusters of the AWS account and contexts of the kubeconfig."""
+
+    clusters: list[ListedCluster]
+    warnings: list[str]
+    """What AWS did not answer."""
+
+
+class UsedCluster(Printed):
+    """The context that is current now."""
+
+    kubeconfig: str
+    context: str
+
+
+class ClusterResult(Printed):
+    check: str
+    status: Literal["pass", "warn", "fail", "skip"]
+    summary: str
+    evidence: str | None
+    fix: str | None
+
+
+class CheckedCluster(Printed):
+    """Whether a cluster can take a run."""
+
+    context: str
+    namespace: str
+    status: Literal["pass", "warn", "fail", "skip"]
+    """The gravest of the results."""
+    requests: int
+    """How many questions the API was asked."""
+    results: list[ClusterResult]
+
+
+class FixOutcome(Printed):
+    object: str
+    result: str
+    """`created`, `there already`, `deleted`, or why not."""
+
+
+class FixedCluster(Printed):
+    """What was made, and the check after it."""
+
+    outcomes: list[FixOutcome]
+    results: list[ClusterResult]
+
+
+class CreatedCluster(Printed):
+    """What is asked of eksctl or of SageMaker, and its price."""
+
+    request: dict[str, Any]
+    usd_per_hour: float | None
+    """Null where a part has no published price."""
+    parts: list[str]
+    created: bool
+
+
+class DeletedCluster(Printed):
+    deleted: list[str]
+
+
 class WhyEvidence(Printed):
     """A line or a record that a verdict rests on."""
 
@@ -954,6 +1029,12 @@ OUTPUTS = (
     Output("report", "", WrittenFile),
     Output("ui", "", PageAddress),
     Output("rm", "", list[RemovedRun]),
+    Output("cluster ls", "", ListedClusters),
+    Output("cluster use", "", UsedCluster),
+    Output("cluster check", "", CheckedCluster),
+    Output("cluster fix", "", FixedCluster),
+    Output("cluster create", "", CreatedCluster),
+    Output("cluster delete", "", DeletedCluster),
     Output("top", "", Use),
     Output("top", "--every", Use, note=LINES, each_line=True),
     Output("debug", "", list[NetworkCheck]),

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from windlass.common.aws import asking, client, error_code
 from windlass.errors import ExitCode, UserError
-from windlass.image.aws import asking, client, error_code
 from windlass.image.building import Failed, Job, Made, Watcher
 from windlass.image.buildspec import DIGEST_VARIABLE, INVENTORY, REPORT, Cloud, buildspec, carried
 from windlass.image.context import Context, write_zip

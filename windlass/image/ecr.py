@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from windlass.image.aws import asking, client, error_code
+from windlass.common.aws import asking, client, error_code
 from windlass.image.credentials import Credentials
 
 HOST = re.compile(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from windlass.image.aws import asking, client, error_code
+from windlass.common.aws import asking, client, error_code
 from windlass.image.infrastructure import Infrastructure, requests
 
 ALREADY_THERE = frozenset(

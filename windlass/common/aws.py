@@ -1,4 +1,4 @@
-"""AWS, as far as images need it: clients, made late, and their errors as ours."""
+"""AWS: clients, made late, and their errors as ours."""
 
 from __future__ import annotations
 

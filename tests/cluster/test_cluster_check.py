@@ -1,0 +1,176 @@
+"""`windlass cluster check`, `fix` and `--deep` on a real cluster: sound, and with a fault planted in it."""
+
+import contextlib
+import json
+
+import pytest
+
+from tests.cluster.bench import Bench
+from tests.cluster.box import host
+from tests.cluster.box.layout import NODES
+from tests.cluster.test_refusals import as_user, quota  # noqa: F401
+from windlass.clusters.deep.inside import PORT
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def bench(cluster, namespace, tmp_path):
+    return Bench(cluster, namespace, tmp_path)
+
+
+def check(bench, *arguments):
+    """Exit code and results of a check of the small run."""
+    answer = bench.windlass("cluster", "check", bench.file, *arguments, "--json")
+    assert answer.stdout, answer.stderr
+    return answer.returncode, json.loads(answer.stdout)["results"]
+
+
+def found(results, name, status):
+    return [result for result in results if (result["check"], result["status"]) == (name, status)]
+
+
+def named(kind, version, name, **parts):
+    metadata = {"name": name, **({"namespace": parts.pop("namespace")} if "namespace" in parts else {})}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
+
+
+@contextlib.contextmanager
+def cordoned(bench):
+    node = bench.cluster.expendable[0]
+    bench.cluster.kubectl("cordon", node)
+    try:
+        yield "nodes", "warn", f"spec.unschedulable: {node}"
+    finally:
+        bench.cluster.uncordon(node)
+
+
+@contextlib.contextmanager
+def plugin_not_ready(bench):
+    """A device plugin whose image nobody has."""
+    labels = {"matchLabels": {"app": "plugin"}}
+    container = {"name": "plugin", "image": "nowhere.invalid/plugin:1"}
+    template = {"metadata": {"labels": {"app": "plugin"}}, "spec": {"containers": [container]}}
+    spec = {"selector": labels, "template": template}
+    bench.cluster.apply(
+        named("DaemonSet", "apps/v1", "nvidia-device-plugin-daemonset", namespace="kube-system", spec=spec)
+    )
+    node = bench.cluster.expendable[0]
+    bench.cluster.set_capacity(node, **{"nvidia.com/gpu": 8})
+    try:
+        yield "gpu-plugin", "fail", "numberReady 0"
+    finally:
+        bench.cluster.set_capacity(node, **{"nvidia.com/gpu": None})
+        bench.cluster.kubectl("delete", "daemonset", "nvidia-device-plugin-daemonset", "-n", "kube-system")
+
+
+@contextlib.contextmanager
+def operator_down(bench):
+    scale = ("scale", "deployment", "kubeflow-trainer-controller-manager", "-n", "kubeflow-system")
+    bench.cluster.kubectl(*scale, "--replicas=0")
+    try:
+        yield "operators", "fail", "0 of 0 replicas are ready"
+    finally:
+        bench.cluster.kubectl(*scale, "--replicas=1")
+        bench.cluster.kubectl("rollout", "status", *scale[1:], timeout=180)
+
+
+@contextlib.contextmanager
+def quota_full(bench):
+    bench.cluster.apply(quota(bench.namespace, pods="1"))
+    bench.wait(lambda: bench.cluster.get("quota", "small", bench.namespace)["status"].get("used"), "a quota in force")
+    try:
+        yield "quota", "fail", "pods: 0 of 1 used"
+    finally:
+        bench.cluster.kubectl("delete", "quota", "small", "-n", bench.namespace)
+
+
+@contextlib.contextmanager
+def restricted(bench):
+    label = "pod-security.kubernetes.io/enforce"
+    bench.cluster.kubectl("label", "namespace", bench.namespace, f"{label}=restricted")
+    try:
+        yield "namespace", "fail", "is a hostPath"
+    finally:
+        bench.cluster.kubectl("label", "namespace", bench.namespace, f"{label}-")
+
+
+FAULTS = (cordoned, plugin_not_ready, operator_down, quota_full, restricted)
+
+
+def test_a_sound_cluster_passes_and_each_planted_fault_is_found(bench):
+    code, results = check(bench)
+    assert code == 0, [result for result in results if result["status"] == "fail"]
+    for plant in FAULTS:
+        with plant(bench) as (name, status, evidence):
+            _, results = check(bench)
+            told = [result["evidence"] for result in found(results, name, status)]
+            assert any(evidence in (text or "") for text in told), (plant.__name__, results)
+    code, results = check(bench)
+    assert code == 0, [result for result in results if result["status"] == "fail"]
+
+
+def test_fix_gives_a_user_what_is_missing_and_takes_it_away(bench, as_user):  # noqa: F811
+    administrator = dict(bench.environment)
+    rules = [
+        {"apiGroups": [""], "resources": ["pods", "events", "configmaps", "services"], "verbs": ["*"]},
+        {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["watch", "delete"]},
+    ]
+    as_user(rules)
+    developer = dict(bench.environment)
+    options = ("target.kubernetes.service_account=trainer",)
+    code, results = check(bench, *options)
+    assert code == 1
+    missing = {result["summary"].partition(" in the")[0] for result in found(results, "permissions", "fail")}
+    assert "you may not create secrets" in missing
+    bench.environment = administrator
+    who = f"system:serviceaccount:{bench.namespace}:ann"
+    answer = bench.windlass("cluster", "fix", bench.file, *options, "--for", who, "--yes")
+    assert "ServiceAccount trainer" in answer.stdout
+    bench.environment = developer
+    answer = bench.windlass("cluster", "check", bench.file, *options)
+    assert "there is no service account" not in answer.stdout
+    bench.environment = administrator
+    bench.must("cluster", "fix", bench.file, *options, "--undo")
+    accounts = bench.cluster.get("serviceaccounts", namespace=bench.namespace)["items"]
+    assert "trainer" not in {account["metadata"]["name"] for account in accounts}
+
+
+@contextlib.contextmanager
+def blocked_port(node):
+    inside = ("nsenter", "-t", str(host.pid_of(f"holder-{node.name}")), "-n")
+    rule = ("FORWARD", "-p", "tcp", "--dport", str(PORT), "-j", "DROP")
+    host.run(*inside, "iptables", "-I", *rule)
+    try:
+        yield
+    finally:
+        host.run(*inside, "iptables", "-D", *rule)
+
+
+@contextlib.contextmanager
+def slow_cable(node):
+    host.run(
+        "tc", "qdisc", "add", "dev", node.link, "root", "tbf", "rate", "20mbit", "burst", "64kb", "latency", "50ms"
+    )
+    try:
+        yield
+    finally:
+        host.run("tc", "qdisc", "del", "dev", node.link, "root")
+
+
+def test_pods_try_the_network_the_disk_and_a_training(bench):
+    bench.cluster.need_box("hurts its network")
+    code, results = check(bench, "--deep")
+    told = {result["check"]: result["status"] for result in results}
+    assert code == 0, [result for result in results if result["status"] == "fail"]
+    assert (told["dns"], told["links"], told["all-reduce"], told["training"]) == ("pass",) * 4
+    assert "disk" in told
+    with slow_cable(NODES[1]):
+        _, results = check(bench, "--deep", "--no-train")
+    slow = found(results, "links", "warn")
+    assert any("to node2" in result["summary"] for result in slow), results
+    with blocked_port(NODES[2]):
+        code, results = check(bench, "--deep", "--no-train")
+    assert code == 1
+    assert any("does not reach" in result["summary"] for result in found(results, "links", "fail")), results
+    assert not bench.cluster.get("jobs", namespace=bench.namespace)["items"]

@@ -1,0 +1,247 @@
+"""`windlass cluster check` over HTTP: a sound cluster passes, and each planted fault is named with its evidence."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.conftest import windlass  # noqa: F401
+from tests.clusters.conftest import daemonset, named, node
+from windlass.clusters.preflight import preflight
+from windlass.errors import UserError
+from windlass.plan import resolve
+from windlass.spec import load_run
+from windlass.targets import target
+
+RUN = """
+name: big
+model: {preset: llama-tiny}
+data: {source: corpus:austen, sequence_length: 128}
+train: {steps: 10, global_batch: 16}
+resources: {nodes: 2, instance: p5.48xlarge}
+image: {name: registry.example/train:2.9-cuda12.8}
+target: {kubernetes: {job: pytorchjob, storage: "pvc:work", service_account: trainer, queue: main}}
+"""
+
+
+@pytest.fixture
+def check(windlass, cluster, tmp_path):  # noqa: F811
+    """Runs the check, with a run file unless told otherwise: exit code and results by check."""
+    path = tmp_path / "big.yaml"
+    path.write_text(RUN)
+
+    def run(*arguments, with_run=True):
+        cluster.serve()
+        answer = windlass("cluster", "check", *([str(path)] if with_run else []), *arguments, "--json")
+        assert answer.out, answer.err
+        value = json.loads(answer.out)
+        return answer.code, value["results"]
+
+    return run
+
+
+def statuses(results, check):
+    return [result["status"] for result in results if result["check"] == check]
+
+
+@pytest.mark.parametrize("with_run", [True, False])
+def test_a_sound_cluster_passes(check, with_run):
+    code, results = check(with_run=with_run)
+    assert {result["status"] for result in results} == {"pass"}, [one for one in results if one["status"] != "pass"]
+    assert code == 0
+
+
+def plant_pod(cluster, *, gpus):
+    resources = {"requests": {"nvidia.com/gpu": str(gpus)}}
+    spec = {"nodeName": "a", "containers": [{"name": "c", "resources": resources}]}
+    cluster.objects["pods"] = [named("other", "else", spec=spec, status={"phase": "Running"})]
+
+
+def quota(hard, used):
+    return named(
+        "team", spec={}, status={"hard": {"requests.nvidia.com/gpu": hard}, "used": {"requests.nvidia.com/gpu": used}}
+    )
+
+
+FAULTS = {
+    "old server": (lambda it: it.version.update(minor="24", gitVersion="v1.24.0"), "api", "warn", "v1.24.0"),
+    "no permission": (lambda it: it.forbidden.add(("create", "pytorchjobs")), "permissions", "fail", "no RBAC rule"),
+    "no exec": (lambda it: it.forbidden.add(("create", "pods/exec")), "permissions", "warn", "no RBAC rule"),
+    "operator down": (
+        lambda it: it.objects["deployments"][0]["status"].clear(), "operators", "fail", "0 of 1 replicas are ready",
+    ),
+    "operator gone": (lambda it: it.objects["deployments"].clear(), "operators", "warn", "training-operator"),
+    "other version": (
+        lambda it: it.groups.update({"kubeflow.org": ["v2"]}), "operators", "fail", "v2 are served, v1 is needed",
+    ),
+    "node down": (
+        lambda it: it.objects["nodes"].append(node("c", ready="Unknown")), "nodes", "warn", "stopped posting",
+    ),
+    "node cordoned": (
+        lambda it: it.objects["nodes"].append(node("c", unschedulable=True)), "nodes", "warn", "spec.unschedulable: c",
+    ),
+    "pressure": (
+        lambda it: it.objects["nodes"][0]["status"]["conditions"].append(
+            {"type": "GpuXidError", "status": "True", "message": "XID 79 on GPU 3"}
+        ),
+        "health", "warn", "a: GpuXidError: XID 79 on GPU 3",
+    ),
+    "hyperpod label": (
+        lambda it: it.objects["nodes"][1]["metadata"]["labels"].update(
+            {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReboot"}
+        ),
+        "health", "warn", "UnschedulablePendingReboot",
+    ),
+    "two zones": (
+        lambda it: it.objects["nodes"][1]["metadata"]["labels"].update({"topology.kubernetes.io/zone": "us-west-2b"}),
+        "zones", "fail", "us-west-2a: 1 nodes, us-west-2b: 1 nodes",
+    ),
+    "plugin not ready": (
+        lambda it: it.objects.update(daemonsets=[daemonset("nvidia-device-plugin-daemonset", ready=1)]),
+        "gpu-plugin", "fail", "desiredNumberScheduled 2, numberReady 1",
+    ),
+    "gpu missing": (
+        lambda it: it.objects["nodes"].append(node("c", gpus=7)), "gpu-plugin", "warn", "status.allocatable says 7",
+    ),
+    "no plugin": (
+        lambda it: it.objects.update(daemonsets=[], nodes=[node("a", gpus=0), node("b", gpus=0)]),
+        "gpu-plugin", "fail", "no DaemonSet is called nvidia-device-plugin",
+    ),
+    "no efa": (
+        lambda it: it.objects.update(nodes=[node("a", efa=0), node("b", efa=0)]), "efa-plugin", "fail", "has 32",
+    ),
+    "old driver": (
+        lambda it: it.objects["nodes"].append(node("c", driver="470.57.02")), "driver", "fail", "c: 470.57.2",
+    ),
+    "gpus in use": (lambda it: plant_pod(it, gpus=4), "capacity", "warn", "a pod asks for"),
+    "too few nodes": (lambda it: it.objects["nodes"].pop(), "capacity", "fail", "a pod asks for"),
+    "quota nearly full": (
+        lambda it: it.objects["quotas"].append(quota("16", "8")), "quota", "warn", "8 of 16 used",
+    ),
+    "quota too small": (lambda it: it.objects["quotas"].append(quota("8", "0")), "quota", "fail", "0 of 8 used"),
+    "no queue": (lambda it: it.objects["local_queues"].clear(), "queue", "fail", "queues there: none"),
+    "queue stopped": (
+        lambda it: it.objects["cluster_queues"][0].update(
+            status={"conditions": [{"type": "Active", "status": "False", "message": "cluster queue is stopped"}]}
+        ),
+        "queue", "fail", "cluster queue is stopped",
+    ),
+    "queue too small": (
+        lambda it: it.objects["cluster_queues"][0]["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0].update(
+            nominalQuota="8"
+        ),
+        "queue", "fail", "may borrow: 8",
+    ),
+    "no kueue": (lambda it: it.groups.pop("kueue.x-k8s.io"), "queue", "fail", "kueue.x-k8s.io is not in /apis"),
+    "restricted": (
+        lambda it: it.namespace["metadata"]["labels"].update({"pod-security.kubernetes.io/enforce": "restricted"}),
+        "namespace", "fail", "does not say allowPrivilegeEscalation",
+    ),
+    "namespace going": (
+        lambda it: it.namespace.update(status={"phase": "Terminating"}), "run", "fail", "context here",
+    ),
+    "no service account": (
+        lambda it: it.objects["service_accounts"].pop(), "service-account", "fail", "service accounts there: default",
+    ),
+    "no claim": (lambda it: it.objects["claims"].clear(), "claim", "fail", "claims there: none"),
+    "not shared": (
+        lambda it: it.objects["claims"][0]["spec"].update(accessModes=["ReadWriteOnce"]), "claim", "fail", "WriteOnce",
+    ),
+    "not bound": (
+        lambda it: it.objects["claims"][0]["status"].update(phase="Pending"), "claim", "warn", "phase of team/work",
+    ),
+    "no csi driver": (lambda it: it.objects["csi_drivers"].clear(), "storage", "warn", "provisioner fsx.csi.aws.com"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_named_with_its_evidence(check, cluster, fault):
+    plant, name, status, evidence = FAULTS[fault]
+    plant(cluster)
+    code, results = check()
+    found = [result for result in results if result["check"] == name and result["status"] == status]
+    assert any(evidence in (result["evidence"] or "") for result in found), results
+    assert all(result["fix"] for result in found if result["status"] == "fail" and "active" not in result["summary"])
+    assert code == (1 if "fail" in {result["status"] for result in results} else 0)
+
+
+def test_what_may_not_be_read_is_skipped_and_said(check, cluster):
+    cluster.refused = dict.fromkeys(
+        ("nodes", "pods", "daemonsets", "deployments", "quotas"), 'nodes is forbidden: "ann"'
+    )
+    cluster.forbidden = {("list", "nodes")}
+    code, results = check(with_run=False)
+    skipped = {result["check"] for result in results if result["status"] == "skip"}
+    assert {"nodes", "capacity", "quota"} <= skipped
+    assert all("forbidden" in result["evidence"] for result in results if result["status"] == "skip")
+    assert statuses(results, "permissions") == ["warn"]
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("operator down", "is not ready, so no pods are made"),
+        ("old driver", "CUDA 12 needs driver 525.60.13"),
+        ("two zones", "no zone has the 2 nodes"),
+        ("plugin not ready", "is ready on 1 of 2 nodes"),
+    ],
+)
+def test_every_run_is_checked_before_it_is_sent(cluster, tmp_path, fault, expected):
+    FAULTS[fault][0](cluster)
+    cluster.serve()
+    (tmp_path / "big.yaml").write_text(RUN)
+    run, request = rendered(tmp_path / "big.yaml")
+    try:
+        told = " ".join(preflight(run, request))
+    except UserError as error:
+        told = str(error)
+    assert expected in told
+
+
+def rendered(path):
+    run = load_run(str(path), ["target.kind=kubernetes"])
+    where = target(run.target)
+    settled = resolve(where.settle(run))
+    return settled, where.render(settled, where.gather(settled))
+
+
+def test_a_thousand_nodes_take_few_requests(check, cluster, windlass):  # noqa: F811
+    cluster.objects["nodes"] = [node(f"n{number}") for number in range(1000)]
+    pod = named("p", "else", spec={"nodeName": "n1", "containers": []}, status={"phase": "Running"})
+    cluster.objects["pods"] = [pod] * 5000
+    code, _ = check()
+    assert code == 0
+    assert len(cluster.server.requests) <= 60  # with rendering the run; the snapshot alone takes under thirty
+    cluster.server.requests.clear()
+    check(with_run=False)
+    lists = [path for _, path, _ in cluster.server.requests if "accessreviews" not in path]
+    assert len(lists) <= 30
+
+
+def test_junit_for_ci(check, cluster, tmp_path):
+    cluster.objects["nodes"][0]["status"]["conditions"].append(
+        {"type": "Sick", "status": "True", "message": "bell \a and <tag>"}
+    )
+    cluster.objects["claims"].clear()
+    check("--junit", str(tmp_path / "report.xml"))
+    suite = ElementTree.parse(tmp_path / "report.xml").getroot()
+    assert suite.get("failures") == str(len(suite.findall("testcase/failure"))) == "1"
+    assert "claims there: none" in suite.find("testcase/failure").text
+
+
+def test_text_is_for_people(windlass, cluster):  # noqa: F811
+    cluster.objects["nodes"][1] = node("b", unschedulable=True)
+    cluster.serve()
+    answer = windlass("cluster", "check")
+    assert "1 of 2 nodes are cordoned" in answer.out
+    assert "fix: kubectl uncordon b" in answer.out
+    assert answer.code == 0
+
+
+def test_nobody_answers(windlass, cluster):  # noqa: F811
+    cluster.server.stop()
+    answer = windlass("cluster", "check")
+    assert answer.code != 0
+    assert "Traceback" not in answer.err
+    cluster.server.stop = lambda: None

@@ -1,0 +1,167 @@
+"""`windlass cluster create` and `delete`: what is asked of eksctl and AWS, and its price; moto plays AWS."""
+
+import json
+import os
+
+import pytest
+import yaml
+
+from tests.cli.conftest import windlass  # noqa: F401
+from tests.clusters.conftest import REGION
+from tests.clusters.test_listing import make_eks
+from windlass.clusters.aws_facts import AwsFacts, Subnet, ask, region_of
+from windlass.clusters.checks.aws import check_aws
+from windlass.clusters.creating import ClusterRequest, cluster_config, make_bucket
+from windlass.clusters.needs import EFA, Needs
+from windlass.clusters.snapshot import Refusal
+
+ARN = "arn:aws:eks:us-west-2:123456789012:cluster/below"
+ROLE = "arn:aws:iam::123456789012:role/hyperpod"
+
+
+def test_a_gpu_cluster_has_efa_one_zone_and_a_price(windlass):  # noqa: F811
+    options = (
+        "--region",
+        REGION,
+        "--instance",
+        "p5.48xlarge",
+        "--nodes",
+        "4",
+        "--bucket",
+        "ckpt",
+        "--dry-run",
+        "--json",
+    )
+    answer = json.loads(windlass("cluster", "create", "big", *options).out)
+    _system, train = answer["request"]["managedNodeGroups"]
+    assert (train["efaEnabled"], train["availabilityZones"], train["desiredCapacity"]) == (True, ["us-west-2a"], 4)
+    assert answer["request"]["iam"]["withOIDC"]
+    policy = answer["request"]["iam"]["serviceAccounts"][0]["attachPolicy"]
+    resources = [resource for statement in policy["Statement"] for resource in statement["Resource"]]
+    assert set(resources) == {"arn:aws:s3:::ckpt", "arn:aws:s3:::ckpt/*"}
+    assert all("*" not in action for statement in policy["Statement"] for action in statement["Action"])
+    assert 200 < answer["usd_per_hour"] < 600
+    assert answer["created"] is False
+
+
+def test_a_cpu_cluster_has_no_efa_and_says_what_it_cannot_price(windlass):  # noqa: F811
+    answer = windlass("cluster", "create", "small", "--region", REGION, "--dry-run")
+    config = yaml.safe_load(answer.out)
+    assert "efaEnabled" not in config["managedNodeGroups"][1]
+    assert "price not known" in answer.out
+
+
+def test_eksctl_gets_exactly_what_was_shown(windlass, tmp_path, monkeypatch):  # noqa: F811
+    program = tmp_path / "eksctl"
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\ncp "$4" {tmp_path}/config\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    answer = windlass("cluster", "create", "small", "--region", REGION, "--yes")
+    assert answer.code == 0, answer.err
+    assert (tmp_path / "arguments").read_text().startswith("create cluster -f ")
+    assert yaml.safe_load((tmp_path / "config").read_text()) == cluster_config(
+        ClusterRequest("small", REGION, "m6i.2xlarge", 2)
+    )
+
+
+def test_without_eksctl(windlass, monkeypatch, tmp_path):  # noqa: F811
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = windlass("cluster", "create", "small", "--region", REGION, "--yes")
+    assert answer.code == 2
+    assert "eksctl is not installed" in answer.err
+
+
+def test_a_hyperpod_cluster_is_made_and_deleted(windlass, aws):  # noqa: F811
+    options = ("--region", REGION, "--on-eks", ARN, "--role", ROLE, "--lifecycle", "s3://sagemaker-scripts/x", "--yes")
+    answer = windlass("cluster", "create", "pod", "--instance", "p5.48xlarge", "--nodes", "2", *options)
+    assert answer.code == 0, answer.err
+    made = aws("sagemaker").describe_cluster(ClusterName="pod")
+    assert made["InstanceGroups"][0]["InstanceType"] == "ml.p5.48xlarge"
+    listed = json.loads(windlass("cluster", "ls", "--json").out)["clusters"]
+    assert [(row["kind"], row["name"]) for row in listed if row["kind"] == "hyperpod"] == [("hyperpod", "pod")]
+    assert windlass("cluster", "delete", "pod", "--region", REGION, "--hyperpod", "--yes").code == 0
+    assert aws("sagemaker").list_clusters()["ClusterSummaries"] == []
+
+
+def test_the_bucket_is_private_encrypted_and_versioned(aws):
+    for _ in range(2):
+        make_bucket("windlass-ckpt", REGION)
+    s3 = aws("s3")
+    assert all(s3.get_public_access_block(Bucket="windlass-ckpt")["PublicAccessBlockConfiguration"].values())
+    assert s3.get_bucket_versioning(Bucket="windlass-ckpt")["Status"] == "Enabled"
+    assert s3.get_bucket_encryption(Bucket="windlass-ckpt")["ServerSideEncryptionConfiguration"]["Rules"]
+
+
+def test_delete_shows_what_goes_and_asks(windlass, aws):  # noqa: F811
+    make_eks(aws, "old")
+    answer = windlass("cluster", "delete", "old", "--region", REGION)
+    assert "EKS cluster old (ACTIVE" in answer.out
+    assert answer.code == 2
+    assert "--yes" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("server", "region"),
+    [
+        ("https://ABC.gr7.eu-west-1.eks.amazonaws.com", "eu-west-1"),
+        ("https://ABC.yl4.us-west-2.eks.amazonaws.com/", "us-west-2"),
+        ("https://10.0.0.1:6443", None),
+        ("https://eks.amazonaws.com.evil.example", None),
+    ],
+)
+def test_only_endpoints_of_eks_have_a_region(server, region):
+    assert region_of(server) == region
+
+
+def test_aws_is_asked_about_the_cluster_behind_an_address(aws):
+    vpc = aws("ec2").create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = aws("ec2").create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/28")["Subnet"]["SubnetId"]
+    group = aws("ec2").create_security_group(GroupName="nodes", Description="nodes", VpcId=vpc)["GroupId"]
+    network = {"subnetIds": [subnet], "securityGroupIds": [group]}
+    made = aws("eks").create_cluster(name="net", roleArn=ROLE, resourcesVpcConfig=network)["cluster"]
+    facts = ask(made["endpoint"], REGION, "team")
+    assert facts.subnets[0].num_free_ips == 11
+    assert facts.allows_itself is False
+    rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+    aws("ec2").authorize_security_group_ingress(GroupId=group, IpPermissions=rule)
+    assert ask(made["endpoint"], REGION, "team").allows_itself is True  # egress to everywhere is EC2's default
+    assert ask("https://other.gr7.us-west-2.eks.amazonaws.com", REGION, "team") is None
+
+
+def pod(**requests):
+    container = {"name": "c", "resources": {"requests": requests}}
+    return {"spec": {"nodeSelector": {"node.kubernetes.io/instance-type": "p5.48xlarge"}, "containers": [container]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["pass", "pass", "pass", "pass"]),
+        ({"subnets": [Subnet("s", "a", 1)]}, ["fail", "pass", "pass", "pass"]),
+        ({"allows_itself": False}, ["pass", "fail", "pass", "pass"]),
+        ({"vcpu_limits": {"p": 192.0, "g": 0.0}}, ["pass", "pass", "fail", "pass"]),
+        ({"pod_identities": Refusal(0, "denied")}, ["pass", "pass", "pass", "skip"]),
+        (
+            {"subnets": Refusal(0, "denied"), "vcpu_limits": {"p": Refusal(0, "no"), "g": 0.0}},
+            ["skip", "pass", "skip", "pass"],
+        ),
+    ],
+)
+def test_what_aws_says_is_judged(changes, expected):
+    sound = {
+        "cluster": "c",
+        "region": REGION,
+        "subnets": [Subnet("s", "us-west-2a", 100)],
+        "security_group": "sg-1",
+        "allows_itself": True,
+        "vcpu_limits": {"p": 1000.0, "g": 0.0},
+        "pod_identities": {"trainer": "a-1"},
+    }
+
+    class NoNodes:
+        nodes = ()
+
+    needs = Needs(pod=pod(**{EFA: "32"}), num_pods=4, service_account="trainer")
+    results = list(check_aws(AwsFacts(**{**sound, **changes}), NoNodes(), needs))
+    assert [result.status for result in results] == expected
+    assert all(result.fix and result.evidence for result in results if result.status == "fail")

@@ -1,0 +1,132 @@
+"""`windlass cluster fix` over HTTP: shows, creates, checks again, undoes; never touches what it did not make."""
+
+import json
+
+import pytest
+
+from tests.cli.conftest import windlass  # noqa: F401
+from tests.clusters.conftest import LISTS, named
+from tests.clusters.test_check import RUN
+from windlass.clusters.fixing import FIX_LABEL
+
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+KINDS = {
+    "/api/v1": {"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "ConfigMap": "configmaps"},
+    RBAC: {"Role": "roles", "RoleBinding": "rolebindings"},
+}
+
+
+@pytest.fixture
+def keeping(cluster):
+    """The cluster, which also keeps what is created: objects by path."""
+    kept = {}
+
+    def collection(path, listed=None):
+        def answer(handler):
+            if handler.command == "POST":
+                value = json.loads(handler.body)
+                name = value["metadata"]["name"]
+                there = {other["metadata"]["name"] for other in cluster.objects.get(listed, [])}
+                if name in there or f"{path}/{name}" in kept:
+                    handler.status(409, "AlreadyExists", f"{name} already exists")
+                    return
+                kept[f"{path}/{name}"] = value
+                cluster.server.on(f"{path}/{name}", lambda one: single(one, f"{path}/{name}"))
+                handler.json(value, 201)
+            else:
+                mine = [value for key, value in kept.items() if key.rpartition("/")[0] == path]
+                values = mine + cluster.objects.get(listed, [])
+                label = handler.params.get("labelSelector", "").partition("=")[0]
+                chosen = [value for value in values if not label or label in value["metadata"].get("labels", {})]
+                handler.json({"metadata": {}, "items": chosen})
+
+        cluster.server.on(path, answer)
+
+    def single(handler, path):
+        if path not in kept:
+            handler.status(404, "NotFound", "not there")
+        elif handler.command == "DELETE":
+            handler.json(kept.pop(path))
+        else:
+            handler.json(kept[path])
+
+    def serve():
+        cluster.serve()
+        collection(LISTS["service_accounts"], "service_accounts")
+        collection("/api/v1/namespaces/team/persistentvolumeclaims", "claims")
+        for plural in ("roles", "rolebindings"):
+            collection(f"{RBAC}/namespaces/team/{plural}")
+        collection("/api/v1/namespaces/team/configmaps")
+        for version, kinds in KINDS.items():
+            resources = [{"kind": kind, "name": plural} for kind, plural in kinds.items()]
+            cluster.server.on(version, lambda handler, resources=resources: handler.json({"resources": resources}))
+        who = {"status": {"userInfo": {"username": "ann"}}}
+        cluster.server.on("/apis/authentication.k8s.io/v1/selfsubjectreviews", lambda handler: handler.json(who, 201))
+
+    cluster.kept, cluster.serve_keeping = kept, serve
+    return cluster
+
+
+@pytest.fixture
+def run_path(tmp_path):
+    path = tmp_path / "big.yaml"
+    path.write_text(RUN)
+    return str(path)
+
+
+def test_what_is_missing_is_shown_made_and_checked_again(windlass, keeping, run_path):  # noqa: F811
+    keeping.objects["service_accounts"] = [named("default")]
+    keeping.forbidden = {("create", "secrets"), ("get", "pods/log")}
+    keeping.serve_keeping()
+    answer = windlass("cluster", "fix", run_path, "--yes")
+    assert "kind: ServiceAccount" in answer.out
+    assert {path.rpartition("/")[2] for path in keeping.kept} == {"trainer", "windlass-user"}
+    role = keeping.kept[f"{RBAC}/namespaces/team/roles/windlass-user"]
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+    ]
+    assert "3 checks failed before, 2 fail now" in answer.out  # the stand-in has no authorizer that reads roles
+    assert "still failing: you may not create secrets" in answer.out
+    assert answer.code == 1
+
+
+def test_undo_deletes_what_was_made_and_nothing_else(windlass, keeping, run_path, tmp_path):  # noqa: F811
+    mine = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine"}}
+    path = tmp_path / "more.json"
+    path.write_text(json.dumps(mine))
+    keeping.objects["service_accounts"] = [named("default")]
+    keeping.serve_keeping()
+    assert windlass("cluster", "fix", run_path, "--manifest", str(path), "--yes").code == 0
+    assert all(value["metadata"]["labels"][FIX_LABEL] == "true" for value in keeping.kept.values())
+    theirs = "/api/v1/namespaces/team/configmaps/mine"
+    keeping.kept[theirs]["metadata"]["labels"].clear()  # as if somebody had made one of the same name
+    answer = windlass("cluster", "fix", run_path, "--manifest", str(path), "--undo")
+    assert list(keeping.kept) == [theirs]
+    assert "not made by windlass, so it stays" in answer.out
+
+
+def test_nobody_to_confirm_means_nothing_is_made(windlass, keeping, run_path):  # noqa: F811
+    keeping.objects["service_accounts"] = []
+    keeping.serve_keeping()
+    answer = windlass("cluster", "fix", run_path)
+    assert answer.code == 2
+    assert "--yes" in answer.err
+    assert not keeping.kept
+
+
+def test_a_sound_cluster_needs_nothing(windlass, keeping, run_path):  # noqa: F811
+    keeping.serve_keeping()
+    answer = windlass("cluster", "fix", run_path, "--yes")
+    assert "nothing that windlass can make" in answer.out
+    assert answer.code == 0
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "kind: Pod", "{", ""])
+def test_manifests_that_are_none(windlass, keeping, tmp_path, text):  # noqa: F811
+    keeping.serve_keeping()
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    answer = windlass("cluster", "fix", "--manifest", str(path), "--yes")
+    assert "Traceback" not in answer.err
+    assert not keeping.kept

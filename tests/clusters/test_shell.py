@@ -1,0 +1,56 @@
+"""`windlass cluster shell`: which way leads to a node, and what is said where none does."""
+
+import json
+
+import pytest
+
+from tests.cli.conftest import windlass  # noqa: F401
+from tests.clusters.conftest import node
+
+
+@pytest.fixture
+def one_node(cluster):
+    value = node("a")
+    cluster.objects["nodes"] = [value]
+    cluster.serve()
+    cluster.server.on("/api/v1/nodes/a", lambda handler: handler.json(value))
+    return value
+
+
+def test_a_node_outside_aws_needs_a_pod(windlass, one_node):  # noqa: F811
+    answer = windlass("cluster", "shell", "a")
+    assert answer.code == 2
+    assert "windlass cluster shell a --debug-pod IMAGE" in answer.err
+
+
+def test_without_the_plugin(windlass, one_node, monkeypatch, tmp_path):  # noqa: F811
+    one_node["spec"]["providerID"] = "aws:///us-west-2a/i-0123456789abcdef0"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = windlass("cluster", "shell", "a")
+    assert "session-manager-plugin is not installed" in answer.err
+
+
+def test_an_unknown_node_is_answered_with_those_there_are(windlass, one_node):  # noqa: F811
+    answer = windlass("cluster", "shell", "b")
+    assert "nodes: a" in answer.err
+    assert "windlass cluster shell a" in answer.err
+
+
+def test_a_pod_that_cannot_start_is_deleted_again(windlass, cluster, one_node):  # noqa: F811
+    pods, made = "/api/v1/namespaces/team/pods", []
+
+    def create(handler):
+        value = json.loads(handler.body)
+        made.append(value)
+        status = {"phase": "Failed", "message": "Pod was rejected: NodeAffinity"}
+        path = f"{pods}/{value['metadata']['name']}"
+        cluster.server.on(path, lambda one: one.json({**value, "status": status}))
+        handler.json(value, 201)
+
+    cluster.server.on(pods, create)
+    answer = windlass("cluster", "shell", "a", "--debug-pod", "busybox")
+    assert "NodeAffinity" in answer.err
+    spec = made[0]["spec"]
+    assert (spec["nodeName"], spec["hostPID"]) == ("a", True)
+    deleted = [path for verb, path, _ in cluster.server.requests if verb == "DELETE"]
+    assert deleted == [f"{pods}/{made[0]['metadata']['name']}"]

@@ -1,0 +1,312 @@
+"""`windlass cluster check` and `fix`: whether a cluster can take a run, and what windlass can make that is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windlass.cli.clusters.options import context_option, json_option, namespace_option
+
+if TYPE_CHECKING:
+    from windlass.clusters.fixing import Proposal
+    from windlass.clusters.needs import Needs
+    from windlass.clusters.result import Result
+    from windlass.clusters.snapshot import Snapshot
+    from windlass.targets.kubernetes.api.http import Api
+
+
+BEFORE_PODS = ("run", "namespace", "capacity", "quota", "claim", "service-account")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A cluster that was looked at."""
+
+    api: Api
+    needs: Needs
+    snapshot: Snapshot
+    results: list[Result]
+
+
+@click.command(short_help="Say whether a cluster can take a run.")
+@click.argument("run_file", required=False)
+@click.argument("overrides", nargs=-1)
+@click.option(
+    "--context", metavar="CONTEXT", help="Context of your kubeconfig. Default: the run file's, or the current one."
+)
+@click.option("-n", "--namespace", metavar="NAMESPACE", help="Namespace. Default: the run file's, or the context's.")
+@click.option("--deep", is_flag=True, help="Run pods too: names, links, collectives, disks, and a short training.")
+@click.option("--train/--no-train", default=True, help="With --deep: train a tiny model at last. On by default.")
+@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JUnit XML too.")
+@json_option
+def check(
+    run_file: str | None,
+    overrides: tuple[str, ...],
+    context: str | None,
+    namespace: str | None,
+    deep: bool,
+    train: bool,
+    junit: Path | None,
+    as_json: bool,
+) -> int:
+    """Check a cluster: the API, permissions, operators, nodes, devices, room, queues and storage.
+
+    With a run file: against what that run needs. Creates nothing, except with --deep: then the run's own pods, with
+    another command, try the network and the disks, and a tiny model is trained. Exit code 1 where a check fails.
+    """
+    import time
+
+    from windlass.cli.output import print_json
+    from windlass.clusters import result as results
+    from windlass.errors import ExitCode
+
+    begin = time.monotonic()
+    checked = look(run_file, overrides, context, namespace)
+    if deep:
+        checked.results.extend(_look_deeper(checked, run_file, overrides, train=train))
+    seconds, api = time.monotonic() - begin, checked.api
+    status = results.overall(checked.results)
+    if junit:
+        junit.write_text(results.junit(checked.results, cluster=api.access.context, seconds=seconds), encoding="utf-8")
+    if as_json:
+        print_json(
+            {
+                "context": api.access.context,
+                "namespace": api.access.namespace,
+                "status": status,
+                "requests": api.num_requests,
+                "results": [result.as_dict() for result in checked.results],
+            }
+        )
+    else:
+        _print(checked.results, api, seconds)
+    return ExitCode.FAILED if status == "fail" else ExitCode.OK
+
+
+@click.command(short_help="Make what a check found missing.")
+@click.argument("run_file", required=False)
+@click.argument("overrides", nargs=-1)
+@context_option
+@namespace_option
+@click.option(
+    "--manifest",
+    "manifests",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Objects to create too: an operator's release, a device plugin. May be given several times.",
+)
+@click.option("--storage-class", metavar="CLASS", help="Make the run's claim, of this class, if it is not there.")
+@click.option("--for", "user", metavar="USER", help="Who gets missing permissions. Default: you.")
+@click.option("--undo", is_flag=True, help="Delete what an earlier fix made.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def fix(
+    run_file: str | None,
+    overrides: tuple[str, ...],
+    context: str | None,
+    namespace: str | None,
+    manifests: tuple[Path, ...],
+    storage_class: str | None,
+    user: str | None,
+    undo: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Make what a check found missing: the namespace, permissions, a service account, a claim, and given manifests.
+
+    The objects are shown first. Nothing that is there is changed. Afterwards the check is run again, and what did not
+    help is said; --undo deletes what was made.
+    """
+    from windlass.cli.output import print_json, print_table
+    from windlass.clusters import fixing
+    from windlass.errors import ExitCode
+
+    before = look(run_file, overrides, context, namespace)
+    api, place = before.api, before.api.access.namespace
+    if undo:
+        made = fixing.from_manifests(manifests) + fixing.made_here(api, place)
+        outcomes = fixing.undo(api, made, place)
+    else:
+        who = user or fixing.who_am_i(api)
+        proposals = fixing.propose(before.snapshot, before.needs, user=who, storage_class=storage_class)
+        proposals += fixing.from_manifests(manifests)
+        if not proposals:
+            click.echo("there is nothing that windlass can make: the fixes of `windlass cluster check` are for you")
+            return _gravity(before.results)
+        _show(proposals, as_json=as_json)
+        confirm("Create these?", yes=yes)
+        outcomes = fixing.apply(api, proposals, place)
+    after = look(run_file, overrides, context, namespace)
+    unhelped = [result for result in after.results if result.status == "fail"]
+    if as_json:
+        print_json(
+            {
+                "outcomes": [{"object": outcome.name, "result": outcome.result} for outcome in outcomes],
+                "results": [result.as_dict() for result in after.results],
+            }
+        )
+    else:
+        print_table(["OBJECT", "RESULT"], [[outcome.name, outcome.result] for outcome in outcomes])
+        if not undo:
+            click.echo(f"checked again: {_change(before.results, after.results)}")
+            if unhelped and any(outcome.is_created for outcome in outcomes):
+                click.echo("still failing: " + "; ".join(result.summary for result in unhelped))
+                click.echo("  windlass cluster fix --undo    takes away what was made")
+    return ExitCode.OK if undo else _gravity(after.results)
+
+
+def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, namespace: str | None) -> Checked:
+    """Ask a cluster, and AWS where it is an EKS cluster, and run the checks."""
+    from windlass.clusters import aws_facts
+    from windlass.clusters.checks import run_checks
+    from windlass.clusters.needs import Needs
+    from windlass.clusters.result import Result
+    from windlass.clusters.snapshot import take
+    from windlass.targets.kubernetes.api.discovery import served
+    from windlass.targets.kubernetes.api.http import Api
+    from windlass.targets.kubernetes.api.kubeconfig import access
+
+    needs, problems = Needs(), list[Result]()
+    if run_file:
+        needs, problems, options = _needs(run_file, overrides, context, namespace)
+        context, namespace = options.context, options.namespace
+    api = Api(access(context, namespace))
+    kinds = list(served(api, schemas=False).kinds)
+    snapshot = take(api, api.access.namespace, needs.accesses(kinds))
+    problems += run_checks(snapshot, needs)
+    region = aws_facts.region_of(api.access.server)
+    if region:
+        problems += _check_aws(api, region, snapshot, needs)
+    return Checked(api, needs, snapshot, problems)
+
+
+def _look_deeper(checked: Checked, run_file: str | None, overrides: tuple[str, ...], *, train: bool) -> list[Result]:
+    """Run pods, unless a check has already failed that would keep them from running."""
+    from windlass.clusters.deep import pods, training
+    from windlass.clusters.deep.judging import judge
+    from windlass.clusters.result import Result
+    from windlass.errors import UserError
+
+    if run_file is None:
+        raise UserError(
+            "--deep needs a run file: its pods say what to try", fix="windlass cluster check my.yaml --deep"
+        )
+    if checked.needs.pod is None or any(
+        result.check in BEFORE_PODS and result.status == "fail" for result in checked.results
+    ):
+        return [Result("deep-pods", "skip", "no pods were run", "a check above failed that would keep them waiting")]
+    namespace = checked.api.access.namespace
+    results = judge(pods.run(checked.api, checked.needs, namespace), checked.needs, _line_rate(run_file, overrides))
+    return [*results, training.train(run_file, overrides, checked.api.access)] if train else results
+
+
+def _line_rate(run_file: str, overrides: tuple[str, ...]) -> float | None:
+    """The network of the run's instance type, by the catalogue."""
+    from windlass.catalog.instances import instance
+    from windlass.spec import load_run
+
+    name = load_run(run_file, list(overrides)).resources.instance
+    return instance(name).network_gbps if name else None
+
+
+def _check_aws(api: Api, region: str, snapshot: Snapshot, needs: Needs) -> list[Result]:
+    from windlass.clusters import aws_facts
+    from windlass.clusters.checks.aws import check_aws
+    from windlass.clusters.result import Result
+    from windlass.errors import UserError
+
+    try:
+        facts = aws_facts.ask(api.access.server, region, snapshot.namespace)
+    except UserError as error:
+        return [
+            Result("aws", "skip", "AWS was not asked about the cluster", f"{error.what}: {error.evidence}", error.fix)
+        ]
+    if facts is None:
+        return [
+            Result(
+                "aws", "skip", "the cluster is of another AWS account", f"no EKS cluster in {region} has its address"
+            )
+        ]
+    return list(check_aws(facts, snapshot, needs))
+
+
+def _needs(
+    run_file: str, overrides: tuple[str, ...], context: str | None, namespace: str | None
+) -> tuple[Needs, list[Result], Any]:
+    """What a run asks of the cluster. A run that cannot even be rendered for it is a failed check of its own."""
+    from windlass.clusters.needs import Needs, needs_of
+    from windlass.clusters.result import Result
+    from windlass.errors import UserError
+    from windlass.plan import resolve
+    from windlass.spec import load_run
+    from windlass.targets import target
+
+    chosen = [("context", context), ("namespace", namespace)]
+    changes = [f"target.kubernetes.{key}={value}" for key, value in chosen if value]
+    run = load_run(run_file, [*overrides, "target.kind=kubernetes", *changes])
+    options, where = run.target.kubernetes, target(run.target)
+    try:
+        settled = resolve(where.settle(run))
+        request = where.render(settled, where.gather(settled))
+    except UserError as error:
+        problem = Result("run", "fail", error.what, error.evidence or error.cause, error.fix)
+        return Needs(queue=options.queue, service_account=options.service_account), [problem], options
+    return needs_of(settled, request), [], options
+
+
+def _print(found: list[Result], api: Api, seconds: float) -> None:
+    from windlass.cli.output import print_table, styled
+
+    style = {"pass": "green", "warn": "yellow", "fail": "red", "skip": "dim"}
+    print_table(
+        ["", "CHECK", "WHAT"],
+        [[styled(result.status, style[result.status]), result.check, result.summary] for result in found],
+        notes=[_note(result) for result in found],
+    )
+    counts = ", ".join(
+        f"{number} {status}" for status in style if (number := sum(result.status == status for result in found))
+    )
+    click.echo(f"{api.access.context}: {counts} ({api.num_requests} requests, {seconds:.1f} s)")
+
+
+def _note(result: Result) -> str | None:
+    if result.status == "pass":
+        return None
+    parts = [result.evidence, f"fix: {result.fix}" if result.fix else None]
+    return "\n".join(part for part in parts if part) or None
+
+
+def _gravity(results: list[Result]) -> int:
+    from windlass.clusters.result import overall
+    from windlass.errors import ExitCode
+
+    return ExitCode.FAILED if overall(results) == "fail" else ExitCode.OK
+
+
+def _show(proposals: list[Proposal], *, as_json: bool) -> None:
+    """The exact objects, as YAML: on stderr where stdout is for JSON."""
+    import yaml
+
+    for proposal in proposals:
+        click.echo(f"# {proposal.check}: {proposal.what}", err=as_json)
+        click.echo(yaml.safe_dump_all(proposal.objects, sort_keys=False).rstrip(), err=as_json)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    import sys
+
+    from windlass.errors import UserError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError("nobody is there to confirm", fix="--yes")
+    click.confirm(question, abort=True, err=True)
+
+
+def _change(before: list[Result], after: list[Result]) -> str:
+    counts = [sum(result.status == "fail" for result in results) for results in (before, after)]
+    return f"{counts[0]} checks failed before, {counts[1]} fail now"

@@ -1,0 +1,96 @@
+"""`windlass cluster`: the group, and which clusters there are."""
+
+from __future__ import annotations
+
+import click
+
+from windlass.cli.clusters.check import check, fix
+from windlass.cli.clusters.create import create, delete
+from windlass.cli.clusters.options import json_option, region_option
+from windlass.cli.clusters.shell import shell
+
+
+@click.group(short_help="Clusters: list, use, check, fix, create.")
+def cluster() -> None:
+    """Clusters: list, use, check, fix, create."""
+
+
+for command in (check, fix, create, delete, shell):
+    cluster.add_command(command)
+
+
+@cluster.command(short_help="List the clusters of your AWS account and of your kubeconfig.")
+@region_option
+@click.option("--no-aws", is_flag=True, help="Ask AWS nothing: contexts of the kubeconfig alone.")
+@json_option
+def ls(region: str | None, no_aws: bool, as_json: bool) -> None:
+    """List EKS and HyperPod clusters, and the contexts of your kubeconfig.
+
+    What AWS refuses is a warning: the rest is listed.
+    """
+    from windlass.cli.output import print_json, print_table, warn
+    from windlass.clusters import kubeconfig, listing
+    from windlass.errors import UserError
+
+    rows = list(kubeconfig.contexts())
+    warnings = []
+    for clusters in () if no_aws else (listing.eks_clusters, listing.hyperpod_clusters):
+        try:
+            rows += clusters(region)
+        except UserError as error:
+            warnings.append(f"{error.what}: {error.evidence}" if error.evidence else error.what)
+    if as_json:
+        print_json({"clusters": [row.as_dict() for row in rows], "warnings": warnings})
+        return
+    print_table(
+        ["KIND", "NAME", "REGION", "STATUS", "VERSION", "INSTANCES"],
+        [
+            [
+                row.kind,
+                ("* " if row.is_current else "") + row.name,
+                row.region or "–",
+                row.status,
+                row.version or "–",
+                row.instances or "–",
+            ]
+            for row in rows
+        ],
+    )
+    for text in warnings:
+        warn(text)
+
+
+@cluster.command(short_help="Make an EKS or HyperPod cluster the current context.")
+@click.argument("name")
+@region_option
+@click.option("--alias", metavar="CONTEXT", help="Name of the context. Default: the cluster's ARN.")
+@click.option("-n", "--namespace", metavar="NAMESPACE", help="Namespace of the context.")
+@json_option
+def use(name: str, region: str | None, alias: str | None, namespace: str | None, as_json: bool) -> None:
+    """Write a kubeconfig entry for an EKS cluster, or for the one below a HyperPod cluster, and make it current.
+
+    Other entries stay as they are. Neither kubectl nor the aws command is needed: windlass signs in itself.
+    """
+    from windlass.cli.output import print_json
+    from windlass.clusters import kubeconfig, listing
+
+    path, context = kubeconfig.use(listing.find_eks(name, region), alias=alias, namespace=namespace)
+    if as_json:
+        print_json({"kubeconfig": str(path), "context": context})
+    else:
+        click.echo(f"{path}: the current context is {context}\n  windlass cluster check")
+
+
+@cluster.command(hidden=True)
+@click.argument("name")
+@region_option
+def token(name: str, region: str | None) -> None:
+    """Print a credential for kubeconfig's exec: what `use` writes calls this."""
+    import datetime
+    import json
+
+    from windlass.clusters import kubeconfig
+
+    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=kubeconfig.TOKEN_SECONDS)
+    status = {"expirationTimestamp": until.strftime("%Y-%m-%dT%H:%M:%SZ"), "token": kubeconfig.token(name, region)}
+    click.echo(json.dumps({"apiVersion": kubeconfig.EXEC_API, "kind": "ExecCredential", "status": status}))

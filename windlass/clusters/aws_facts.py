@@ -1,0 +1,111 @@
+"""What AWS knows of an EKS cluster and the cluster does not: subnets, security group, quotas, Pod Identity."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.clusters.snapshot import Refusal
+from windlass.common import aws
+from windlass.errors import UserError
+
+ENDPOINT = re.compile(r"https://[^./]+\.[^./]+\.(?P<region>[a-z0-9-]+)\.eks\.amazonaws\.com(?:\.cn)?/?$")
+# EC2's quotas on running on-demand vCPUs, by the first letter of the instance family.
+VCPU_QUOTAS = {"p": "L-417A185B", "g": "L-DB2E81BA"}
+
+
+@dataclass(frozen=True)
+class Subnet:
+    name: str
+    zone: str
+    num_free_ips: int
+
+
+@dataclass(frozen=True)
+class AwsFacts:
+    """One EKS cluster. A part that AWS did not answer holds the refusal."""
+
+    cluster: str
+    region: str
+    subnets: Sequence[Subnet] | Refusal
+    security_group: str
+    allows_itself: bool | Refusal  # all traffic in and out, between members of the group: EFA needs both
+    vcpu_limits: Mapping[str, float | Refusal]  # by the first letter of the family
+    pod_identities: Mapping[str, str] | Refusal  # service account of the namespace → role
+
+
+def region_of(server: str) -> str | None:
+    """The region of an EKS endpoint; None for an API server that is none of EKS's."""
+    match = ENDPOINT.match(server)
+    return match["region"] if match else None
+
+
+def ask(server: str, region: str, namespace: str) -> AwsFacts | None:
+    """Facts of the EKS cluster behind an address; None where the account has no such cluster. Raises UserError."""
+    eks, ec2, quotas = (aws.client(service, region) for service in ("eks", "ec2", "service-quotas"))
+    cluster = _cluster_at(eks, server)
+    if cluster is None:
+        return None
+    name, network = cluster["name"], cluster["resourcesVpcConfig"]
+    group = network.get("clusterSecurityGroupId") or next(iter(network.get("securityGroupIds") or ()), "")
+    return AwsFacts(
+        cluster=name,
+        region=region,
+        subnets=_or_refusal("subnets", lambda: _subnets(ec2, network.get("subnetIds") or [])),
+        security_group=group,
+        allows_itself=_or_refusal("security groups", lambda: _allows_itself(ec2, group)),
+        vcpu_limits={
+            family: _or_refusal("service quotas", lambda code=code: _limit(quotas, code))
+            for family, code in VCPU_QUOTAS.items()
+        },
+        pod_identities=_or_refusal("Pod Identity associations", lambda: _pod_identities(eks, name, namespace)),
+    )
+
+
+def _cluster_at(eks: Any, server: str) -> Any:
+    with aws.asking("looking for the EKS cluster of the context"):
+        for page in eks.get_paginator("list_clusters").paginate():
+            for name in page["clusters"]:
+                cluster = eks.describe_cluster(name=name)["cluster"]
+                if str(cluster.get("endpoint", "")).rstrip("/").lower() == server.rstrip("/").lower():
+                    return cluster
+    return None
+
+
+def _subnets(ec2: Any, names: list[str]) -> list[Subnet]:
+    found = ec2.describe_subnets(SubnetIds=names)["Subnets"]
+    return [Subnet(entry["SubnetId"], entry["AvailabilityZone"], entry["AvailableIpAddressCount"]) for entry in found]
+
+
+def _allows_itself(ec2: Any, group: str) -> bool:
+    found = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]
+    return all(
+        any(
+            rule["IpProtocol"] == "-1"
+            and (
+                any(pair.get("GroupId") == group for pair in rule.get("UserIdGroupPairs") or ())
+                or any(block.get("CidrIp") == "0.0.0.0/0" for block in rule.get("IpRanges") or ())
+            )
+            for rule in found[direction]
+        )
+        for direction in ("IpPermissions", "IpPermissionsEgress")
+    )
+
+
+def _limit(quotas: Any, code: str) -> float:
+    return float(quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
+
+
+def _pod_identities(eks: Any, cluster: str, namespace: str) -> dict[str, str]:
+    found = eks.list_pod_identity_associations(clusterName=cluster, namespace=namespace)["associations"]
+    return {entry["serviceAccount"]: entry["associationId"] for entry in found}
+
+
+def _or_refusal(what: str, question: Any) -> Any:
+    try:
+        with aws.asking(f"asking for {what}"):
+            return question()
+    except UserError as error:
+        return Refusal(0, f"{error.what}: {error.evidence}")

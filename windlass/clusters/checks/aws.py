@@ -1,0 +1,90 @@
+"""EKS: addresses for the pods, the rule that EFA needs, the account's quota, and the role of the service account."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from windlass.catalog.instances import instances
+from windlass.clusters.aws_facts import VCPU_QUOTAS, AwsFacts
+from windlass.clusters.needs import EFA, Needs
+from windlass.clusters.result import Result
+from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.targets.kubernetes.manifests.capacity import requests
+
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+
+
+def check_aws(facts: AwsFacts, snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    yield from _addresses(facts, needs)
+    yield from _self_rule(facts, needs)
+    yield from _vcpus(facts, snapshot, needs)
+    yield from _identity(facts, needs)
+
+
+def _addresses(facts: AwsFacts, needs: Needs) -> Iterator[Result]:
+    """Every pod takes an address of its node's subnet (VPC CNI)."""
+    if isinstance(facts.subnets, Refusal):
+        yield Result("subnets", "skip", "free addresses were not counted", str(facts.subnets))
+        return
+    free = sum(subnet.num_free_ips for subnet in facts.subnets)
+    listed = ", ".join(f"{subnet.name} ({subnet.zone}): {subnet.num_free_ips}" for subnet in facts.subnets)
+    if free < max(needs.num_pods, 1):
+        yield Result(
+            "subnets",
+            "fail",
+            f"{free} addresses are free in the subnets, and the run has {needs.num_pods} pods",
+            evidence=listed,
+            fix="a further subnet for the node group, or prefix delegation in the VPC CNI",
+        )
+    else:
+        yield Result("subnets", "pass", f"{free} addresses are free in {len(facts.subnets)} subnets", listed)
+
+
+def _self_rule(facts: AwsFacts, needs: Needs) -> Iterator[Result]:
+    if isinstance(facts.allows_itself, Refusal):
+        yield Result("security-group", "skip", "its rules were not looked at", str(facts.allows_itself))
+    elif facts.allows_itself:
+        yield Result("security-group", "pass", f"{facts.security_group} lets its members talk to each other")
+    else:
+        needs_efa = needs.pod is not None and requests(needs.pod).get(EFA, 0.0) > 0
+        group = facts.security_group
+        rule = f"--group-id {group} --protocol all --source-group {group}"
+        yield Result(
+            "security-group",
+            "fail" if needs_efa or needs.num_pods > 1 else "warn",
+            f"{group} does not let its members talk to each other, as EFA needs",
+            evidence=f"no rule of {group} allows all traffic from and to itself",
+            fix=f"aws ec2 authorize-security-group-ingress {rule}    and the same for egress",
+        )
+
+
+def _vcpus(facts: AwsFacts, snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    """Nodes that an autoscaler would make count against the account's quota of running vCPUs."""
+    selector = (needs.pod or {}).get("spec", {}).get("nodeSelector") or {}
+    entry = instances().get(str(selector.get(INSTANCE_TYPE, "")))
+    family = entry.type[0] if entry else ""
+    if entry is None or family not in VCPU_QUOTAS:
+        return
+    limit, wanted = facts.vcpu_limits[family], entry.vcpus * needs.num_pods
+    if isinstance(limit, Refusal):
+        yield Result("ec2-quota", "skip", "the quota of vCPUs was not looked at", str(limit))
+    elif wanted > limit:
+        yield Result(
+            "ec2-quota",
+            "warn" if not isinstance(snapshot.nodes, Refusal) and snapshot.nodes else "fail",
+            f"the account may run {limit:g} vCPUs of {family.upper()} instances, and the run's nodes have {wanted}",
+            evidence=f"EC2 quota {VCPU_QUOTAS[family]} in {facts.region}; {needs.num_pods} × {entry.type}",
+            fix=f"aws service-quotas request-service-quota-increase --service-code ec2 "
+            f"--quota-code {VCPU_QUOTAS[family]} --desired-value {wanted}    (capacity blocks are not counted)",
+        )
+    else:
+        yield Result("ec2-quota", "pass", f"the account may run {limit:g} vCPUs of {family.upper()} instances")
+
+
+def _identity(facts: AwsFacts, needs: Needs) -> Iterator[Result]:
+    if needs.service_account is None:
+        return
+    if isinstance(facts.pod_identities, Refusal):
+        yield Result("pod-identity", "skip", "Pod Identity was not looked at", str(facts.pod_identities))
+    elif needs.service_account in facts.pod_identities:
+        yield Result("pod-identity", "pass", f"{needs.service_account} has a Pod Identity association")

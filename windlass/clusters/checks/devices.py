@@ -1,0 +1,134 @@
+"""GPU and EFA devices: the plugins that offer them to pods, and the driver below them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from windlass.catalog.instances import instances
+from windlass.clusters.needs import EFA, GPU, Needs
+from windlass.clusters.result import Result
+from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.targets.kubernetes.api.http import Object
+from windlass.targets.kubernetes.manifests.capacity import NodeRoom, requests
+
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+DRIVER = "nvidia.com/cuda.driver-version.full"
+DRIVER_PARTS = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")
+# The oldest driver of each CUDA major version: within one, minor versions are compatible.
+# docs.nvidia.com/deploy/cuda-compatibility, 2026-08
+MINIMUM_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
+CUDA_IN_IMAGE = re.compile(r"cu(?:da)?[-_]?(\d{2})[.\d]")
+GPU_INSTALL = (
+    "helm install nvdp nvidia-device-plugin --repo https://nvidia.github.io/k8s-device-plugin "
+    "--namespace nvidia-device-plugin --create-namespace"
+)
+EFA_INSTALL = (
+    "helm install aws-efa-k8s-device-plugin aws-efa-k8s-device-plugin "
+    "--repo https://aws.github.io/eks-charts --namespace kube-system"
+)
+
+
+def gpu_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    yield from _plugin(snapshot, needs, "gpu-plugin", GPU, "nvidia-device-plugin", "gpus", GPU_INSTALL)
+
+
+def efa_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    yield from _plugin(snapshot, needs, "efa-plugin", EFA, "efa-k8s-device-plugin", "efa", EFA_INSTALL)
+
+
+def driver(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    """The nodes' driver against the CUDA that the image's name tells."""
+    rooms = [room for room in snapshot.rooms.values() if room.allocatable.get(GPU)]
+    if not rooms or not _asks(needs, GPU):
+        return
+    match = CUDA_IN_IMAGE.search(needs.image or "")
+    drivers = {room.name: version for room in rooms if (version := driver_version(room.labels))}
+    if match is None or not drivers:
+        missing = "the image's name does not tell its CUDA" if match is None else f"no node has the label {DRIVER}"
+        yield Result("driver", "skip", "the driver was not compared with the image's CUDA", missing)
+        return
+    cuda = int(match[1])
+    minimum = MINIMUM_DRIVER.get(cuda)
+    if minimum is None:
+        yield Result("driver", "skip", f"no minimum driver is known for CUDA {cuda}", needs.image)
+        return
+    oldest = min(drivers, key=lambda name: drivers[name])
+    have, want = (".".join(map(str, version)) for version in (drivers[oldest], minimum))
+    if drivers[oldest] < minimum:
+        yield Result(
+            "driver",
+            "fail",
+            f"CUDA {cuda} needs driver {want}, and nodes have {have}",
+            evidence=f"{oldest}: {have}; image {needs.image}",
+            fix=f"an image with CUDA {cuda - 1}, or a newer node image (AMI)",
+        )
+    else:
+        yield Result("driver", "pass", f"driver {have} or newer runs CUDA {cuda}")
+
+
+def driver_version(labels: Mapping[str, str]) -> tuple[int, ...] | None:
+    """The driver's version, by the labels that GPU feature discovery puts on a node."""
+    text = labels.get(DRIVER) or ".".join(filter(None, (labels.get(part) for part in DRIVER_PARTS)))
+    return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+(\.\d+)*", text) else None
+
+
+def _plugin(
+    snapshot: Snapshot, needs: Needs, check: str, resource: str, name: str, column: str, install: str
+) -> Iterator[Result]:
+    rooms = list(snapshot.rooms.values())
+    should_have = {room.name: amount for room in rooms if (amount := _by_catalogue(room, column))}
+    offering = [room for room in rooms if room.allocatable.get(resource)]
+    if not should_have and not offering and not _asks(needs, resource):
+        return
+    if isinstance(snapshot.daemonsets, Refusal):
+        yield Result(check, "skip", "its DaemonSet was not looked at", str(snapshot.daemonsets))
+    else:
+        plugins = [value for value in snapshot.daemonsets if name in value["metadata"]["name"]]
+        yield from (_rollout(check, plugin) for plugin in plugins)
+        if not plugins and not offering:
+            yield Result(
+                check,
+                "fail" if should_have and _asks(needs, resource) else "warn",  # a pool may be scaled to zero
+                f"nothing offers {resource} to pods",
+                evidence=f"no DaemonSet is called {name}, and no node has {resource} to give",
+                fix=install,
+            )
+    short = [room for room in rooms if room.allocatable.get(resource, 0.0) < should_have.get(room.name, 0)]
+    for room in short[:3]:
+        have = room.allocatable.get(resource, 0.0)
+        yield Result(
+            check,
+            "fail" if not have and _asks(needs, resource) else "warn",
+            f"{room.name} offers {have:g} of its {should_have[room.name]} {resource}",
+            evidence=f"{room.labels.get(INSTANCE_TYPE)} has {should_have[room.name]}; status.allocatable says {have:g}",
+            fix=f"kubectl describe node {room.name}    shows the plugin's pod and what the kubelet says",
+        )
+    if offering and not short:
+        total = sum(room.allocatable[resource] for room in offering)
+        yield Result(check, "pass", f"{len(offering)} nodes offer {total:g} {resource}")
+
+
+def _rollout(check: str, plugin: Object) -> Result:
+    status, place = plugin.get("status") or {}, f"{plugin['metadata']['namespace']}/{plugin['metadata']['name']}"
+    wanted, ready = int(status.get("desiredNumberScheduled") or 0), int(status.get("numberReady") or 0)
+    if ready < wanted:
+        return Result(
+            check,
+            "fail",
+            f"{place} is ready on {ready} of {wanted} nodes",
+            evidence=f"desiredNumberScheduled {wanted}, numberReady {ready}",
+            fix=f"kubectl -n {plugin['metadata']['namespace']} describe daemonset {plugin['metadata']['name']}",
+        )
+    return Result(check, "pass", f"{place} is ready on {ready} of {wanted} nodes")
+
+
+def _by_catalogue(room: NodeRoom, column: str) -> int:
+    """How many devices the node's instance type has; 0 where the catalogue does not know the type."""
+    entry: Any = instances().get(room.labels.get(INSTANCE_TYPE, "").removeprefix("ml."))
+    return int(getattr(entry, column) or 0) if entry else 0
+
+
+def _asks(needs: Needs, resource: str) -> bool:
+    return needs.pod is not None and requests(needs.pod).get(resource, 0.0) > 0

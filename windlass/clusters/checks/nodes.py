@@ -1,0 +1,142 @@
+"""The nodes: ready, schedulable, healthy by every account, and near each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from windlass.clusters.needs import EFA, GPU, Needs
+from windlass.clusters.result import Result
+from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.targets.kubernetes.api.http import Object
+from windlass.targets.kubernetes.manifests.capacity import requests
+
+MOST_NAMED = 5
+HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
+ZONE = "topology.kubernetes.io/zone"
+# Conditions that are bad while they are False; every other one is bad while it is True: the kubelet's pressures,
+# node-problem-detector's, NVSentinel's, the EKS node monitoring agent's are of both forms.
+GOOD_WHEN_TRUE = (
+    "KernelReady",
+    "ContainerRuntimeReady",
+    "NetworkingReady",
+    "StorageReady",
+    "AcceleratedHardwareReady",
+)
+
+
+def readiness(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    if isinstance(snapshot.nodes, Refusal):
+        yield Result("nodes", "skip", "the nodes were not looked at", str(snapshot.nodes))
+        return
+    if not snapshot.nodes:
+        yield Result(
+            "nodes",
+            "warn",
+            "the cluster has no nodes",
+            evidence="GET /api/v1/nodes is empty",
+            fix="a node group, or an autoscaler that makes nodes when pods wait (Karpenter, cluster-autoscaler)",
+        )
+        return
+    down = [_name(node) for node in snapshot.nodes if _condition(node, "Ready") != "True"]
+    cordoned = [_name(node) for node in snapshot.nodes if (node.get("spec") or {}).get("unschedulable")]
+    num_usable = len(snapshot.nodes) - len({*down, *cordoned})
+    if down:
+        yield Result(
+            "nodes",
+            "fail" if not num_usable else "warn",
+            f"{len(down)} of {len(snapshot.nodes)} nodes are not ready",
+            evidence="\n".join(_why_down(node) for node in snapshot.nodes if _name(node) in down[:MOST_NAMED]),
+            fix=f"kubectl describe node {down[0]}",
+        )
+    if cordoned:
+        yield Result(
+            "nodes",
+            "fail" if not num_usable else "warn",
+            f"{len(cordoned)} of {len(snapshot.nodes)} nodes are cordoned",
+            evidence=f"spec.unschedulable: {_some(cordoned)}",
+            fix=f"kubectl uncordon {cordoned[0]}",
+        )
+    if num_usable:
+        yield Result("nodes", "pass", f"{num_usable} of {len(snapshot.nodes)} nodes are ready and schedulable")
+
+
+def health(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    """What health agents say of nodes: conditions, and HyperPod's label."""
+    if isinstance(snapshot.nodes, Refusal):
+        return
+    problems = {_name(node): list(_problems(node)) for node in snapshot.nodes}
+    sick = {name: reasons for name, reasons in problems.items() if reasons}
+    if sick:
+        first = next(iter(sick))
+        yield Result(
+            "health",
+            "warn",
+            f"{len(sick)} of {len(snapshot.nodes)} nodes report a problem",
+            evidence="\n".join(f"{name}: {'; '.join(reasons)}" for name, reasons in list(sick.items())[:MOST_NAMED]),
+            fix=f"kubectl cordon {first}    keeps runs off it; kubectl describe node {first} says more",
+        )
+    elif snapshot.nodes:
+        yield Result("health", "pass", "no node reports a problem")
+
+
+def zones(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    """EFA does not cross availability zones, and traffic between them is slow and paid for."""
+    if isinstance(snapshot.nodes, Refusal) or needs.num_pods < 2 or needs.pod is None:
+        return
+    rooms = [room for room in snapshot.rooms.values() if room.ready and room.schedulable and room.usable_by(needs.pod)]
+    uses_efa = requests(needs.pod).get(EFA, 0.0) > 0
+    usable = [room for room in rooms if room.allocatable.get(GPU)] or rooms
+    counts = Counter(room.labels.get(ZONE, "") for room in usable)
+    if len(counts) > 1 and max(counts.values(), default=0) < needs.num_pods:
+        yield Result(
+            "zones",
+            "fail" if uses_efa else "warn",
+            f"no zone has the {needs.num_pods} nodes that the run needs",
+            evidence=", ".join(f"{zone or 'no zone'}: {number} nodes" for zone, number in counts.most_common()),
+            fix="a node group in one zone: EFA does not cross zones" if uses_efa else "a node group in one zone",
+        )
+    elif counts:
+        yield Result("zones", "pass", f"{max(counts.values())} usable nodes share a zone")
+
+
+def _problems(node: Object) -> Iterator[str]:
+    for condition in (node.get("status") or {}).get("conditions") or ():
+        kind, status = condition.get("type"), condition.get("status")
+        if kind == "Ready":
+            continue
+        if status == ("False" if kind in GOOD_WHEN_TRUE else "True"):
+            message = " ".join(str(condition.get("message") or condition.get("reason") or "").split())
+            yield f"{kind}: {message[:160]}"
+    label = _labels(node).get(HYPERPOD_HEALTH)
+    if label and label != "Schedulable":
+        yield f"{HYPERPOD_HEALTH}={label}"
+
+
+def _why_down(node: Object) -> str:
+    for condition in (node.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "Ready":
+            return (
+                f"{_name(node)}: Ready={condition.get('status')}: {condition.get('message') or condition.get('reason')}"
+            )
+    return f"{_name(node)}: it never reported"
+
+
+def _condition(node: Object, kind: str) -> str | None:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return next((condition.get("status") for condition in conditions if condition.get("type") == kind), None)
+
+
+def _labels(node: Object) -> Mapping[str, str]:
+    labels: Mapping[str, str] = node["metadata"].get("labels") or {}
+    return labels
+
+
+def _name(node: Object) -> str:
+    return str(node["metadata"]["name"])
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

@@ -1,0 +1,97 @@
+"""The operators that make pods of jobs: whether their kinds are served in a version we know, and somebody answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from windlass.clusters.needs import Needs
+from windlass.clusters.result import Result
+from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.targets.kubernetes.api.http import Object
+from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, JobKind
+
+# The versions that manifests are written for (targets/kubernetes/manifests/schemas).
+KNOWN_VERSIONS: Mapping[JobKind, str] = {
+    JobKind.TRAINJOB: "v1alpha1",
+    JobKind.PYTORCHJOB: "v1",
+    JobKind.HYPERPOD: "v1",
+}
+# Part of the name that each operator's Deployment has, in its own manifests and Helm chart.
+CONTROLLERS: Mapping[JobKind, str] = {
+    JobKind.TRAINJOB: "kubeflow-trainer",
+    JobKind.PYTORCHJOB: "training-operator",
+    JobKind.HYPERPOD: "hp-training-controller",
+}
+INSTALL: Mapping[JobKind, str] = {
+    JobKind.TRAINJOB: "helm install kubeflow-trainer oci://ghcr.io/kubeflow/charts/kubeflow-trainer "
+    "--namespace kubeflow-system --create-namespace",
+    JobKind.PYTORCHJOB: "kubectl apply --server-side -k "
+    "'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.3'",
+    JobKind.HYPERPOD: "aws eks create-addon --cluster-name CLUSTER "
+    "--addon-name amazon-sagemaker-hyperpod-training-operator",
+}
+
+
+def job_operators(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    wanted = [needs.kind] if needs.kind else list(KNOWN_VERSIONS)
+    served = [kind for kind in wanted if kind in KNOWN_VERSIONS and snapshot.served_versions(GROUPS[kind])]
+    for kind in served:
+        yield from _version(snapshot, kind)
+        yield from _controller(snapshot, kind)
+    if needs.kind is JobKind.INDEXED or (not served and needs.kind is None):
+        yield Result("operators", "pass", "plain Jobs are served; no training operator is needed for them")
+    elif needs.kind and not served:
+        yield Result(
+            "operators",
+            "fail",
+            f"the cluster does not serve {needs.kind} jobs",
+            evidence=f"the API group {GROUPS[needs.kind]} is not in /apis",
+            fix=f"{INSTALL[needs.kind]}    or target.kubernetes.job=job",
+        )
+
+
+def _version(snapshot: Snapshot, kind: JobKind) -> Iterator[Result]:
+    versions, known = snapshot.served_versions(GROUPS[kind]), KNOWN_VERSIONS[kind]
+    if known in versions:
+        yield Result("operators", "pass", f"{kind}: {GROUPS[kind]}/{known} is served")
+    else:
+        yield Result(
+            "operators",
+            "fail",
+            f"{kind}: the cluster serves another version than windlass writes",
+            evidence=f"{GROUPS[kind]}: {', '.join(versions)} are served, {known} is needed",
+            fix=f"{INSTALL[kind]}    or target.kubernetes.job=job",
+        )
+
+
+def _controller(snapshot: Snapshot, kind: JobKind) -> Iterator[Result]:
+    if isinstance(snapshot.deployments, Refusal):
+        yield Result("operators", "skip", f"{kind}: its controller was not looked at", str(snapshot.deployments))
+        return
+    controllers = [deployment for deployment in snapshot.deployments if CONTROLLERS[kind] in _name(deployment)]
+    if not controllers:
+        yield Result(
+            "operators",
+            "warn",
+            f"{kind}: no controller was found that makes pods of such jobs",
+            evidence=f"no Deployment with {CONTROLLERS[kind]!r} in its name",
+            fix=INSTALL[kind],
+        )
+    for controller in controllers:
+        wanted = int((controller.get("spec") or {}).get("replicas", 1))
+        ready = int((controller.get("status") or {}).get("readyReplicas") or 0)
+        place = f"{controller['metadata']['namespace']}/{_name(controller)}"
+        if wanted and ready:
+            yield Result("operators", "pass", f"{kind}: {place} is ready")
+        else:
+            yield Result(
+                "operators",
+                "fail",
+                f"{kind}: the controller {place} is not ready, so no pods are made of such jobs",
+                evidence=f"{ready} of {wanted} replicas are ready",
+                fix=f"kubectl -n {controller['metadata']['namespace']} describe deployment {_name(controller)}",
+            )
+
+
+def _name(value: Object) -> str:
+    return str(value["metadata"]["name"])

@@ -1,0 +1,93 @@
+"""Kueue: the run's queue is there, leads to a cluster queue that is active, and that one covers what is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from windlass.clusters.needs import Needs
+from windlass.clusters.result import Result
+from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.targets.kubernetes.api.discovery import KUEUE
+from windlass.targets.kubernetes.api.http import Object
+from windlass.targets.kubernetes.manifests.capacity import requests
+from windlass.targets.kubernetes.manifests.cluster_facts import parse_quantity, show_quantity
+
+
+def kueue(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    if KUEUE not in snapshot.groups:
+        if needs.queue:
+            yield Result(
+                "queue",
+                "fail",
+                f"the cluster has no Kueue, and the run names the queue {needs.queue}",
+                evidence=f"{KUEUE} is not in /apis",
+                fix="leave target.kubernetes.queue out",
+            )
+        return
+    if isinstance(snapshot.local_queues, Refusal):
+        yield Result("queue", "skip", "Kueue's queues were not looked at", str(snapshot.local_queues))
+        return
+    names = [queue["metadata"]["name"] for queue in snapshot.local_queues]
+    if needs.queue is None:
+        if names:
+            yield Result(
+                "queue",
+                "pass",
+                f"Kueue's queues in {snapshot.namespace}: {', '.join(names)}",
+                fix=f"target.kubernetes.queue={names[0]}    sends a run through it",
+            )
+        return
+    queue = next((queue for queue in snapshot.local_queues if queue["metadata"]["name"] == needs.queue), None)
+    if queue is None:
+        yield Result(
+            "queue",
+            "fail",
+            f"there is no queue {needs.queue} in the namespace {snapshot.namespace}",
+            evidence=f"queues there: {', '.join(names) or 'none'}",
+            fix=f"target.kubernetes.queue={names[0]}" if names else "an administrator makes a LocalQueue",
+        )
+        return
+    yield _active("queue", queue, f"the queue {needs.queue}")
+    yield from _cluster_queue(snapshot, needs, str((queue.get("spec") or {}).get("clusterQueue") or ""))
+
+
+def _cluster_queue(snapshot: Snapshot, needs: Needs, name: str) -> Iterator[Result]:
+    if isinstance(snapshot.cluster_queues, Refusal):
+        yield Result("queue", "skip", f"the cluster queue {name} was not looked at", str(snapshot.cluster_queues))
+        return
+    value = next((queue for queue in snapshot.cluster_queues if queue["metadata"]["name"] == name), None)
+    if value is None:
+        yield Result("queue", "fail", f"the queue leads to the cluster queue {name}, which is not there")
+        return
+    yield _active("queue", value, f"the cluster queue {name}")
+    quota: dict[str, float] = {}
+    for group in (value.get("spec") or {}).get("resourceGroups") or ():
+        for flavor in group.get("flavors") or ():
+            for resource in flavor.get("resources") or ():
+                amount = parse_quantity(resource.get("nominalQuota", "0")) + parse_quantity(
+                    resource.get("borrowingLimit") or "0"
+                )
+                quota[resource["name"]] = quota.get(resource["name"], 0.0) + amount
+    borrows = bool((value.get("spec") or {}).get("cohort") or (value.get("spec") or {}).get("cohortName"))
+    asked = requests(needs.pod) if needs.pod else {}
+    for key, amount in asked.items():
+        wanted = amount * needs.num_pods
+        if key in quota and wanted > quota[key] + 1e-9:
+            yield Result(
+                "queue",
+                "warn" if borrows else "fail",
+                f"the cluster queue {name} can never give {show_quantity(key, wanted)} {key} by its own quota",
+                evidence=f"nominal quota of all flavours, and what it may borrow: {show_quantity(key, quota[key])}",
+                fix="fewer nodes, another queue, or a larger quota",
+            )
+
+
+def _active(check: str, value: Object, what: str) -> Result:
+    conditions = (value.get("status") or {}).get("conditions") or ()
+    active = next((condition for condition in conditions if condition.get("type") == "Active"), None)
+    if active is not None and active.get("status") != "True":
+        return Result(
+            check, "fail", f"{what} is not active", evidence=str(active.get("message") or active.get("reason"))
+        )
+    pending = int((value.get("status") or {}).get("pendingWorkloads") or 0)
+    return Result(check, "pass", f"{what} is active" + (f"; {pending} workloads wait in it" if pending else ""))

@@ -1,0 +1,216 @@
+"""Run inside each pod of a deep check: tries what training needs, and prints what it found as JSON lines.
+
+Carried as the text of a command, so it needs the standard library alone; collectives need the image's torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+MARK = "WINDLASS-DEEP "
+PORT = 29650  # the ring; collectives meet at the next one
+SECONDS = 2.0
+PATIENCE = 120.0
+CHUNK = 1 << 20
+SIZES = (1 << 20, 1 << 24, 1 << 26)  # bytes of an all-reduce
+ROUNDS = 5
+
+
+def report(check: str, **facts: object) -> None:
+    print(
+        MARK + json.dumps({"check": check, "pod": index(), "host": os.environ.get("WINDLASS_NODE", ""), **facts}),
+        flush=True,
+    )
+
+
+def index() -> int:
+    return int(os.environ["JOB_COMPLETION_INDEX"])
+
+
+def name_of(pod: int) -> str:
+    return os.environ["WINDLASS_DEEP_HOSTS"].replace("{}", str(pod))
+
+
+def resolve(name: str) -> str | None:
+    """The address of a pod; headless names appear once the pod runs, so it is asked for a while."""
+    begin, tries = time.monotonic(), 0
+    while True:
+        tries += 1
+        try:
+            address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+            report("dns", name=name, address=address, seconds=round(time.monotonic() - begin, 3), tries=tries)
+            return str(address)
+        except OSError as error:
+            if time.monotonic() - begin > PATIENCE:
+                report("dns", name=name, error=str(error))
+                return None
+            time.sleep(1.0)
+
+
+class Receiver(threading.Thread):
+    """Takes what the pod before this one sends, and measures it."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.server = socket.create_server(("", PORT), family=socket.AF_INET6, dualstack_ipv6=True)
+        self.server.settimeout(PATIENCE)
+
+    def run(self) -> None:
+        origin = (index() - 1) % int(os.environ["WINDLASS_DEEP_PODS"])
+        try:
+            connection, _ = self.server.accept()
+            connection.settimeout(SECONDS * 10)
+            received, begin = 0, time.monotonic()
+            while chunk := connection.recv(CHUNK):
+                received += len(chunk)
+            seconds = max(time.monotonic() - begin, 1e-6)
+            report("link", origin=origin, gbit_s=round(received * 8 / seconds / 1e9, 4))
+        except OSError as error:
+            report("link", origin=origin, error=f"nothing came: {error}")
+
+
+def send(address: str) -> None:
+    """To the next pod of the ring, for some seconds."""
+    begin = time.monotonic()
+    while True:
+        try:
+            connection = socket.create_connection((address, PORT), timeout=5.0)
+            break
+        except OSError as error:
+            if time.monotonic() - begin > PATIENCE:
+                report("port", to=(index() + 1) % int(os.environ["WINDLASS_DEEP_PODS"]), port=PORT, error=str(error))
+                return
+            time.sleep(1.0)
+    with connection:
+        until, chunk = time.monotonic() + SECONDS, bytes(CHUNK)
+        while time.monotonic() < until:
+            connection.sendall(chunk)
+
+
+def disk(folder: str) -> None:
+    """A file written through to the volume, and read again."""
+    size = 256
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".windlass-deep-") as file:
+            block, begin = os.urandom(CHUNK), time.monotonic()
+            for _ in range(size):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            wrote = size / (time.monotonic() - begin)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.seek(0)
+            begin = time.monotonic()
+            while file.read(CHUNK):
+                pass
+            report("disk", folder=folder, write_mib_s=round(wrote), read_mib_s=round(size / (time.monotonic() - begin)))
+    except OSError as error:
+        report("disk", folder=folder, error=str(error))
+
+
+def collectives() -> None:
+    """One process per GPU, or one on CPUs, of every pod: an all-reduce whose result is known."""
+    count = "import torch; print(torch.cuda.device_count())"
+    asked = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True)
+    if asked.returncode:
+        report("collective", error="the image has no torch that can be imported: " + asked.stderr.strip()[-300:])
+        return
+    num_gpus = int(asked.stdout)
+    ranks = max(num_gpus, 1)
+    logs = tempfile.mkdtemp()
+    processes = []
+    for local in range(ranks):
+        environment = {
+            **os.environ,
+            "RANK": str(index() * ranks + local),
+            "WORLD_SIZE": str(int(os.environ["WINDLASS_DEEP_PODS"]) * ranks),
+            "LOCAL_RANK": str(local),
+            "MASTER_ADDR": name_of(0),
+            "MASTER_PORT": str(PORT + 1),
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_FILE": f"{logs}/{local}",
+            "WINDLASS_DEEP_BACKEND": "nccl" if num_gpus else "gloo",
+        }
+        command = [sys.executable, "-c", os.environ["WINDLASS_DEEP_SOURCE"], "rank"]
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    for process in processes:
+        try:
+            _, errors = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            errors = f"no end within {PATIENCE:.0f} s"
+        if process.returncode:
+            report("collective", error=errors.strip()[-500:])
+    text = "".join(path.read_text(errors="replace") for path in Path(logs).iterdir())
+    networks = sorted(
+        set(re.findall(r"Using network ([^\n]+)", text)) | set(re.findall(r"NET/(OFI|Socket|IB)\b", text))
+    )
+    if num_gpus:
+        report("network", networks=networks)
+
+
+def rank() -> None:
+    import torch
+    import torch.distributed as dist
+
+    backend = os.environ["WINDLASS_DEEP_BACKEND"]
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if backend == "nccl" else "cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
+    world = dist.get_world_size()
+    for size in SIZES:
+        values = torch.full((size // 4,), float(dist.get_rank() + 1), device=device)
+        dist.all_reduce(values)
+        expected = world * (world + 1) / 2
+        wrong = int((values != expected).sum())
+        seconds = []
+        for _ in range(ROUNDS):
+            dist.barrier()
+            begin = time.perf_counter()
+            dist.all_reduce(values)
+            if backend == "nccl":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begin)
+        median = sorted(seconds)[ROUNDS // 2]
+        moved = size * 8 * 2 * (world - 1) / world  # what a ring sends per rank
+        if wrong or dist.get_rank() == 0:
+            report(
+                "collective",
+                backend=backend,
+                world=world,
+                bytes=size,
+                wrong=wrong,
+                gbit_s=round(moved / median / 1e9, 4),
+            )
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    num_pods = int(os.environ["WINDLASS_DEEP_PODS"])
+    receiver = Receiver() if num_pods > 1 else None
+    first = resolve(name_of(0))
+    if receiver is not None:
+        receiver.start()
+        following = resolve(name_of((index() + 1) % num_pods))
+        if following:
+            send(following)
+        receiver.join(PATIENCE)
+    if os.environ.get("WINDLASS_DEEP_FOLDER"):
+        disk(os.environ["WINDLASS_DEEP_FOLDER"])
+    if first or num_pods == 1:
+        collectives()
+    report("end")
+
+
+if __name__ == "__main__":
+    rank() if sys.argv[1:] == ["rank"] else main()

@@ -1,0 +1,166 @@
+"""What the pods of a deep check found, judged. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from windlass.clusters.deep.inside import SECONDS
+from windlass.clusters.deep.pods import Told
+from windlass.clusters.needs import EFA, Needs
+from windlass.clusters.result import Result
+from windlass.targets.kubernetes.manifests.capacity import requests
+
+SLOW_LINK = 0.5  # of the median of all links
+SLOW_DISK_MIB_S = 100.0
+LARGE = 1 << 24  # bytes from which an all-reduce shows the network's speed and not its delay
+
+
+def judge(told: Sequence[Told], needs: Needs, line_rate_gbit_s: float | None) -> list[Result]:
+    lines = [{**line, "node": pod.node} for pod in told for line in pod.lines]
+    return [
+        *_ran(told, needs),
+        *_names(lines),
+        *_links(lines, told, line_rate_gbit_s),
+        *_collectives(lines),
+        *_network(lines, needs),
+        *_disks(lines),
+    ]
+
+
+def _ran(told: Sequence[Told], needs: Needs) -> Iterator[Result]:
+    finished = [pod for pod in told if any(line["check"] == "end" for line in pod.lines)]
+    if len(finished) == needs.num_pods:
+        nodes = len({pod.node for pod in finished})
+        yield Result("deep-pods", "pass", f"{needs.num_pods} pods ran on {nodes} nodes")
+    for pod in told:
+        if pod not in finished:
+            yield Result(
+                "deep-pods",
+                "fail",
+                f"the pod {pod.pod} did not come to its end",
+                evidence=f"{pod.node or 'no node'}: {pod.phase}; {pod.reason or 'its log ends early'}",
+                fix="the checks above say what keeps it; kubectl get events",
+            )
+    if len(told) < needs.num_pods:
+        yield Result("deep-pods", "fail", f"{len(told)} of {needs.num_pods} pods were made", "see the Job's events")
+
+
+def _names(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
+    asked = [line for line in lines if line["check"] == "dns"]
+    for line in asked:
+        if "error" in line:
+            yield Result(
+                "dns",
+                "fail",
+                f"pod {line['pod']} on {line['node']} does not find {line['name']}",
+                evidence=str(line["error"]),
+                fix="kubectl -n kube-system get pods -l k8s-app=kube-dns",
+            )
+    found = [line["seconds"] for line in asked if "error" not in line]
+    if asked and len(found) == len(asked):
+        yield Result("dns", "pass", f"all names were found, the last after {max(found):.1f} s")
+
+
+def _links(lines: Sequence[Mapping[str, Any]], told: Sequence[Told], line_rate: float | None) -> Iterator[Result]:
+    node_of = {pod.index: pod.node for pod in told}
+    broken = [line for line in lines if line["check"] in ("port", "link") and "error" in line]
+    for line in broken:
+        origin, there = (line["pod"], line["to"]) if line["check"] == "port" else (line["origin"], line["pod"])
+        yield Result(
+            "links",
+            "fail",
+            f"{node_of.get(origin, origin)} does not reach {node_of.get(there, there)}",
+            evidence=str(line["error"]),
+            fix="the security group or network policy must allow all traffic between nodes",
+        )
+    speeds = {
+        (line["origin"], line["pod"]): float(line["gbit_s"])
+        for line in lines
+        if line["check"] == "link" and "error" not in line
+    }
+    if not speeds:
+        return
+    usual = median(speeds.values())
+    slow = {ends: speed for ends, speed in speeds.items() if speed < SLOW_LINK * usual}
+    if line_rate and usual < 0.05 * line_rate:  # one TCP stream never fills a fast network; a twentieth is no network
+        yield Result(
+            "links",
+            "warn",
+            f"links carry {usual:.2f} Gbit/s, and the instance has {line_rate:g}",
+            evidence=f"{len(speeds)} links, one TCP stream each",
+        )
+    for (origin, there), speed in slow.items():
+        yield Result(
+            "links",
+            "warn",
+            f"from {node_of.get(origin)} to {node_of.get(there)} go {speed:.2f} Gbit/s, over other links {usual:.2f}",
+            evidence=f"pods {origin} and {there}, {SECONDS:g} s of one TCP stream",
+            fix=f"kubectl cordon {node_of.get(there)}    keeps runs off it",
+        )
+    if not slow and not broken:
+        yield Result("links", "pass", f"{len(speeds)} links carry {min(speeds.values()):.2f} Gbit/s or more")
+
+
+def _collectives(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
+    tried = [line for line in lines if line["check"] == "collective"]
+    for line in tried:
+        if "error" in line:
+            yield Result(
+                "all-reduce", "fail", f"all-reduce failed in pod {line['pod']} on {line['node']}", str(line["error"])
+            )
+        elif line["wrong"]:
+            yield Result(
+                "all-reduce",
+                "fail",
+                f"all-reduce over {line['backend']} gave {line['wrong']} wrong numbers",
+                evidence=f"{line['bytes']} bytes, {line['world']} ranks, seen in pod {line['pod']} on {line['node']}",
+                fix="keep runs off this node and report it: wrong sums train nonsense",
+            )
+    right = [line for line in tried if "error" not in line and not line["wrong"]]
+    large = [line for line in right if line["bytes"] >= LARGE]
+    if large and len(right) == len(tried):
+        best = max(float(line["gbit_s"]) for line in large)
+        yield Result(
+            "all-reduce",
+            "pass",
+            f"all-reduce over {large[0]['backend']} is right on {large[0]['world']} ranks: {best:.2f} Gbit/s",
+        )
+
+
+def _network(lines: Sequence[Mapping[str, Any]], needs: Needs) -> Iterator[Result]:
+    """Whether NCCL itself says that EFA carries it."""
+    used = sorted({network for line in lines if line["check"] == "network" for network in line["networks"]})
+    asks_efa = needs.pod is not None and requests(needs.pod).get(EFA, 0.0) > 0
+    if not used:
+        return
+    is_efa = any("OFI" in network or "Libfabric" in network for network in used)
+    if asks_efa and not is_efa:
+        yield Result(
+            "network",
+            "fail",
+            "NCCL does not use EFA, though the pods have it",
+            evidence=f"NCCL's log: {', '.join(used)}",
+            fix="an image with aws-ofi-nccl and libfabric: windlass image plan",
+        )
+    else:
+        yield Result("network", "pass", f"NCCL uses {', '.join(used)}")
+
+
+def _disks(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
+    for line in lines:
+        if line["check"] != "disk":
+            continue
+        if "error" in line:
+            yield Result("disk", "fail", f"{line['node']} cannot write to the checkpoint volume", str(line["error"]))
+        elif line["write_mib_s"] < SLOW_DISK_MIB_S:
+            yield Result(
+                "disk",
+                "warn",
+                f"{line['node']} writes {line['write_mib_s']} MiB/s to the checkpoint volume",
+                evidence=f"256 MiB with fsync; read back at {line['read_mib_s']} MiB/s",
+                fix="a file system with more throughput, or checkpoint.store=s3://…",
+            )
+        else:
+            yield Result("disk", "pass", f"{line['node']} writes {line['write_mib_s']} MiB/s to the checkpoint volume")

@@ -1,0 +1,162 @@
+"""The job of a deep check: a run's own pods with another command. Made, followed to its end, read, deleted."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.clusters.deep import inside
+from windlass.clusters.needs import Needs
+from windlass.errors import UserError
+from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.http import Api, Object
+from windlass.targets.kubernetes.jobfile import object_path
+from windlass.targets.kubernetes.manifests.pod import RUNS_VOLUME
+from windlass.targets.kubernetes.pod.interface import POD_VARIABLES, RUNS
+
+LABEL = "windlass.dev/deep-check"
+DEADLINE_SECONDS = 600
+ASK_SECONDS = 2.0
+KEPT_VOLUMES = ("emptyDir", "persistentVolumeClaim", "hostPath", "ephemeral", "csi")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one pod printed, or why it could not."""
+
+    pod: str
+    node: str
+    index: int
+    lines: Sequence[Mapping[str, Any]]
+    phase: str
+    reason: str = ""
+
+
+def objects(needs: Needs, namespace: str, name: str) -> list[Object]:
+    """A headless service for the pods' names, and an indexed Job of as many pods as the run has."""
+    if needs.pod is None:
+        raise UserError(
+            "a deep check needs a run file: its pods say what to try", fix="windlass cluster check my.yaml --deep"
+        )
+    labels = {LABEL: name}
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": needs.num_pods,
+            "parallelism": needs.num_pods,
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "ttlSecondsAfterFinished": DEADLINE_SECONDS,
+            "template": {"metadata": {"labels": labels}, "spec": _pod_spec(needs, name)},
+        },
+    }
+    return [service, job]
+
+
+def run(api: Api, needs: Needs, namespace: str) -> list[Told]:
+    """Make the job, wait until every pod has ended or the deadline, and take everything away again."""
+    name = f"windlass-deep-{secrets.token_hex(3)}"
+    places = {"Service": "services", "Job": "jobs"}
+    made: list[str] = []
+    try:
+        for value in objects(needs, namespace, name):
+            path = object_path(value["apiVersion"], places[value["kind"]], namespace)
+            api.create(path, value)
+            made.append(f"{path}/{name}")
+        return _wait(api, needs, namespace, name)
+    finally:
+        for path in reversed(made):
+            api.delete(path)
+
+
+def _pod_spec(needs: Needs, name: str) -> Object:
+    spec = dict((needs.pod or {})["spec"])
+    volumes = [volume for volume in spec.get("volumes") or () if any(kind in volume for kind in KEPT_VOLUMES)]
+    kept = {volume["name"] for volume in volumes}
+    trained, *beside = spec["containers"]
+    source = Path(inside.__file__).read_text(encoding="utf-8")
+    variables = {
+        "WINDLASS_DEEP_SOURCE": source,
+        "WINDLASS_DEEP_PODS": str(needs.num_pods),
+        "WINDLASS_DEEP_HOSTS": f"{name}-{{}}.{name}",
+        **({"WINDLASS_DEEP_FOLDER": RUNS} if needs.claim and RUNS_VOLUME in kept else {}),
+    }
+    own = [entry for entry in trained.get("env") or () if not entry["name"].startswith("WINDLASS_")]
+    fields = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in POD_VARIABLES.items()]
+    python = next((part for part in trained.get("command") or () if "python" in part), "python3")
+    container = {
+        **{key: value for key, value in trained.items() if key not in ("ports", "args", "livenessProbe")},
+        "command": [python, "-c", "import os; exec(compile(os.environ['WINDLASS_DEEP_SOURCE'], 'deep', 'exec'))"],
+        "env": [*own, *fields, *({"name": key, "value": value} for key, value in variables.items())],
+        "volumeMounts": [mount for mount in trained.get("volumeMounts") or () if mount["name"] in kept],
+    }
+    secret_free = [entry for entry in container["env"] if not _needs_our_secret(entry)]
+    return {
+        **{key: value for key, value in spec.items() if key not in ("initContainers", "containers", "volumes")},
+        "containers": [{**container, "env": secret_free}, *beside],
+        "volumes": volumes,
+        "subdomain": name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 5,
+    }
+
+
+def _needs_our_secret(entry: Mapping[str, Any]) -> bool:
+    """Secrets that go with a submission are not there without one."""
+    return "secretKeyRef" in (entry.get("valueFrom") or {})
+
+
+def _wait(api: Api, needs: Needs, namespace: str, name: str) -> list[Told]:
+    until = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        pods = list(api.items(object_path("v1", "pods", namespace), labelSelector=f"{LABEL}={name}"))
+        ended = [pod for pod in pods if pod["status"].get("phase") in ("Succeeded", "Failed")]
+        if len(ended) >= needs.num_pods or time.monotonic() > until:
+            return [_told(api, namespace, pod) for pod in pods]
+        time.sleep(ASK_SECONDS)
+
+
+def _told(api: Api, namespace: str, pod: Object) -> Told:
+    status = pod.get("status") or {}
+    waiting = [
+        str(container["state"]["waiting"].get("message") or container["state"]["waiting"].get("reason"))
+        for container in status.get("containerStatuses") or ()
+        if "waiting" in (container.get("state") or {})
+    ]
+    unscheduled = [
+        str(condition.get("message"))
+        for condition in status.get("conditions") or ()
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
+    ]
+    return Told(
+        pod=pod["metadata"]["name"],
+        node=str((pod.get("spec") or {}).get("nodeName") or ""),
+        index=int((pod["metadata"].get("labels") or {}).get("batch.kubernetes.io/job-completion-index", "-1")),
+        lines=list(_lines(api, namespace, pod["metadata"]["name"])),
+        phase=str(status.get("phase") or ""),
+        reason="; ".join([*unscheduled, *waiting]),
+    )
+
+
+def _lines(api: Api, namespace: str, pod: str) -> Iterator[Mapping[str, Any]]:
+    try:
+        for line in api.lines(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", {}):
+            if line.startswith(inside.MARK.encode()):
+                yield json.loads(line[len(inside.MARK) :])
+    except (RefusedError, ValueError):
+        return

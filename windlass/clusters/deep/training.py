@@ -1,0 +1,65 @@
+"""A short training through the whole of windlass, on the nodes, image and storage of a run."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from windlass.clusters.result import Result
+from windlass.spec import load_run
+from windlass.targets.kubernetes.api.kubeconfig import Access
+
+STEPS = 20
+PATIENCE_SECONDS = 900
+
+
+def train(run_file: str, overrides: Sequence[str], access: Access) -> Result:
+    """Train a tiny model where the run would train; what `windlass run` itself says of it."""
+    run = load_run(run_file, [*overrides, "target.kind=kubernetes"])
+    name = f"deep-check-{secrets.token_hex(3)}"
+    place = {"context": access.context, "namespace": access.namespace}
+    target = run.target.model_dump(mode="json", exclude_unset=True)
+    values = {
+        "name": name,
+        "model": {"preset": "llama-tiny"},
+        "data": {"source": "corpus:austen", "sequence_length": 128},
+        "train": {"steps": STEPS, "global_batch": 8 * run.resources.nodes * 8},
+        "resources": run.resources.model_dump(mode="json", exclude_unset=True),
+        "image": run.image.model_dump(mode="json", exclude_unset=True),
+        "target": {**target, "kubernetes": {**target.get("kubernetes", {}), **place}},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "deep-check.yaml"
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        windlass = [sys.executable, "-m", "windlass.cli.main"]
+        command = [*windlass, "run", str(path), "--yes", "--json"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            subprocess.run([*windlass, "stop", name], capture_output=True, timeout=60)
+            return Result("training", "fail", f"a tiny model was not trained within {PATIENCE_SECONDS} s")
+        if done.returncode == 0:
+            subprocess.run([*windlass, "rm", name, "--yes"], capture_output=True, timeout=60)
+            return Result("training", "pass", f"a tiny model was trained for {STEPS} steps on the run's own nodes")
+        return Result(
+            "training", "fail", "a tiny model could not be trained", _error(done.stderr), f"windlass why {name}"
+        )
+
+
+def _error(text: str) -> str:
+    """The error object that `--json` prints at last, or the last lines."""
+    for line in reversed(text.splitlines()):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and "error" in value:
+            return str(value["error"])
+    return text.strip()[-400:]

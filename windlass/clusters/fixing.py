@@ -1,0 +1,207 @@
+"""Mend what a check found: objects that are missing are created, shown first, and can be taken away again.
+
+Nothing that is there is ever changed, so that undoing is deleting what was made. Every object carries a label by which
+it is found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from windlass.clusters.needs import Needs
+from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.errors import UserError
+from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.http import Api, Object
+from windlass.targets.kubernetes.jobfile import object_path
+
+FIX_LABEL = "windlass.dev/cluster-fix"
+CLUSTER_WIDE = frozenset(("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "StorageClass"))
+CLAIM_SIZE = "1200Gi"  # the smallest file system of FSx for Lustre
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Objects that would mend one finding."""
+
+    check: str
+    what: str
+    objects: Sequence[Object]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one object."""
+
+    name: str  # kind and name
+    result: str  # created, there already, or why not
+
+    @property
+    def is_created(self) -> bool:
+        return self.result == "created"
+
+
+def propose(snapshot: Snapshot, needs: Needs, *, user: str, storage_class: str | None) -> list[Proposal]:
+    """What windlass can make itself: the namespace, a role for this user, a service account, a claim."""
+    return list(_proposals(snapshot, needs, user, storage_class))
+
+
+def from_manifests(paths: Iterable[Path]) -> list[Proposal]:
+    """Objects of files that the user gives: an operator's release, a device plugin."""
+    proposals = []
+    for path in paths:
+        try:
+            documents = [value for value in yaml.safe_load_all(path.read_text(encoding="utf-8")) if value]
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise UserError(f"{path} cannot be read", evidence=str(error).splitlines()[0]) from None
+        wrong = next((value for value in documents if not _is_object(value)), None)
+        if wrong is not None:
+            raise UserError(f"{path} holds something that is no Kubernetes object", evidence=str(wrong)[:200])
+        proposals.append(Proposal("manifest", str(path), documents))
+    return proposals
+
+
+def apply(api: Api, proposals: Sequence[Proposal], namespace: str) -> list[Outcome]:
+    """Create what is missing, in order. What is refused is said, and the rest is tried."""
+    plurals = Plurals(api)
+    return [_create(api, plurals, _labelled(value), namespace) for proposal in proposals for value in proposal.objects]
+
+
+def undo(api: Api, proposals: Sequence[Proposal], namespace: str) -> list[Outcome]:
+    """Delete what `apply` made, the last first; an object without our label is somebody else's and stays."""
+    plurals = Plurals(api)
+    values = [value for proposal in proposals for value in proposal.objects]
+    return [_delete(api, plurals, value, namespace) for value in reversed(values)]
+
+
+def made_here(api: Api, namespace: str) -> list[Proposal]:
+    """What an earlier fix made of the kinds that windlass proposes itself."""
+    group = "rbac.authorization.k8s.io/v1"
+    places = (
+        ("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+        ("v1", "ServiceAccount", "serviceaccounts"),
+        (group, "Role", "roles"),
+        (group, "RoleBinding", "rolebindings"),
+    )
+    objects = [
+        _object(version, kind, value["metadata"]["name"], namespace)
+        for version, kind, plural in places
+        for value in api.items(object_path(version, plural, namespace), labelSelector=f"{FIX_LABEL}=true")
+    ]
+    there = api.find(f"/api/v1/namespaces/{namespace}")
+    if there is not None and (there["metadata"].get("labels") or {}).get(FIX_LABEL) == "true":
+        objects.insert(0, _object("v1", "Namespace", namespace))
+    return [Proposal("undo", "what an earlier fix made", objects)]
+
+
+def who_am_i(api: Api) -> str:
+    """This user's name, as the cluster knows it."""
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}}
+    answer = api.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+    return str(answer["status"]["userInfo"]["username"])
+
+
+class Plurals:
+    """The plural under which the cluster serves a kind, asked once per API version."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._known: dict[str, dict[str, str]] = {}
+
+    def path(self, value: Object, namespace: str) -> str:
+        """Where objects of this kind are listed. Raises UserError for a kind that is not served."""
+        version, kind = str(value["apiVersion"]), str(value["kind"])
+        if version not in self._known:
+            found = self._api.find(f"/apis/{version}" if "/" in version else f"/api/{version}") or {}
+            resources = [entry for entry in found.get("resources") or () if "/" not in entry["name"]]
+            self._known[version] = {entry["kind"]: entry["name"] for entry in resources}
+        if kind not in self._known[version]:
+            raise UserError(f"the cluster does not serve {kind} of {version}")
+        place = None if kind in CLUSTER_WIDE else value["metadata"].get("namespace") or namespace
+        return object_path(version, self._known[version][kind], place)
+
+
+def _proposals(snapshot: Snapshot, needs: Needs, user: str, storage_class: str | None) -> Iterator[Proposal]:
+    namespace = snapshot.namespace
+    if snapshot.namespace_object is None:
+        yield Proposal("namespace", f"namespace {namespace}", [_object("v1", "Namespace", namespace)])
+    missing = [access for access in snapshot.accesses if access.is_allowed is False and access.resource != "nodes"]
+    if missing:
+        rules = [
+            {
+                "apiGroups": [access.group],
+                "resources": [access.resource + (f"/{access.subresource}" if access.subresource else "")],
+                "verbs": [access.verb],
+            }
+            for access in missing
+        ]
+        group = "rbac.authorization.k8s.io"
+        role = {**_object(f"{group}/v1", "Role", "windlass-user", namespace), "rules": rules}
+        binding = {
+            **_object(f"{group}/v1", "RoleBinding", "windlass-user", namespace),
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": "windlass-user"},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
+        }
+        yield Proposal("permissions", f"a role for {user}", [role, binding])
+    if needs.service_account and not _has(snapshot.service_accounts, needs.service_account):
+        account = _object("v1", "ServiceAccount", needs.service_account, namespace)
+        yield Proposal("service-account", f"service account {needs.service_account}", [account])
+    if needs.claim and storage_class and not _has(snapshot.claims, needs.claim):
+        spec: dict[str, Any] = {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": storage_class,
+            "resources": {"requests": {"storage": CLAIM_SIZE}},
+        }
+        claim = {**_object("v1", "PersistentVolumeClaim", needs.claim, namespace), "spec": spec}
+        yield Proposal("claim", f"claim {needs.claim} of {CLAIM_SIZE}", [claim])
+
+
+def _has(objects: Sequence[Object] | Refusal, name: str) -> bool:
+    """Whether an object is there; what may not be listed is taken to be."""
+    return isinstance(objects, Refusal) or any(value["metadata"]["name"] == name for value in objects)
+
+
+def _object(version: str, kind: str, name: str, namespace: str | None = None) -> Object:
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict) and {"apiVersion", "kind", "metadata"} <= set(value) and "name" in value["metadata"]
+
+
+def _labelled(value: Object) -> Object:
+    labels = {**(value["metadata"].get("labels") or {}), FIX_LABEL: "true"}
+    return {**value, "metadata": {**value["metadata"], "labels": labels}}
+
+
+def _name(value: Object) -> str:
+    return f"{value['kind']} {value['metadata']['name']}"
+
+
+def _create(api: Api, plurals: Plurals, value: Object, namespace: str) -> Outcome:
+    try:
+        api.create(plurals.path(value, namespace), value)
+    except RefusedError as error:
+        if error.code == 409 and error.reason == "AlreadyExists":
+            return Outcome(_name(value), "there already")
+        return Outcome(_name(value), error.message)
+    except UserError as error:
+        return Outcome(_name(value), error.what)
+    return Outcome(_name(value), "created")
+
+
+def _delete(api: Api, plurals: Plurals, value: Object, namespace: str) -> Outcome:
+    path = f"{plurals.path(value, namespace)}/{value['metadata']['name']}"
+    there = api.find(path)
+    if there is None:
+        return Outcome(_name(value), "not there")
+    if (there["metadata"].get("labels") or {}).get(FIX_LABEL) != "true":
+        return Outcome(_name(value), "not made by windlass, so it stays")
+    api.delete(path, uid=there["metadata"].get("uid"))
+    return Outcome(_name(value), "deleted")

@@ -1,0 +1,110 @@
+"""Entries of a kubeconfig: contexts listed, one for an EKS cluster written, the others left as they are."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from windlass.clusters.listing import EksCluster, Listed
+from windlass.common import aws
+from windlass.common.files import write_atomically
+from windlass.common.locks import locked
+from windlass.errors import UserError
+from windlass.targets.kubernetes.api.kubeconfig import KUBECONFIG, kubeconfig_files
+
+TOKEN_PREFIX = "k8s-aws-v1."
+TOKEN_SECONDS = 14 * 60  # AWS takes the signature for 15 minutes
+CLUSTER_HEADER = "x-k8s-aws-id"
+EXEC_API = "client.authentication.k8s.io/v1beta1"
+
+
+def contexts() -> Iterator[Listed]:
+    """Every context that kubectl would know, the current one marked."""
+    seen: set[str] = set()
+    current = None
+    for path in kubeconfig_files():
+        values = _load(path)
+        current = current or values.get("current-context")
+        servers = {entry["name"]: (entry.get("cluster") or {}).get("server") for entry in values.get("clusters") or ()}
+        for entry in values.get("contexts") or ():
+            name = str(entry["name"])
+            if name not in seen:
+                seen.add(name)
+                server = servers.get((entry.get("context") or {}).get("cluster"))
+                yield Listed(
+                    "context", name, None, str(server or "no server"), context=name, is_current=name == current
+                )
+
+
+def use(cluster: EksCluster, *, alias: str | None, namespace: str | None) -> tuple[Path, str]:
+    """Make a cluster the current context, in the file that kubectl would write to; the file and the context's name."""
+    named = os.environ.get(KUBECONFIG)
+    first = next((part for part in named.split(os.pathsep) if part), None) if named else None
+    path = Path(first) if first else Path.home() / ".kube" / "config"
+    context = alias or cluster.arn
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(path.with_name(f".{path.name}.windlass-lock")):  # kubectl's own lock is a file that must not exist
+        values = _load(path) if path.is_file() else {"apiVersion": "v1", "kind": "Config"}
+        _put(
+            values,
+            "clusters",
+            {
+                "name": cluster.arn,
+                "cluster": {"server": cluster.endpoint, "certificate-authority-data": cluster.certificate},
+            },
+        )
+        _put(values, "users", {"name": cluster.arn, "user": {"exec": _credentials_command(cluster)}})
+        about = {"cluster": cluster.arn, "user": cluster.arn, **({"namespace": namespace} if namespace else {})}
+        _put(values, "contexts", {"name": context, "context": about})
+        values["current-context"] = context
+        write_atomically(path, yaml.safe_dump(values, sort_keys=False))
+        path.chmod(0o600)
+    return path, context
+
+
+def token(name: str, region: str | None) -> str:
+    """A token for an EKS cluster: a signed question to STS, which the cluster asks to learn who it was."""
+    client = aws.client("sts", region)
+    with aws.asking(f"signing in to the cluster {name}"):
+        client.meta.events.register(
+            "before-sign.sts.GetCallerIdentity", lambda request, **_: request.headers.add_header(CLUSTER_HEADER, name)
+        )
+        url = client.generate_presigned_url("get_caller_identity", ExpiresIn=60, HttpMethod="GET")
+    return TOKEN_PREFIX + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
+
+
+def _credentials_command(cluster: EksCluster) -> dict[str, Any]:
+    """windlass itself signs in, so that no aws CLI is needed."""
+    profile = os.environ.get("AWS_PROFILE")
+    return {
+        "apiVersion": EXEC_API,
+        "command": "windlass",
+        "args": ["cluster", "token", cluster.name, "--region", cluster.region],
+        "env": [{"name": "AWS_PROFILE", "value": profile}] if profile else None,
+        "interactiveMode": "IfAvailable",
+    }
+
+
+def _put(values: dict[str, Any], key: str, entry: dict[str, Any]) -> None:
+    entries = values.get(key) or []
+    names = [other.get("name") for other in entries]
+    if entry["name"] in names:
+        entries[names.index(entry["name"])] = entry
+    else:
+        entries.append(entry)
+    values[key] = entries
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"the kubeconfig {path} cannot be read", evidence=str(error).splitlines()[0]) from None
+    if values is not None and not isinstance(values, dict):
+        raise UserError(f"{path} is no kubeconfig: it holds a {type(values).__name__}")
+    return values or {}
