@@ -131,7 +131,9 @@ def _assumptions(run: Run, hardware: Hardware, layout: Layout, failures: Failure
     instance = hardware.instance
     assumptions = ["no failures or restarts, data never waits, start and compilation (minutes) not counted"]
     if failures is not None and failures.is_worth_saying:
-        assumptions.append("for goodput alone: failures as often as Llama 3's, a spare node in place of each that is lost")
+        assumptions.append(
+            "for goodput alone: failures as often as Llama 3's, a spare node in place of each that is lost"
+        )
     if instance and instance.on_demand:
         price = instance.on_demand
         assumptions.append(f"${price.usd_per_hour:,.2f} per node and hour: on demand, {price.region}, {price.date}")

@@ -1,1 +1,1 @@
-"""Commands on a cluster's pods: exec, debug, sync, top."""
+"""Commands on clusters and on their pods: cluster, exec, debug, sync, top."""

@@ -67,7 +67,8 @@ RULES = (
         Socket recv failed while polling|(?:actor|worker) died unexpectedly|A remote rank""", confidence=0.4,
         test=_between_ranks),
     raised("host_oom", None, r"(?:terminated with signal SIGKILL|died with <Signals\.SIGKILL)", confidence=0.5),
-    raised("segfault", None, r"(?:terminated with signal|died with <Signals\.)\s?SIG(?:SEGV|ABRT|ILL|BUS)", confidence=0.7),
+    raised("segfault", None, r"(?:terminated with signal|died with <Signals\.)\s?SIG(?:SEGV|ABRT|ILL|BUS)",
+        confidence=0.7),
     raised("echo", r"""
         ChildFailedError|SignalException|PeerLostError|ProcessExitedException|ProcessRaisedException|BrokenPipeError
         ConnectionResetError|CalledProcessError|EndSession|BrokenProcessPool|WorkerCrashedError|RayTaskError
