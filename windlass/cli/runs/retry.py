@@ -24,7 +24,7 @@ from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
 from windlass.targets import target
-from windlass.targets.protocol import CanWithdraw, JobRef, JobStatus, Target
+from windlass.targets.protocol import CanWithdraw, JobRef, JobStatus, KnowsFacts, Target
 
 LOOK_SECONDS = 5.0  # between two looks at a job that waits; a decision needs two that agree
 BACKOFF_SECONDS, LARGEST_BACKOFF = 5.0, 300.0
@@ -200,19 +200,7 @@ def wait_before(history: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _ask(where: Target[Any], job: JobRef) -> dict[str, Any]:
-    if job.target == "kubernetes":
-        from windlass.targets.kubernetes.client import KubernetesTarget
-        from windlass.targets.kubernetes.collecting import collect as collect_objects
-
-        assert isinstance(where, KubernetesTarget)
-        return collect_objects(*where.cluster(job))
-    if job.target == "slurm":
-        from windlass.targets.slurm.collecting import collect as collect_records
-        from windlass.targets.slurm.state import SubmittedJob
-
-        submitted = SubmittedJob.of(job.folder)
-        return collect_records(submitted) if submitted else {}
-    return {}
+    return where.collect(job) if isinstance(where, KnowsFacts) else {}
 
 
 def _history(folder: RunFolder) -> list[dict[str, Any]]:
