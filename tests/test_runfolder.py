@@ -69,9 +69,7 @@ def test_a_run_is_found_by_name_or_path(tmp_path: Path, monkeypatch: pytest.Monk
     assert "mine" in (refused.value.evidence or "")
 
 
-def test_the_same_run_file_from_another_folder_is_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_run_file_from_another_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     project.mkdir()
     elsewhere.mkdir()
