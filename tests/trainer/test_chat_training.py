@@ -103,8 +103,8 @@ def test_lora_learns_to_answer(chats: Path, model: Path, corpus: Path, tmp_path:
     run = lora_run(chats, taught, {"rank": 16}, data__holdout=0.1, train__steps=200, checkpoint={"every": 200})
     run["data"] |= {"format": "chat", "sequence_length": LENGTH}
     run["train"] |= {"learning_rate": 5e-3, "global_batch": 16, "weight_decay": 0.0, "validate_every": 20}
-    result = train(tmp_path, run, ranks=2, timeout=600)
-    assert result.codes == [0, 0], result.output
+    result = train(tmp_path, run, timeout=600)
+    assert result.codes == [0], result.output
     losses = list(result.losses.values())
     assert sum(losses[-10:]) / 10 < 0.5 * sum(losses[:3]) / 3
     assert min(one["loss"] for one in result.records("validation")) < 0.6 * losses[0]

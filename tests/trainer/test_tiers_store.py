@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.campaign import campaign
 from tests.store.s3_server import Fault, FaultyS3
 from tests.trainer.harness import Result
 from tests.trainer.test_tiers import assert_same_curve, resumed_from
@@ -119,8 +120,12 @@ def test_an_outage_never_stops_training(s3: FaultyS3, corpus: Path, tmp_path: Pa
     assert_same_curve(cluster, again, undisturbed)
 
 
-@pytest.mark.parametrize("point", ["upload.begin", "upload.file", "upload.manifest", "upload.published"])
-@pytest.mark.parametrize("rank", [0, 1])
+UPLOADING = ("upload.begin", "upload.file", "upload.manifest", "upload.published")
+# Every stage, on one rank or the other; then both.
+STAGES = [(point, (index + turn) % 2) for turn in (0, 1) for index, point in enumerate(UPLOADING)]
+
+
+@pytest.mark.parametrize(("point", "rank"), campaign(STAGES, always=len(UPLOADING)))
 def test_kill_in_an_upload(
     point: str, rank: int, s3: FaultyS3, corpus: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
