@@ -419,8 +419,11 @@ def _traceback(stream: Sequence[Line], index: int) -> tuple[Raised | None, int]:
                 "===",
             )
         )
-        if is_new or gap or ends or BARE_EXCEPTION.match(line.text):
+        quotes = len(message) > 1 and message[1].startswith("Original Traceback")  # of a data loader's worker
+        if is_new or gap or ends or (BARE_EXCEPTION.match(line.text) and not quotes):
             break
+        if inner := FRAME.match(line.layout):
+            frames.append((inner["file"], stream[index + 1].layout.strip() if index + 1 < len(stream) else ""))
         message.append(line.text)
         index += 1
     return Raised(match["type"], "\n".join(message).strip(), tuple(frames)), index

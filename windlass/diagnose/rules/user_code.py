@@ -42,6 +42,7 @@ RULES = (
         (?:record|sample|row|document|example) .{0,40}(?:is (?:empty|corrupt|malformed|invalid)|has no|missing)
         column names? .{0,80}(?:not|don't)|Column .{0,40}not in the dataset|should probably activate truncation
         Expected (?:object|value|a?n? ?array) .{0,60}json|inhomogeneous shape|Unable to allocate output buffer"""),
+    raised("user_data", r"KeyError|IndexError|ValueError|TypeError", r"in DataLoader worker process", confidence=0.7),
     raised("user_data", PLAIN, frames=r"""
         collate|__getitem__|dataset|data_loader|dataloader|tokenize|preprocess|/data/|json\.loads|read_record
         parse_row""",
@@ -92,6 +93,6 @@ RULES = (
         \S{0,120}line \d+: +\d+ (?:Segmentation fault|Aborted|Illegal instruction)|.{0,40}Signal: Segmentation fault
         free\(\): invalid|double free or corruption|malloc\(\): |munmap_chunk\(\)|corrupted (?:size|double)
         Aborted \(core dumped\)|srun: error: \S+: tasks?.{0,60}: (?:Segmentation fault|Aborted)
-        !+ ?Segfault encountered|.{0,80}failed \(exitcode: -11\)|.{0,200}died with <Signals\.SIG(?:SEGV|ABRT|ILL)
-        .{0,60}Caught signal 11|\*\*\* SIGSEGV""", confidence=0.8),
+        !+ ?Segfault encountered|.{0,80}(?:failed \(exitcode: -11\)|return code = -11\b|exited on signal 11\b)
+        .{0,200}died with <Signals\.SIG(?:SEGV|ABRT|ILL)|.{0,60}Caught signal 11|\*\*\* SIGSEGV""", confidence=0.8),
 )  # fmt: skip
