@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.diagnose.test_verdict import PROGRESS, event, exited, pod
@@ -279,6 +281,13 @@ known("queue_wait",events=[event("Unschedulable","queue resource quota insuffici
 known("efa_unavailable",pods=[pod(phase="Pending",node="")],events=[event("FailedScheduling","0/4 nodes are available: 4 Insufficient vpc.amazonaws.com/efa. preemption: 0/4 nodes are available: 4 No preemption victims found for incoming pod.")])
 known("cpu_memory_request",pods=[pod(phase="Pending",node="",conditions=[{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":"0/10 nodes are available: 2 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 8 Insufficient memory."}])])
 known("gpu_unavailable",pods=[pod(phase="Pending",node="")],events=[event("NotTriggerScaleUp","pod didn't trigger scale-up: 1 max node group size reached, 2 Insufficient nvidia.com/gpu"),event("FailedScheduling","0/6 nodes are available: 6 Insufficient nvidia.com/gpu.")])
+OWN_ERROR = T("ValueError: bad reward",MINE)
+known("user_code",pods=[pod(phase="Failed",state={"terminated":{"exitCode":1,"reason":"Error","message": OWN_ERROR,"finishedAt":"2026-11-15T10:06:00Z"}})])
+known("user_import",job={"metadata":{"name":"r"},"status":{"jobStatus":"FAILED","jobDeploymentStatus":"Failed","message":"Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):\n"+T("ModuleNotFoundError: No module named 'vllm'",MINE)}})
+known("cuda_oom",logs={"rank3-error":json.dumps({"message":{"message":"OutOfMemoryError: CUDA out of memory.","extraInfo":{"py_callstack":T("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",LIB),"timestamp":"1763200000"}}})})
+known("disk_full",logs={"rank0":"\n".join(json.dumps(x) for x in [{"time":"2026-11-15T10:00:00Z","level":"info","msg":"step 1 loss 2"},{"time":"2026-11-15T10:01:00Z","level":"error","msg":"checkpoint failed","exc_info":T("OSError: [Errno 28] No space left on device",MINE)}])})
+known("gpu_count",slurm={"scontrol":"JobId=7 JobName=x\n   JobState=FAILED Reason=NonZeroExitCode\n   ExitCode=1:0\n   TRES=cpu=4,mem=16G,node=1,billing=4"},logs={"slurm-7.out":T("RuntimeError: No CUDA GPUs are available",LIB)})
+known("user_code",logs={"rank0":PROGRESS+"\n"+T("RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",LIB),"kernel":"NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus."})
 # fmt: on
 
 

@@ -143,9 +143,8 @@ def _exceptions(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:
         if view.survived(failure.end) or view.was_caught(failure.begin, failure.end):
             continue
         rule, raised = judge(failure)
-        requests = [pod.requests for pod in facts.pods if pod.requests]
-        if rule.name == "gpu_runtime" and requests and not any("gpu" in key for keys in requests for key in keys):
-            rule = replace(rule, name="gpu_count")  # no pod asked for one
+        if rule.name == "gpu_runtime" and facts.asks_for_gpus is False:
+            rule = replace(rule, name="gpu_count")
         finding = _in_log(facts, view, failure.line, rule, raised)
         if failure.in_thread:
             finding = replace(finding, weight=min(finding.weight, Weight.ENDED))

@@ -54,6 +54,9 @@ RULES = (
         expected .{0,40} to have|not implemented for|Input type|element 0 of tensors|should be the same
         start a new process before|dtype|shapes? |re-?initialize CUDA in forked|out of resource: shared memory
         Index put requires|view size is not compatible""", confidence=0.85),
+    # the mode of a shared volume, or the wrong folder: nothing decides
+    raised("unknown", r"PermissionError", r"""
+        '/(?:mnt|fsx|efs|nfs|lustre|shared|gpfs|checkpoints?|ckpts?|datasets?)\b""", confidence=0.3),
     raised("user_arguments", r"""
         FileNotFoundError|NotADirectoryError|IsADirectoryError|PermissionError|FileExistsError""", confidence=0.65),
     raised("user_arguments", PLAIN, r"""
