@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.diagnose.test_verdict import PROGRESS, event, exited, pod
@@ -46,6 +48,10 @@ def in_slurm(name, state, reason="None", log=""):
 def workload(name, kind, status, reason, message):
     condition = {"type": kind, "status": status, "reason": reason, "message": message}
     CASES.append((name, {"workload": {"status": {"conditions": [condition]}}}))
+
+
+def known(name, **facts):
+    CASES.append((name, facts))
 
 
 # fmt: off
@@ -225,6 +231,63 @@ in_slurm("time_limit","TIMEOUT","TimeLimit")
 in_slurm("cancelled","CANCELLED","None")
 in_slurm("user_code","FAILED","NonZeroExitCode",T("TypeError: f() missing 1 required positional argument: 'x'",MINE))
 in_slurm("container_start","FAILED","NonZeroExitCode","/var/spool/slurmd/job7/slurm_script: line 12: torchrn: command not found")
+# several sources together
+CHILD_FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n====\ntrain.py FAILED\n----\nFailures:\n  <NO_OTHER_FAILURES>\n----\nRoot Cause (first observed failure):\n[0]:\n  time      : 2026-11-15_10:39:43\n  host      : d-9\n  rank      : 3 (local_rank: 3)\n  exitcode  : 1 (pid: 28)\n  error_file: <N/A>\n  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html\n===="
+RESET = T("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, remote process exited or there was a network error\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer 10.0.0.3<5555>",LIB)
+raised("user_data","KeyError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File \"/opt/conda/lib/python3.10/site-packages/torch/utils/data/_utils/worker.py\", line 308, in _worker_loop\n    data = fetcher.fetch(index)\n  File \"/workspace/dataset.py\", line 44, in __getitem__\n    return self.rows[i]['text']\nKeyError: 'text'")
+raised("file_system","OSError: Caught OSError in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n  File \"/workspace/dataset.py\", line 44, in __getitem__\n    return open(p)\nOSError: [Errno 5] Input/output error: '/lustre/x'")
+known("user_code",logs={"launcher":"2026-11-15 10:00:00 INFO start\nray.exceptions.RayTaskError(ValueError): ray::TrainWorker.step() (pid=12, ip=10.0.0.2)\n  File \"/workspace/train.py\", line 3, in step\n    raise ValueError('bad reward shape')\nValueError: bad reward shape"})
+printed("host_oom","[2026-11-15 10:09:00,120] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 5123","[2026-11-15 10:09:00,121] [ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py'] exits with return code = -9")
+printed("segfault","--------------------------------------------------------------------------","mpirun noticed that process rank 3 with PID 0 on node gpu4 exited on signal 11 (Segmentation fault).")
+printed("host_oom","mpirun noticed that process rank 3 with PID 0 on node gpu4 exited on signal 9 (Killed).")
+known("user_code",pods=[pod(phase="Running",state={"waiting":{"reason":"CrashLoopBackOff","message":"back-off 5m0s restarting failed container=pytorch"}},last=exited(1))],events=[event("BackOff","Back-off restarting failed container pytorch in pod train-worker-0")],logs={"train-worker-0-previous":T("TypeError: forward() got an unexpected keyword argument 'foo'",MINE)})
+known("cuda_oom",logs={"rank0":PROGRESS+"\n"+RESET,"rank3":PROGRESS+"\n"+T("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.10 GiB of which 1.10 GiB is free. Including non-PyTorch memory, this process has 77.9 GiB memory in use. Of the allocated memory 76.0 GiB is allocated by PyTorch, and 300.0 MiB is reserved by PyTorch but unallocated.",LIB),"launcher": CHILD_FAILED})
+known("user_import",logs={"rank0":T("ModuleNotFoundError: No module named 'flash_attn'",MINE)+"\nERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 12) of binary: /usr/bin/python","launcher":T("subprocess.CalledProcessError: Command '['python','x']' returned non-zero exit status 1.",LIB)})
+known("node_lost",pods=[pod(phase="Failed",state=exited(1)),pod("train-worker-1",node="node-b",phase="Unknown",reason="NodeLost",message="Node node-b which was running pod train-worker-1 is unresponsive")],logs={"rank0":PROGRESS+"\n"+RESET})
+known("image_missing",pods=[pod(state={"running":{}}),pod("train-worker-1",phase="Pending",state={"waiting":{"reason":"ImagePullBackOff","message":'Back-off pulling image "r.io/x:y"'}})],events=[event("Failed",'Failed to pull image "r.io/x:y": rpc error: code = NotFound desc = failed to pull and unpack image "r.io/x:y": r.io/x:y: not found',"train-worker-1")],logs={"rank0":T("torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined.",LIB)})
+known("cancelled",job={"metadata":{"name":"train","deletionTimestamp":"2026-11-15T10:10:00Z"},"status":{}},pods=[pod(phase="Failed",state=exited(143,at="2026-11-15T10:10:05Z"))],logs={"rank0":PROGRESS+"\nreceived SIGTERM, shutting down"})
+known("illegal_memory_access",logs={"rank0":PROGRESS+"\n"+T("RuntimeError: CUDA error: an illegal memory access was encountered",LIB),"kernel":"[1.1] NVRM: Xid (PCI:0000:4b:00): 31, pid=9, name=python, Ch 00000010, intr 10000000. MMU Fault: ENGINE GRAPHICS"})
+known("gpu_hardware",logs={"rank0":PROGRESS+"\n[rank0]:[E1115 10:36:00.1 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600029 milliseconds before timing out.","kernel":"Nov 15 10:25:31 gpu7 kernel: NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."})
+known("user_code",logs={"rank0":"wandb: WARNING Network error (ConnectionError), entering retry loop.\n"+PROGRESS+"\n"+T("ZeroDivisionError: division by zero",MINE)})
+known("hub_rate_limit",logs={"rank0":"WARNING:huggingface_hub.utils._http:HTTP Error 429 thrown while requesting GET https://huggingface.co/api/datasets/x\nWARNING:huggingface_hub.utils._http:Retrying in 1s [Retry 1/5].\n"+T("huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/datasets/x",HF)})
+raised("cuda_oom","tensorflow.python.framework.errors_impl.ResourceExhaustedError: OOM when allocating tensor with shape[256,1024,4096] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc")
+raised("gpu_runtime","RuntimeError: Unable to initialize backend 'cuda': FAILED_PRECONDITION: No visible GPU devices. (you may need to uninstall the failing plugin package, or set JAX_PLATFORMS=cpu to skip this backend.)")
+raised("user_code","RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method")
+raised("library_clash","FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'",LIB)
+raised("library_clash","RuntimeError: \n        CUDA Setup failed despite GPU being available. Please run the following command to get more information:",LIB)
+raised("file_system","OSError: [Errno 16] Device or resource busy: '.nfs00000000a1'",MINE)
+known("preempted",pods=[pod(phase="Failed",state=exited(143),conditions=[{"type":"DisruptionTarget","status":"True","reason":"EvictionByEvictionAPI","message":"Eviction API: evicting"}])],logs={"rank0":PROGRESS+"\n"+T("torch.distributed.elastic.multiprocessing.api.SignalException: Process 12 got signal: 15",LIB)})
+known("time_limit",slurm={"sacct":"JobID|JobName|State|ExitCode|Start|End|Timelimit\n9|t|TIMEOUT|0:0|2026-11-15T08:00:00|2026-11-15T10:10:00|02:10:00\n9.batch|batch|CANCELLED|0:15|x|x|\n9.0|python|CANCELLED|0:15|x|x|"},logs={"rank0":PROGRESS+"\nslurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-11-15T10:10:00 DUE TO TIME LIMIT ***\n"+RESET})
+known("user_code",job={"metadata":{"name":"train"},"status":{"conditions":[{"type":"Failed","status":"True","reason":"BackoffLimitExceeded","message":"Job has reached the specified backoff limit"}]}},pods=[pod(phase="Failed",state=exited(1))],logs={"rank0":T("AttributeError: 'Config' object has no attribute 'lr'",MINE)})
+known("user_arguments",pods=[pod(phase="Failed",state=exited(2))],logs={"rank0":"usage: train.py [-h]\ntrain.py: error: the following arguments are required: --data"})
+known("evicted_disk",pods=[pod(phase="Failed",reason="Evicted",message="The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi.")],logs={"rank0":PROGRESS})
+known("quota",job={"metadata":{"name":"train"}},events=[event("FailedCreate",'Error creating: pods "train-0-abc" is forbidden: exceeded quota: team, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=8, limited: requests.nvidia.com/gpu=8',"train","Job")])
+known("admission_denied",job={"metadata":{"name":"train"}},events=[event("FailedCreatePod",'Error creating: pods "train-0" is forbidden: violates PodSecurity "baseline:latest": hostPath volumes (volume "shm")',"train","PyTorchJob")])
+known("hang",pods=[pod(state={"running":{}})],logs={"rank0":PROGRESS,"monitor":"2026-11-15 11:20:00 WARNING no progress for 4500 s, GPU utilization 100%"})
+known("straggler",logs={f"rank{r}":"\n".join(f"2026-11-15 10:0{i}:00 INFO step {i} loss 2.1 iter_time: {2.9 if r==5 else 1.1}s" for i in range(6)) for r in range(8)})
+known("running",pods=[pod(state={"running":{}})],logs={"rank0":"2026-11-15 09:59:00 WARNING:huggingface_hub: 429 Too Many Requests, retrying in 5s\n"+PROGRESS})
+known("succeeded",slurm={"sacct":"JobID|State|ExitCode\n4|COMPLETED|0:0\n4.batch|COMPLETED|0:0"},logs={"rank0":PROGRESS+"\nTraining complete."})
+known("unknown",pods=[pod(phase="Failed",state=exited(1))],logs={"rank0":PROGRESS})
+known("unknown",slurm={"sacct":"JobID|State|ExitCode\n4|FAILED|1:0"},logs={"rank0":PROGRESS+"\nsrun: error: n1: task 0: Exited with exit code 1"})
+known("node_lost",slurm={"sacct":"JobID|State|ExitCode\n4|NODE_FAIL|0:0\n4.0|CANCELLED|0:9"},logs={"rank0":PROGRESS,"rank8":PROGRESS+"\n"+RESET})
+known("cancelled",slurm={"sacct":"JobID|State|ExitCode\n4|CANCELLED by 1001|0:0\n4.0|CANCELLED by 1001|0:15"},logs={"rank0":PROGRESS+"\nslurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-15T10:10:00 ***"})
+known("nccl_slow_fallback",pods=[{**pod(state={"running":{}}),"spec":{"nodeName":"a","containers":[{"name":"pytorch","resources":{"limits":{"vpc.amazonaws.com/efa":"32"}}}]}}],logs={"rank0":"ip:1:1 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.\nip:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\nip:1:1 [0] NCCL INFO Using network Socket\n"+PROGRESS})
+known("gpu_runtime",pods=[pod(phase="Failed",reason="UnexpectedAdmissionError",message="Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu, which is unexpected")])
+known("checkpoint_damaged",logs={"rank0":T("torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([0, 1])\nTraceback (most recent call last): (RANK 0)\n  File \"/x/site-packages/torch/distributed/checkpoint/utils.py\", line 160, in all_reduce\n    local_data = map_fun()\nFileNotFoundError: [Errno 2] No such file or directory: '/ckpt/step-100/.metadata'",LIB)})
+known("user_code",logs={"rank0":PROGRESS+"\n"+T("RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has parameters that were not used in producing loss.",LIB)})
+known("port_in_use",logs={"rank0":"[W1115 10:00:00 socket.cpp:464] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).\n[E1115 10:00:00 socket.cpp:500] [c10d] The server socket has failed to listen on any local network address.\n"+T("torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use",LIB),"rank1":T("torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (node1, 29500).",LIB)})
+known("queue_wait",pods=[pod(phase="Pending",node="",conditions=[{"type":"PodScheduled","status":"False","reason":"SchedulingGated","message":"Scheduling is blocked due to non-empty scheduling gates"}])])
+known("queue_wait",events=[event("Unschedulable","queue resource quota insufficient","train-pg","PodGroup",type="Normal"),event("Unschedulable","0/0 tasks in gang unschedulable: pod group is not ready, 4 minAvailable","train-pg","PodGroup")])
+known("efa_unavailable",pods=[pod(phase="Pending",node="")],events=[event("FailedScheduling","0/4 nodes are available: 4 Insufficient vpc.amazonaws.com/efa. preemption: 0/4 nodes are available: 4 No preemption victims found for incoming pod.")])
+known("cpu_memory_request",pods=[pod(phase="Pending",node="",conditions=[{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":"0/10 nodes are available: 2 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 8 Insufficient memory."}])])
+known("gpu_unavailable",pods=[pod(phase="Pending",node="")],events=[event("NotTriggerScaleUp","pod didn't trigger scale-up: 1 max node group size reached, 2 Insufficient nvidia.com/gpu"),event("FailedScheduling","0/6 nodes are available: 6 Insufficient nvidia.com/gpu.")])
+OWN_ERROR = T("ValueError: bad reward",MINE)
+known("user_code",pods=[pod(phase="Failed",state={"terminated":{"exitCode":1,"reason":"Error","message": OWN_ERROR,"finishedAt":"2026-11-15T10:06:00Z"}})])
+known("user_import",job={"metadata":{"name":"r"},"status":{"jobStatus":"FAILED","jobDeploymentStatus":"Failed","message":"Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):\n"+T("ModuleNotFoundError: No module named 'vllm'",MINE)}})
+known("cuda_oom",logs={"rank3-error":json.dumps({"message":{"message":"OutOfMemoryError: CUDA out of memory.","extraInfo":{"py_callstack":T("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",LIB),"timestamp":"1763200000"}}})})
+known("disk_full",logs={"rank0":"\n".join(json.dumps(x) for x in [{"time":"2026-11-15T10:00:00Z","level":"info","msg":"step 1 loss 2"},{"time":"2026-11-15T10:01:00Z","level":"error","msg":"checkpoint failed","exc_info":T("OSError: [Errno 28] No space left on device",MINE)}])})
+known("gpu_count",slurm={"scontrol":"JobId=7 JobName=x\n   JobState=FAILED Reason=NonZeroExitCode\n   ExitCode=1:0\n   TRES=cpu=4,mem=16G,node=1,billing=4"},logs={"slurm-7.out":T("RuntimeError: No CUDA GPUs are available",LIB)})
+known("user_code",logs={"rank0":PROGRESS+"\n"+T("RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",LIB),"kernel":"NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus."})
 # fmt: on
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -176,18 +177,19 @@ class Facts:
         bundle = read.mapping(value)
         jobs, workloads = read.objects(bundle.get("job")), read.objects(bundle.get("workload"))
         pods = tuple(pod for one in read.objects(bundle.get("pods")) if (pod := _pod(one)))
+        conditions = tuple(condition for job in jobs for condition in _job_conditions(job))
         return cls(
             job_name=next((name for one in jobs if (name := read.text(read.at(one, "metadata", "name")))), ""),
             job_deleted=next(
                 (at for one in jobs if (at := moment(read.at(one, "metadata", "deletionTimestamp")))), None
             ),
-            job_conditions=tuple(one for job in jobs for one in _job_conditions(job)),
+            job_conditions=conditions,
             workload_conditions=tuple(one for item in workloads for one in _job_conditions(item)),
             pods=pods,
             events=_own(_events(bundle.get("events")), pods, jobs),
             nodes=tuple(_node(one) for one in read.objects(bundle.get("nodes"))),
             slurm=last_job(slurm_records(bundle.get("slurm"))),
-            logs=tuple(_logs(bundle.get("logs"))),
+            logs=(*_logs(bundle.get("logs")), *_quoted_logs(pods, conditions)),
             recorders=read.mapping(bundle.get("flight_recorders")),
         )
 
@@ -199,6 +201,13 @@ class Facts:
     def pods_of_nodes(self) -> set[str]:
         """The nodes that the job's pods are on; empty where that is not known."""
         return {pod.node for pod in self.pods if pod.node}
+
+    @property
+    def asks_for_gpus(self) -> bool | None:
+        """Whether its pods or its Slurm job ask for GPUs; None where that is not known."""
+        asked = [" ".join(pod.requests) for pod in self.pods if pod.requests]
+        asked += [record.resources for record in self.slurm if record.resources]
+        return any("gpu" in resources for resources in asked) if asked else None
 
     def host_of(self, rank: int | None, log_name: str) -> str | None:
         """The node of a rank, where a pod says so by its name."""
@@ -369,7 +378,30 @@ def _logs(value: Any) -> Iterator[Log]:
             if len(content) > MOST_LOG_CHARACTERS:
                 half = MOST_LOG_CHARACTERS // 2
                 content = content[:half] + "\n" + content[-half:]
-            yield Log(clean(str(name)), clean(content))
+            yield Log(clean(str(name)), clean(_decoded(content)))
+
+
+def _quoted_logs(pods: Sequence[Pod], conditions: Sequence[Condition]) -> Iterator[Log]:
+    """The end of a log where a state holds it: a container's termination message, the status of a RayJob."""
+    for pod in pods:
+        for container in pod.containers:
+            if container.state == "terminated" and container.exit_code and container.is_main and container.message:
+                name = f"termination message of {pod.name}"
+                yield Log(f"{name} previous" if container.is_last else name, container.message)
+    for condition in conditions:
+        if "Traceback (most recent call last)" in condition.message:
+            yield Log("status of the job", condition.message)
+
+
+def _decoded(text: str) -> str:
+    """The traceback of an error file that torchrun's workers write, instead of its JSON."""
+    if '"py_callstack"' not in text:
+        return text
+    try:
+        error = json.loads(text).get("message")
+    except (ValueError, AttributeError, RecursionError):
+        return text
+    return read.text(read.at(error, "extraInfo", "py_callstack")) or read.text(read.at(error, "message")) or text
 
 
 def _log_line(value: Any) -> str:

@@ -66,6 +66,12 @@ FOREIGN_TYPE = re.compile(
     r"|Rpc|Http"
 )
 
+CODE_WORDS = re.compile(
+    r"tensor|shape|size|dim|type|expected|got |must|argument|index|module|param|input|output|grad|backward|forward|loss"
+    r"|layer|model|attribute|value|batch|mask|attention|None\b|not (?:found|defined|supported|implemented)|invalid",
+    re.IGNORECASE,
+)
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -137,9 +143,8 @@ def _exceptions(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:
         if view.survived(failure.end) or view.was_caught(failure.begin, failure.end):
             continue
         rule, raised = judge(failure)
-        requests = [pod.requests for pod in facts.pods if pod.requests]
-        if rule.name == "gpu_runtime" and requests and not any("gpu" in key for keys in requests for key in keys):
-            rule = replace(rule, name="gpu_count")  # no pod asked for one
+        if rule.name == "gpu_runtime" and facts.asks_for_gpus is False:
+            rule = replace(rule, name="gpu_count")
         finding = _in_log(facts, view, failure.line, rule, raised)
         if failure.in_thread:
             finding = replace(finding, weight=min(finding.weight, Weight.ENDED))
@@ -172,8 +177,16 @@ def rule_of(raised: Raised) -> Rule:
             continue
         if rule.matches(raised.type, raised.message, frames):
             return rule
-    is_foreign = kinds is None and FOREIGN_TYPE.search(raised.name)  # of a service that no rule knows
-    return Rule("unknown" if is_foreign else "user_code", "raised", None, None, 0.3 if is_foreign else 0.6)
+    if kinds is None and (FOREIGN_TYPE.search(raised.name) or _is_foreign(raised)):
+        return Rule("unknown", "raised", None, None, 0.3)
+    return Rule("user_code", "raised", None, None, 0.6)
+
+
+def _is_foreign(raised: Raised) -> bool:
+    """Whether a library's error of a general type says nothing about what the program gave it."""
+    return (
+        bool(raised.frames) and raised.name in ("RuntimeError", "Exception") and not CODE_WORDS.search(raised.message)
+    )
 
 
 def _fatal_lines(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:

@@ -26,6 +26,7 @@ class SlurmRecord:
     time: str = ""  # when it ended, or was submitted
     used: float = 0.0  # MiB of memory, at most
     requested: float = 0.0  # MiB of memory
+    resources: str = ""  # cpu=8,mem=64G,gres/gpu=8
 
     def __str__(self) -> str:
         code = f" exit code {self.exit_code}" if self.exit_code else ""
@@ -73,8 +74,9 @@ def _slurm_record(value: Mapping[str, Any], source: str) -> Iterator[SlurmRecord
             "",
         )
         code = code if code else derived or code
+        tres = read.text(fields.get("tres") or fields.get("reqtres") or fields.get("alloctres"))
         memory = (_mebibytes(fields.get("maxrss")), _mebibytes(fields.get("reqmem")))
-        yield SlurmRecord(name, words, read.text(reason), code, signal, comment.strip(), source, when, *memory)
+        yield SlurmRecord(name, words, read.text(reason), code, signal, comment.strip(), source, when, *memory, tres)
 
 
 def _mebibytes(value: Any) -> float:

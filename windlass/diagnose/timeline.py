@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,12 @@ LEVEL = re.compile(
 LEVEL_WORD = re.compile(LEVELS)
 BARE_LEVEL = re.compile(rf"\[?(?P<level>{LEVELS})\]?(?::[\w.]+)?(?::|\s[-|]|\s)\s*")
 
+JSON_KEYS = (
+    ("time", "timestamp", "ts", "asctime", "@timestamp"),
+    ("level", "levelname", "severity", "lvl"),
+    ("message", "msg", "log", "event", "text"),
+    ("exc_info", "exception", "traceback", "stack_trace", "stacktrace", "stack"),
+)
 PROGRESS_STEP = re.compile(
     r"(?:^|[\s\[{(,|\"'])(?:global_?step|step|iter|iteration|it|batch"
     r"|update)s?[\"']?\s*[=:#\[]?\s*(\d[\d,]{0,12})(?:\s*/\s*\d+)?",
@@ -259,6 +266,7 @@ def _lines(log: Log, year: int) -> Iterable[Line]:
     raw = ANSI.sub("", log.text.replace("\r\n", "\n").replace("\r", "\n")).split("\n")
     if len(raw) > FIRST_LINES + LAST_LINES:
         raw = raw[:FIRST_LINES] + raw[-LAST_LINES:]
+    raw = [line for text in raw for line in (_of_json(text) if text[:1] == "{" else (text,))]
     labels = sum(bool(SRUN_LABEL.match(one)) for one in raw[:400])
     is_labelled = labels >= 3 and labels * 10 >= 6 * len([one for one in raw[:400] if one.strip()])
     last_time: float | None = None
@@ -281,6 +289,21 @@ def _lines(log: Log, year: int) -> Iterable[Line]:
         when = stamp or when
         last_time = when or last_time
         yield Line(log.name, rank, order, when or last_time, level, message, source, layout)
+
+
+def _of_json(text: str) -> Sequence[str]:
+    """A line of a logger that writes JSON, as one that writes text: time, level, message, and its traceback."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return (text,)
+    if not isinstance(record, dict):
+        return (text,)
+    time, level, message, trace = (
+        next((str(record[key]) for key in keys if isinstance(record.get(key), str | int | float)), "")
+        for keys in JSON_KEYS
+    )
+    return (f"{time} {level.upper()} {message}".strip(), *trace.split("\n")) if message else (text,)
 
 
 def _logged(text: str, year: int) -> tuple[str, str, str, float | None]:
@@ -419,8 +442,11 @@ def _traceback(stream: Sequence[Line], index: int) -> tuple[Raised | None, int]:
                 "===",
             )
         )
-        if is_new or gap or ends or BARE_EXCEPTION.match(line.text):
+        quotes = len(message) > 1 and message[1].startswith("Original Traceback")  # of a data loader's worker
+        if is_new or gap or ends or (BARE_EXCEPTION.match(line.text) and not quotes):
             break
+        if inner := FRAME.match(line.layout):
+            frames.append((inner["file"], stream[index + 1].layout.strip() if index + 1 < len(stream) else ""))
         message.append(line.text)
         index += 1
     return Raised(match["type"], "\n".join(message).strip(), tuple(frames)), index

@@ -20,10 +20,8 @@ MOST_EVIDENCE = 6
 SAME_MOMENT_SECONDS = 2.0
 LONG_BEFORE_SECONDS = 30.0
 # Errors on a device, which a fault of the hardware explains better than the program does.
-ON_DEVICE = frozenset(
-    ("illegal_memory_access", "device_assert", "segfault", "gpu_runtime", "gpu_count", "user_code", "library_clash")
-)
-DEVICE_WORDS = re.compile(r"cuda|nccl|cublas|cudnn|device|gpu", re.IGNORECASE)
+ON_DEVICE = frozenset(("illegal_memory_access", "segfault", "gpu_runtime", "gpu_count", "unknown"))
+DEVICE_ERROR = re.compile(r"CUDA (?:error|driver)|CUDA_ERROR|CU(?:BLAS|DNN)_STATUS|NCCL|NVML|Cuda failure|cudaError")
 # What takes a container away: the rank that failed before it was not ended by it.
 TAKEN_AWAY = frozenset(["node_lost", "preempted", "evicted_memory", "evicted_disk", "host_oom"])
 OPPOSITES = frozenset(("user", "infra"))
@@ -197,7 +195,7 @@ def _root(rank: Finding | None, platform: Finding | None) -> Finding | None:
     if platform.weight < Weight.OWN:
         return rank
     if platform.name == "gpu_hardware":
-        fits = rank.name in ON_DEVICE and any(DEVICE_WORDS.search(one.line) for one in rank.evidence)
+        fits = rank.name in ON_DEVICE or any(DEVICE_ERROR.search(one.line) for one in rank.evidence[:1])
         return replace(platform, evidence=(*platform.evidence, *rank.evidence)) if fits else rank
     if platform.weight == Weight.NODE and platform.name != "host_oom":
         return rank  # a node that is sick now need not have been when the rank failed

@@ -41,6 +41,7 @@ RULES = (
         Multi-Attach|claim .* not found|not bound|unbound|persistentvolumeclaim|no persistent volumes available
         storageclass\S* \S+ not found|failed to provision volume|is already (?:used|attached)|no storage class is set
         volume attachment is being deleted|exclusively attached|waiting for a volume to be created"""),
+    start("mount_failed", r"FailedMount", r"kube-root-ca\.crt", confidence=0.7),  # the cluster's own, not the user's
     start("config_missing", r"FailedMount|CreateContainerConfigError|Failed|CreateContainerError", r"""
         (?:secret|configmap)s? \S+ not found|references non-existent (?:secret|config) key|couldn't find key
         object \S+/\S+ not registered|(?:secret|configmap) .{0,80}not found"""),

@@ -28,9 +28,9 @@ RULES = (
         NCCL version mismatch|mismatched? (?:NCCL|CUDA|cuDNN) version|DLL load failed|different CUDA versions
         built (?:for|against|with) (?:a different|another|torch|PyTorch)|cuDNN version incompatibility
         compiled against|incompatible with (?:the )?(?:installed|current) (?:torch|PyTorch)
-        numpy\.core\.multiarray failed|\bABI\b|Couldn't load custom C\+\+ ops|No CUDA runtime is found|libcu\w+\.so
-        libnccl\S*\.so|Installed CUDA version|CUDA extension.{0,40}not (?:installed|built|available)
-        triton.{0,60}(?:version|incompatible)"""),
+        numpy\.core\.multiarray failed|\bABI\b|Couldn't load custom C\+\+ ops|/nvcc'|'nvcc'|Ninja is required
+        No CUDA runtime is found|libcu\w+\.so|libnccl\S*\.so|Installed CUDA version
+        CUDA extension.{0,40}not (?:installed|built|available)|triton.{0,60}(?:version|incompatible)"""),
     raised("gpu_arch", CUDA + "|ValueError|NotImplementedError|ImportError", r"""
         no kernel image is available|sm_\d+ is not (?:compatible|supported)|not compatible with the current PyTorch
         FlashAttention only supports|only supports? (?:Ampere|Hopper|Ada|compute capability)|kernel image is invalid
@@ -60,7 +60,8 @@ RULES = (
         Driver Not Loaded|NVML Shared Library Not Found|libnvidia-ml|CUDA_ERROR_NOT_INITIALIZED|initialization error
         could not select device driver""", confidence=0.8),
     raised("gpu_runtime", CUDA, r"""
-        No CUDA GPUs are available|no CUDA-capable device|CUDA is not available|cuda unavailable
+        No CUDA GPUs are available|no CUDA-capable device|No visible GPU devices
+        initialize backend '(?:cuda|gpu|rocm)'|CUDA is not available|cuda unavailable
         torch\.cuda\.is_available\(\) is False""", confidence=0.55),
     line("library_clash", r"""
         (?:\S+: )?(?:symbol lookup error|error while loading shared libraries): |\S+: symbol lookup error

@@ -7,14 +7,15 @@ import re
 from windlass.diagnose.rules.shapes import ended, line, node, raised, slurm
 
 TORCH = r"""
-    OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError|CUDAError|CudaError|XlaRuntimeError|InternalError
-    c10::\w+|std::\w+"""
+    OutOfMemoryError|ResourceExhaustedError|RuntimeError|AcceleratorError|DistBackendError|CUDAError|CudaError
+    XlaRuntimeError|InternalError|c10::\w+|std::\w+"""
 CUDA_FULL = r"""
     ^(?:CUDA|HIP|XPU|MPS backend)\b.{0,20}out of memory|^(?:Triton Error \[CUDA\]: )?out of memory
     (?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_STATUS_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'
     ^cuda runtime error \(2\)|^cudaMalloc(?:Async)? failed.{0,40}out of memory|CUDA_ERROR_OUT_OF_MEMORY
     ^(?:CUDA driver error|CUDA error|hip error).{0,6}out of memory|cudaErrorMemoryAllocation|^Allocation on device
-    ^RESOURCE_EXHAUSTED.{0,400}(?:memory|alloc)|Failed to CUDA calloc|No available memory for the cache blocks"""
+    ^RESOURCE_EXHAUSTED.{0,400}(?:memory|alloc)|Failed to CUDA calloc|^OOM when allocating tensor
+    No available memory for the cache blocks"""
 UNITS = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "bytes": 2**-30, "B": 2**-30, "TiB": 2**10, "GB": 1.0, "MB": 2**-10}
 AMOUNT = r"([\d.]{1,20}) (KiB|MiB|GiB|TiB|bytes|GB|MB|B)\b"
 
@@ -103,7 +104,9 @@ RULES = (
     line("host_oom", r"""
         Killed$|\S{0,120}line \d+: +\d+ Killed\b|terminate called after throwing an instance of 'std::bad_alloc'
         """, confidence=0.6),
-    line("host_oom", r".{0,80}failed \(exitcode: -9\)|.{0,200}died with <Signals\.SIGKILL: 9>", confidence=0.5),
+    line("host_oom", r"""
+        .{0,200}(?:failed \(exitcode: -9\)|died with <Signals\.SIGKILL|return code = -9\b|exited on signal 9\b)
+        """, confidence=0.5),
     line("too_many_files", r"""
         OpenBLAS blas_thread_init: pthread_create failed|libgomp: Thread creation failed
         \S+: fork: (?:retry: )?Resource temporarily unavailable|.{0,80}fork failed: Resource temporarily"""),

@@ -67,8 +67,8 @@ RULES = (
         Socket recv failed while polling|(?:actor|worker) died unexpectedly|A remote rank""", confidence=0.4,
         test=_between_ranks),
     raised("host_oom", None, r"(?:terminated with signal SIGKILL|died with <Signals\.SIGKILL)", confidence=0.5),
-    raised("segfault", None, r"(?:terminated with signal|died with <Signals\.)\s?SIG(?:SEGV|ABRT|ILL|BUS)",
-        confidence=0.7),
+    raised("segfault", None, r"""
+        (?:terminated with signal|died with <Signals\.)\s?SIG(?:SEGV|ABRT|ILL|BUS)""", confidence=0.7),
     raised("echo", r"""
         ChildFailedError|SignalException|PeerLostError|ProcessExitedException|ProcessRaisedException|BrokenPipeError
         ConnectionResetError|CalledProcessError|EndSession|BrokenProcessPool|WorkerCrashedError|RayTaskError
@@ -93,8 +93,8 @@ RULES = (
     line("collective_timeout", rf"""
         {BRACKETS}Watchdog caught collective operation timeout|{BRACKETS}Some NCCL operations have failed or timed out
         {BRACKETS}(?:Received a dump signal due to a collective timeout|Timeout at NCCL work)
-        {BRACKETS}WorkNCCL\(.{{0,300}}timing out
-        .{{0,40}}heartbeat monitor (?:timed out|has detected)|{BRACKETS}ProcessGroupNCCL's watchdog got stuck
+        {BRACKETS}WorkNCCL\(.{{0,300}}timing out|.{{0,40}}heartbeat monitor (?:timed out|has detected)
+        {BRACKETS}ProcessGroupNCCL's watchdog got stuck
         .{{0,40}}One or more tensors were submitted to be reduced.{{0,80}}by subset of ranks""", confidence=0.8),
     line("rendezvous", r"""
         (?:\S+: )?Rendezvous\w*Error|The node '?\S+ (?:has failed to shutdown|attempted to join)

@@ -64,10 +64,9 @@ RULES = (
     raised("hub_missing", None, r"""
         is not a local folder and is not a valid model identifier|does not appear to have a file named
         is not a valid git identifier|doesn't exist on the Hub
-        404 (?:Client Error|Not Found).{0,200}(?:huggingface|hf\.co)
-        Can't load (?:the )?(?:\w+ ){1,2}(?:for|of) '|Entry Not Found|Revision Not Found
-        Repo id must|BuilderConfig .{0,80}not found|Unknown split|Couldn't find a dataset script
-        no file named (?:pytorch_model|model)"""),
+        404 (?:Client Error|Not Found).{0,200}(?:huggingface|hf\.co)|Can't load (?:the )?(?:\w+ ){1,2}(?:for|of) '
+        Entry Not Found|Revision Not Found|Repo id must|BuilderConfig .{0,80}not found|Unknown split
+        Couldn't find a dataset script|no file named (?:pytorch_model|model)"""),
     # object stores
     raised("quota", None, r"""
         VcpuLimitExceeded|vCPU (?:capacity|limit)|InstanceLimitExceeded|ResourceLimitExceeded|service limit
@@ -96,8 +95,8 @@ RULES = (
         """),
     raised("store_transient", None, rf"""
         \((?:SlowDown|50[0234]|InternalError|RequestTimeout|Throttling\w*|RequestLimit\w*)\) when calling
-        \(ServiceUnavailable\) when calling
-        reduce your request rate|AWS Error (?:SLOW_DOWN|NETWORK_CONNECTION|SERVICE_UNAVAILABLE|INTERNAL)
+        \(ServiceUnavailable\) when calling|reduce your request rate
+        AWS Error (?:SLOW_DOWN|NETWORK_CONNECTION|SERVICE_UNAVAILABLE|INTERNAL)
         (?:{STORE}).{{0,300}}(?:Connection (?:reset|was closed|broken|aborted)|timed out|50[0234]\b|Slow ?Down)
         (?:Connection (?:reset|was closed|broken)|timed out|50[0234]\b|IncompleteRead).{{0,300}}(?:amazonaws|googleapis)
         (?:Connection (?:reset|was closed|broken)|timed out).{{0,300}}(?:s3|gs)://"""),
@@ -114,6 +113,7 @@ RULES = (
         Read-only file system|Transport endpoint is not connected|Remote I/O error|os error (?:5|30|107|116)\b
         Cannot send after transport endpoint|Host is down|\[Errno 37\]|unable to lock file|Structure needs cleaning
         ^\[Errno 110\] Connection timed out: '/"""),
+    raised("file_system", OS, r"^\[Errno 16\].{0,80}\.nfs", confidence=0.6),  # also at the end of runs that succeed
     near("inodes_full", "disk_full", r"""
         \b(?:inodes? |IUse%|IFree).{0,60}(?:100%| 0 )|out of inodes|no (?:free )?inodes
         inodes? (?:exhausted|used up|100)|\b100% /\S+.*inode|^/?\S+ +(\d+) +\1 +0 +100%"""),

@@ -42,6 +42,7 @@ RULES = (
         (?:record|sample|row|document|example) .{0,40}(?:is (?:empty|corrupt|malformed|invalid)|has no|missing)
         column names? .{0,80}(?:not|don't)|Column .{0,40}not in the dataset|should probably activate truncation
         Expected (?:object|value|a?n? ?array) .{0,60}json|inhomogeneous shape|Unable to allocate output buffer"""),
+    raised("user_data", r"KeyError|IndexError|ValueError|TypeError", r"in DataLoader worker process", confidence=0.7),
     raised("user_data", PLAIN, frames=r"""
         collate|__getitem__|dataset|data_loader|dataloader|tokenize|preprocess|/data/|json\.loads|read_record
         parse_row""",
@@ -53,6 +54,9 @@ RULES = (
         expected .{0,40} to have|not implemented for|Input type|element 0 of tensors|should be the same
         start a new process before|dtype|shapes? |re-?initialize CUDA in forked|out of resource: shared memory
         Index put requires|view size is not compatible""", confidence=0.85),
+    # the mode of a shared volume, or the wrong folder: nothing decides
+    raised("unknown", r"PermissionError", r"""
+        '/(?:mnt|fsx|efs|nfs|lustre|shared|gpfs|checkpoints?|ckpts?|datasets?)\b""", confidence=0.3),
     raised("user_arguments", r"""
         FileNotFoundError|NotADirectoryError|IsADirectoryError|PermissionError|FileExistsError""", confidence=0.65),
     raised("user_arguments", PLAIN, r"""
@@ -92,6 +96,6 @@ RULES = (
         \S{0,120}line \d+: +\d+ (?:Segmentation fault|Aborted|Illegal instruction)|.{0,40}Signal: Segmentation fault
         free\(\): invalid|double free or corruption|malloc\(\): |munmap_chunk\(\)|corrupted (?:size|double)
         Aborted \(core dumped\)|srun: error: \S+: tasks?.{0,60}: (?:Segmentation fault|Aborted)
-        !+ ?Segfault encountered|.{0,80}failed \(exitcode: -11\)|.{0,200}died with <Signals\.SIG(?:SEGV|ABRT|ILL)
-        .{0,60}Caught signal 11|\*\*\* SIGSEGV""", confidence=0.8),
+        !+ ?Segfault encountered|.{0,80}(?:failed \(exitcode: -11\)|return code = -11\b|exited on signal 11\b)
+        .{0,200}died with <Signals\.SIG(?:SEGV|ABRT|ILL)|.{0,60}Caught signal 11|\*\*\* SIGSEGV""", confidence=0.8),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from windlass.targets.slurm.commands import Commands
 
 FIELDS = (
     "JobID,JobName,State,ExitCode,DerivedExitCode,Reason,Submit,Start,End,Elapsed,Timelimit,NodeList,MaxRSS,ReqMem"
-    ",Comment,SystemComment"
+    ",Comment,SystemComment,ReqTRES"
 )
 MOST_BYTES = 400_000  # of an output file: its end
 
