@@ -41,8 +41,15 @@ BEFORE_IT_BEGINS = frozenset(
 
 def policy_of(run: Run, patience: float) -> Policy:
     """What may be tried with new jobs. On this machine a new start meets the same machine: only edits help."""
-    restarts = 0 if run.target.kind == "local" else run.target.max_restarts
-    return Policy(restarts, 2, BACKOFF_SECONDS, LARGEST_BACKOFF, patience, record="retry")
+    kind = run.target.kind
+    return Policy(
+        restarts=0 if kind == "local" else run.target.max_restarts,
+        backoff_seconds=BACKOFF_SECONDS,
+        largest_backoff=LARGEST_BACKOFF,
+        patience=patience,
+        after_limits=kind != "kubernetes",  # where only the run's own deadline is one
+        record="retry",
+    )
 
 
 def overrides_of_decisions(run_file: str, changes: Sequence[str]) -> list[str]:
