@@ -176,8 +176,8 @@ class Decider:
         events = [*facts.pop("events", []), *live.pop("events", [])]
         return {**facts, **{key: value for key, value in live.items() if value}, "events": events}
 
-    def carry_out(self, decision: Decision) -> bool:
-        """Write down, say and do what was decided; whether it is to be submitted again."""
+    def carry_out(self, decision: Decision) -> None:
+        """Write down and say what was decided, and make way for the next job."""
         from windlass.cli.runs.follow import describe_event
 
         facts = decision.as_record()
@@ -189,7 +189,6 @@ class Decider:
         if self.decision is not None:  # it waits
             withdraw(self.prepared.target, self.job)
         time.sleep(wait_before(_history(self.job.folder)))
-        return True
 
     def give_up(self, decision: Decision) -> JobStatus:
         """End a job that will not begin."""
