@@ -36,7 +36,7 @@ def plant(bench):
 def test_three_faults_in_a_row(bench, kills):
     plant(bench)
     folder = bench.run_folder(NAME)
-    command = ("run", bench.file, f"name={NAME}", *hold(60))
+    command = ("run", bench.file, f"name={NAME}", *hold(30))
     with contextlib.ExitStack() as stack:
         follower = stack.enter_context(bench.following(*command))
         for number, what in enumerate(("retry", "waits")):

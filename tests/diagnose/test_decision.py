@@ -40,6 +40,8 @@ def test_budgets():
     assert run_into(["host_oom", "node_lost", "host_oom"]) == ["retry", "retry", "give_up"]
     assert run_into(["node_lost", "preempted"] * 3 + ["node_lost"])[-1] == "give_up"
     assert run_into(["cuda_oom"]) == ["give_up"]
+    assert run_into(["time_limit"] * 4) == ["retry"] * 3 + ["give_up"]
+    assert run_into(["time_limit"], replace(POLICY, after_limits=False)) == ["give_up"]
     assert run_into(["cuda_oom"] * 3, remedies={"cuda_oom": EDIT}) == ["retry_edited"] * 2 + ["give_up"]
     mixed = ["node_lost", "cuda_oom", "node_lost", "cuda_oom", "node_lost", "cuda_oom"]
     assert run_into(mixed, remedies={"cuda_oom": EDIT}) == [

@@ -43,6 +43,7 @@ class Policy:
     backoff_seconds: float = 1.0  # before the first of them, doubled each time
     largest_backoff: float = 30.0
     patience: float = 600.0  # seconds that a job may be kept from beginning by what only a person can mend
+    after_limits: bool = True  # a time limit is the scheduler's, and the run goes on; False: the user's, and it ends
     record: Literal["restart", "retry"] = "restart"  # which records are decisions of this level: in place, or a new job
 
 
@@ -120,8 +121,10 @@ def decide(
         name, allowed = "unknown", policy.restarts if verdict.kind in ("infra", "resources", "lifecycle") else 0
     elif name in FREE:
         return Decision("retry", name, why)
+    elif not may_retry(name) or (name == "time_limit" and not policy.after_limits):
+        allowed = 0
     else:
-        allowed = min(policy.restarts, 1 if name in ONCE else policy.restarts) if may_retry(name) else 0
+        allowed = min(policy.restarts, 1) if name in ONCE else policy.restarts
     used = spent(history, policy, name)
     if used >= allowed:
         again = f"; given up after {_count(used, 'restart')} without a new checkpoint" if used or allowed else ""

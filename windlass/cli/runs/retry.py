@@ -41,8 +41,15 @@ BEFORE_IT_BEGINS = frozenset(
 
 def policy_of(run: Run, patience: float) -> Policy:
     """What may be tried with new jobs. On this machine a new start meets the same machine: only edits help."""
-    restarts = 0 if run.target.kind == "local" else run.target.max_restarts
-    return Policy(restarts, 2, BACKOFF_SECONDS, LARGEST_BACKOFF, patience, record="retry")
+    kind = run.target.kind
+    return Policy(
+        restarts=0 if kind == "local" else run.target.max_restarts,
+        backoff_seconds=BACKOFF_SECONDS,
+        largest_backoff=LARGEST_BACKOFF,
+        patience=patience,
+        after_limits=kind != "kubernetes",  # where only the run's own deadline is one
+        record="retry",
+    )
 
 
 def overrides_of_decisions(run_file: str, changes: Sequence[str]) -> list[str]:
@@ -169,8 +176,8 @@ class Decider:
         events = [*facts.pop("events", []), *live.pop("events", [])]
         return {**facts, **{key: value for key, value in live.items() if value}, "events": events}
 
-    def carry_out(self, decision: Decision) -> bool:
-        """Write down, say and do what was decided; whether it is to be submitted again."""
+    def carry_out(self, decision: Decision) -> None:
+        """Write down and say what was decided, and make way for the next job."""
         from windlass.cli.runs.follow import describe_event
 
         facts = decision.as_record()
@@ -182,7 +189,6 @@ class Decider:
         if self.decision is not None:  # it waits
             withdraw(self.prepared.target, self.job)
         time.sleep(wait_before(_history(self.job.folder)))
-        return True
 
     def give_up(self, decision: Decision) -> JobStatus:
         """End a job that will not begin."""

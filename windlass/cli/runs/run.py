@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from windlass.cli.preparation import Prepared
+    from windlass.cli.runs.follow import Follower
     from windlass.cli.runs.retry import Decider
     from windlass.targets.protocol import JobRef, JobStatus
 
@@ -155,7 +156,7 @@ class Attempts:
         return Decider(prepared, asked, job, policy_of(prepared.run, self.patience), say)
 
     def _all_changes(self) -> list[str]:
-        """Earlier edits before what is asked for now, which goes before them."""
+        """What is asked for, and the edits of earlier decisions that it does not overrule."""
         if self.patience is None:
             return self.changes
         from windlass.cli.runs.retry import overrides_of_decisions
@@ -279,7 +280,10 @@ def _move_aside_there(prepared: Prepared, *, as_json: bool) -> None:
 
 
 def _train(prepared: Prepared, attempts: Attempts, *, detach: bool, as_json: bool, quiet: bool) -> int:
+    from windlass.cli.runs.follow import Follower
+
     while True:
+        follower = Follower(prepared.folder)  # before it is started: it reads what is new from here on
         job = _start(prepared)
         if detach:
             if as_json:
@@ -288,7 +292,7 @@ def _train(prepared: Prepared, attempts: Attempts, *, detach: bool, as_json: boo
                 click.echo(_how_to_go_on(prepared.run.name))
             return ExitCode.OK
         try:
-            status, again = _follow(prepared, job, attempts, as_json=as_json, quiet=quiet)
+            status, again = _follow(follower, prepared, job, attempts, as_json=as_json, quiet=quiet)
             if not again:
                 break
             prepared = attempts.prepare()
@@ -322,12 +326,11 @@ def _start(prepared: Prepared) -> JobRef:
 
 
 def _follow(
-    prepared: Prepared, job: JobRef, attempts: Attempts, *, as_json: bool, quiet: bool
+    follower: Follower, prepared: Prepared, job: JobRef, attempts: Attempts, *, as_json: bool, quiet: bool
 ) -> tuple[JobStatus, bool]:
     """How the job ended, and whether it is to be submitted again."""
-    from windlass.cli.runs.follow import Follower, reporter
+    from windlass.cli.runs.follow import reporter
 
-    follower = Follower(prepared.folder)
     news = reporter(prepared.run.train.steps, as_json=as_json, quiet=quiet)
     decider = attempts.decider(prepared, job, news.say)
     status = follower.follow(prepared.target, job, news, decider.is_held if decider else None)
@@ -336,7 +339,8 @@ def _follow(
         return status, False
     if decision.action == "give_up":
         return (status if status.ended else decider.give_up(decision)), False
-    return status, decider.carry_out(decision)
+    decider.carry_out(decision)
+    return status, True
 
 
 def _how_to_go_on(name: str) -> str:

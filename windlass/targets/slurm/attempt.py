@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,10 +100,7 @@ def decide_with_slurm(
                 again = once_more(verdict_of(answer.name, answer.why), history, max_restarts)
                 return again if isinstance(again, Done) else answer
             return answer
-    verdict = follow_up(end, history, max_restarts)
-    if isinstance(verdict, Done) and verdict.reason:
-        return replace(verdict, reason=verdict.reason.replace("logs/launcher.log", "logs/launcher-0.log"))
-    return verdict
+    return follow_up(end, history, max_restarts)
 
 
 def _told_to_leave(end: AttemptEnd, job: JobFacts, limit_near: bool, may_requeue: bool) -> Done | Requeue | None:
