@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.common.files import parse_record, read_json_lines
+from windlass.diagnose.decision import Policy, spent
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.entry import pod_code
@@ -29,7 +30,6 @@ from windlass.targets.kubernetes.pod.log_forwarder import LogForwarder, PodOutpu
 from windlass.targets.kubernetes.pod.place import Place, launcher_environment
 from windlass.targets.kubernetes.pod.verdict import LEFT
 from windlass.targets.launch import processes
-from windlass.targets.launch.decision import budget_of
 from windlass.targets.launch.torchrun import ATTEMPT_VARIABLE, FOLDER_VARIABLE
 
 # A pod counts as dead after 3 × 3 s without a heartbeat; a store that does not answer is given up after 20 s.
@@ -71,7 +71,7 @@ def _run_until_decided(place: Place, told: list[float]) -> int:
         ended = AttemptHistory(place.folder, place.run).ended_before(place.submission)
         if ended is not None:
             return pod_code(int(ended.code))
-        used = budget_of(list(read_json_lines(place.folder.history)), allowed).used
+        used = spent(list(read_json_lines(place.folder.history)), Policy(allowed), "node_lost")
         if used > allowed and not told:
             return _end(place, "failed", 1, f"given up after {used} restarts without a new checkpoint")
     if place.nodes == 1 and any(one.get("event") == "preempted" for one in read_json_lines(place.folder.history)):

@@ -11,7 +11,7 @@ from windlass.cli.main import run_command
 from windlass.cli.runs.follow import describe_event
 from windlass.runfolder import RunFolder, steps_of
 from windlass.spec import dump_run, parse_run
-from windlass.targets.launch.decision import AttemptEnd, RestartBudget, decide
+from windlass.targets.launch.decision import AttemptEnd, follow_up
 from windlass.targets.launch.progress import recorded_end, seconds_left
 from windlass.targets.launch.supervision import supervisor_of
 from windlass.targets.local.state import status_of
@@ -101,7 +101,7 @@ def test_records_of_any_kind_are_judged(records):
         text = describe_event(record)
         assert text is None or isinstance(text, str)
     seconds_left(records)
-    decide(AttemptEnd(1, events=records, errors=records), RestartBudget(1))
+    follow_up(AttemptEnd(1, events=records, errors=records), records, 1)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

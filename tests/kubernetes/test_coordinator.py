@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from windlass.common.files import read_json_lines
+from windlass.diagnose.decision import Decision
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
 from windlass.targets.kubernetes.pod import coordinator as coordinator_module
@@ -27,8 +28,8 @@ from windlass.targets.kubernetes.pod.messages import (
     knock,
     proof,
 )
-from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd, verdict
-from windlass.targets.launch.decision import Done, RestartBudget
+from windlass.targets.kubernetes.pod.verdict import NodeEnd, verdict
+from windlass.targets.launch.decision import Done
 
 PATIENCE = 60.0
 TOKEN = "secret of the submission"
@@ -195,7 +196,7 @@ def test_a_pod_that_leaves_after_saving_costs_no_restart(coordinate):
         assert pod.expect("again")["why"] == "node 2 was told to leave; saved first"
     assert pods[2].is_cut_off()
     restart = [one for one in read_json_lines(coordinate.history.folder.history) if one["event"] == "restart"]
-    assert restart[0]["left"] == 3
+    assert (restart[0]["class"], restart[0]["left"]) == ("preempted", None)
 
 
 def test_a_successor_waits_until_the_pod_it_follows_has_saved(coordinate):
@@ -396,7 +397,7 @@ def test_fuzz_whatever_a_pod_reports_leads_to_a_verdict(value):
     end = end_of_node(json.loads(json.dumps(value)), 0)
     if end is not None:
         for ends in ([end], [end, NodeEnd(1)]):
-            assert type(verdict(ends, [], RestartBudget(3))) in (Done, Again)
+            assert type(verdict(ends, [], [], 3)) in (Done, Decision)
 
 
 @settings(deadline=None, max_examples=60)

@@ -11,9 +11,9 @@ import pytest
 from windlass.common.files import read_json_lines
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
-from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, budget_of
+from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath
 from windlass.targets.protocol import JobRef
-from windlass.targets.slurm.attempt import JobFacts, Requeue, begin, end, follow_up, is_recorded
+from windlass.targets.slurm.attempt import JobFacts, Requeue, begin, decide_with_slurm, end, is_recorded
 from windlass.targets.slurm.client import SlurmTarget
 from windlass.targets.slurm.state import SubmittedJob, lock
 
@@ -23,7 +23,7 @@ FINISHED = [{"event": "finished"}]
 NOT_FINITE = {"rank": 0, "error": "not finite", "retry": False, "exit_code": 1}
 LOST_PEER = {"rank": 0, "error": "peer lost", "retry": True}
 KILLED = RankDeath(1, -9, "t")
-OPTIONS = {"limit_near": False, "may_requeue": True, "trouble": False}
+OPTIONS = {"max_restarts": 3, "limit_near": False, "may_requeue": True}
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ OPTIONS = {"limit_near": False, "may_requeue": True, "trouble": False}
     [
         (AttemptEnd(0, FINISHED), RUNNING, {}, ("finished", 0)),
         (AttemptEnd(0, FINISHED), CANCELLED, {}, ("finished", 0)),
-        (AttemptEnd(1, SAVED), RUNNING, {}, Requeue("told to leave the nodes")),
-        (AttemptEnd(1, SAVED), RUNNING, {"limit_near": True}, Requeue("the time limit is near")),
-        (AttemptEnd(-9), RUNNING, {"limit_near": True}, Requeue("the time limit is near")),
-        (AttemptEnd(-9), CANCELLED, {"limit_near": True}, Requeue("the time limit is near")),
+        (AttemptEnd(1, SAVED), RUNNING, {}, Requeue("told to leave the nodes", "preempted")),
+        (AttemptEnd(1, SAVED), RUNNING, {"limit_near": True}, Requeue("the time limit is near", "time_limit")),
+        (AttemptEnd(-9), RUNNING, {"limit_near": True}, Requeue("the time limit is near", "time_limit")),
+        (AttemptEnd(-9), CANCELLED, {"limit_near": True}, Requeue("the time limit is near", "time_limit")),
         (AttemptEnd(1, SAVED), RUNNING, {"may_requeue": False}, ("preempted", 75)),
         (AttemptEnd(1, SAVED), REQUEUED, {}, None),
         (AttemptEnd(-9), REQUEUED, {}, None),
@@ -46,52 +46,35 @@ OPTIONS = {"limit_near": False, "may_requeue": True, "trouble": False}
         (AttemptEnd(1, errors=[NOT_FINITE]), RUNNING, {}, ("failed", 1)),
         (AttemptEnd(1, errors=[NOT_FINITE]), RUNNING, {"limit_near": True}, ("failed", 1)),
         (AttemptEnd(1, errors=[NOT_FINITE]), REQUEUED, {}, ("failed", 1)),
-        (AttemptEnd(1, errors=[LOST_PEER], deaths=[KILLED]), RUNNING, {}, Restart("rank 1 was killed by SIGKILL")),
-        (AttemptEnd(1), RUNNING, {"trouble": True}, Restart("the nodes did not meet")),
+        (AttemptEnd(1, errors=[LOST_PEER], deaths=[KILLED]), RUNNING, {}, "rank 1 was killed by SIGKILL"),
+        (AttemptEnd(1, apart="the nodes did not meet"), RUNNING, {}, "the nodes did not meet"),
         (AttemptEnd(1), RUNNING, {}, ("failed", 1)),
     ],
 )
 def test_follow_up(ended, job, options, expected):
-    verdict = follow_up(ended, RestartBudget(3), job, **{**OPTIONS, **options})
+    verdict = decide_with_slurm(ended, [], job, **{**OPTIONS, **options})
     if isinstance(expected, tuple):
         assert isinstance(verdict, Done)
         assert (verdict.state, verdict.code) == expected
+    elif isinstance(expected, str):
+        assert (verdict.action, verdict.reason) == ("retry", expected)
     else:
         assert verdict == expected
 
 
-def test_restarts_without_progress_are_bounded():
-    verdict = follow_up(AttemptEnd(1), RestartBudget(3, used=3), RUNNING, **{**OPTIONS, "trouble": True})
-    assert isinstance(verdict, Done)
-    assert verdict.state == "failed"
-
-
-def launched(job="7"):
-    return {"event": "launched", "job": job}
-
-
 @pytest.mark.parametrize(
-    ("history", "used"),
+    ("ended", "options", "name"),
     [
-        ([launched()], 0),
-        ([launched(), launched(), launched()], 2),
-        ([launched(), launched(), {"event": "checkpoint", "step": 3}, launched()], 1),
-        (
-            [
-                launched(),
-                {"event": "checkpoint", "step": 3},
-                launched(),
-                {"event": "checkpoint", "step": 3},
-                launched(),
-            ],
-            2,
-        ),
-        ([launched(), launched(), {"event": "preempted", "step": 1}, launched()], 1),
-        ([launched("6"), launched("6"), launched("7")], 0),
+        (AttemptEnd(1, apart="the nodes did not meet"), {}, "rendezvous"),
+        (AttemptEnd(-9), {"limit_near": True}, "time_limit"),  # a limit that is too short for one checkpoint
     ],
 )
-def test_the_budget_is_read_from_the_history(history, used):
-    assert budget_of(history, 3).used == used
+def test_restarts_without_progress_are_bounded(ended, options, name):
+    history = [{"event": "restart", "class": name}] * 3
+    verdict = decide_with_slurm(ended, history, RUNNING, **{**OPTIONS, **options})
+    assert (verdict.state, verdict.name) == ("failed", name)
+    saved = [*history, {"event": "checkpoint", "step": 4}]
+    assert not isinstance(decide_with_slurm(ended, saved, RUNNING, **{**OPTIONS, **options}), Done)
 
 
 def test_facts():
@@ -126,7 +109,7 @@ def test_begin_counts_and_gives_up(folder, capsys):
     assert begin(folder, job="7", port=None) == 1
     last = list(read_json_lines(folder.history))[-1]
     assert (last["event"], last["state"], last["code"]) == ("exit", "failed", 1)
-    assert "2 restarts without a new checkpoint" in last["reason"]
+    assert "given up after 1 restart without a new checkpoint" in last["reason"]
     belongs_to(folder, "8")
     assert begin(folder, job="8", port=None) == 0  # submitted again by somebody
 

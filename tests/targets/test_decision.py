@@ -2,12 +2,11 @@
 
 import pytest
 
-from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide, parse_deaths
+from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, follow_up, parse_deaths
 
 KILLED = RankDeath(1, -9, "t")
 LOST_PEER = {"rank": 0, "error": "rank 1 is gone", "retry": True}
 NOT_FINITE = {"rank": 0, "error": "the loss is not finite", "retry": False, "exit_code": 1}
-SAVED = {"event": "checkpoint", "step": 10}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ SAVED = {"event": "checkpoint", "step": 10}
     ],
 )
 def test_an_end_that_is_final(end, state, code):
-    done = decide(end, RestartBudget(3))
+    done = follow_up(end, [], 3)
     assert isinstance(done, Done)
     assert (done.state, done.code) == (state, code)
 
@@ -42,23 +41,35 @@ def test_an_end_that_is_final(end, state, code):
     ],
 )
 def test_an_end_that_is_answered_by_a_restart(end, why):
-    assert decide(end, RestartBudget(1)) == Restart(why)
-    given_up = decide(end, RestartBudget(0))
+    decision = follow_up(end, [], 1)
+    assert (decision.action, decision.reason, decision.left) == ("retry", why, 0)
+    given_up = follow_up(end, [{"event": "restart", **decision.as_record()}], 1)
     assert isinstance(given_up, Done)
-    assert given_up.reason.startswith(why)
+    assert given_up.reason.startswith(f"{why}; given up after 1 restart without a new checkpoint")
 
 
-def test_only_a_newer_checkpoint_fills_the_budget_up_again():
-    budget = RestartBudget(2, newest_checkpoint=5)
-    budget.used = 2
-    budget.note(AttemptEnd(1).newest_checkpoint)
-    budget.note(5)
-    assert budget.left == 0
-    budget.note(AttemptEnd(1, [SAVED]).newest_checkpoint)
-    assert budget.left == 2
-    budget.used = 1
-    budget.note(10)
-    assert budget.left == 1
+@pytest.mark.parametrize(
+    ("error", "name", "action"),
+    [
+        ({"error": "Xid 79", "class": "gpu_hardware", "retry": True, "host": "n1"}, "gpu_hardware", "retry"),
+        (
+            {"error": "illegal access", "class": "illegal_memory_access", "retry": True},
+            "illegal_memory_access",
+            "retry",
+        ),
+        ({"error": "out of memory", "class": "cuda_oom", "retry": False}, "cuda_oom", "failed"),
+        ({"error": "no such class", "class": "of another version", "retry": True}, "nccl_network", "retry"),
+    ],
+)
+def test_a_ranks_own_error_is_the_root_and_lost_peers_are_its_echo(error, name, action):
+    lost = [{"rank": rank, "error": "a peer is gone", "class": "nccl_network", "retry": True} for rank in range(3)]
+    answer = follow_up(AttemptEnd(1, errors=[*lost, {"rank": 3, **error}], deaths=[RankDeath(0, 75, "t")]), [], 3)
+    assert answer.name == name
+    assert action == (answer.state if isinstance(answer, Done) else answer.action)
+    if name != "nccl_network":
+        assert error["error"] in answer.reason
+    if name == "gpu_hardware":
+        assert answer.exclude_nodes == ("n1",)
 
 
 SUMMARY = """\

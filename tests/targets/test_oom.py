@@ -12,7 +12,7 @@ import pytest
 from tests.targets.local_runs import events
 from windlass.cli.main import run_command
 from windlass.runfolder import RunFolder
-from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide
+from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, follow_up
 from windlass.targets.launch.machine import memory_groups
 from windlass.targets.launch.oom import OomWatch, killed_by_kernel
 from windlass.targets.local.state import status_of
@@ -23,11 +23,12 @@ OOM = RankDeath(0, -9, "t", pid=4, oom="the memory limit of its control group, 1
 
 def test_a_second_kill_for_memory_without_progress_is_the_end():
     end = AttemptEnd(1, deaths=[OOM])
-    first = decide(end, RestartBudget(3))
-    assert first == Restart(f"rank 0 was killed by the kernel's OOM killer: {OOM.oom}")
-    second = decide(end, RestartBudget(3, used=1))
+    first = follow_up(end, [], 3)
+    assert first.reason == f"rank 0 was killed by the kernel's OOM killer: {OOM.oom}"
+    second = follow_up(end, [{"event": "restart", **first.as_record()}], 3)
     assert isinstance(second, Done)
-    assert "twice without a new checkpoint; it needs more memory" in second.reason
+    assert "given up after 1 restart without a new checkpoint" in second.reason
+    assert "a smaller train.micro_batch" in second.reason
 
 
 @pytest.mark.parametrize(

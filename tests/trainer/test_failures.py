@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
-from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd, verdict
-from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, Restart, RestartBudget, decide
-from windlass.targets.slurm.attempt import JobFacts, follow_up
-from windlass.trainer.distributed.failures import kind_of
+from windlass.targets.kubernetes.pod.verdict import NodeEnd, verdict
+from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath, follow_up
+from windlass.targets.slurm.attempt import JobFacts, decide_with_slurm
+from windlass.trainer.distributed.failures import may_retry
 from windlass.trainer.main import report_error
 
 # All of the text, as released builds of torch word it: the advice at its end goes with every error.
@@ -76,7 +76,7 @@ GIVEN_UP = [
 def left_by(error: BaseException, tmp_path: Path) -> dict[str, Any]:
     folder = RunFolder(tmp_path / "run")
     folder.logs.mkdir(parents=True)
-    report_error(folder, 3, error, retry=kind_of(error).retry)
+    report_error(folder, 3, error, retry=may_retry(error))
     return dict(json.loads(folder.rank_error(3).read_text()))
 
 
@@ -86,9 +86,9 @@ def answers(left: dict[str, Any]) -> list[object]:
     end = AttemptEnd(1, errors=[left], deaths=deaths)
     job = JobFacts("RUNNING", 0)
     return [
-        decide(end, RestartBudget(3)),
-        follow_up(end, RestartBudget(3), job, limit_near=False, may_requeue=True, trouble=False),
-        verdict([NodeEnd(0, 1, deaths, [left])], [], RestartBudget(3)),
+        follow_up(end, [], 3),
+        decide_with_slurm(end, [], job, max_restarts=3, limit_near=False, may_requeue=True),
+        verdict([NodeEnd(0, 1, deaths, [left])], [], [], 3),
     ]
 
 
@@ -98,10 +98,11 @@ def test_worth_another_attempt_on_every_target(error: BaseException, tmp_path: P
     assert left["retry"] is True
     assert left["exit_code"] == ExitCode.RETRY == 75
     for answer in answers(left):
-        assert isinstance(answer, Restart | Again), answer
-        assert left["error"] in answer.why, "the reason is in the history, not only an exit code"
-        assert socket.gethostname() in answer.why
-        assert "rank 3" in answer.why
+        assert answer.action == "retry", answer
+        assert left["error"] in answer.reason, "the reason is in the history, not only an exit code"
+        assert socket.gethostname() in answer.reason
+        assert "rank 3" in answer.reason
+        assert answer.name == left["class"]
 
 
 @pytest.mark.parametrize("error", GIVEN_UP, ids=lambda error: str(error)[:40])

@@ -19,7 +19,7 @@ Action = Literal["finish", "retry", "retry_edited", "wait", "give_up"]
 Record = Mapping[str, Any]
 
 # Nobody's fault, and no sign of one: as often as it comes.
-FREE = frozenset(("preempted", "time_limit"))
+FREE = frozenset(("preempted",))
 # Once, for twice the same is no accident. A lone illegal access may be a flipped bit that the driver maps out, or a
 # race; a bug of a kernel comes again, and then it is called one. With an Xid beside it, it is gpu_hardware anyway.
 ONCE = frozenset(("host_oom", "illegal_memory_access", "segfault", "gpu_runtime"))
@@ -27,7 +27,7 @@ ONCE = frozenset(("host_oom", "illegal_memory_access", "segfault", "gpu_runtime"
 NEEDS_EDIT = frozenset(("cpu_memory_request", "efa_unavailable", "node_affinity", "schema_mismatch", "shm", "taint"))
 # Faults of a machine: the next job goes elsewhere.
 OF_A_NODE = frozenset(
-    ("cuda_oom_other_process", "file_system", "gpu_hardware", "gpu_runtime", "node_lost", "straggler")
+    ("cuda_oom_other_process", "file_system", "gpu_hardware", "gpu_runtime", "hang", "node_lost", "straggler")
 )
 SURE = 0.5  # below it a verdict is a guess
 
@@ -84,7 +84,9 @@ def verdict_of(
 
 def may_retry(name: str) -> bool:
     """Whether the same attempt once more may end better."""
-    return name in ONCE or name in FREE or (CLASSES[name].retry == "yes" and name not in NEEDS_EDIT)
+    if name in ONCE or name == "time_limit":  # which goes on from the checkpoint
+        return True
+    return CLASSES[name].retry == "yes" and name not in NEEDS_EDIT
 
 
 def decide(
@@ -154,8 +156,8 @@ def spent(history: Iterable[Record], policy: Policy, name: str, *, edits: bool =
 
 def excluded(history: Iterable[Record]) -> list[str]:
     """Nodes that decisions of this run keep away from, in the order in which they were found."""
-    names = [node for record in history if record.get("event") == "retry" for node in record.get("exclude") or ()]
-    return list(dict.fromkeys(map(str, names)))
+    told = [record.get("exclude") for record in history if record.get("event") == "retry"]
+    return list(dict.fromkeys(str(node) for nodes in told if isinstance(nodes, list) for node in nodes))
 
 
 def _count(number: int, what: str) -> str:

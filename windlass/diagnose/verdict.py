@@ -315,6 +315,10 @@ def _unknown(case: Case, candidates: Sequence[Finding]) -> Verdict:
             if one.level in ("ERROR", "FATAL") or re.match(r"(?:\w+: )?error\b", one.text, re.IGNORECASE)
         ]
         lines += [Evidence(view.name, one.text[:400], one.rank) for one in errors[:2]]
+    ends = [
+        (pod, one) for pod in case.facts.pods for one in pod.containers if one.state == "terminated" and one.exit_code
+    ]
+    lines += [Evidence(f"pod {pod.name}", str(one), host=pod.node or None, when=one.time) for pod, one in ends[:2]]
     possible = {one.name: one.confidence * 0.5 for one in candidates if one.name != "echo"}
     known = CLASSES["unknown"]
     empty = case.facts.is_empty

@@ -63,6 +63,8 @@ class KubernetesOptions(Section):
     """Further annotations of the pods."""
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels that nodes must have; resources.instance adds the instance type's."""
+    exclude_nodes: tuple[str, ...] = ()
+    """Nodes to keep away from, by name. `windlass run` adds those that it found to be faulty."""
     tolerations: tuple[dict[str, Any], ...] = ()
     """Taints that pods tolerate, beside those of GPU nodes."""
     spread: Literal["hosts", "none"] | None = None

@@ -141,6 +141,13 @@ class SubmitsOnce(Protocol):
 
 
 @runtime_checkable
+class CanWithdraw(Protocol):
+    """A target that can take a job back which does not train, to make room for another of its name."""
+
+    def withdraw(self, job: JobRef) -> None: ...
+
+
+@runtime_checkable
 class CanSweep(Protocol):
     """A target that takes many runs, which differ in a few keys, as few requests; it returns the jobs that are new."""
 

@@ -25,7 +25,7 @@ from windlass.plan import check, resolve
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
 from windlass.trainer.callbacks.preemption import Preemption
-from windlass.trainer.distributed.failures import PeerLostError, described, kind_of
+from windlass.trainer.distributed.failures import OF_A_PEER, PeerLostError, class_of, described, may_retry
 from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.peers import Lost, PeerWatch, abort_device_groups
 from windlass.trainer.distributed.ranks import join_ranks, local_world_size
@@ -66,15 +66,15 @@ def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
         watch.close("interrupted")
         return int(ExitCode.INTERRUPTED)
     except BaseException as error:
-        kind = kind_of(error)
+        retry = may_retry(error)
         # A peer that died shows up here as a lost connection; the watch knows which one it was.
-        lost = watch.who() if kind.name == "peer" else None
+        lost = watch.who() if class_of(error) in OF_A_PEER else None
         log.exception("rank %d failed", rank)
-        report_error(folder, rank, lost_error(lost, error) if lost else error, retry=kind.retry)
+        report_error(folder, rank, lost_error(lost, error) if lost else error, retry=retry)
         watch.close(str(described(error)["error"]))
         if dist.is_initialized():
             abort_device_groups()
-        return int(ExitCode.RETRY if kind.retry else ExitCode.FAILED)
+        return int(ExitCode.RETRY if retry else ExitCode.FAILED)
 
 
 def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWatch) -> ExitCode:

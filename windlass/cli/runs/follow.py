@@ -190,16 +190,20 @@ class Follower:
         self.history = Tail(folder.history, from_end=True)
         self.logs = {path.name: Tail(path, from_end=True) for path in folder.logs.glob("rank-*.log")}
 
-    def follow(self, target: Target[Any], job: JobRef, news: Reporter) -> JobStatus:
-        """Report until the run has ended."""
+    def follow(
+        self, target: Target[Any], job: JobRef, news: Reporter, is_held: Callable[[JobStatus], bool] | None = None
+    ) -> JobStatus:
+        """Report until the run has ended, or `is_held` says that it will not begin."""
         filling = target.following(job) if isinstance(target, KeepsRunFolder) else nullcontext()
         try:
             with filling:
-                return self._until_ended(target, job, news)
+                return self._until_ended(target, job, news, is_held or (lambda _: False))
         finally:
             news.close()
 
-    def _until_ended(self, target: Target[Any], job: JobRef, news: Reporter) -> JobStatus:
+    def _until_ended(
+        self, target: Target[Any], job: JobRef, news: Reporter, is_held: Callable[[JobStatus], bool]
+    ) -> JobStatus:
         waiting_for: str | None = None
         hindrance: str | None = None  # of a run that trains: a cluster that does not answer, say
         while True:
@@ -214,7 +218,7 @@ class Follower:
                 pods = list(target.pods(job)) if isinstance(target, RunsInPods) else []
                 record = {"kind": "waiting", "reason": waiting_for, "pods": [asdict(pod) for pod in pods]}
                 news.say("\n".join([f"waiting: {waiting_for}", *describe_pods(pods)]), record)
-            if status.ended:
+            if status.ended or is_held(status):
                 return status
             time.sleep(POLL_SECONDS)
 
@@ -279,6 +283,16 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
             return f"rank {get('rank')} {how}" + (f": {get('error')}" if get("error") else "")
         case "restart":
             return f"restarting {_from_where(record)} (attempt {get('attempt')})"
+        case "retry":
+            edit = record.get("edit")
+            lines = diff_of(edit) if isinstance(edit, dict) else []
+            nodes = record.get("exclude")
+            if isinstance(nodes, list) and nodes:
+                lines.append(f"  without the nodes {', '.join(map(str, nodes))}")
+            after = f" in {duration(real(get('backoff')))}" if get("backoff") else ""
+            return "\n".join([f"submitting it again{after}: {get('class')}: {get('why')}", *lines])
+        case "waits":
+            return f"waits: {get('class')}: {get('why')}" + (f"\n  fix: {get('fix')}" if get("fix") else "")
         case "pod-removed":
             return f"{get('pod')} was taken off {get('node')}, which does not answer: a new pod takes its place"
         case "settings-changed":
@@ -342,6 +356,16 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
         case "gave-up":
             return f"gave up: {get('why')}"
     return None
+
+
+def diff_of(edit: Mapping[str, Any]) -> list[str]:
+    """An edit of the run file as a diff."""
+    pairs = [(key, pair) for key, pair in edit.items() if isinstance(pair, list) and len(pair) == 2]
+    return [
+        line
+        for key, (before, after) in pairs
+        for line in (*([f"  - {key}: {shown(before)}"] if before is not None else ()), f"  + {key}: {shown(after)}")
+    ]
 
 
 def _ranks(record: Mapping[str, Any]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +13,11 @@ from windlass.cli.jobs import complete_overrides, complete_target
 from windlass.errors import ExitCode, NoAnswerError, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from windlass.cli.preparation import Prepared
-    from windlass.targets.protocol import JobStatus
+    from windlass.cli.runs.retry import Decider
+    from windlass.targets.protocol import JobRef, JobStatus
 
 
 @click.command(short_help="Train what a run file describes.")
@@ -31,6 +36,19 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
 @click.option("--offline", is_flag=True, help="With --dry-run: render from the run file alone, ask no cluster.")
 @click.option("--detach", is_flag=True, help="Start, and do not follow.")
+@click.option(
+    "--retry/--no-retry",
+    default=True,
+    help="Submit it again, edited where that helps, after what another job can survive. Default: --retry.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="How long a job may be kept from beginning by what only a person can mend.",
+)
 @click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--inject", "faults", metavar="FAULTS", help="Faults to survive, for example kill:rank=1,step=60.")
@@ -46,6 +64,8 @@ def run(
     dry_run: bool,
     offline: bool,
     detach: bool,
+    retry: bool,
+    patience: float,
     fresh: bool,
     yes: bool,
     faults: str | None,
@@ -90,7 +110,8 @@ def run(
         )
     if dry_run:
         return _print_request(*_prepare_dry(run_file, changes, fresh, faults, offline=offline), as_json=as_json)
-    prepared = prepare(run_file, changes, fresh=fresh, faults=faults)
+    attempts = Attempts(run_file, changes, faults, patience if retry else None)
+    prepared = prepare(run_file, changes, fresh=True, faults=faults) if fresh else attempts.prepare()
     if prepared.is_finished:
         return _say_finished(prepared, as_json=as_json)
     if not as_json and not quiet:
@@ -103,7 +124,43 @@ def run(
         begin_anew(prepared.folder)  # or a store would offer what the run before this one left there
     if fresh:
         _move_aside_there(prepared, as_json=as_json)
-    return _train(prepared, detach=detach, as_json=as_json, quiet=quiet)
+    return _train(prepared, attempts, detach=detach, as_json=as_json, quiet=quiet)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """How the run is prepared, the first time and again after every decision."""
+
+    run_file: str
+    changes: list[str]
+    faults: str | None
+    patience: float | None  # None: nothing is decided here
+
+    def prepare(self) -> Prepared:
+        from windlass.cli.preparation import prepare
+
+        if self.patience is not None:
+            from windlass.cli.runs.retry import carry_out_pending
+
+            carry_out_pending(self.run_file, self.changes)
+        return prepare(self.run_file, self._all_changes(), faults=self.faults)
+
+    def decider(self, prepared: Prepared, job: JobRef, say: Callable[[str, dict[str, Any]], None]) -> Decider | None:
+        if self.patience is None:
+            return None
+        from windlass.cli.runs.retry import Decider, policy_of
+        from windlass.spec import load_run
+
+        asked = load_run(self.run_file, self._all_changes()).model_dump(mode="json")
+        return Decider(prepared, asked, job, policy_of(prepared.run, self.patience), say)
+
+    def _all_changes(self) -> list[str]:
+        """Earlier edits before what is asked for now, which goes before them."""
+        if self.patience is None:
+            return self.changes
+        from windlass.cli.runs.retry import overrides_of_decisions
+
+        return [*self.changes, *overrides_of_decisions(self.run_file, self.changes)]
 
 
 def _branch(source: str) -> str:
@@ -221,34 +278,23 @@ def _move_aside_there(prepared: Prepared, *, as_json: bool) -> None:
             click.echo(f"the old run folder in the cluster is now {aside}", err=as_json)
 
 
-def _train(prepared: Prepared, *, detach: bool, as_json: bool, quiet: bool) -> int:
-    from windlass.cli.runs.follow import Follower, reporter
-    from windlass.cli.runs.notify import watcher_of
-    from windlass.targets.protocol import SubmitsOnce
-
-    name, job = prepared.run.name, prepared.job
-    follower = Follower(prepared.folder)
-    if prepared.is_running:
-        if isinstance(prepared.target, SubmitsOnce):
-            job = prepared.target.attach(prepared.run, prepared.request)
-        state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"
-        click.echo(f"{name} is {state}: following it; its settings are unchanged", err=True)
-    else:
-        notify = watcher_of(prepared.run, prepared.folder)
-        job = prepared.target.submit(prepared.run, prepared.request)
-        notify()
-    if detach:
-        if as_json:
-            _print_result(prepared, prepared.target.status(job))
-        elif not quiet:
-            click.echo(_how_to_go_on(name))
-        return ExitCode.OK
-    try:
-        news = reporter(prepared.run.train.steps, as_json=as_json, quiet=quiet)
-        status = follower.follow(prepared.target, job, news)
-    except KeyboardInterrupt:
-        click.echo(f"\ndetached; {name} goes on.\n{_how_to_go_on(name)}", err=True)
-        return ExitCode.INTERRUPTED
+def _train(prepared: Prepared, attempts: Attempts, *, detach: bool, as_json: bool, quiet: bool) -> int:
+    while True:
+        job = _start(prepared)
+        if detach:
+            if as_json:
+                _print_result(prepared, prepared.target.status(job))
+            elif not quiet:
+                click.echo(_how_to_go_on(prepared.run.name))
+            return ExitCode.OK
+        try:
+            status, again = _follow(prepared, job, attempts, as_json=as_json, quiet=quiet)
+            if not again:
+                break
+            prepared = attempts.prepare()
+        except KeyboardInterrupt:
+            click.echo(f"\ndetached; {prepared.run.name} goes on.\n{_how_to_go_on(prepared.run.name)}", err=True)
+            return ExitCode.INTERRUPTED
     if as_json:
         _print_result(prepared, status)
     elif not quiet:
@@ -256,6 +302,41 @@ def _train(prepared: Prepared, *, detach: bool, as_json: bool, quiet: bool) -> i
     elif status.state == "failed":
         click.echo(str(why_failed(prepared, status)), err=True)
     return int(ExitCode.FAILED if status.exit_code is None else status.exit_code)
+
+
+def _start(prepared: Prepared) -> JobRef:
+    from windlass.cli.runs.notify import watcher_of
+    from windlass.targets.protocol import SubmitsOnce
+
+    job = prepared.job
+    if not prepared.is_running:
+        start_watcher = watcher_of(prepared.run, prepared.folder)
+        job = prepared.target.submit(prepared.run, prepared.request)
+        start_watcher()
+        return job
+    if isinstance(prepared.target, SubmitsOnce):
+        job = prepared.target.attach(prepared.run, prepared.request)
+    state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"
+    click.echo(f"{prepared.run.name} is {state}: following it; its settings are unchanged", err=True)
+    return job
+
+
+def _follow(
+    prepared: Prepared, job: JobRef, attempts: Attempts, *, as_json: bool, quiet: bool
+) -> tuple[JobStatus, bool]:
+    """How the job ended, and whether it is to be submitted again."""
+    from windlass.cli.runs.follow import Follower, reporter
+
+    follower = Follower(prepared.folder)
+    news = reporter(prepared.run.train.steps, as_json=as_json, quiet=quiet)
+    decider = attempts.decider(prepared, job, news.say)
+    status = follower.follow(prepared.target, job, news, decider.is_held if decider else None)
+    decision = decider.after(status) if decider else None
+    if decider is None or decision is None:
+        return status, False
+    if decision.action == "give_up":
+        return (status if status.ended else decider.give_up(decision)), False
+    return status, decider.carry_out(decision)
 
 
 def _how_to_go_on(name: str) -> str:
@@ -281,14 +362,32 @@ def _print_end(prepared: Prepared, status: JobStatus) -> None:
 
 
 def why_failed(prepared: Prepared, status: JobStatus) -> UserError:
-    """The first error a rank wrote in the last attempt; else what the target says."""
+    """The first error a rank wrote in the last attempt, with its traceback; else what the target and the logs say."""
     errors = _rank_errors(prepared, status.attempt)
     if errors:
         error = UserError.from_dict(errors[0])
         where = f"rank {errors[0].get('rank')}, {prepared.folder.rank_log(int(errors[0].get('rank') or 0))}"
-        error.evidence = f"{error.evidence}\n{where}" if error.evidence else where
+        raised = errors[0].get("traceback") if errors[0].get("class") else None  # a UserError says it all itself
+        error.evidence = "\n".join(str(one).rstrip() for one in (raised, error.evidence, where) if one)
         return error
-    return UserError(f"{prepared.run.name} failed: {status.reason}", fix=f"windlass logs {prepared.run.name}")
+    name = prepared.run.name
+    return UserError(f"{name} failed: {status.reason}", evidence=_last_traceback(prepared), fix=f"windlass logs {name}")
+
+
+TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(?:\w.*)?", re.MULTILINE)
+MOST_LOG_BYTES = 65536
+
+
+def _last_traceback(prepared: Prepared) -> str | None:
+    """The traceback that a rank or its launcher printed last, of ranks that could not write an error file."""
+    for path in sorted(prepared.folder.logs.glob("*.log"), reverse=True):  # rank-… before launcher…
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - MOST_LOG_BYTES))
+            text = file.read().decode("utf-8", "replace")
+        tracebacks = TRACEBACK.findall(re.sub(r"^\[rank ?\d+\]:? ", "", text, flags=re.MULTILINE))
+        if tracebacks:
+            return f"{tracebacks[-1].rstrip()}\n{path}"
+    return None
 
 
 def _rank_errors(prepared: Prepared, attempt: int | None) -> list[dict[str, Any]]:

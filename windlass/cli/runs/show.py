@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +11,7 @@ from windlass.cli.jobs import find, load_run, on_option, run_names
 
 if TYPE_CHECKING:
     from windlass.cli.runs.summary import History
+    from windlass.runfolder import RunFolder
     from windlass.spec import Run
     from windlass.targets.protocol import JobStatus, PodRow
 
@@ -21,9 +22,10 @@ MOST_PODS = 32  # in the table; --json has them all
 @click.argument("name", shell_complete=run_names)
 @click.option("--curve", is_flag=True, help="Draw the loss curve.")
 @click.option("--ranks", "by_rank", is_flag=True, help="Compare the ranks: which is slow, by how much, since when.")
+@click.option("--history", "tells_story", is_flag=True, help="Everything that happened, with every decision and why.")
 @on_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def show(name: str, curve: bool, by_rank: bool, place: str | None, as_json: bool) -> None:
+def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | None, as_json: bool) -> None:
     """Show where a run stands."""
     import time
     from dataclasses import asdict
@@ -35,6 +37,10 @@ def show(name: str, curve: bool, by_rank: bool, place: str | None, as_json: bool
     from windlass.targets.protocol import RunsInPods
 
     target, job = find(name, place)
+    if tells_story and not as_json:
+        target.status(job)  # brings what its pods have said since
+        _tell_story(job.folder)
+        return
     run, status, history = load_run(job.folder), target.status(job), History.of(job.folder)
     summary = summarize(job.folder, history)
     pods = list(target.pods(job)) if isinstance(target, RunsInPods) else None
@@ -61,6 +67,42 @@ def show(name: str, curve: bool, by_rank: bool, place: str | None, as_json: bool
         print_ranks(compared_ranks(job.folder))
     if curve:
         click.echo(f"\n{draw_loss(job.folder)}")
+
+
+def _tell_story(folder: RunFolder) -> None:
+    """The history in the order in which it happened; copies of checkpoints in memory and on disks are left out."""
+    from windlass.cli.output import moment, plain, wrapped
+    from windlass.common.files import read_json_lines, real
+
+    day = ""
+    for record in sorted(read_json_lines(folder.history), key=lambda one: real(one.get("time")) or 0.0):
+        text = _sentence(record)
+        if text is None:
+            continue
+        date, _, clock = moment(real(record.get("time")) or 0.0).rpartition(" ")
+        if date != day:
+            click.echo(date)
+            day = date
+        click.echo(wrapped(f"  {clock}  {plain(text)}", " " * 12))
+
+
+def _sentence(record: Mapping[str, Any]) -> str | None:
+    from windlass.cli.runs.follow import describe_event
+    from windlass.common.files import whole
+
+    match record.get("event"):
+        case "launched":
+            pods = record.get("pods")
+            on = f" in {', '.join(map(str, pods))}" if isinstance(pods, list) else ""
+            return f"attempt {record.get('attempt')}: the ranks are started{on}"
+        case "restart":
+            left = whole(record.get("left"))
+            more = f"; {left} more without a new checkpoint" if left is not None else ""
+            return f"{describe_event(record)}: {record.get('class') or 'decided'}: {record.get('why')}{more}"
+        case "exit" if record.get("state") in ("finished", "failed", "preempted"):
+            reason = f": {record.get('reason')}" if record.get("reason") else ""
+            return f"{record.get('state')}{reason}"
+    return describe_event(record)
 
 
 def _state_rows(status: JobStatus) -> list[tuple[str, Any]]:

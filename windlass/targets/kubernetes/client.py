@@ -194,6 +194,12 @@ class KubernetesTarget:
             # nothing of it is left, whether or not this user may watch the cluster say so
             return self._confirm_end(job, cluster_job, job_watch.JobSnapshot())
 
+    def withdraw(self, job: JobRef) -> None:
+        """Delete a job that does not train, with all that belongs to it."""
+        api, cluster_job = self.cluster(job)
+        remove(api, cluster_job, name=job.name, grace=0.0, save_first=False)
+        self._asked.pop(cluster_job.uid, None)
+
     def list(self) -> list[JobRef]:
         found = sorted(runs_root().glob(f"*/{JOB_FILE}"))
         return [JobRef("kubernetes", path.parent.name, RunFolder(path.parent)) for path in found]

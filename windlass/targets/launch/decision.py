@@ -1,4 +1,7 @@
-"""What follows when an attempt has ended: done, stopped, failed, or once more. Pure."""
+"""What follows when an attempt has ended: done, stopped, failed, or once more. Pure.
+
+What the supervisor of a target saw becomes a verdict of `windlass.diagnose`, and its one function decides.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,17 @@ import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from windlass.common.files import whole
+from windlass.common.files import whole, words
 from windlass.errors import ExitCode
 from windlass.targets.protocol import State
+
+if TYPE_CHECKING:  # their rules take half a second to import, and most attempts end well
+    from windlass.diagnose.decision import Decision
+    from windlass.diagnose.verdict import Verdict
+
+History = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -45,13 +54,16 @@ def how_it_died(signal_name: str | None, code: int | None, oom: str | None) -> s
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """Everything that is known when torchrun has ended."""
+    """Everything that is known when the ranks have ended."""
 
     launcher_code: int
-    events: Sequence[Mapping[str, Any]] = ()  # history.jsonl since this attempt was launched
+    events: History = ()  # history.jsonl since this attempt was launched
     errors: Sequence[Mapping[str, Any]] = ()  # the ranks' error files of this attempt
     deaths: Sequence[RankDeath] = ()  # the first one first
-    launcher_oom: str | None = None  # why the kernel killed torchrun itself for memory
+    out_of_memory: str | None = None  # who was killed for memory, where no rank's death says so
+    lost: str | None = None  # which node, and why nothing came from it any more
+    leaving: str | None = None  # which nodes were told to leave
+    apart: str | None = None  # that the nodes did not meet, by what their launchers wrote
     stop_requested: bool = False  # by the run's owner: `windlass stop`
     terminated: bool = False  # by a signal: the machine is shut down, for example
 
@@ -59,14 +71,15 @@ class AttemptEnd:
         return any(record.get("event") == event for record in self.events)
 
     @property
-    def newest_checkpoint(self) -> int:
-        return newest_checkpoint(self.events)
-
-    @property
     def saved_at(self) -> int | None:
         """The step at which the ranks saved and left."""
         steps = [whole(one.get("step")) for one in self.events if one.get("event") == "preempted"]
         return steps[-1] if steps else None
+
+    @property
+    def final_errors(self) -> list[Mapping[str, Any]]:
+        """What ranks wrote of errors that would come again."""
+        return [error for error in self.errors if not error.get("retry", False)]
 
 
 def newest_checkpoint(events: Iterable[Mapping[str, Any]]) -> int:
@@ -80,50 +93,10 @@ class Done:
     state: State
     code: int
     reason: str | None = None
+    name: str | None = None  # the class of a failure
 
 
-@dataclass(frozen=True)
-class Restart:
-    why: str
-
-
-@dataclass
-class RestartBudget:
-    """Restarts since the last progress: a checkpoint newer than at the last restart fills the budget up again."""
-
-    allowed: int
-    used: int = 0
-    newest_checkpoint: int = -1
-
-    def note(self, checkpoint: int) -> None:
-        if checkpoint > self.newest_checkpoint:
-            self.newest_checkpoint = checkpoint
-            self.used = 0
-
-    @property
-    def left(self) -> int:
-        return self.allowed - self.used
-
-
-def budget_of(history: Sequence[Mapping[str, Any]], allowed: int) -> RestartBudget:
-    """Starts since the last progress, the newest not counted. Leaving with a checkpoint is progress too."""
-    budget = RestartBudget(allowed)
-    starts, job = 0, None
-    for record in history:
-        match record.get("event"):
-            case "checkpoint" if int(record["step"]) > budget.newest_checkpoint:
-                budget.newest_checkpoint = int(record["step"])
-                starts = min(starts, 1)
-            case "preempted":
-                starts = min(starts, 1)
-            case "launched":
-                starts = starts + 1 if record.get("job") == job else 1  # another job: somebody wants it to go on
-                job = record.get("job")
-    budget.used = max(0, starts - 1)
-    return budget
-
-
-def next_attempt(history: Sequence[Mapping[str, Any]]) -> int:
+def next_attempt(history: History) -> int:
     """The number of the attempt that begins now; "restart" announces it."""
     return max((int(one.get("attempt") or 0) for one in history if one.get("event") != "restart"), default=0) + 1
 
@@ -133,7 +106,8 @@ def by_blame(death: RankDeath) -> tuple[bool, str]:
     return (death.code >= 0 or death.code == -signal.SIGTERM, death.time)
 
 
-def decide(end: AttemptEnd, budget: RestartBudget) -> Done | Restart:
+def follow_up(end: AttemptEnd, history: History, max_restarts: int) -> Done | Decision:
+    """The end of the run, or the decision to start its ranks once more. `history`: all of it, this attempt included."""
     if end.has("preempted") and not end.has("finished"):
         if end.stop_requested:
             return stopped_by_owner(end.saved_at)
@@ -142,44 +116,78 @@ def decide(end: AttemptEnd, budget: RestartBudget) -> Done | Restart:
         return Done("finished", ExitCode.OK)
     if end.stop_requested or end.terminated:
         return Done("stopped", ExitCode.INTERRUPTED, "stopped without a new checkpoint")
-    hopeless = [error for error in end.errors if not error.get("retry", False)]
-    if hopeless:
-        code = whole(hopeless[0].get("exit_code")) or int(ExitCode.FAILED)
-        return Done("failed", code, str(hopeless[0].get("error")))
-    why = why_it_ended(end)
-    # a rank that leaves with 75 has lost a peer or its GPU, and may have been unable to write so
-    killed = any(death.code < 0 or death.code == ExitCode.PREEMPTED for death in end.deaths) or end.launcher_code < 0
-    if not end.errors and not killed:
-        return Done("failed", ExitCode.FAILED, f"{why}; see logs/launcher.log")
-    if budget.used and (end.launcher_oom or any(death.oom for death in end.deaths)):
-        advice = "it needs more memory, or a smaller train.micro_batch or data.sequence_length"
-        return Done("failed", ExitCode.FAILED, f"{why}, {_times(budget.used + 1)} without a new checkpoint; {advice}")
-    if budget.left <= 0:
-        again = f"given up after {budget.used} restart{'' if budget.used == 1 else 's'} without a new checkpoint"
-        return Done("failed", ExitCode.FAILED, f"{why}; {again}")
-    return Restart(why)
+    return once_more(judge(end), history, max_restarts, code=_exit_code(end))
 
 
-def _times(number: int) -> str:
-    return "twice" if number == 2 else f"{number} times"
+def once_more(verdict: Verdict, history: History, max_restarts: int, *, code: int = ExitCode.FAILED) -> Done | Decision:
+    from windlass.diagnose.decision import Policy, decide
+
+    decision = decide(verdict, history, Policy(restarts=max_restarts))
+    if decision.action == "retry":
+        return decision
+    return Done("failed", code, decision.reason, decision.name)
+
+
+def _exit_code(end: AttemptEnd) -> int:
+    final = end.final_errors
+    return (whole(final[0].get("exit_code")) if final else None) or int(ExitCode.FAILED)
+
+
+def judge(end: AttemptEnd) -> Verdict:
+    """Why an attempt ended, by those who saw it: a rank's own error goes before what others suffered."""
+    from windlass.diagnose.decision import verdict_of
+    from windlass.diagnose.findings import SIGNALS
+
+    if final := end.final_errors:
+        return verdict_of(_class_of(final[0]), str(final[0].get("error")))
+    dead = next((death for death in end.deaths if death.oom), None)
+    if dead or end.out_of_memory:
+        return verdict_of("host_oom", str(dead or end.out_of_memory))
+    if end.lost:
+        return verdict_of("node_lost", end.lost)
+    if end.leaving:
+        return verdict_of("preempted", f"{end.leaving} told to leave before a checkpoint")
+    hang = next((record for record in end.events if record.get("event") == "hang"), None)
+    if hang is not None:  # the rank that was behind may have been killed since
+        return verdict_of(
+            "hang", f"no step for {hang.get('seconds')} s: {hang.get('why')}", host=words(hang.get("host"))
+        )
+    own = [error for error in end.errors if _class_of(error) != LOST_PEER]
+    killed = next((death for death in end.deaths if death.code < 0), None)
+    if own:
+        return verdict_of(_class_of(own[0]), _error_text(own[0]), host=words(own[0].get("host")))
+    if end.apart and not killed:
+        return verdict_of("rendezvous", end.apart)
+    if killed or end.launcher_code < 0:
+        number = -(killed.code if killed else end.launcher_code)
+        name, confidence, _ = SIGNALS.get(number, ("preempted", 0.4, 0))  # who sends another signal is not known
+        return verdict_of(name, str(killed or f"torchrun was killed by {_signal_name(number)}"), confidence=confidence)
+    if end.errors:
+        first = end.deaths[0].rank if end.deaths else end.errors[0].get("rank")
+        return verdict_of(
+            LOST_PEER, _error_text(next((e for e in end.errors if e.get("rank") == first), end.errors[0]))
+        )
+    if any(death.code == ExitCode.RETRY for death in end.deaths):  # its disk was full, say: it could not write why
+        return verdict_of(LOST_PEER, str(end.deaths[0]))
+    said = str(end.deaths[0]) if end.deaths else f"torchrun exited with code {end.launcher_code}"
+    return verdict_of("unknown", f"{said}; see logs/launcher.log")
+
+
+LOST_PEER = "nccl_network"  # what a rank writes when another one is gone
+
+
+def _class_of(error: Mapping[str, Any]) -> str:
+    """The class that a rank wrote down; of one that wrote none, by whether it would come again."""
+    from windlass.diagnose.classes import CLASSES
+
+    name = words(error.get("class"))
+    return name if name in CLASSES else LOST_PEER if error.get("retry", False) else "user_code"
 
 
 def stopped_by_owner(step: int | None) -> Done:
     """The ranks saved and left because of `windlass stop`."""
     where = f"saved at step {step} first" if step is not None else "saved first"
     return Done("stopped", ExitCode.PREEMPTED, f"stopped by `windlass stop`; {where}")
-
-
-def why_it_ended(end: AttemptEnd) -> str:
-    if end.deaths:
-        first = end.deaths[0]
-        error = next((one for one in end.errors if one.get("rank") == first.rank and first.code > 0), None)
-        return _error_text(error) if error else str(first)
-    if end.errors:
-        return _error_text(end.errors[0])
-    if end.launcher_code < 0:
-        return f"torchrun {how_it_died(_signal_name(-end.launcher_code), None, end.launcher_oom)}"
-    return f"torchrun exited with code {end.launcher_code}"
 
 
 def _error_text(error: Mapping[str, Any]) -> str:

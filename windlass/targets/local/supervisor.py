@@ -28,10 +28,9 @@ from windlass.targets.launch.decision import (
     AttemptEnd,
     Done,
     RankDeath,
-    Restart,
-    RestartBudget,
     death_record,
-    decide,
+    follow_up,
+    how_it_died,
     newest_checkpoint,
     parse_deaths,
 )
@@ -48,7 +47,6 @@ STOP_NOW = signal.SIGUSR1
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.5  # between two looks at the folder: for a stop request, and whether it is still there
 GONE_SECONDS = 30.0  # after which a folder that is out of reach is taken for gone
-LARGEST_BACKOFF = 30.0
 WRITE_SECONDS = 10.0  # for a full disk to have room for the last records
 
 
@@ -57,7 +55,8 @@ class Supervisor:
         self.folder = folder
         self.request = request
         self.lock = lock  # an open file of the folder
-        self.backoff = backoff
+        self.backoff = backoff  # seconds for every one that is decided
+        self.job = f"{os.getpid()}-{processes.start_time(os.getpid())}"  # each start by somebody has budgets of its own
         self.launcher: subprocess.Popen[bytes] | None = None
         self.stop_at: float | None = None  # when a stop was asked for
         self.stop_now = False
@@ -89,8 +88,6 @@ class Supervisor:
 
     def _attempts(self) -> Done:
         history = list(read_json_lines(self.folder.history))
-        saved = newest_checkpoint(history)
-        budget = RestartBudget(self.request.max_restarts, newest_checkpoint=saved)
         attempt = max((whole(one.get("attempt")) or 0 for one in history), default=0)
         while True:
             attempt += 1
@@ -102,28 +99,26 @@ class Supervisor:
             end = self._attempt(attempt)
             if self.folder_gone:
                 return Done("failed", ExitCode.FAILED, "its run folder was deleted")
-            saved = max(saved, end.newest_checkpoint)
-            budget.note(end.newest_checkpoint)
             for index, death in enumerate(end.deaths):
                 facts = death_record(death, end.errors, first=index == 0)
                 self._record("rank-died", attempt=attempt, **facts, oom=death.oom)
-            match decide(end, budget):
-                case Done() as done:
-                    if done.state == "failed":
-                        self._record("gave-up", attempt=attempt, why=done.reason)
-                    return done
-                case Restart(why):
-                    budget.used += 1
-                    checkpoint = saved if saved >= 0 else None
-                    self._record("restart", attempt=attempt + 1, why=why, left=budget.left, checkpoint=checkpoint)
-                    self._wait(min(self.backoff * 2 ** (budget.used - 1), LARGEST_BACKOFF))
+            history = [*read_json_lines(self.folder.history), *self._unwritten]
+            decided = follow_up(end, history, self.request.max_restarts)
+            if isinstance(decided, Done):
+                if decided.state == "failed":
+                    self._record("gave-up", attempt=attempt, **{"class": decided.name}, why=decided.reason)
+                return decided
+            saved = newest_checkpoint(history)
+            checkpoint = saved if saved >= 0 else None
+            self._record("restart", attempt=attempt + 1, **decided.as_record(), checkpoint=checkpoint)
+            self._wait(self.backoff * decided.backoff_seconds)
 
     def _attempt(self, attempt: int) -> AttemptEnd:
         """Start torchrun, wait for its end and gather what is known about it."""
         history_begins = _size(self.folder.history)
         log = self.folder.logs / LAUNCHER_LOG
         log_begins = _size(log)
-        self._record("launched", attempt=attempt, argv=list(self.request.argv))
+        self._record("launched", attempt=attempt, job=self.job, argv=list(self.request.argv))
         memory = OomWatch()
         with log.open("ab") as output:
             self.launcher = subprocess.Popen(
@@ -147,10 +142,14 @@ class Supervisor:
             events=Tail(self.folder.history, offset=history_begins).records(),
             errors=self.folder.errors(attempt),
             deaths=_with_oom(deaths, memory),
-            launcher_oom=memory.why([launcher]) if code == -signal.SIGKILL and not self.stop_now else None,
+            out_of_memory=self._launcher_oom(memory, launcher) if code == -signal.SIGKILL else None,
             stop_requested=self.stop_requested,
             terminated=self.stop_at is not None or self.stop_now,
         )
+
+    def _launcher_oom(self, memory: OomWatch, launcher: int) -> str | None:
+        why = memory.why([launcher]) if not self.stop_now else None
+        return f"torchrun {how_it_died(None, None, why)}" if why else None
 
     def _watch(self, launcher: subprocess.Popen[bytes], log: TorchrunLog) -> int:
         """Wait for torchrun; pass a stop on to its ranks, and end those that cannot end themselves."""

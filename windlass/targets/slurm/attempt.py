@@ -15,9 +15,9 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass.common.files import read_json_lines
 from windlass.common.ports import free_port
@@ -26,19 +26,21 @@ from windlass.runfolder import RunFolder
 from windlass.targets.launch.decision import (
     AttemptEnd,
     Done,
-    Restart,
-    RestartBudget,
-    budget_of,
+    History,
     by_blame,
     death_record,
-    decide,
+    follow_up,
     next_attempt,
+    once_more,
     parse_deaths,
 )
 from windlass.targets.launch.disk import is_full
 from windlass.targets.launch.tail import Tail
 from windlass.targets.slurm.render import comment_of
 from windlass.targets.slurm.state import SubmittedJob, lock
+
+if TYPE_CHECKING:
+    from windlass.diagnose.decision import Decision
 
 Event = Mapping[str, Any]
 LAUNCHER_LOGS = "launcher-*.log"
@@ -79,40 +81,43 @@ class JobFacts:
 @dataclass(frozen=True)
 class Requeue:
     why: str
+    name: str  # its class
 
 
-def follow_up(
-    end: AttemptEnd, budget: RestartBudget, job: JobFacts, *, limit_near: bool, may_requeue: bool, trouble: bool
-) -> Done | Restart | Requeue | None:
+def decide_with_slurm(
+    end: AttemptEnd, history: History, job: JobFacts, *, max_restarts: int, limit_near: bool, may_requeue: bool
+) -> Done | Decision | Requeue | None:
     """What follows the end of an attempt; None where Slurm has decided: it requeues the job. Pure."""
+    from windlass.diagnose.decision import verdict_of
+
     if end.has("finished") and end.launcher_code == 0:
         return Done("finished", ExitCode.OK)
-    hopeless = [error for error in end.errors if not error.get("retry", False)]
-    saved = end.has("preempted")
-    if job.requeued and not hopeless:
-        return None
-    if end.stop_requested:
-        return decide(end, budget)
-    if not hopeless and job.cancelled and not limit_near:
-        step = next((one["step"] for one in end.events if one.get("event") == "preempted"), None)
-        if saved:
-            return Done("stopped", ExitCode.PREEMPTED, f"cancelled in Slurm; saved at step {step} first")
-        return Done("stopped", ExitCode.INTERRUPTED, "cancelled in Slurm, without a new checkpoint")
-    if not hopeless and (saved or limit_near):
-        why = "the time limit is near" if limit_near else "told to leave the nodes"
-        if not may_requeue:
-            return Done("preempted", ExitCode.PREEMPTED, f"{why}; {'saved first' if saved else 'not saved'}")
-        return Requeue(why)
-    if trouble and not end.errors and not any(death.code < 0 for death in end.deaths):
-        if budget.left > 0:
-            return Restart("the nodes did not meet")
-        return Done(
-            "failed", ExitCode.FAILED, f"the nodes did not meet {budget.used + 1} times; see logs/launcher-0.log"
-        )
-    verdict = decide(end, budget)
+    if not end.final_errors:
+        if job.requeued:
+            return None
+        if not end.stop_requested and (answer := _told_to_leave(end, job, limit_near, may_requeue)):
+            if isinstance(answer, Requeue) and not end.has("preempted"):  # without progress: not for ever
+                again = once_more(verdict_of(answer.name, answer.why), history, max_restarts)
+                return again if isinstance(again, Done) else answer
+            return answer
+    verdict = follow_up(end, history, max_restarts)
     if isinstance(verdict, Done) and verdict.reason:
-        return Done(verdict.state, verdict.code, verdict.reason.replace("logs/launcher.log", "logs/launcher-0.log"))
+        return replace(verdict, reason=verdict.reason.replace("logs/launcher.log", "logs/launcher-0.log"))
     return verdict
+
+
+def _told_to_leave(end: AttemptEnd, job: JobFacts, limit_near: bool, may_requeue: bool) -> Done | Requeue | None:
+    saved = end.has("preempted")
+    if job.cancelled and not limit_near:
+        if saved:
+            return Done("stopped", ExitCode.PREEMPTED, f"cancelled in Slurm; saved at step {end.saved_at} first")
+        return Done("stopped", ExitCode.INTERRUPTED, "cancelled in Slurm, without a new checkpoint")
+    if not saved and not limit_near:
+        return None
+    why = "the time limit is near" if limit_near else "told to leave the nodes"
+    if not may_requeue:
+        return Done("preempted", ExitCode.PREEMPTED, f"{why}; {'saved first' if saved else 'not saved'}")
+    return Requeue(why, "time_limit" if limit_near else "preempted")
 
 
 def is_recorded(folder: RunFolder, *, job: str, facts: str, patience: float = RECORD_SECONDS) -> bool:
@@ -145,26 +150,35 @@ def begin(folder: RunFolder, *, job: str, port: int | None, facts: str = "") -> 
             folder.record("job-left", job=job, why=f"{job} is not the job of this run: {whose}")
         return ExitCode.BAD_INPUT
     history = list(read_json_lines(folder.history))
-    allowed = folder.load_run().target.max_restarts
     attempt = next_attempt(history)
-    # the budget as it will be with this start counted
-    used = budget_of([*history, {"event": "launched", "job": job}], allowed).used
-    if used > allowed:
-        reason = f"given up after {used} restarts without a new checkpoint"
-        folder.record("gave-up", attempt=attempt - 1, why=reason)
-        folder.record("exit", state="failed", code=int(ExitCode.FAILED), reason=reason)
-        print(f"windlass: {reason}", file=sys.stderr)
-        return ExitCode.FAILED
     launched_before = any(one.get("event") == "launched" and one.get("job") == job for one in history)
     announced = any(one.get("event") == "restart" and one.get("attempt") == attempt for one in history)
     if launched_before and not announced:
-        folder.record("restart", attempt=attempt, why="Slurm requeued the job", left=allowed - used)
+        if decision := _requeued_by_slurm(folder, history):
+            folder.record("restart", attempt=attempt, **decision.as_record())
+        else:
+            return ExitCode.FAILED
     logs = {path.name: path.stat().st_size for path in folder.logs.glob(LAUNCHER_LOGS)}
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     head = os.environ.get("SLURMD_NODENAME")
     folder.record("launched", attempt=attempt, job=job, nodes=nodes, head=head, logs=logs)
     print(attempt, port or free_port())
     return ExitCode.OK
+
+
+def _requeued_by_slurm(folder: RunFolder, history: History) -> Decision | None:
+    """The decision to start once more what Slurm has brought back; None where that came to nothing too often."""
+    from windlass.diagnose.decision import verdict_of
+
+    decided = once_more(
+        verdict_of("node_lost", "Slurm requeued the job"), history, folder.load_run().target.max_restarts
+    )
+    if not isinstance(decided, Done):
+        return decided
+    folder.record("gave-up", attempt=next_attempt(history) - 1, **{"class": decided.name}, why=decided.reason)
+    folder.record("exit", state=decided.state, code=int(decided.code), reason=decided.reason)
+    print(f"windlass: {decided.reason}", file=sys.stderr)
+    return None
 
 
 def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restarts: int, facts: str) -> int:
@@ -185,22 +199,23 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
         events=since,
         errors=folder.errors(attempt),
         deaths=deaths,
+        apart="the nodes did not meet" if any(NODE_TROUBLE.search(text) for text in words.values()) else None,
         stop_requested=is_stop_requested(since),
     )
     job = JobFacts.parse(facts, asked_restarts=restarts)
-    verdict = follow_up(
+    verdict = decide_with_slurm(
         attempt_end,
-        budget_of(history, run.target.max_restarts),
+        history,
         job,
+        max_restarts=run.target.max_restarts,
         limit_near=limit_near,
         may_requeue=run.target.slurm.requeue,
-        trouble=any(NODE_TROUBLE.search(text) for text in words.values()),
     )
     if isinstance(verdict, Done) and verdict.state == "failed" and not attempt_end.errors:
         reports = [*words.values(), *(str(one.get("error")) for one in since)]
         if any(NO_SPACE in text for text in reports) or is_full(folder.path):
             # the ranks had no room for their error files either
-            verdict = Done("failed", verdict.code, f"the disk of {folder.path} is full; {verdict.reason}")
+            verdict = Done("failed", verdict.code, f"the disk of {folder.path} is full; {verdict.reason}", "disk_full")
     try:
         _write_down(folder, attempt, attempt_end, verdict)
     except OSError as error:  # the disk is full, say: Slurm at least shall know how it ended
@@ -209,14 +224,14 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
         case Done(_, exit_code, reason):
             print(f"windlass: {verdict.state}" + (f": {reason}" if reason else ""), file=sys.stderr)
             print(f"exit {int(exit_code)}")
-        case Restart(why):
-            print(f"windlass: restarting: {why}", file=sys.stderr)
-            print("restart")
         case Requeue(why):
             print(f"windlass: back to the queue: {why}", file=sys.stderr)
             print("requeue")
         case None:
             print(f"exit {int(ExitCode.PREEMPTED)}")
+        case decision:
+            print(f"windlass: restarting: {decision.reason}", file=sys.stderr)
+            print("restart")
     return ExitCode.OK
 
 
@@ -226,19 +241,21 @@ def is_stop_requested(since: Sequence[Event]) -> bool:
     return bool(words) and words[-1] == "stop-requested"
 
 
-def _write_down(folder: RunFolder, attempt: int, ended: AttemptEnd, verdict: Done | Restart | Requeue | None) -> None:
+def _write_down(folder: RunFolder, attempt: int, ended: AttemptEnd, verdict: Done | Decision | Requeue | None) -> None:
     for index, death in enumerate(ended.deaths if not ended.has("preempted") else ()):
         folder.record("rank-died", attempt=attempt, **death_record(death, ended.errors, first=index == 0))
     match verdict:
         case Done(state, code, reason):
             if state == "failed":
-                folder.record("gave-up", attempt=attempt, why=reason)
+                folder.record("gave-up", attempt=attempt, **{"class": verdict.name}, why=reason)
             folder.record("exit", state=state, code=int(code), reason=reason)
-        case Restart(why):
-            folder.record("restart", attempt=attempt + 1, why=why)
-        case Requeue(why):
+        case Requeue(why, name):
             folder.record("requeue", attempt=attempt, why=why)
-            folder.record("restart", attempt=attempt + 1, why=why)
+            folder.record("restart", attempt=attempt + 1, **{"class": name}, why=why)
+        case None:
+            pass
+        case decision:
+            folder.record("restart", attempt=attempt + 1, **decision.as_record())
 
 
 def refused(folder: RunFolder, *, why: str) -> int:

@@ -1,7 +1,8 @@
 """Faults on demand, to see a run survive them: off unless $WINDLASS_FAULTS names some.
 
 Syntax: `ACTION:key=value,…[;…]`, for example `kill:rank=1,step=60` or `term:step=6,point=save.written`.
-Actions: kill, term, stop (SIGKILL, SIGTERM, SIGSTOP to itself), sleep (`seconds`), nan (the rank's loss becomes NaN).
+Actions: kill, term, stop (SIGKILL, SIGTERM, SIGSTOP to itself), sleep (`seconds`), nan (the rank's loss becomes NaN),
+oom (the error that torch raises when a GPU's memory is full).
 Keys: rank (default: every rank), step, point (a named moment; default `step.begin`), seconds.
 A fault fires once in the life of a run folder, so that the attempt after it is left alone.
 """
@@ -14,10 +15,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from windlass.errors import UserError
 
 VARIABLE = "WINDLASS_FAULTS"
-ACTIONS = ("kill", "term", "stop", "sleep", "nan")
+ACTIONS = ("kill", "term", "stop", "sleep", "nan", "oom")
 POINTS = (
     "step.begin",
     "step.loss",
@@ -111,6 +114,8 @@ class Faults:
                 os.kill(os.getpid(), signal.SIGSTOP)
             elif fault.action == "sleep":
                 time.sleep(fault.seconds)
+            elif fault.action == "oom":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (injected).")
             else:
                 poisoned = True
         return poisoned

@@ -158,6 +158,9 @@ def _identity(run: Run) -> dict[str, Any]:
     return found
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
 def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts) -> dict[str, Any]:
     asked = run.target.kubernetes
     selector = dict(asked.node_selector)
@@ -176,6 +179,10 @@ def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts)
         found["tolerations"] = tolerations
     if run.resources.nodes > 1:
         found |= _together_and_apart(run, shape)
+    if asked.exclude_nodes:  # a field takes one value, and all fields of a term must fit
+        fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in asked.exclude_nodes]
+        away = {REQUIRED: {"nodeSelectorTerms": [{"matchFields": fields}]}}
+        found["affinity"] = {**found.get("affinity", {}), "nodeAffinity": away}
     return found
 
 
@@ -196,13 +203,12 @@ def _of_lost_nodes(run: Run) -> Iterator[dict[str, Any]]:
 def _together_and_apart(run: Run, shape: NodeShape) -> dict[str, Any]:
     asked = run.target.kubernetes
     mine = {"labelSelector": {"matchLabels": {RUN_LABEL: safe_name(run.name)}}}
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
     affinity: dict[str, Any] = {}
     if asked.same_zone if asked.same_zone is not None else shape.efa:
-        affinity["podAffinity"] = {required: [{**mine, "topologyKey": ZONE}]}
+        affinity["podAffinity"] = {REQUIRED: [{**mine, "topologyKey": ZONE}]}
     spread = asked.spread or ("hosts" if shape.whole_node else None)
     if spread == "hosts":
-        affinity["podAntiAffinity"] = {required: [{**mine, "topologyKey": HOSTNAME}]}
+        affinity["podAntiAffinity"] = {REQUIRED: [{**mine, "topologyKey": HOSTNAME}]}
     found: dict[str, Any] = {"affinity": affinity} if affinity else {}
     if spread is None:  # where there is room; a small cluster may still hold them all
         found["topologySpreadConstraints"] = [

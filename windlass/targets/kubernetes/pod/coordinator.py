@@ -29,7 +29,7 @@ from windlass.targets.kubernetes.pod.messages import (
     proof,
     text,
 )
-from windlass.targets.kubernetes.pod.verdict import Again, NodeEnd
+from windlass.targets.kubernetes.pod.verdict import NodeEnd
 from windlass.targets.launch.decision import Done
 
 BEAT_SECONDS = 3.0
@@ -38,7 +38,6 @@ HELLO_SECONDS = 15.0  # for a connection to prove who it is
 MAX_UNPROVEN = 64  # connections, beside one per node, that have not proven who they are; the oldest makes room
 REMIND_SECONDS = 30.0
 QUIET_SECONDS = 60.0  # with min_nodes: how long to wait for those that are still missing
-LARGEST_BACKOFF = 30.0
 POLL_SECONDS = 0.2
 
 
@@ -289,15 +288,15 @@ class Coordinator:
         self._changed = self._reminded = time.monotonic()
         ends = [attempt.ends[node] for node in attempt.nodes]
         decided = self.history.conclude(attempt.number, ends, saving=attempt.saving)
-        if isinstance(decided, Again):
-            self._not_before = time.monotonic() + min(self.history.backoff, LARGEST_BACKOFF)
-            self.log(f"starting again: {decided.why}")
-            self._send_all("again", why=decided.why)
-            for end in ends:
-                if end.leaving and end.node in self.members:
-                    self._drop(self.members[end.node], "it leaves")
+        if isinstance(decided, Done):
+            self._exit(decided)
             return
-        self._exit(decided)
+        self._not_before = time.monotonic() + decided.backoff_seconds
+        self.log(f"starting again: {decided.reason}")
+        self._send_all("again", why=decided.reason)
+        for end in ends:
+            if end.leaving and end.node in self.members:
+                self._drop(self.members[end.node], "it leaves")
 
     def _exit(self, done: Done | None) -> None:
         assert done is not None

@@ -1,0 +1,217 @@
+"""The loop around a run: what ends it or keeps it from beginning is diagnosed, decided, recorded, and acted upon.
+
+A decision is recorded before it is acted upon, and everything else is read back from the history: the command may be
+killed anywhere, and the same command goes on from the last decision without taking it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass.cli.preparation import Prepared, is_under_way
+from windlass.common.files import read_json_lines, real
+from windlass.diagnose import Facts, Verdict, diagnose
+from windlass.diagnose.bundle import facts_of_run
+from windlass.diagnose.classes import CLASSES
+from windlass.diagnose.decision import SURE, Decision, Policy, decide, excluded, verdict_of
+from windlass.diagnose.remedies import edited, may_edit, remedy_for
+from windlass.errors import ExitCode, UserError
+from windlass.runfolder import RunFolder
+from windlass.spec import Run, load_run
+from windlass.targets import target
+from windlass.targets.protocol import CanWithdraw, JobRef, JobStatus, Target
+
+LOOK_SECONDS = 5.0  # between two looks at a job that waits; a decision needs two that agree
+BACKOFF_SECONDS, LARGEST_BACKOFF = 5.0, 300.0
+# What keeps a job from beginning; other verdicts on a job that waits are about an attempt that has ended.
+BEFORE_IT_BEGINS = frozenset(
+    (
+        "admission_denied", "cloud_capacity", "config_missing", "container_start", "cpu_memory_request",
+        "efa_unavailable", "gpu_plugin_missing", "gpu_unavailable", "image_auth", "image_missing", "image_platform",
+        "image_rate_limit", "ip_exhausted", "job_held", "mount_failed", "node_affinity", "pod_limit", "queue_never",
+        "queue_wait", "quota", "taint", "volume_unbound",
+    )
+)  # fmt: skip
+
+
+def policy_of(run: Run, patience: float) -> Policy:
+    """What may be tried with new jobs. On this machine a new start meets the same machine: only edits help."""
+    restarts = 0 if run.target.kind == "local" else run.target.max_restarts
+    return Policy(restarts, 2, BACKOFF_SECONDS, LARGEST_BACKOFF, patience, record="retry")
+
+
+def overrides_of_decisions(run_file: str, changes: Sequence[str]) -> list[str]:
+    """The edits that earlier decisions made to this run, as overrides.
+
+    An edit holds while the run file says what it said when the edit was decided: somebody's own change goes before it.
+    """
+    asked = load_run(run_file, changes)
+    history = _history(RunFolder.of(asked))
+    values = asked.model_dump(mode="json")
+    found: dict[str, Any] = {}
+    for record in history:
+        edit = record.get("edit") if record.get("event") == "retry" else None
+        for key, pair in edit.items() if isinstance(edit, dict) and may_edit(edit) else ():
+            if (
+                isinstance(pair, list)
+                and len(pair) == 2
+                and found.get(key, edited(values, {key: 0})[key][0]) == pair[0]
+            ):
+                found[key] = pair[1]
+    nodes = excluded(history)
+    if nodes and asked.target.kind == "kubernetes":
+        found["target.kubernetes.exclude_nodes"] = [*asked.target.kubernetes.exclude_nodes, *nodes]
+    if nodes and asked.target.kind == "slurm":
+        found["target.slurm.sbatch"] = [*asked.target.slurm.sbatch, f"--exclude={','.join(nodes)}"]
+    return [f"{key}={json.dumps(value)}" for key, value in found.items()]
+
+
+def carry_out_pending(run_file: str, changes: Sequence[str]) -> None:
+    """Take back a job that a decision was about to replace when the command was killed."""
+    asked = load_run(run_file, changes)
+    folder = RunFolder.of(asked)
+    if not folder.run_file.is_file() or not _is_pending(_history(folder)):
+        return
+    before = folder.load_run()
+    where, job = target(before.target), JobRef(before.target.kind, folder.name, folder)
+    if is_under_way(where.status(job)):
+        withdraw(where, job)
+
+
+def _is_pending(history: Sequence[Mapping[str, Any]]) -> bool:
+    marks = [record.get("event") for record in history if record.get("event") in ("retry", "submitted", "launched")]
+    return bool(marks) and marks[-1] == "retry"
+
+
+def withdraw(where: Target[Any], job: JobRef) -> None:
+    """Take a job back, to submit it anew: nothing of it trains, so there is nothing to save."""
+    if isinstance(where, CanWithdraw):
+        where.withdraw(job)
+    else:
+        where.stop(job, save_first=False)
+
+
+@dataclass
+class Decider:
+    """Decides for one job: while it waits, and when it has failed."""
+
+    prepared: Prepared
+    asked: Mapping[str, Any]  # the run file's values, with overrides and earlier edits
+    job: JobRef
+    policy: Policy
+    say: Callable[[str, dict[str, Any]], None]
+    decision: Decision | None = None  # what was decided while the job waited
+    _looked: float = field(default_factory=time.monotonic)
+    _last: str | None = None  # the class at the last look
+    _told: str | None = None  # the class that the history names already
+
+    def is_held(self, status: JobStatus) -> bool:
+        """Whether a job that waits is to be taken back: it will not begin as it is."""
+        now = time.monotonic()
+        if self.job.target == "local" or status.state != "waiting" or now < self._looked + LOOK_SECONDS:
+            return False
+        self._looked = now
+        facts = Facts.read(self._facts())
+        verdict = diagnose(facts)
+        agrees, self._last = verdict.name == self._last, verdict.name
+        if not agrees or verdict.name not in BEFORE_IT_BEGINS:
+            return False
+        decision = self._decide(verdict, facts, waited=self._waited())
+        if decision.action != "wait":
+            self.decision = decision
+            return True
+        if self._told != decision.name:
+            self._told = decision.name
+            fix = CLASSES[decision.name].fix
+            self.job.folder.record("waits", **{"class": decision.name}, why=decision.reason, fix=fix)
+        return False
+
+    def after(self, status: JobStatus) -> Decision | None:
+        """What follows the end of a job; None where there is nothing to decide."""
+        if self.decision is not None or status.state != "failed":
+            return self.decision
+        facts = Facts.read(self._facts())
+        return self._decide(self._verdict(facts), facts)
+
+    def _decide(self, verdict: Verdict, facts: Facts, *, waited: float | None = None) -> Decision:
+        remedy = remedy_for(verdict, self.prepared.run, facts) if verdict.confidence >= SURE else None
+        return decide(verdict, _history(self.job.folder), self.policy, remedy=remedy, waited=waited)
+
+    def _verdict(self, facts: Facts) -> Verdict:
+        """The diagnosis; but a rank's own word that the program is at fault goes before it."""
+        diagnosed = diagnose(facts)
+        given_up = [record for record in _history(self.job.folder) if record.get("event") == "gave-up"]
+        name = str(given_up[-1].get("class")) if given_up else ""
+        if name not in CLASSES or name == "unknown" or name == diagnosed.name:
+            return diagnosed
+        if CLASSES[name].kind == "user" or diagnosed.confidence < SURE:
+            return verdict_of(name, str(given_up[-1].get("why")))
+        return diagnosed
+
+    def _waited(self) -> float:
+        marks = ("submitted", "launched", "restart")
+        times = [real(one.get("time")) for one in _history(self.job.folder) if one.get("event") in marks]
+        return time.time() - (times[-1] or 0.0) if times else 0.0
+
+    def _facts(self) -> dict[str, Any]:
+        """What the run folder holds and the cluster says now."""
+        facts = facts_of_run(self.job.folder)
+        live: dict[str, Any] = {}
+        with contextlib.suppress(UserError):  # a cluster that does not answer now; the run folder speaks for itself
+            live = _ask(self.prepared.target, self.job)
+        events = [*facts.pop("events", []), *live.pop("events", [])]
+        return {**facts, **{key: value for key, value in live.items() if value}, "events": events}
+
+    def carry_out(self, decision: Decision) -> bool:
+        """Write down, say and do what was decided; whether it is to be submitted again."""
+        from windlass.cli.runs.follow import describe_event
+
+        facts = decision.as_record()
+        if decision.edit:
+            facts["edit"] = edited(self.asked, decision.edit)
+        self.job.folder.record("retry", **facts)
+        record = {"event": "retry", **facts}
+        self.say(describe_event(record) or "", record)
+        if self.decision is not None:  # it waits
+            withdraw(self.prepared.target, self.job)
+        time.sleep(wait_before(_history(self.job.folder)))
+        return True
+
+    def give_up(self, decision: Decision) -> JobStatus:
+        """End a job that will not begin."""
+        self.job.folder.record("gave-up", **decision.as_record())
+        withdraw(self.prepared.target, self.job)
+        self.job.folder.record("exit", state="failed", code=int(ExitCode.FAILED), reason=decision.reason)
+        return JobStatus("failed", reason=decision.reason, exit_code=int(ExitCode.FAILED))
+
+
+def wait_before(history: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds until the last decision may be acted upon: its back-off, less what has gone by since."""
+    last: Mapping[str, Any] = next((record for record in reversed(history) if record.get("event") == "retry"), {})
+    until = (real(last.get("time")) or 0.0) + (real(last.get("backoff")) or 0.0)
+    return max(0.0, until - time.time())
+
+
+def _ask(where: Target[Any], job: JobRef) -> dict[str, Any]:
+    if job.target == "kubernetes":
+        from windlass.targets.kubernetes.client import KubernetesTarget
+        from windlass.targets.kubernetes.collecting import collect as collect_objects
+
+        assert isinstance(where, KubernetesTarget)
+        return collect_objects(*where.cluster(job))
+    if job.target == "slurm":
+        from windlass.targets.slurm.collecting import collect as collect_records
+        from windlass.targets.slurm.state import SubmittedJob
+
+        submitted = SubmittedJob.of(job.folder)
+        return collect_records(submitted) if submitted else {}
+    return {}
+
+
+def _history(folder: RunFolder) -> list[dict[str, Any]]:
+    return list(read_json_lines(folder.history))
