@@ -1,4 +1,4 @@
-"""Goodput by simulation, 8 to 16,384 GPUs: `python -m benchmarks.goodput [--seeds 20] [--write docs/goodput.md]`.
+"""Goodput by simulation, 8 to 16,384 GPUs: `python -m benchmarks.goodput [--seeds 10] [--write docs/goodput.md]`.
 
 Prints what each step from "a person restarts it" to "warm spares and copies in peers' memory" is worth, where the rest
 of the time goes, and how far the result depends on what was assumed.
@@ -197,7 +197,7 @@ def write(path: Path, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--write", type=Path, metavar="FILE")
     options = parser.parse_args()
     begin = time.monotonic()
