@@ -1,4 +1,4 @@
-"""Goodput by simulation, 8 to 16,384 GPUs: `python -m benchmarks.goodput [--seeds 20] [--write docs/goodput.md]`.
+"""Goodput by simulation, 8 to 16,384 GPUs: `python -m benchmarks.goodput [--seeds 10] [--write docs/goodput.md]`.
 
 Prints what each step from "a person restarts it" to "warm spares and copies in peers' memory" is worth, where the rest
 of the time goes, and how far the result depends on what was assumed.
@@ -21,6 +21,7 @@ from windlass.goodput.simulator import LOSSES, Job, Outcome, Spot, Strategy, sim
 SCALES = (8, 64, 512, 2_048, 8_192, 16_384)
 DAYS, FEWEST_FAILURES = 54, 400  # a small cluster is simulated for longer, so that something happens
 MORE_RESTARTS = Policy(restarts=8)  # target.max_restarts=8: an outage of the network may take longer than three
+STATED = "max_restarts=8"
 MARKS = ("<!-- goodput -->", "<!-- /goodput -->")
 
 
@@ -33,26 +34,19 @@ class Setup:
 def setups(gpus: int) -> list[Setup]:
     """From nothing to everything; each adds one thing to the one before."""
     nodes = -(-gpus // GPUS_PER_NODE)
+    group = min(16, max(1, nodes // 16))
     spares = 1 + nodes // 128  # enough for the nodes that are in repair at a time
+    in_place, elsewhere = Policy(), Policy(record="retry")
     return [
         Setup(Strategy("a person restarts it", policy=None)),
-        Setup(Strategy("restart in place", excludes=False)),
-        Setup(Strategy("suspects excluded")),
-        Setup(Strategy("warm spares", spares=spares)),
-        Setup(Strategy("copies in peers' memory", spares=spares), memory=True),
+        Setup(Strategy("restart in place", in_place, excludes=False)),
+        Setup(Strategy("then a new job without the suspects", in_place, excludes=False, elsewhere=elsewhere)),
+        Setup(Strategy("suspects excluded at once", in_place)),
+        Setup(Strategy("warm spares", in_place, spares=spares)),
+        Setup(Strategy("copies in peers' memory", in_place, spares=spares), memory=True),
+        Setup(Strategy(STATED, MORE_RESTARTS, spares=spares), memory=True),
         Setup(
-            Strategy(
-                "the node that the hang watch names leaves too",
-                MORE_RESTARTS,
-                spares=spares,
-                evicts=1,
-                evicts_right=0.8,
-            ),
-            memory=True,
-        ),
-        Setup(
-            Strategy("its whole group leaves", MORE_RESTARTS, spares=spares + 16, evicts=min(16, max(1, nodes // 16))),
-            memory=True,
+            Strategy("after a hang a whole group leaves", MORE_RESTARTS, spares=spares + 16, evicts=group), memory=True
         ),
     ]
 
@@ -203,7 +197,7 @@ def write(path: Path, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--write", type=Path, metavar="FILE")
     options = parser.parse_args()
     begin = time.monotonic()

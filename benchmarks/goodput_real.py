@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from windlass.common.files import read_json_lines
+from windlass.common.files import append_json_line, read_json_lines
 from windlass.diagnose.decision import Policy
 from windlass.goodput.accounting import Account, StepTime, account, read_metrics
 from windlass.goodput.model import Tier
@@ -39,6 +39,8 @@ from windlass.targets.launch import processes
 
 EVERY = 40  # steps between two checkpoints
 TOLERANCE = 0.25
+CALIBRATE_EVERY = 4  # so that a machine that is busier in the second half is so for both
+FAULTS = "faults.jsonl"
 PATIENCE_S = 600.0
 ROOT = Path(__file__).parents[1]
 TRAINING: dict[str, Any] = {
@@ -156,7 +158,8 @@ class Campaign:
     def costs(self) -> list[dict[str, float]]:
         """Seconds that each fault cost: noticed at the end of its attempt, made up for in the next one."""
         attempts = [attempt.parts for attempt in self.account().attempts]
-        assert len(attempts) > len(self.faults), "a fault did not end its attempt"
+        if len(attempts) <= len(self.faults):
+            raise RuntimeError(f"{len(self.faults)} faults, {len(attempts)} attempts: one did not end its attempt")
         return [
             {
                 "detection": before["detection"],
@@ -167,19 +170,19 @@ class Campaign:
         ][: len(self.faults)]
 
 
-def hurt_often(place: Place, name: str, causes: Sequence[Cause], *, mean_s: float, draw: random.Random) -> Campaign:
+def hurt_often(place: Place, kept: Path, causes: Sequence[Cause], *, mean_s: float, draw: random.Random) -> None:
     faults: list[tuple[float, Cause]] = []
-    with place.running(name) as folder:
+    with place.running("real") as folder:
         campaign = Campaign(folder, faults)
         for number, cause in enumerate(causes):
             wait(lambda: trains_again(campaign), f"fault {number}: training")
             time.sleep(min(draw.expovariate(1 / mean_s), 4 * mean_s))
             faults.append((time.time(), cause))
             place.hurt(folder, cause)
+            append_json_line(kept / FAULTS, {"time": faults[-1][0], "cause": cause.name, "run": str(folder.path)})
             print(f"fault {number + 1} of {len(causes)}: {cause.name}", flush=True)
         furthest = max(step.step for step in campaign.steps)
         wait(lambda: any(step.step > furthest for step in campaign.steps), "the end")
-    return campaign
 
 
 def trains_again(campaign: Campaign) -> bool:
@@ -246,19 +249,27 @@ def main() -> int:
     parser.add_argument("--mean", type=float, default=8.0, help="mean seconds of training before a fault")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keep the run there")
+    parser.add_argument("--report", action="store_true", help="of the faults so far that --folder holds")
     options = parser.parse_args()
-    draw = random.Random(options.seed)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="windlass-goodput-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    place: Place = Local(folder) if options.on == "local" else Box(folder)
-    number = options.faults + options.faults // 3
-    # every fourth calibrates, so that a machine that is busier in the second half does so in both
-    calibrating = list(range(0, number, 4))
-    causes = [place.kinds[(index // 4) % len(place.kinds)] for index in range(number)]
-    campaign = hurt_often(place, "real", causes, mean_s=options.mean, draw=draw)
+    if not options.report:
+        folder.mkdir(parents=True, exist_ok=True)
+        place: Place = Local(folder) if options.on == "local" else Box(folder)
+        number = options.faults + options.faults // 3
+        causes = [place.kinds[(index // CALIBRATE_EVERY) % len(place.kinds)] for index in range(number)]
+        hurt_often(place, folder, causes, mean_s=options.mean, draw=random.Random(options.seed))
+    return report(folder)
+
+
+def report(folder: Path) -> int:
+    records = list(read_json_lines(folder / FAULTS))
+    kinds = {cause.name: cause for cause in (RANK_KILLED, POD_KILLED)}
+    faults = [(record["time"], kinds[record["cause"]]) for record in records]
+    campaign = Campaign(RunFolder(Path(records[0]["run"])), faults)
+    calibrating = range(0, len(faults), CALIBRATE_EVERY)
     job = measured_job(campaign, calibrating)
     predicted, measured = predict(job, campaign), campaign.costs()
-    others = [index for index in range(number) if index not in calibrating]
+    others = [index for index in range(len(faults)) if index not in calibrating]
     print(f"\n{len(others)} faults, {len(calibrating)} more to calibrate; seconds lost:")
     print(f"{'':<12}{'predicted':>12}{'measured':>12}{'ratio':>8}")
     for part in ("detection", "restart", "repeated"):
@@ -266,7 +277,7 @@ def main() -> int:
     whole = sum(sum(predicted[index].values()) for index in others)
     real = sum(sum(measured[index].values()) for index in others)
     print_row("all", whole, real)
-    figures = {"on": options.on, "faults": len(others), "predicted_s": round(whole, 1), "measured_s": round(real, 1)}
+    figures = {"faults": len(others), "predicted_s": round(whole, 1), "measured_s": round(real, 1)}
     figures |= {"step_s": job.step_s, "start_s": job.start_s, "detection_s": dict(job.detection_s)}
     print(json.dumps(figures | {"goodput": campaign.account().goodput}))
     return 0 if abs(whole / real - 1) <= TOLERANCE else 1

@@ -27,7 +27,7 @@ ONCE = frozenset(("host_oom", "illegal_memory_access", "segfault", "gpu_runtime"
 NEEDS_EDIT = frozenset(("cpu_memory_request", "efa_unavailable", "node_affinity", "schema_mismatch", "shm", "taint"))
 # Faults of a machine: the next job goes elsewhere.
 OF_A_NODE = frozenset(
-    ("cuda_oom_other_process", "file_system", "gpu_hardware", "gpu_runtime", "node_lost", "straggler")
+    ("cuda_oom_other_process", "file_system", "gpu_hardware", "gpu_runtime", "hang", "node_lost", "straggler")
 )
 # Room that others may make, and holds that somebody else lifts: a job in a queue costs nothing.
 MAY_PASS = frozenset(("cpu_memory_request", "job_held", "quota"))

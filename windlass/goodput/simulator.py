@@ -33,8 +33,8 @@ class Strategy:
     policy: Policy | None = DEFAULT_POLICY  # None: nothing is started again but by a person
     excludes: bool = True  # nodes that a decision names are kept away from
     spares: int = 0  # nodes that stand ready, with the image
-    evicts: int = 0  # nodes that leave on suspicion where the verdict names none
-    evicts_right: float = 1.0  # how often the broken one is among them
+    evicts: int = 0  # nodes that leave together with one that is named after a hang, or where none is
+    elsewhere: Policy | None = None  # of the level above, once the ranks were restarted in place for nothing
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,10 @@ class _Simulation:
         outage_ends = self.clock + (self.draw.expovariate(1 / cause.outage_s) if cause.outage_s else 0.0)
         broken = cause.breaks_node
         while True:
-            decision = self._decide(cause)
+            decision = self._decide(cause, strategy.policy)
+            leaves = strategy.excludes
+            if decision is not None and decision.action == "give_up" and strategy.elsewhere is not None:
+                decision, leaves = self._decide(cause, strategy.elsewhere), True
             lost_nodes, still_broken = 0, False
             if decision is None or decision.action == "give_up":
                 self.outcome.gave_up += decision is not None
@@ -189,11 +192,12 @@ class _Simulation:
                 lost_nodes, outage_ends = int(broken), self.clock  # who looks at it finds the node, or waits
                 self.history.clear()
                 self.recorded = -1
-            elif broken and (cause.sign == "notice" or (strategy.excludes and decision.exclude_nodes)):
-                lost_nodes = 1
-            elif strategy.evicts and not cause.names_node and cause.sign in ("hang", "slow", "corruption"):
+            elif strategy.evicts and cause.sign == "hang":
                 lost_nodes = strategy.evicts
-                still_broken = self.draw.random() >= strategy.evicts_right
+            elif broken and cause.sign == "notice":
+                lost_nodes = 1
+            elif leaves and decision.exclude_nodes:
+                lost_nodes, still_broken = 1, self.draw.random() >= cause.named_right
             if decision is not None:
                 self._lose("waiting", decision.backoff_seconds)
             if lost_nodes:
@@ -209,7 +213,7 @@ class _Simulation:
             if not broken and self.clock >= outage_ends:
                 return
             # the same again: its ranks cannot be started, or do not reach each other
-            cause = replace(cause, sign="crash" if cause.names_node else "hang")
+            cause = replace(cause, sign="hang" if cause.sign == "hang" else "crash")
             self._detect(cause)
 
     def _detect(self, cause: Cause) -> None:
@@ -224,14 +228,15 @@ class _Simulation:
             self.history.append({"event": "checkpoint", "step": newest})
             self.recorded = newest
 
-    def _decide(self, cause: Cause) -> Decision | None:
-        if self.strategy.policy is None:
+    def _decide(self, cause: Cause, policy: Policy | None) -> Decision | None:
+        if policy is None:
             return None
         host = "node-0" if cause.names_node else None
         verdict = verdict_of(cause.failure_class, cause.name, host=host)
-        decision = decide(verdict, self.history, self.strategy.policy)
+        decision = decide(verdict, self.history, policy)
         self.outcome.decisions[decision.action] += 1
-        self.history.append({"event": self.strategy.policy.record, **decision.as_record()})
+        if decision.action == "retry":
+            self.history.append({"event": policy.record, **decision.as_record()})
         return decision
 
     def _replace(self, count: int, *, reclaimed: bool) -> None:

@@ -16,7 +16,7 @@ Occasion = Literal["end", "failure", "retry", "stall"]
 class NotifySection(Section):
     """Who is told what happens to the run. Keys that are missing come from `~/.config/windlass/notify.yaml`."""
 
-    on: tuple[Occasion, ...] = ("end", "failure", "retry", "stall")
+    events: tuple[Occasion, ...] = ("end", "failure", "retry", "stall")
     """What is told: a good end or a stop, a failure, a restart, a hang."""
     webhook: str | None = None
     """Name of the environment variable that holds the address of a webhook. It is called with JSON that Slack

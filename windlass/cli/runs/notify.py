@@ -57,7 +57,7 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
             if not is_mine:
                 raise UserError(f"another `windlass notify {job.name}` is watching it already")
             ledger = Ledger(job.folder, since=time.time() if since is None else since)
-            sent, failed, state = _watch(target, job, section.on, to, ledger)
+            sent, failed, state = _watch(target, job, section.events, to, ledger)
     for problem in failed:
         warn(problem)
     if as_json:
@@ -76,7 +76,7 @@ def _try(receiver: Receiver, notice: Notice) -> str | None:
 
 
 def _watch(
-    target: Target[Any], job: JobRef, on: Sequence[str], to: Sequence[Receiver], ledger: Ledger
+    target: Target[Any], job: JobRef, events: Sequence[str], to: Sequence[Receiver], ledger: Ledger
 ) -> tuple[list[str], list[str], str]:
     """Send until the run has ended."""
     import time
@@ -94,7 +94,7 @@ def _watch(
             status = target.status(job)  # before the reading: nothing recorded before the end is missed
             for notice in notices(job.name, history.records()):
                 for receiver in to:
-                    if notice.occasion not in on or ledger.has(notice, receiver):
+                    if notice.occasion not in events or ledger.has(notice, receiver):
                         continue
                     problem = ledger.send(notice, receiver)
                     if problem:

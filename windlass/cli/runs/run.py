@@ -314,9 +314,9 @@ def _start(prepared: Prepared) -> JobRef:
 
     job = prepared.job
     if not prepared.is_running:
-        notify = watcher_of(prepared.run, prepared.folder)
+        start_watcher = watcher_of(prepared.run, prepared.folder)
         job = prepared.target.submit(prepared.run, prepared.request)
-        notify()
+        start_watcher()
         return job
     if isinstance(prepared.target, SubmitsOnce):
         job = prepared.target.attach(prepared.run, prepared.request)

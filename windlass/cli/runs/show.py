@@ -21,11 +21,11 @@ MOST_PODS = 32  # in the table; --json has them all
 @click.command(short_help="Show where a run stands.")
 @click.argument("name", shell_complete=run_names)
 @click.option("--curve", is_flag=True, help="Draw the loss curve.")
-@click.option("--history", "tells_story", is_flag=True, help="Everything that happened, with every decision and why.")
 @click.option("--ranks", "by_rank", is_flag=True, help="Compare the ranks: which is slow, by how much, since when.")
+@click.option("--history", "tells_story", is_flag=True, help="Everything that happened, with every decision and why.")
 @on_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def show(name: str, curve: bool, tells_story: bool, by_rank: bool, place: str | None, as_json: bool) -> None:
+def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | None, as_json: bool) -> None:
     """Show where a run stands."""
     import time
     from dataclasses import asdict

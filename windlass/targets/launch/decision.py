@@ -147,6 +147,11 @@ def judge(end: AttemptEnd) -> Verdict:
         return verdict_of("node_lost", end.lost)
     if end.leaving:
         return verdict_of("preempted", f"{end.leaving} told to leave before a checkpoint")
+    hang = next((record for record in end.events if record.get("event") == "hang"), None)
+    if hang is not None:  # the rank that was behind may have been killed since
+        return verdict_of(
+            "hang", f"no step for {hang.get('seconds')} s: {hang.get('why')}", host=words(hang.get("host"))
+        )
     own = [error for error in end.errors if _class_of(error) != LOST_PEER]
     killed = next((death for death in end.deaths if death.code < 0), None)
     if own:
