@@ -158,7 +158,10 @@ def _timeline(view: RunView) -> str:
 
 def _checkpoints(folder: RunFolder) -> str:
     rows = [
-        (f"step {row['step']}", f"{'complete' if row['complete'] else 'not complete'}, {_number(row['bytes'])} bytes")
+        (
+            f"step {row['step']}, {row['tier']}",
+            f"{'' if row['complete'] else 'not '}complete, {_number(row['bytes'])} bytes",
+        )
         for row in checkpoints_of(folder)
     ]
     return _table(rows) if rows else "<p>None in the run folder.</p>"
