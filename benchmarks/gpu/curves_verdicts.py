@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.gpu.curves_cases import Case
+from benchmarks.gpu.curves_cases import EARLY, Case
 
 GOOD = ("ok", "skipped")
 HEADER = (
@@ -72,6 +72,7 @@ def judge(case: Case, outcomes: Mapping[str, Outcome]) -> Row:
         norm = statistics.median(relative_differences(outcome.norms, other.norms))
         row = replace(row, relative=steps[worst], at_step=worst + 1, mean=difference, norm=norm)
         broken += [] if within(steps[worst], bound.relative) else ["a step"]
+        broken += [] if within(max(steps[:EARLY]), bound.early) else ["an early step"]
         broken += [] if within(abs(difference), bound.mean) else ["the mean"]
         broken += [] if within(norm, bound.norm) else ["the gradient norm"]
     return replace(row, verdict="broken" if broken else "ok", why=" and ".join(broken))

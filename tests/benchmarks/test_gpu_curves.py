@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.curves import Plan, Workshop, chosen, main, parse_arguments
-from benchmarks.gpu.curves_cases import FP32, GPU, GROUPS, TINY, Bound, Case, Size
+from benchmarks.gpu.curves_cases import EARLY, FP32, GPU, GROUPS, TINY, Bound, Case, Size
 from benchmarks.gpu.curves_reference import rate
 from benchmarks.gpu.curves_start import learnable_tokens
 from benchmarks.gpu.curves_verdicts import Outcome, judge, table
@@ -47,6 +47,13 @@ def test_every_bound_is_looked_at(losses: tuple[float, ...], norm: float, why: s
     row = judge(CASE, outcomes(Outcome(losses, tuple(norm * one for one in NORMS))))
     assert (row.verdict, row.why) == ("broken" if why else "ok", why)
     assert row.good is not bool(why)
+
+
+def test_early_steps_may_be_held_closer_than_late_ones() -> None:
+    case = Case("mine", Bound(relative=0.02, early=1e-3), against="base")
+    late = (*BASE[:EARLY], BASE[EARLY] * 1.01, *BASE[EARLY + 1 :])
+    verdicts = [judge(case, outcomes(Outcome(losses, NORMS))).why for losses in (late, with_one_step_off(0.002))]
+    assert verdicts == ["", "an early step"]
 
 
 def test_a_row_says_why_there_is_nothing_to_compare() -> None:

@@ -5,8 +5,7 @@ and its backward pass `g [W, B]` brings the gradient of `x A'` along. What is wi
 who makes a widened input takes the gradient of its first columns alone, and the product gives that complete.
 
 Weights in bf16 have room for B in the same tensor, and are views of it; weights in 4 bits get it when they are
-brought back, which happens within one operator, so that nothing of it is kept. Where a layer has fewer outputs than
-inputs, A lies below W as well, and the backward pass widens the smaller gradient: `[g, g B] [W; A]` is `g W + g B A`.
+brought back, which happens within one operator, so that nothing of it is kept.
 Shapes: N tokens, I inputs, O outputs of all parts, P columns that are added; D, F as in lean_parts.
 """
 
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from windlass.trainer.fast.kernels.cublas import product_plus
-from windlass.trainer.fast.lean_parts import frozen_norm_backward, swiglu_backward
+from windlass.trainer.fast.lean_parts import norm_backward, swiglu_backward
 from windlass.trainer.model.lora import LoraLinear, QuantizedLoraLinear
 from windlass.trainer.model.nf4 import dequantize_into
 
@@ -108,7 +107,7 @@ class Beside(torch.autograd.Function):
 
 
 class NormedBeside(torch.autograd.Function):
-    """RMS norm by frozen weights, widened; its input is handed on: both gradients meet in one backward pass."""
+    """RMS norm, widened; its input is handed on, so that both gradients meet in one backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x_nd: Tensor, weight_d: Tensor, epsilon: float, a_pd: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +120,7 @@ class NormedBeside(torch.autograd.Function):
         grad_wide, added_nd = grad_outputs
         x_nd, weight_d = ctx.saved_tensors
         grad_nd = grad_wide[:, : x_nd.shape[1]]
-        return frozen_norm_backward(grad_nd, added_nd, x_nd, weight_d, ctx.epsilon), None, None, None
+        return *norm_backward(grad_nd, added_nd, x_nd, weight_d, ctx.epsilon), None, None
 
 
 class SwigluBeside(torch.autograd.Function):
@@ -170,7 +169,7 @@ def _(
 def nf4_wide_backward(
     grad_no: Tensor, packed: Sequence[Tensor], scales: Sequence[Tensor], b_op: Tensor, a_pi: Tensor
 ) -> Tensor:
-    weight_ok = _brought_back(packed, scales, b_op, sum(a_pi.shape), a_pi)
+    weight_ok = _brought_back(packed, scales, b_op, sum(a_pi.shape))
     return _wide_backward(grad_no, weight_ok, a_pi)
 
 
@@ -181,36 +180,23 @@ def _(grad_no: Tensor, packed: Sequence[Tensor], scales: Sequence[Tensor], b_op:
 
 def _wide_backward(grad_no: Tensor, weight_ok: Tensor, a_pi: Tensor) -> Tensor:
     """Two products: one of I + P columns would be cut into tiles that a few columns fill badly."""
-    inputs, outputs = a_pi.shape[1], grad_no.shape[1]
+    inputs = a_pi.shape[1]
     grad_nk = grad_no.new_empty(grad_no.shape[0], weight_ok.shape[1])
-    torch.mm(grad_no, weight_ok[:outputs, inputs:], out=grad_nk[:, inputs:])
-    if has_a_below(inputs, outputs):
-        grad_no = torch.cat([grad_no, grad_nk[:, inputs:]], dim=1)
     torch.mm(grad_no, weight_ok[:, :inputs], out=grad_nk[:, :inputs])
-    if not has_a_below(inputs, outputs):
-        grad_nk[:, :inputs].addmm_(grad_nk[:, inputs:], a_pi)
+    torch.mm(grad_no, weight_ok[:, inputs:], out=grad_nk[:, inputs:])
+    grad_nk[:, :inputs].addmm_(grad_nk[:, inputs:], a_pi)
     return grad_nk
 
 
-def has_a_below(inputs: int, outputs: int) -> bool:
-    """Whether a copy of the outputs' gradient costs less than adding to the inputs'."""
-    return outputs < inputs
-
-
-def _brought_back(
-    packed: Sequence[Tensor], scales: Sequence[Tensor], b_op: Tensor, width: int, a_pi: Tensor | None = None
-) -> Tensor:
-    """The parts below each other, B beside them; A below them where the backward pass wants it."""
-    outputs, inputs, row = b_op.shape[0], width - b_op.shape[1], 0
-    below = a_pi is not None and has_a_below(inputs, outputs)
-    weight_ok = b_op.new_empty(outputs + (b_op.shape[1] if below else 0), width)
+def _brought_back(packed: Sequence[Tensor], scales: Sequence[Tensor], b_op: Tensor, width: int) -> Tensor:
+    """The parts below each other, B beside them."""
+    weight_ok = b_op.new_empty(b_op.shape[0], width)
+    inputs, row = width - b_op.shape[1], 0
     for one, its_scales in zip(packed, scales, strict=True):
         rows = 2 * one.numel() // inputs
         dequantize_into(weight_ok[row : row + rows, :inputs], one, its_scales)
         row += rows
-    weight_ok[:outputs, inputs:] = b_op
-    if below:
-        weight_ok[outputs:, :inputs] = a_pi
+    weight_ok[:, inputs:] = b_op
     return weight_ok
 
 
@@ -239,8 +225,7 @@ class WideProduct(torch.autograd.Function):
         ctx.four_bits = b_op is not None
         if b_op is None:
             ctx.save_for_backward(wide_nk, a_pi, *held)
-            weight_ok = held[0][: sum(ctx.outputs)]
-            return wide_nk @ weight_ok.T if residual_no is None else product_plus(wide_nk, weight_ok, residual_no)
+            return wide_nk @ held[0].T if residual_no is None else product_plus(wide_nk, held[0], residual_no)
         ctx.save_for_backward(wide_nk, a_pi, *held, b_op)
         out_no: Tensor = nf4_wide(wide_nk, list(held[:count]), list(held[count:]), b_op, residual_no)
         return out_no
@@ -277,14 +262,13 @@ class Joint:
 
     @torch.no_grad()
     def join(self) -> None:
-        """Lay weights in bf16 below each other, with room for B and A; the parameters become views."""
+        """Lay weights in bf16 below each other, with room for B; the parameters become views."""
         if self.four_bits:
             return
         weights = [layer.weight.data for layer in self.layers]
         inputs, rows = weights[0].shape[1], 0
-        outputs, added = sum(one.shape[0] for one in weights), width_of(len(weights), self.rank)
-        below = added if has_a_below(inputs, outputs) else 0
-        joined = weights[0].new_zeros(outputs + below, inputs + added)
+        outputs = sum(one.shape[0] for one in weights)
+        joined = weights[0].new_zeros(outputs, inputs + width_of(len(weights), self.rank))
         for layer, weight in zip(self.layers, weights, strict=True):
             joined[rows : rows + weight.shape[0], :inputs] = weight
             layer.weight.data = joined[rows : rows + weight.shape[0], :inputs]
@@ -293,17 +277,16 @@ class Joint:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Put B and A where they are computed with; before every forward pass, because an optimizer moves them."""
-        if self.weight_ok is None:
-            return
-        inputs, row = self.layers[0].in_features, 0
-        column = inputs
+        """Put B where it is computed with; before every forward pass, because an optimizer moves it."""
+        if self.weight_ok is not None:
+            self.place(self.weight_ok, self.layers[0].in_features)
+
+    def place(self, into: Tensor, column: int) -> None:
+        row = 0
         for layer in self.layers:
             b_or = layer.lora_b
-            self.weight_ok[row : row + b_or.shape[0], column : column + self.rank] = b_or
+            into[row : row + b_or.shape[0], column : column + self.rank] = b_or
             row, column = row + b_or.shape[0], column + self.rank
-        if row < self.weight_ok.shape[0]:
-            self.weight_ok[row:, :inputs] = self.a(self.weight_ok)
 
     def a(self, like: Tensor) -> Tensor:
         """All A below each other, times the scale, with rows of zeros up to a full width."""

@@ -209,22 +209,6 @@ def _(grad_nd: Tensor, added_nd: Tensor, x_nd: Tensor, weight_d: Tensor, epsilon
     return x_nd.new_empty(x_nd.shape), weight_d.new_empty(weight_d.shape)
 
 
-@torch.library.custom_op("windlass::frozen_norm_backward", mutates_args=())
-def frozen_norm_backward(grad_nd: Tensor, added_nd: Tensor, x_nd: Tensor, weight_d: Tensor, epsilon: float) -> Tensor:
-    """The same without the gradient of a weight that does not train."""
-    if not x_nd.is_cuda:
-        return torch.ops.windlass.norm_backward(grad_nd, added_nd, x_nd, weight_d, epsilon)[0]
-    from windlass.trainer.fast.kernels import norm as kernel
-
-    rows = _by_rows(grad_nd), added_nd.contiguous(), x_nd.contiguous()
-    return kernel.norm_backward(*rows, weight_d, epsilon, frozen=True)[0]
-
-
-@frozen_norm_backward.register_fake
-def _(grad_nd: Tensor, added_nd: Tensor, x_nd: Tensor, weight_d: Tensor, epsilon: float) -> Tensor:
-    return x_nd.new_empty(x_nd.shape)
-
-
 @torch.library.custom_op("windlass::rotate_backward", mutates_args=(), device_types="cuda")
 def rotate_backward(
     grad_q_bthd: Tensor, grad_k_btgd: Tensor, grad_v_btgd: Tensor, cos_btd: Tensor, sin_btd: Tensor

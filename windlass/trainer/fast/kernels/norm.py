@@ -45,7 +45,6 @@ def _norm_backward_kernel(  # type: ignore[no-untyped-def]
     width,
     grad_stride,
     BLOCK: tl.constexpr,  # noqa: N803
-    FROZEN: tl.constexpr,  # noqa: N803  no gradient of the weight
 ):
     first, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
@@ -63,10 +62,8 @@ def _norm_backward_kernel(  # type: ignore[no-untyped-def]
         scaled = grads * scales
         along = tl.sum(scaled * normed, axis=0) / width
         tl.store(grad_x + row + columns, others + (scaled - normed * along) * inverse, mask=inside)
-        if not FROZEN:
-            part += grads * normed
-    if not FROZEN:
-        tl.store(parts + first * width + columns, part, mask=inside)
+        part += grads * normed
+    tl.store(parts + first * width + columns, part, mask=inside)
 
 
 def norm(x_nd: Tensor, weight_d: Tensor, epsilon: float, *, out_nd: Tensor | None = None) -> Tensor:
@@ -78,31 +75,20 @@ def norm(x_nd: Tensor, weight_d: Tensor, epsilon: float, *, out_nd: Tensor | Non
 
 
 def norm_backward(
-    grad_nd: Tensor, added_nd: Tensor, x_nd: Tensor, weight_d: Tensor, epsilon: float, *, frozen: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """The gradient of `x_nd`, to which `added_nd` is added, and that of the weight unless it is frozen.
+    grad_nd: Tensor, added_nd: Tensor, x_nd: Tensor, weight_d: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """The gradient of `x_nd`, to which `added_nd` is added, and that of the weight.
 
     `grad_nd` may be columns of something wider.
     """
     rows, width = x_nd.shape
     programs = min(rows, PROGRAMS_PER_PROCESSOR * _processors(x_nd.device))
     grad_x_nd = torch.empty_like(x_nd)
-    parts_pd = torch.empty(0 if frozen else programs, width, dtype=torch.float32, device=x_nd.device)
+    parts_pd = torch.empty(programs, width, dtype=torch.float32, device=x_nd.device)
     _norm_backward_kernel[(programs,)](
-        grad_nd,
-        added_nd,
-        x_nd,
-        weight_d,
-        grad_x_nd,
-        parts_pd,
-        epsilon,
-        rows,
-        width,
-        grad_nd.stride(0),
-        FROZEN=frozen,
-        **_shape(width),
+        grad_nd, added_nd, x_nd, weight_d, grad_x_nd, parts_pd, epsilon, rows, width, grad_nd.stride(0), **_shape(width)
     )
-    return grad_x_nd, None if frozen else parts_pd.sum(dim=0).to(weight_d.dtype)
+    return grad_x_nd, parts_pd.sum(dim=0).to(weight_d.dtype)
 
 
 def _shape(width: int) -> dict[str, int]:
