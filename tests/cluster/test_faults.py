@@ -29,6 +29,7 @@ CALM, SICK = NODES[1], NODES[2]  # neither runs DNS or an operator; the second i
 TORCHRUN = (
     "exec PYTHON -m torch.distributed.run --nnodes=2 --node-rank={rank} --rdzv-backend={backend} {more} /dev/null"
 )
+KILLED = "PYTHON -c 'import os; os.kill(os.getpid(), {})'; exit $?"
 ON_ONE_RANK = (  # in front of the real one
     "import os, sys\n"
     "if os.environ.get('RANK') == '1':\n    raise KeyError('my_column')\n"
@@ -86,7 +87,7 @@ FAULTS = {
     "missing secret": Fault("config_missing", 'secret "nope" not found', secret="nope"),
     "CPU": Fault("cpu_memory_request", "Insufficient cpu", {"cpu": "100"}),
     "wrong tag": Fault("image_missing", "not found", {"image": f"{OPEN}/llm:nope", **here(CALM)}),
-    "exit 137": Fault("unknown", "exit code 137", shell="sh -c 'kill -9 $$'; exit $?"),
+    "exit 137": Fault("unknown", "exit code 137", shell=KILLED.format(9)),
     "denied by the registry": Fault("image_auth", "authorization failed", {"image": f"{LOCKED}/llm:1", **here(CALM)}),
     "OOMKilled": Fault("host_oom", "OOMKilled", {"memory": "60Mi"}),
     "GPU": Fault("gpu_unavailable", "Insufficient nvidia.com/gpu", TOLERATES, limits={GPU: "64"}),
@@ -97,7 +98,7 @@ FAULTS = {
     "unbound claim": Fault("volume_unbound", "unbound", volume={"persistentVolumeClaim": {"claimName": "unbound"}}),
     "quota": Fault("quota", "exceeded quota", nodes=3),
     "PodSecurity": Fault("admission_denied", "violates PodSecurity", shell="sleep 600", after=label_namespace),
-    "exit 143": Fault("unknown", "exit code 143", shell="sh -c 'kill -15 $$'; exit $?"),
+    "exit 143": Fault("unknown", "exit code 143", shell=KILLED.format(15)),
     "DNS": Fault("dns", "nope.default.svc", shell=TORCHRUN.format(
         rank=1, backend="static", more="--master-addr=nope.default.svc --master-port=29400 --rdzv-conf=timeout=5")),
     "rendezvous time-out": Fault("rendezvous", "Rendezvous", shell=TORCHRUN.format(
