@@ -105,7 +105,10 @@ FAULTS = {
         rank=0, backend="c10d", more="--rdzv-endpoint=localhost:29400 --rdzv-conf=join_timeout=5,timeout=5")),
     "port taken": Fault("port_in_use", "EADDRINUSE", shell="PYTHON -m http.server 29400 & sleep 3; " + TORCHRUN.format(
         rank=0, backend="static", more="--master-addr=localhost --master-port=29400 --rdzv-conf=timeout=5")),
-    "full disk": Fault("disk_full", "No space left", volume={"emptyDir": {"medium": "Memory", "sizeLimit": "6Mi"}}),
+    "full disk": Fault(
+        "disk_full", "No space left", shell="head -c 20M /dev/zero > /windlass/runs/shard",
+        volume={"emptyDir": {"medium": "Memory", "sizeLimit": "6Mi"}},
+    ),
     "corrupt checkpoint": Fault("checkpoint_damaged", "PytorchStreamReader failed", shell=(
         "printf 'PK\\003\\004' > /tmp/model.pt; head -c 4000 /dev/zero >> /tmp/model.pt; "
         "exec PYTHON -c \"import torch; torch.load('/tmp/model.pt')\"")),

@@ -12,6 +12,7 @@ RULES = (
             r"|TLS handshake timeout|connection (?:refused|reset)|no such host|unexpected EOF|503 Service|502 Bad"
             r"|500 Internal|no route to host"
          r"|context canceled|dial tcp|QPS exceeded|pull QPS|x509"),
+    pull("image_auth", r"no basic auth credentials"),  # what containerd says of a registry that asked for a login
     pull("image_missing", r"authorization failed.{0,80}repository does not exist"
             r"|repository does not exist or may require|name unknown|manifest unknown|manifest for \S+ not found"
             r"|InvalidImageName|couldn't parse image|invalid reference format"
@@ -19,7 +20,6 @@ RULES = (
     pull("image_auth", r"no basic auth|denied|unauthorized|401|403|forbidden|authentication required"
             r"|authorization (?:failed|token)|insufficient_scope|credentials"),
     pull("disk_full", r"no space left on device"),
-    pull("image_auth", r"no basic auth credentials"),  # what containerd says of a registry that asked for a login
     pull("image_missing", None, reasons=r"InvalidImageName|ErrImageNeverPull"),
     # volumes
     start("volume_unbound", r"FailedAttachVolume|FailedMount|FailedBinding|ProvisioningFailed|FailedScheduling"
