@@ -120,7 +120,7 @@ def losses(folder):
 @pytest.mark.slow
 def test_a_full_gpu_is_answered_by_edits_that_keep_the_losses(really, run_file, tmp_path):
     """Twice out of memory: first fewer sequences at once, then recomputed activations."""
-    asked = ("train.micro_batch=2", "resources.processes_per_node=1")
+    asked = ("train.micro_batch=2", "resources.processes_per_node=1", "checkpoint.background=false")
     assert really("run", run_file, "name=whole", *asked).returncode == 0
     answer = really("run", run_file, "name=full", *asked, "--inject", "oom:rank=0,step=3;oom:rank=0,step=4")
     assert answer.returncode == 0, answer
