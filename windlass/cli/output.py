@@ -74,6 +74,8 @@ def _stream(stderr: bool) -> TextIO:
 
 def wrapped(text: str, indent: str = "", *, stderr: bool = False) -> str:
     """A line that breaks between words where the stream ends; words that are longer, such as paths, stay whole."""
+    if "\n" in text:  # a diff below a sentence, say
+        return "\n".join(wrapped(line, indent, stderr=stderr) for line in text.split("\n"))
     width = line_width(stderr=stderr)
     if width is None or len(text) <= width:
         return text

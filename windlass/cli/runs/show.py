@@ -83,7 +83,8 @@ def _tell_story(folder: RunFolder) -> None:
         if date != day:
             click.echo(date)
             day = date
-        click.echo(wrapped(f"  {clock}  {plain(text)}", " " * 12))
+        lines = plain(text).replace("\n", f"\n{' ' * 10}")
+        click.echo(wrapped(f"  {clock}  {lines}", " " * 12))
 
 
 def _sentence(record: Mapping[str, Any]) -> str | None:
