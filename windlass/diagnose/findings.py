@@ -169,7 +169,7 @@ def rule_of(raised: Raised) -> Rule:
     if CLIENT_ERRORS.fullmatch(raised.type) and (refusal := first_rule("refusal", "", raised.message)):
         return refusal
     frames = "\n".join(f"{file} {code}" for file, code in raised.frames[-12:])
-    kinds = USERS_KINDS if raised.is_users_own else None
+    kinds: tuple[str, ...] | None = USERS_KINDS if raised.is_users_own else None
     if kinds is None and PLAIN.fullmatch(raised.name) and raised.ends_in_users_code:
         kinds = PLAIN_KINDS
     for rule in rules_for("raised"):

@@ -34,8 +34,8 @@ KINDS = {
 def collect(api: Api, job: ClusterJob) -> dict[str, Any]:
     """What the cluster knows about a run of windlass; its logs are archived elsewhere."""
     pods = _readable(lambda: api.items(job.pods_path, labelSelector=job.layout.selector))
-    found = next(iter(_readable(lambda: [api.find(job.path) or {}])), {})
-    return _facts(api, job.namespace, found, pods, job.object_name)
+    objects = _readable(lambda: [api.find(job.path)])
+    return _facts(api, job.namespace, next(iter(objects), None) or {}, pods, job.object_name)
 
 
 def collect_named(api: Api, kind: str, name: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def collect_named(api: Api, kind: str, name: str) -> dict[str, Any]:
 
 def _facts(api: Api, namespace: str, job: Object, pods: Sequence[Object], name: str) -> dict[str, Any]:
     node_names = sorted({str((pod.get("spec") or {}).get("nodeName") or "") for pod in pods} - {""})
-    nodes = [node for node in node_names[:MOST_NODES] for node in _readable(lambda node=node: _node(api, node))]
+    nodes = [node for one in node_names[:MOST_NODES] if (node := _node(api, one))]
     if not node_names:  # nothing is scheduled: what the nodes offer says why
         nodes = _readable(lambda: api.items("/api/v1/nodes"))
     claims = {
@@ -132,9 +132,8 @@ def _log(api: Api, path: str, container: Mapping[str, Any], **more: str) -> str:
     return b"\n".join(_readable(lambda: api.lines(path, params))).decode("utf-8", "replace")
 
 
-def _node(api: Api, name: str) -> list[Object]:
-    node = api.find(object_path("v1", "nodes", None, name))
-    return [node] if node else []
+def _node(api: Api, name: str) -> Object | None:
+    return next(iter(_readable(lambda: [api.find(object_path("v1", "nodes", None, name))])), None)
 
 
 def _workloads(api: Api, namespace: str, uid: str) -> list[Object]:
