@@ -15,7 +15,7 @@ from pathlib import Path
 
 from windlass.diagnose.decision import Policy
 from windlass.goodput.model import Tier, best_interval
-from windlass.goodput.published import GPUS_PER_NODE, LLAMA3, LLAMA3_RATE, OTHER_RATES, TIMES, seconds
+from windlass.goodput.published import GPUS_PER_NODE, LLAMA3, LLAMA3_RATE, OTHER_RATES, TIMES, Sign, seconds
 from windlass.goodput.simulator import LOSSES, Job, Outcome, Spot, Strategy, simulate
 
 SCALES = (8, 64, 512, 2_048, 8_192, 16_384)
@@ -70,7 +70,7 @@ def job_of(
         tiers.insert(0, Tier("memory", stall, in_memory, in_memory, share=0.95))
     between = 1 / (rate * gpus)
     every = {tier.name: max(1, round(best_interval(tier, between, step_s=step) / step)) for tier in tiers}
-    signs = ("crash", "silence", "hang", "slow", "corruption")
+    signs: tuple[Sign, ...] = ("crash", "silence", "hang", "slow", "corruption")
     return Job(
         gpus=gpus,
         causes=LLAMA3,
@@ -93,7 +93,8 @@ def measure(job: Job, strategy: Strategy, *, seeds: int) -> Outcome:
         outcome = simulate(job, strategy, seconds=days * 86_400, seed=seed)
         whole.paid_s += outcome.paid_s
         whole.training_s += outcome.training_s
-        whole.lost += outcome.lost
+        for name, lost_s in outcome.lost.items():
+            whole.lost[name] += lost_s
         whole.failures += outcome.failures
         whole.gave_up += outcome.gave_up
     return whole

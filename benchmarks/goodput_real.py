@@ -55,8 +55,8 @@ POD_KILLED = Cause("killed pod", 1, "node_lost", "silence", breaks_node=True, na
 
 
 class Place(Protocol):
-    kinds: Sequence[Cause]
-
+    @property
+    def kinds(self) -> Sequence[Cause]: ...
     def running(self, name: str) -> Any: ...  # a context: the run trains; its folder
     def hurt(self, folder: RunFolder, cause: Cause) -> None: ...
 
@@ -277,7 +277,7 @@ def report(folder: Path) -> int:
     whole = sum(sum(predicted[index].values()) for index in others)
     real = sum(sum(measured[index].values()) for index in others)
     print_row("all", whole, real)
-    figures = {"faults": len(others), "predicted_s": round(whole, 1), "measured_s": round(real, 1)}
+    figures: dict[str, Any] = {"faults": len(others), "predicted_s": round(whole, 1), "measured_s": round(real, 1)}
     figures |= {"step_s": job.step_s, "start_s": job.start_s, "detection_s": dict(job.detection_s)}
     print(json.dumps(figures | {"goodput": campaign.account().goodput}))
     return 0 if abs(whole / real - 1) <= TOLERANCE else 1

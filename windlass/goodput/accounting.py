@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +66,7 @@ class AttemptAccount:
     attempt: int
     begin: float
     end: float
-    parts: Counter[str] = field(default_factory=Counter)
+    parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def seconds(self) -> float:
@@ -94,10 +94,10 @@ class Account:
         return sum(attempt.seconds for attempt in self.attempts)
 
     @property
-    def parts(self) -> Counter[str]:
-        whole_run: Counter[str] = Counter()
+    def parts(self) -> defaultdict[str, float]:
+        whole_run: defaultdict[str, float] = defaultdict(float)
         for attempt in self.attempts:
-            whole_run.update(attempt.parts)
+            _add(attempt.parts, to=whole_run)
         return whole_run
 
     @property
@@ -111,6 +111,11 @@ class Account:
             "parts_s": _shown(self.parts),
             "attempts": [attempt.as_dict() for attempt in self.attempts],
         }
+
+
+def _add(parts: Mapping[str, float], *, to: defaultdict[str, float]) -> None:
+    for name, seconds in parts.items():
+        to[name] += seconds
 
 
 def _shown(parts: Mapping[str, float]) -> dict[str, float]:
@@ -176,7 +181,7 @@ class _Attempt:
     over: float | None = None  # the notice of its end
     end: float = 0.0
     # of its steps, in seconds
-    work: Counter[str] = field(default_factory=Counter)
+    work: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     first_step_s: float = 0.0
     first_is_repeated: bool = False
     last_step: float | None = None  # when it ended
@@ -234,7 +239,7 @@ class _Attempt:
         if self.trains is not None and self.last_step is not None:
             last = min(self.last_step, self.end)
             if last > here:
-                parts.update(self._steps(last - here, usual, validates=validates))
+                _add(self._steps(last - here, usual, validates=validates), to=parts)
                 here = last
         if self.leaves:
             spend("finishing")
@@ -246,7 +251,7 @@ class _Attempt:
 
     def _steps(self, length: float, usual: float, *, validates: bool) -> Mapping[str, float]:
         """Divide the time between the first step's begin and the last one's end."""
-        parts = Counter(self.work)
+        parts = defaultdict(float, self.work)
         parts["compile"] = max(0.0, self.first_step_s - usual)
         parts["repeated" if self.first_is_repeated else "training"] += self.first_step_s - parts["compile"]
         parts["straggler"] = min(parts["training"], self.held_up_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,7 +75,7 @@ class Outcome:
 
     paid_s: float = 0.0
     training_s: float = 0.0
-    lost: Counter[str] = field(default_factory=Counter)
+    lost: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     failures: int = 0
     gave_up: int = 0
     decisions: Counter[str] = field(default_factory=Counter)
@@ -90,17 +90,18 @@ def simulate(job: Job, strategy: Strategy, *, seconds: float, seed: int = 0) -> 
     return _Simulation(job, strategy, seconds, random.Random(seed)).run()
 
 
-def replay(job: Job, strategy: Strategy, failures: Sequence[tuple[float, Cause]]) -> list[Counter[str]]:
+def replay(job: Job, strategy: Strategy, failures: Sequence[tuple[float, Cause]]) -> list[defaultdict[str, float]]:
     """What each of some failures costs that happened somewhere, each with the seconds that were trained before it."""
     simulation = _Simulation(replace(job, rate_per_gpu=0.0), strategy, math.inf, random.Random(0))
-    costs: list[Counter[str]] = []
+    costs: list[defaultdict[str, float]] = []
     for duration, cause in failures:
         if costs:  # steps that the failure before this one lost are repeated first
             costs[-1]["repeated"] += min(duration, (simulation.furthest - simulation.step) * job.step_s)
         simulation.train(duration)
-        before = Counter(simulation.outcome.lost)
+        before = dict(simulation.outcome.lost)
         simulation.recover(cause)
-        costs.append(simulation.outcome.lost - before)
+        lost = {name: seconds - before.get(name, 0.0) for name, seconds in simulation.outcome.lost.items()}
+        costs.append(defaultdict(float, lost))
     if costs:
         costs[-1]["repeated"] += (simulation.furthest - simulation.step) * job.step_s
     return costs

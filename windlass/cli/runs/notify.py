@@ -46,12 +46,14 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
             f"nobody is to be told of {job.name}: notify.webhook and notify.email are empty",
             fix="notify: {webhook: SLACK_WEBHOOK_URL} in the run file, or in ~/.config/windlass/notify.yaml",
         )
+    failed: list[str] = []
+    state: str | None = None
     if is_test:
         notice = Notice("test", job.name, "end", time.time(), f"a test of `windlass notify {job.name}`")
         problems = [f"{receiver.name}: {problem}" for receiver in to if (problem := _try(receiver, notice))]
         if problems:
             raise UserError("the test did not arrive", evidence="\n".join(problems), exit_code=ExitCode.FAILED)
-        sent, failed, state = [receiver.name for receiver in to], [], None
+        sent = [receiver.name for receiver in to]
     else:
         with locked(job.folder.path / f".{LEDGER}.lock", patience_s=0) as is_mine:
             if not is_mine:

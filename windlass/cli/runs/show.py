@@ -32,8 +32,16 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
 
     from windlass.cli.output import print_json, print_pairs
     from windlass.cli.preparation import is_under_way
-    from windlass.cli.runs.summary import History, draw_loss, loss_points, summarize
-    from windlass.cli.runs.times import compared_ranks, goodput_of, goodput_rows, print_ranks
+    from windlass.cli.runs.summary import (
+        History,
+        compared_ranks,
+        draw_loss,
+        goodput_of,
+        goodput_rows,
+        loss_points,
+        print_ranks,
+        summarize,
+    )
     from windlass.targets.protocol import RunsInPods
 
     target, job = find(name, place)

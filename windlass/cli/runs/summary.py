@@ -1,18 +1,24 @@
-"""What a run came to: its numbers, from its folder alone. A run may be millions of steps long: files are read once,
-line by line, and no more is kept of them than is shown."""
+"""What a run came to: its numbers, where its time went, how its ranks compare; from its folder alone.
+
+A run may be millions of steps long: files are read line by line, and no more is kept of them than is shown.
+"""
 
 from __future__ import annotations
 
 import bisect
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windlass.cli.output import count, duration, line_width, number
+import click
+
+from windlass.cli.output import count, duration, line_width, moment, number, print_table
 from windlass.cli.runs.follow import describe_event
 from windlass.common.files import parse_record, read_json_lines, real, whole, words
+from windlass.goodput.accounting import PARTS, Account, account, read_metrics
 from windlass.runfolder import RunFolder
 from windlass.targets.launch.progress import PACE_STEPS, pace
 from windlass.targets.launch.tail import newest_steps
@@ -20,6 +26,7 @@ from windlass.targets.launch.tail import newest_steps
 MOST_POINTS = 4096  # of a loss curve
 MOST_RECORDS = 10_000  # of the history, in JSON
 MOST_NEWS = 12
+SMALLEST_SHARE = 0.005  # of the time: less is not shown
 STEP_LINE = b'{"kind":"step","step":'  # as the trainer writes it
 ATTEMPT = b'"attempt":'
 LAUNCHES = ("submitted", "launched", "started", "resumed")
@@ -244,8 +251,83 @@ def draw_loss(folder: RunFolder) -> str:
     """The loss curve, as wide as the terminal allows and in characters it can show."""
     import sys
 
-    from windlass.cli.runs.curve import draw_curve
+    from windlass.cli.curve import draw_curve
 
     width = min(100, line_width() or 80) - 2
     unicode = "utf" in (sys.stdout.encoding or "").lower()
     return draw_curve(loss_points(folder), width=width, title="loss", braille=unicode)
+
+
+def goodput_of(folder: RunFolder, *, under_way: bool) -> Account:
+    now = time.time() if under_way else None
+    return account(read_json_lines(folder.history), read_metrics(folder.metrics), now=now)
+
+
+def goodput_rows(told: Account) -> list[tuple[str, str]]:
+    if told.goodput is None or told.seconds <= 0:
+        return []
+    parts = told.parts
+    lost = [
+        f"{name} {parts[name] / told.seconds:.1%}"
+        for name in PARTS
+        if name != "training" and parts[name] >= SMALLEST_SHARE * told.seconds
+    ]
+    rows = [("goodput", f"{told.goodput:.1%} of {duration(told.seconds)} trained")]
+    return [*rows, ("", ", ".join(lost))] if lost else rows
+
+
+def compared_ranks(folder: RunFolder) -> dict[str, Any] | None:
+    """The newest comparison of the ranks, with since when each slow rank has been slow."""
+    try:
+        lines = folder.metrics.open("rb")
+    except FileNotFoundError:
+        return None
+    with lines:
+        return newest_comparison(record for line in lines if b'"ranks"' in line and (record := parse_record(line)))
+
+
+def newest_comparison(records: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    newest: Mapping[str, Any] | None = None
+    since: dict[int, Mapping[str, Any]] = {}
+    for record in records:
+        slow = record.get("slow")
+        if record.get("kind") != "ranks" or not isinstance(slow, list) or not isinstance(record.get("ranks"), list):
+            continue
+        since = {rank: since.get(rank, record) for rank in slow if isinstance(rank, int)}
+        newest = record
+    if newest is None:
+        return None
+    rows = []
+    for row in newest["ranks"]:
+        rank = whole(row.get("rank")) if isinstance(row, dict) else None
+        if rank is None:
+            continue
+        begin = since.get(rank, {})
+        numbers = {key: real(row.get(key)) or 0.0 for key in ("step_s", "data_s", "behind_s")}
+        row = {"rank": rank, "host": words(row.get("host")) or "?", **numbers}
+        rows.append({**row, "slow_since": real(begin.get("time")), "slow_since_step": whole(begin.get("step"))})
+    return {
+        "step": whole(newest.get("step")) or 0,
+        "steps": whole(newest.get("steps")) or 0,
+        "slow": list(since),
+        "ranks": sorted(rows, key=lambda row: -float(row["behind_s"])),
+    }
+
+
+def print_ranks(compared: Mapping[str, Any] | None) -> None:
+    click.echo()
+    if compared is None:
+        click.echo("  the ranks were not compared yet: that takes two ranks and half a minute of steps")
+        return
+    rows = [
+        [
+            str(row["rank"]),
+            row["host"],
+            duration(row["step_s"]),
+            duration(row["data_s"]),
+            duration(row["behind_s"]),
+            f"step {row['slow_since_step']}, {moment(row['slow_since'])[-8:]}" if row["slow_since"] else "–",
+        ]
+        for row in compared["ranks"]
+    ]
+    print_table(["RANK", "HOST", "STEP", "DATA", "BEHIND", "SLOW SINCE"], rows)
