@@ -93,7 +93,7 @@ class Tab:
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector))
 
-    def wait_for(self, expression: str, *, seconds: float = 60) -> None:
+    def wait_for(self, expression: str, *, seconds: float = 240) -> None:
         """Until a JavaScript expression is true. Playwright's own waiting needs `eval`, which the page forbids."""
         deadline = time.monotonic() + seconds
         while not self.page.evaluate(expression):
@@ -114,7 +114,7 @@ def open_tab(chromium, page_server):
     def open_one(**options):
         options.setdefault("viewport", {"width": 1360, "height": 900})
         page = chromium.new_context(**options).new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(240_000)  # a bound: machines are slow and shared
         tab = Tab(page, page_server.url.rstrip("/"))
         page.on("console", lambda said: tab.complain(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: tab.complaints.append(str(error)))

@@ -2,15 +2,20 @@
 
 import json
 import math
+import threading
 import time
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ui.folders import write_lines, write_run
+from windlass.cli.views.ui import sources
 from windlass.ui import logs
 from windlass.ui.figure import Chart, Curve, draw, ticks
 from windlass.ui.growing import MOST_LINE_BYTES, GrowingRecords
+from windlass.ui.library import Library, UnknownRunError, to_json
 from windlass.ui.ranks import MOST_COLUMNS, RankTimes
 from windlass.ui.runs import RunView
 from windlass.ui.series import Series
@@ -135,6 +140,40 @@ def test_a_view_goes_through_a_kill_and_a_torn_line(tmp_path):
     view.refresh()
     assert list(view.attempts) == [1, 2, 3]
     assert [attempt.ended is None for attempt in view.attempts.values()] == [False, False, True]
+
+
+def test_a_cluster_that_does_not_answer_holds_nothing_up(tmp_path):
+    write_run(tmp_path, "here", steps=5)
+    there = write_run(tmp_path, "there", steps=5)
+    there.run_file.write_text(there.run_file.read_text().replace("kind: local", "kind: slurm"))
+    answers = threading.Event()
+    known = sources()
+
+    def row(folder):
+        if folder.name == "there":
+            answers.wait(30)
+        return known.row(folder) | {"state": "running" if folder.name == "there" else "finished"}
+
+    def elsewhere():
+        return [{"name": "far", "target": "kubernetes:lab", "state": "running", "started": None}]
+
+    library = Library(tmp_path, replace(known, row=row, elsewhere=elsewhere))
+    begin = time.monotonic()
+    rows = library.rows()
+    assert time.monotonic() - begin < 10
+    assert (rows["here"]["state"], rows["there"]["reason"]) == ("finished", "asking the cluster")
+    answers.set()
+    deadline = time.monotonic() + 30
+    while "kubernetes:lab/far" not in (rows := library.rows()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert rows["there"]["state"] == "running"
+    with pytest.raises(UnknownRunError):
+        library.view("kubernetes:lab/far")  # it has no folder here
+
+
+def test_numbers_that_are_not_finite_are_null():
+    assert json.loads(to_json({"a": [math.inf, 1.5], "b": (math.nan,)})) == {"a": [None, 1.5], "b": [None]}
 
 
 def test_logs_are_merged_filtered_and_bounded(tmp_path):

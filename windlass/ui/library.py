@@ -31,6 +31,8 @@ MOST_APPRAISED_BYTES = 128 * 1024 * 1024
 APPRAISAL_SECONDS = 20.0
 QUIET_SECONDS = 3.0  # after the start, which belong to the first page
 ENDED = ("finished", "failed", "preempted", "stopped")
+UNREADABLE = "–"
+LOCAL = ("local", UNREADABLE)  # asking costs nothing
 
 Row = dict[str, Any]
 
@@ -53,12 +55,13 @@ class UnknownRunError(KeyError):
 
 @dataclass
 class Known:
-    """A run of the list: its row, and until when that holds."""
+    """A run of the list: its row, and what that was made of."""
 
     folder: RunFolder | None  # None: only its cluster has one
     row: Row = field(default_factory=dict)
     signature: tuple[Any, ...] = ()
-    holds_until: float = 0.0
+    kind: str = "local"  # of its target
+    asked: tuple[Any, ...] = ()  # the signature with which its cluster was last asked
     cost_per_hour: float | None = None
     goodput: float | None = None
     appraised: tuple[Any, ...] = ()  # the signature that goodput is of
@@ -70,12 +73,13 @@ class Library:
 
     def __init__(self, root: Path, sources: Sources) -> None:
         self.root, self.sources = root, sources
+        self.problem: str | None = None  # why the runs of clusters are not listed
         self._known: dict[str, Known] = {}
         self._views: dict[str, RunView] = {}
         self._lock = threading.RLock()
         self._listed = 0.0
         self._began = time.monotonic()
-        self._elsewhere_at = 0.0
+        self._asked_at = -math.inf
         self._asking = False
         self._readers: set[str] = set()  # views that a thread reads to their end
         self._appraising = False
@@ -103,27 +107,33 @@ class Library:
             self._refresh_row(name, known)
 
     def _refresh_row(self, name: str, known: Known) -> None:
+        """Of a run on this machine now; of one on a cluster, which may not answer, soon and in a thread."""
         assert known.folder is not None
-        now, signature = time.monotonic(), _signature(known.folder)
-        is_over = known.row.get("state") in ENDED
-        on_cluster = known.row.get("target") not in (None, "local", "–")
-        if known.row and signature == known.signature and (is_over or (on_cluster and now < known.holds_until)):
-            return
-        if on_cluster and not is_over and now < known.holds_until:
-            return  # its folder grows while it is followed; the cluster is not asked each time
+        signature = _signature(known.folder)
         if signature[0] != (known.signature or (None,))[0]:
-            known.cost_per_hour = _cost_per_hour(known.folder)
-        known.row = {**self.sources.row(known.folder), "id": name, "folder": str(known.folder.path)}
-        known.row |= self._worth(known)
-        known.signature, known.holds_until = signature, now + CLUSTER_SECONDS
+            known.kind, known.cost_per_hour = _kind(known.folder), _cost_per_hour(known.folder)
+        is_settled = known.row.get("state") in ENDED and signature == known.signature
+        known.signature = signature
+        if is_settled:
+            return
+        if known.kind in LOCAL:
+            known.row = self._row(name, known)
+        elif not known.row:
+            waiting = {"state": "unknown", "reason": "asking the cluster", "started": known.folder.began()}
+            known.row = {"name": name, "target": known.kind, **waiting, "id": name, "folder": str(known.folder.path)}
 
-    def _worth(self, known: Known) -> Row:
+    def _row(self, name: str, known: Known) -> Row:
+        assert known.folder is not None
+        row = {**self.sources.row(known.folder), "id": name, "folder": str(known.folder.path)}
+        return {**row, **self._worth(known, row)}
+
+    def _worth(self, known: Known, row: Row) -> Row:
         """MFU of the newest step, the share of time that trained, and dollars so far, as far as they are known."""
         assert known.folder is not None
         newest = newest_steps(known.folder.metrics, 1)
         last = newest[-1] if newest else {}
-        started = real(known.row.get("started"))
-        until = real(last.get("time")) if known.row.get("state") in ENDED else time.time()
+        started = real(row.get("started"))
+        until = real(last.get("time")) if row.get("state") in ENDED else time.time()
         hours = max(0.0, until - started) / 3600 if started and until else None
         cost = known.cost_per_hour * hours if known.cost_per_hour and hours is not None else None
         return {"mfu": real(last.get("mfu")), "goodput": known.goodput, "cost_usd": cost}
@@ -147,31 +157,45 @@ class Library:
             signature = known.signature
             try:
                 goodput = self.sources.goodput(known.folder) if known.folder else None
-            except (UserError, OSError):
+            except Exception:  # whatever lies in the folder, the others are counted
                 goodput = None
-            known.goodput, known.appraised, known.appraised_at = goodput, signature, time.monotonic()
-            known.row = {**known.row, "goodput": goodput}
+            with self._lock:
+                known.goodput, known.appraised, known.appraised_at = goodput, signature, time.monotonic()
+                known.row = {**known.row, "goodput": goodput}
         self._appraising = False
 
     def _ask_clusters(self, now: float) -> None:
         """In a thread of its own: a cluster that does not answer must not hold up the page."""
-        if self._asking or now - self._elsewhere_at < CLUSTER_SECONDS:
+        if self._asking or now - self._asked_at < CLUSTER_SECONDS:
             return
         self._asking = True
-        threading.Thread(target=self._fetch_elsewhere, name="clusters", daemon=True).start()
+        threading.Thread(target=self._fetch_clusters, name="clusters", daemon=True).start()
 
-    def _fetch_elsewhere(self) -> None:
+    def _fetch_clusters(self) -> None:
+        with self._lock:
+            pending = {name: known for name, known in self._known.items() if known.folder and known.kind not in LOCAL}
+        for name, known in pending.items():
+            if known.row.get("state") in ENDED and known.asked == known.signature:
+                continue
+            known.asked, row = known.signature, self._row(name, known)
+            with self._lock:
+                known.row = row
+        rows: dict[str, Row] = {}
+        problem = None
         try:
             rows = {f"{row['target']}/{row['name']}": row for row in self.sources.elsewhere()}
-        except (UserError, OSError):
-            rows = {}
+        except UserError as error:
+            problem = error.what
+        except Exception as error:  # a cluster may answer anything
+            problem = f"{type(error).__name__}: {error}"[:200]
         with self._lock:
+            self.problem = problem
             for gone in [run_id for run_id, known in self._known.items() if not known.folder and run_id not in rows]:
                 del self._known[gone]
             for run_id, row in rows.items():
                 if row["name"] not in self._known:
                     self._known[run_id] = Known(None, {**row, "id": run_id, "folder": None})
-            self._asking, self._elsewhere_at = False, time.monotonic()
+            self._asking, self._asked_at = False, time.monotonic()
 
     def row(self, run_id: str) -> Row:
         rows = self.rows()
@@ -276,6 +300,13 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return about.st_mtime_ns, about.st_size
 
 
+def _kind(folder: RunFolder) -> str:
+    try:
+        return folder.target_kind()
+    except Exception:  # whatever lies in the folder, the others are listed
+        return UNREADABLE
+
+
 def _cost_per_hour(folder: RunFolder) -> float | None:
     """Dollars of all nodes for an hour, where the run file names an instance that has a published price."""
     try:
@@ -287,4 +318,15 @@ def _cost_per_hour(folder: RunFolder) -> float | None:
 
 
 def to_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False).encode()
+    try:
+        return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False).encode()
+    except ValueError:  # a setting may be infinite, which JSON cannot say
+        return to_json(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

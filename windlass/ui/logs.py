@@ -19,7 +19,7 @@ LEVEL = re.compile(r"\b(ERROR|CRITICAL|FATAL|WARNING|Traceback)\b")
 ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 COPY_OF_A_RANK = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d rank \d+ [A-Z]+ ")
 MOST_LINES = 1000
-MOST_CHARACTERS = 2000  # of a line that are shown
+MOST_LINE_BYTES = 2000  # that are shown, and searched
 MOST_BYTES = 64 * 1024 * 1024  # that one answer looks at, of all files together
 TAIL_BYTES = 128 * 1024  # of a file, where nothing is searched for
 FEWEST_LINES = 20  # of a file, where it has so many
@@ -78,7 +78,7 @@ def read_logs(
         streams.append(lines)
     merged = deque(heapq.merge(*streams, key=lambda line: line[0]), maxlen=most_lines)
     return {
-        "lines": [{"source": origin, "text": shown(text), "tone": _tone(text)} for _, origin, text in merged],
+        "lines": [{"source": origin, "text": text, "tone": _tone(text)} for _, origin, text in merged],
         "sources": [file.source for file in files],
         "cut": is_cut or sum(map(len, streams)) > len(merged),
     }
@@ -107,21 +107,14 @@ def _lines(path: Path, begin: int) -> Iterator[str]:
             file.seek(begin)
             if begin:
                 file.readline(MOST_BYTES)
-            while line := file.readline(4 * MOST_CHARACTERS):
+            while line := file.readline(MOST_LINE_BYTES):
                 text, length = line, len(line)
                 while not line.endswith(b"\n") and (line := file.readline(1 << 20)):
                     length += len(line)
-                decoded = text.decode("utf-8", "replace").rstrip("\r\n")
+                decoded = ESCAPES.sub("", text.decode("utf-8", "replace").rstrip("\r\n"))
                 yield decoded if length == len(text) else f"{decoded} … ({length:,} bytes in this line)"
     except OSError:
         return
-
-
-def shown(text: str) -> str:
-    text = ESCAPES.sub("", text)
-    if len(text) <= MOST_CHARACTERS:
-        return text
-    return f"{text[:MOST_CHARACTERS]} … ({len(text) - MOST_CHARACTERS:,} more characters)"
 
 
 def _tone(text: str) -> str:

@@ -138,10 +138,10 @@ def _results(row: Mapping[str, Any], summary: Mapping[str, Any], goodput: float 
 def _charts(name: str, view: RunView) -> str:
     drawn = []
     for metric, title in TITLES.items():
-        size = {"width": 940, "height": 340} if metric == "loss" else {"width": 460, "height": 240}
-        chart = chart_of([(name, view)], metric, most_points=size["width"])
+        width, height = (940, 340) if metric == "loss" else (460, 240)
+        chart = chart_of([(name, view)], metric, most_points=width)
         if any(y for curve in chart.curves for y in curve.ys):
-            picture = draw(replace(chart, title=title), **size)
+            picture = draw(replace(chart, title=title), width=width, height=height)
             drawn.append(f"<div class='{'wide' if metric == 'loss' else 'narrow'}'>{picture}</div>")
     return f"<div class='charts'>{''.join(drawn)}</div>" if drawn else "<p>No steps were trained.</p>"
 
@@ -158,7 +158,10 @@ def _timeline(view: RunView) -> str:
 
 def _checkpoints(folder: RunFolder) -> str:
     rows = [
-        (f"step {row['step']}", f"{'complete' if row['complete'] else 'not complete'}, {_number(row['bytes'])} bytes")
+        (
+            f"step {row['step']}, {row['tier']}",
+            f"{'' if row['complete'] else 'not '}complete, {_number(row['bytes'])} bytes",
+        )
         for row in checkpoints_of(folder)
     ]
     return _table(rows) if rows else "<p>None in the run folder.</p>"

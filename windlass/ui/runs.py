@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -9,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from windlass.checkpoint import CheckpointFolder
-from windlass.checkpoint.pieces import readable_manifest
+from windlass.checkpoint.browsing import Row, views
+from windlass.checkpoint.folder import NODE_TIERS
 from windlass.common.files import real, whole, words
+from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.ui.growing import GrowingRecords
 from windlass.ui.ranks import RankTimes
@@ -30,7 +32,9 @@ METRICS = (
 )
 VALIDATION = ("loss", "perplexity", "accuracy")
 MOST_EVENTS = 5000
+MOST_CHARACTERS = 2000  # of an event
 MOST_CHECKPOINTS = 200
+CHECKPOINT_SECONDS = 4.0
 READ_SECONDS = 0.25  # for one look: the rest of a long file comes with the next looks
 ENDS = ("exit", "preempted", "finished", "rank-died", "node-lost", "restart", "gave-up")
 BAD = ("rank-died", "node-lost", "gave-up", "checkpoint-failed", "checkpoint-damaged", "upload-failed", "killing")
@@ -73,6 +77,8 @@ class RunView:
     version: int = 0  # one more whenever something was read
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     used: float = field(default_factory=time.monotonic)
+    _checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    _listed_at: float = -math.inf
 
     def __post_init__(self) -> None:
         self._metrics = GrowingRecords(self.folder.metrics)
@@ -147,7 +153,7 @@ class RunView:
             {
                 "time": when,
                 "event": event,
-                "text": text or f"saved step {record.get('step')} ({record.get('tier')})",
+                "text": (text or f"saved step {record.get('step')} ({record.get('tier')})")[:MOST_CHARACTERS],
                 "step": whole(record.get("step")),
                 "attempt": number,
                 "tier": words(record.get("tier")),
@@ -164,11 +170,20 @@ class RunView:
     def num_ranks(self) -> int | None:
         return next((attempt.ranks for attempt in reversed(self.attempts.values()) if attempt.ranks), None)
 
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Listed anew every few seconds: of a large run manifests are large."""
+        with self.lock:
+            now = time.monotonic()
+            if now - self._listed_at > CHECKPOINT_SECONDS:
+                self._checkpoints, self._listed_at = checkpoints_of(self.folder), now
+            return self._checkpoints
+
     def as_dict(self) -> dict[str, Any]:
         with self.lock:
             return {
                 "attempts": [attempt.as_dict() for attempt in self.attempts.values()],
                 "events": list(self.events),
+                "checkpoints": self.checkpoints(),
                 "num_steps": len(self.steps),
                 "complete": self.is_complete,
                 "version": self.version,
@@ -176,21 +191,18 @@ class RunView:
 
 
 def checkpoints_of(folder: RunFolder) -> list[dict[str, Any]]:
-    """The checkpoints that lie in the run folder, the newest first; those without a manifest are not complete."""
-    rows = []
-    for checkpoint in sorted(CheckpointFolder(folder.checkpoints).all(), key=lambda one: -one.step)[:MOST_CHECKPOINTS]:
-        manifest = readable_manifest(checkpoint)
-        rows.append(
-            {
-                "step": checkpoint.step,
-                "tier": "shared",
-                "complete": checkpoint.complete,
-                "bytes": manifest.size if manifest else None,
-                "created": manifest.created if manifest else None,
-                "world_size": manifest.world_size if manifest else None,
-            }
-        )
-    return rows
+    """The checkpoints that lie on this machine, the newest first; those without a manifest are not complete.
+
+    Of tiers on nodes: what this node holds. Object stores are not asked: a page would wait for them.
+    """
+    rows: list[Row] = []
+    for tier in ("shared", *NODE_TIERS):
+        try:
+            rows += [row for view in views(folder, tier) for row in view.rows()]
+        except (UserError, OSError, ValueError):  # it has no such tier, or what is there cannot be read
+            continue
+    newest = sorted(rows, key=lambda row: (-row.step, row.tier))[:MOST_CHECKPOINTS]
+    return [row.as_dict() for row in newest]
 
 
 def _tone(event: str, record: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from windlass import __version__
 from windlass.errors import UserError
 from windlass.ui import logs
 from windlass.ui.library import Library, UnknownRunError, differing, flat_settings, to_json
-from windlass.ui.runs import METRICS, VALIDATION, checkpoints_of
+from windlass.ui.runs import METRICS, VALIDATION
 from windlass.ui.security import Guard
 from windlass.ui.series import AXES, Series
 
@@ -109,6 +109,7 @@ class Server:
         return {
             "runs": list(library.rows().values()),
             "sweeps": library.sweeps(),
+            "problem": library.problem,
             "root": str(library.root),
             "version": __version__,
             "time": time.time(),
@@ -120,7 +121,7 @@ class Server:
         if row.get("folder") is None:
             return {"row": row, "time": time.time()}
         view = self.library.view(run_id)
-        return {"row": row, "time": time.time(), **view.as_dict(), "checkpoints": checkpoints_of(view.folder)}
+        return {"row": row, "time": time.time(), **view.as_dict()}
 
     def series(self, request: Request) -> Any:
         """Points of some metrics of one run, between two places of an axis, thinned to what a chart can show."""

@@ -20,6 +20,7 @@ const METRICS = [
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"];
 const AXES = { step: "steps", tokens: "tokens", time: "time of day" };
 const WIDE = "loss"; // has a row of its own
+const WHOLE = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((factor) => factor * 10 ** power)).flat(); // between ticks
 const DENSE = 250; // points, from which on lines are thin
 const SPARSE = 12; // and below which each is marked
 const HEIGHT = 190;
@@ -220,7 +221,7 @@ export class Charts {
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 6 }, sync: { key: "windlass" } },
       scales: { x: { time: isTime }, y: { distr: logarithmic ? 3 : 1, range: logarithmic ? undefined : spread } },
       axes: [
-        { ...axis, size: 30, ...(isTime ? {} : { values: (_plot, values) => values.map((value) => short(value)) }) },
+        { ...axis, size: 30, ...(isTime ? {} : { incrs: WHOLE, values: (_plot, values) => values.map((value) => short(value)) }) },
         { ...axis, size: 62, gap: 6, values: (_plot, values) => values.map((value) => (value === null ? "" : metric.format(value))) },
       ],
       series: [{}, ...series.map((one) => lineOf(one))],

@@ -4,6 +4,7 @@ import { get, watch } from "./api.js";
 import { h, replace, runLink, setText, stateMark } from "./dom.js";
 import { ago, count, dollars, duration, number, percent } from "./format.js";
 
+const MOST_ROWS = 1000;
 const UNDER_WAY = ["running", "waiting"];
 const COLUMNS = [
   { key: "name", title: "Run", cell: title, text: true, class: "title" },
@@ -29,6 +30,7 @@ class List {
   constructor(main) {
     this.main = main;
     this.runs = new Map();
+    this.rows = new Map(); // by id
     this.picked = new Set();
     this.sort = { key: null, down: false };
     this.filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter by name, state or target", oninput: () => this.show() });
@@ -37,14 +39,16 @@ class List {
     this.head = h("tr");
     this.heading = h("h1", {}, "Runs");
     this.sweeps = h("section", { hidden: true });
+    this.problem = h("p", { class: "none", role: "status" });
     this.place = h("div", { class: "card runs" });
     this.table = h("table", {}, h("thead", {}, this.head), this.body);
-    replace(main, h("div", { class: "bar" }, this.heading, this.filter, this.compare), this.place, this.sweeps);
+    replace(main, h("div", { class: "bar" }, this.heading, this.filter, this.compare), this.place, this.problem, this.sweeps);
   }
 
   async load() {
-    const { runs, sweeps, root } = await get("runs");
+    const { runs, sweeps, root, problem } = await get("runs");
     this.root = root;
+    setText(this.problem, problem ?? "");
     for (const run of runs) this.runs.set(run.id, run);
     this.show();
     this.showSweeps(sweeps);
@@ -69,9 +73,14 @@ class List {
     }
     if (this.table.parentNode !== this.place) replace(this.place, this.table);
     this.showHead();
-    replace(this.body, runs.slice(0, 1000).map((run) => this.row(run)));
-    this.compare.disabled = this.picked.size < 2;
-    setText(this.compare, this.picked.size ? `Compare ${this.picked.size}` : "Compare");
+    this.showRows(runs.slice(0, MOST_ROWS).map((run) => this.row(run)));
+    this.showPicked();
+  }
+
+  // Rows stay the elements they are, so that the focus stays where it is.
+  showRows(rows) {
+    const same = rows.length === this.body.children.length && rows.every((row, index) => row === this.body.children[index]);
+    if (!same) replace(this.body, rows);
   }
 
   nothing() {
@@ -114,15 +123,33 @@ class List {
   }
 
   row(run) {
-    const pick = h("input", { type: "checkbox", checked: this.picked.has(run.id), disabled: !run.folder, "aria-label": `Pick ${run.name} to compare` });
-    pick.addEventListener("change", () => {
-      if (pick.checked) this.picked.add(run.id);
-      else this.picked.delete(run.id);
-      this.compare.disabled = this.picked.size < 2;
-      setText(this.compare, this.picked.size ? `Compare ${this.picked.size}` : "Compare");
-    });
     const cells = COLUMNS.map((column) => h("td", { class: column.class }, column.cell(run)));
-    return h("tr", { data: { run: run.id } }, h("td", { class: "pick" }, pick), cells);
+    const known = this.rows.get(run.id);
+    if (!known) {
+      const row = h("tr", { data: { run: run.id } }, h("td", { class: "pick" }, this.pick(run)), cells);
+      this.rows.set(run.id, row);
+      return row;
+    }
+    cells.forEach((cell, index) => {
+      const shown = known.children[index + 1];
+      if (!cell.isEqualNode(shown)) shown.replaceChildren(...cell.childNodes);
+    });
+    return known;
+  }
+
+  pick(run) {
+    const box = h("input", { type: "checkbox", disabled: !run.folder, "aria-label": `Pick ${run.name} to compare` });
+    box.addEventListener("change", () => {
+      if (box.checked) this.picked.add(run.id);
+      else this.picked.delete(run.id);
+      this.showPicked();
+    });
+    return box;
+  }
+
+  showPicked() {
+    this.compare.disabled = this.picked.size < 2;
+    setText(this.compare, this.picked.size ? `Compare ${this.picked.size}` : "Compare");
   }
 
   goCompare() {
@@ -136,10 +163,10 @@ class List {
       const names = Object.keys(sweep.runs).filter((name) => this.runs.has(name));
       const href = `/compare?${new URLSearchParams(names.slice(0, 16).map((id) => ["id", id]))}`;
       const done = names.filter((name) => this.runs.get(name).state === "finished").length;
-      return h("tr", {}, h("td", { class: "title" }, h("a", { href }, sweep.name)), h("td", {}, `${Object.keys(sweep.runs).length} runs, ${done} finished`), h("td", { class: "wide" }, bestOf(names, this.runs)));
+      return h("tr", {}, h("td", {}, h("a", { href }, sweep.name)), h("td", {}, `${Object.keys(sweep.runs).length} runs, ${done} finished`), h("td", {}, bestOf(names, this.runs)));
     });
     const head = h("thead", {}, h("tr", {}, h("th", {}, "Sweep"), h("th", {}, "Runs"), h("th", {}, "Lowest loss")));
-    replace(this.sweeps, h("div", { class: "bar" }, h("h2", {}, "Sweeps")), h("div", { class: "card runs" }, h("table", {}, head, h("tbody", {}, rows))));
+    replace(this.sweeps, h("div", { class: "bar" }, h("h2", {}, "Sweeps")), h("div", { class: "card scroll" }, h("table", {}, head, h("tbody", {}, rows))));
   }
 }
 
