@@ -142,5 +142,3 @@ def see_comparison(tab):
     assert "train.global_batch" not in tab.text("section[aria-label=Settings]")
     assert "checkpoint.every" in tab.text("section[aria-label=Settings]")
     assert "lowest loss" in tab.text("section[aria-label=Results]")
-    tab.page.wait_for_timeout(300)
-    tab.shoot("compare")
