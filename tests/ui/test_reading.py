@@ -15,7 +15,7 @@ from windlass.cli.views.ui import sources
 from windlass.ui import logs
 from windlass.ui.figure import Chart, Curve, draw, ticks
 from windlass.ui.growing import MOST_LINE_BYTES, GrowingRecords
-from windlass.ui.library import Library, UnknownRunError
+from windlass.ui.library import Library, UnknownRunError, to_json
 from windlass.ui.ranks import MOST_COLUMNS, RankTimes
 from windlass.ui.runs import RunView
 from windlass.ui.series import Series
@@ -170,6 +170,10 @@ def test_a_cluster_that_does_not_answer_holds_nothing_up(tmp_path):
     assert rows["there"]["state"] == "running"
     with pytest.raises(UnknownRunError):
         library.view("kubernetes:lab/far")  # it has no folder here
+
+
+def test_numbers_that_are_not_finite_are_null():
+    assert json.loads(to_json({"a": [math.inf, 1.5], "b": (math.nan,)})) == {"a": [None, 1.5], "b": [None]}
 
 
 def test_logs_are_merged_filtered_and_bounded(tmp_path):

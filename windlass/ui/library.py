@@ -73,6 +73,7 @@ class Library:
 
     def __init__(self, root: Path, sources: Sources) -> None:
         self.root, self.sources = root, sources
+        self.problem: str | None = None  # why the runs of clusters are not listed
         self._known: dict[str, Known] = {}
         self._views: dict[str, RunView] = {}
         self._lock = threading.RLock()
@@ -156,7 +157,7 @@ class Library:
             signature = known.signature
             try:
                 goodput = self.sources.goodput(known.folder) if known.folder else None
-            except (UserError, OSError):
+            except Exception:  # whatever lies in the folder, the others are counted
                 goodput = None
             with self._lock:
                 known.goodput, known.appraised, known.appraised_at = goodput, signature, time.monotonic()
@@ -179,11 +180,16 @@ class Library:
             known.asked, row = known.signature, self._row(name, known)
             with self._lock:
                 known.row = row
+        rows: dict[str, Row] = {}
+        problem = None
         try:
             rows = {f"{row['target']}/{row['name']}": row for row in self.sources.elsewhere()}
-        except (UserError, OSError):
-            rows = {}
+        except UserError as error:
+            problem = error.what
+        except Exception as error:  # a cluster may answer anything
+            problem = f"{type(error).__name__}: {error}"[:200]
         with self._lock:
+            self.problem = problem
             for gone in [run_id for run_id, known in self._known.items() if not known.folder and run_id not in rows]:
                 del self._known[gone]
             for run_id, row in rows.items():
@@ -312,4 +318,15 @@ def _cost_per_hour(folder: RunFolder) -> float | None:
 
 
 def to_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False).encode()
+    try:
+        return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False).encode()
+    except ValueError:  # a setting may be infinite, which JSON cannot say
+        return to_json(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

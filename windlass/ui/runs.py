@@ -32,6 +32,7 @@ METRICS = (
 )
 VALIDATION = ("loss", "perplexity", "accuracy")
 MOST_EVENTS = 5000
+MOST_CHARACTERS = 2000  # of an event
 MOST_CHECKPOINTS = 200
 CHECKPOINT_SECONDS = 4.0
 READ_SECONDS = 0.25  # for one look: the rest of a long file comes with the next looks
@@ -152,7 +153,7 @@ class RunView:
             {
                 "time": when,
                 "event": event,
-                "text": text or f"saved step {record.get('step')} ({record.get('tier')})",
+                "text": (text or f"saved step {record.get('step')} ({record.get('tier')})")[:MOST_CHARACTERS],
                 "step": whole(record.get("step")),
                 "attempt": number,
                 "tier": words(record.get("tier")),

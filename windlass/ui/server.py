@@ -109,6 +109,7 @@ class Server:
         return {
             "runs": list(library.rows().values()),
             "sweeps": library.sweeps(),
+            "problem": library.problem,
             "root": str(library.root),
             "version": __version__,
             "time": time.time(),

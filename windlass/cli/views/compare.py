@@ -95,13 +95,11 @@ RESULTS = {
 
 
 def differing_settings(folders: list[RunFolder]) -> dict[str, list[Any]]:
-    """By key of the run file: the value in each run, where they are not all the same. Names always differ."""
+    """By key of the run file: the value in each run, where they are not all the same."""
     from windlass.spec.compatibility import leaves
+    from windlass.ui.library import differing
 
-    values = [dict(leaves(folder.load_run().model_dump(mode="json"))) for folder in folders]
-    keys = sorted({key for settings in values for key in settings} - {"name"})
-    by_key = {key: [settings.get(key) for settings in values] for key in keys}
-    return {key: each for key, each in by_key.items() if any(value != each[0] for value in each[1:])}
+    return differing([dict(leaves(folder.load_run().model_dump(mode="json"))) for folder in folders])
 
 
 def loss_at(folder: RunFolder, step: int) -> float | None:

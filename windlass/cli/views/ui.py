@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -132,11 +133,13 @@ def goodput_of(folder: RunFolder) -> float | None:
 
 def verdict_of(folder: RunFolder) -> dict[str, Any]:
     """What `windlass why` says, from what the run folder holds."""
+    import windlass
     from windlass.diagnose import Facts, diagnose
     from windlass.diagnose.bundle import facts_of_run
     from windlass.diagnose.secrets import clean_text
 
     answer = diagnose(Facts.read(facts_of_run(folder))).as_dict()
+    installed = f"{Path(windlass.__file__).parent.parent}/"  # where windlass lies on this machine says nothing
     for evidence in answer["evidence"]:
-        evidence["line"] = clean_text(evidence["line"])
+        evidence["line"] = clean_text(evidence["line"]).replace(installed, "")
     return answer

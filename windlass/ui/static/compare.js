@@ -20,7 +20,7 @@ export async function showComparison(main, ids) {
   document.getElementById("crumbs").textContent = ids.join(", ");
   const charts = new Charts(ids);
   const legend = h("ul", { class: "legend" });
-  const results = h("div", { class: "card runs" });
+  const results = h("div", { class: "card scroll", tabindex: "0", role: "group", "aria-label": "Results" });
   const settings = h("div", { class: "card" });
   replace(
     main,
@@ -60,7 +60,7 @@ function resultTable(ids, summaries) {
   const best = losses.indexOf(Math.min(...losses));
   const head = h("tr", {}, h("th", { scope: "col" }, "Run"), RESULTS.map(([name]) => h("th", { class: "number", scope: "col" }, name)));
   const rows = ids.map((id, index) =>
-    h("tr", {}, h("td", { class: "title" }, swatch(index), " ", runLink(id), index === best ? h("span", { class: "soft" }, " lowest loss") : null), RESULTS.map(([, text]) => h("td", { class: "number wide" }, text(summaries[index])))),
+    h("tr", {}, h("td", {}, swatch(index), " ", runLink(id), index === best ? h("span", { class: "soft" }, " lowest loss") : null), RESULTS.map(([, text]) => h("td", { class: "number" }, text(summaries[index])))),
   );
   return h("table", {}, h("thead", {}, head), h("tbody", {}, rows));
 }

@@ -39,14 +39,16 @@ class List {
     this.head = h("tr");
     this.heading = h("h1", {}, "Runs");
     this.sweeps = h("section", { hidden: true });
+    this.problem = h("p", { class: "none", role: "status" });
     this.place = h("div", { class: "card runs" });
     this.table = h("table", {}, h("thead", {}, this.head), this.body);
-    replace(main, h("div", { class: "bar" }, this.heading, this.filter, this.compare), this.place, this.sweeps);
+    replace(main, h("div", { class: "bar" }, this.heading, this.filter, this.compare), this.place, this.problem, this.sweeps);
   }
 
   async load() {
-    const { runs, sweeps, root } = await get("runs");
+    const { runs, sweeps, root, problem } = await get("runs");
     this.root = root;
+    setText(this.problem, problem ?? "");
     for (const run of runs) this.runs.set(run.id, run);
     this.show();
     this.showSweeps(sweeps);
@@ -161,10 +163,10 @@ class List {
       const names = Object.keys(sweep.runs).filter((name) => this.runs.has(name));
       const href = `/compare?${new URLSearchParams(names.slice(0, 16).map((id) => ["id", id]))}`;
       const done = names.filter((name) => this.runs.get(name).state === "finished").length;
-      return h("tr", {}, h("td", { class: "title" }, h("a", { href }, sweep.name)), h("td", {}, `${Object.keys(sweep.runs).length} runs, ${done} finished`), h("td", { class: "wide" }, bestOf(names, this.runs)));
+      return h("tr", {}, h("td", {}, h("a", { href }, sweep.name)), h("td", {}, `${Object.keys(sweep.runs).length} runs, ${done} finished`), h("td", {}, bestOf(names, this.runs)));
     });
     const head = h("thead", {}, h("tr", {}, h("th", {}, "Sweep"), h("th", {}, "Runs"), h("th", {}, "Lowest loss")));
-    replace(this.sweeps, h("div", { class: "bar" }, h("h2", {}, "Sweeps")), h("div", { class: "card runs" }, h("table", {}, head, h("tbody", {}, rows))));
+    replace(this.sweeps, h("div", { class: "bar" }, h("h2", {}, "Sweeps")), h("div", { class: "card scroll" }, h("table", {}, head, h("tbody", {}, rows))));
   }
 }
 

@@ -20,7 +20,7 @@ export class RunFile {
     }
     const against = this.other.value;
     const { text, differences } = await get("runfile", { id: this.id, against: against || null });
-    replace(this.body, against ? differenceTable(differences, [this.id, against]) : h("pre", { class: "file", tabindex: "0" }, text));
+    replace(this.body, against ? differenceTable(differences, [this.id, against]) : h("pre", { class: "file", tabindex: "0", role: "group", "aria-label": "The run file" }, text));
   }
 }
 
@@ -29,7 +29,7 @@ export function differenceTable(differences, names) {
   if (!keys.length) return h("p", { class: "none" }, "The settings are the same.");
   const head = h("tr", {}, h("th", { scope: "col" }, "Setting"), names.map((name) => h("th", { scope: "col" }, name)));
   const rows = keys.map((key) => h("tr", {}, h("td", { class: "mono" }, key), differences[key].map((value) => h("td", { class: "mono" }, shown(value)))));
-  return h("div", { class: "scroll", tabindex: "0" }, h("table", {}, h("thead", {}, head), h("tbody", {}, rows)));
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Settings that differ" }, h("table", {}, h("thead", {}, head), h("tbody", {}, rows)));
 }
 
 function shown(value) {

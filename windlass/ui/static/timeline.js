@@ -12,7 +12,7 @@ export class Timeline {
     this.track = h("div");
     this.list = h("ol", { class: "happened", tabindex: "0", "aria-label": "What happened, newest first" });
     this.saves = h("input", { type: "checkbox", onchange: () => this.showWords() });
-    this.checkpoints = h("div", { class: "card scroll", tabindex: "0" });
+    this.checkpoints = h("div", { class: "card scroll", tabindex: "0", role: "group", "aria-label": "Checkpoints" });
     const happened = h("div", { class: "card" }, this.track, this.list);
     const bar = h("div", { class: "bar" }, h("h2", {}, "Time line"), h("label", {}, this.saves, "with saves"));
     this.element = h("div", {}, bar, h("div", { class: "two" }, happened, this.checkpoints));
