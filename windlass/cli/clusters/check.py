@@ -175,7 +175,7 @@ def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, 
         context, namespace = options.context, options.namespace
     api = Api(access(context, namespace))
     kinds = list(served(api, schemas=False).kinds)
-    snapshot = take(api, api.access.namespace, needs.accesses(kinds))
+    snapshot = take(api, api.access.namespace, needs.accesses(kinds), kinds=kinds)
     problems += run_checks(snapshot, needs)
     region = aws_facts.region_of(api.access.server)
     if region:
