@@ -149,5 +149,6 @@ def aws(moto, monkeypatch):
     for name, value in {**keys, "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it remembers the credentials of the test before
     urllib.request.urlopen(urllib.request.Request(f"{moto}/moto-api/reset", method="POST")).close()
     return lambda service: boto3.client(service, region_name=REGION)

@@ -63,7 +63,8 @@ def keeping(cluster):
         collection("/api/v1/namespaces/team/persistentvolumeclaims", "claims")
         for plural in ("roles", "rolebindings"):
             collection(f"{RBAC}/namespaces/team/{plural}")
-        collection("/api/v1/namespaces/team/configmaps")
+        for plural in ("configmaps", "pods"):
+            collection(f"/api/v1/namespaces/team/{plural}")
         for path in ("/api/v1/namespaces", "/apis/scheduling.k8s.io/v1/priorityclasses"):
             collection(path)
         for version, kinds in KINDS.items():
