@@ -59,12 +59,14 @@ class Cluster:
         self.server = server
         self.version = {"major": "1", "minor": "33+", "gitVersion": "v1.33.2-eks"}
         self.groups = dict(GROUPS)
+        self.kubeflow = [{"name": "pytorchjobs", "kind": "PyTorchJob"}]  # kinds of kubeflow.org
         self.namespace = {"metadata": {"name": "team", "labels": {}}, "status": {"phase": "Active"}}
         self.forbidden = set()  # (verb, resource) that this user may not
         self.refused = {}  # list -> message of a 403
         active = {"conditions": [{"type": "Active", "status": "True"}]}
-        gpu_quota = {"name": "nvidia.com/gpu", "nominalQuota": "16"}
-        flavors = [{"name": "p5", "resources": [gpu_quota]}]
+        amounts = {"nvidia.com/gpu": "16", "vpc.amazonaws.com/efa": "64", "cpu": "1k", "memory": "8Ti"}
+        quota = [{"name": name, "nominalQuota": amount} for name, amount in amounts.items()]
+        flavors = [{"name": "p5", "resources": quota}]
         self.objects = {
             "nodes": [node("a"), node("b")],
             "pods": [],
@@ -94,7 +96,7 @@ class Cluster:
         served("/apis", lambda handler: handler.json({"groups": groups}))
         served("/version", lambda handler: handler.json(self.version))
         for name, versions in self.groups.items():
-            kinds = [{"name": "pytorchjobs", "kind": "PyTorchJob"}] if name == "kubeflow.org" else []
+            kinds = self.kubeflow if name == "kubeflow.org" else []
             for version in versions:
                 served(f"/apis/{name}/{version}", lambda handler, kinds=kinds: handler.json({"resources": kinds}))
         if self.namespace:
@@ -147,5 +149,6 @@ def aws(moto, monkeypatch):
     for name, value in {**keys, "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it remembers the credentials of the test before
     urllib.request.urlopen(urllib.request.Request(f"{moto}/moto-api/reset", method="POST")).close()
     return lambda service: boto3.client(service, region_name=REGION)

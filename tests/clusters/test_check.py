@@ -8,10 +8,13 @@ import pytest
 from tests.cli.conftest import windlass  # noqa: F401
 from tests.clusters.conftest import daemonset, named, node
 from windlass.clusters.preflight import preflight
+from windlass.clusters.snapshot import take
 from windlass.errors import UserError
 from windlass.plan import resolve
 from windlass.spec import load_run
 from windlass.targets import target
+from windlass.targets.kubernetes.api.http import Api
+from windlass.targets.kubernetes.api.kubeconfig import access
 
 RUN = """
 name: big
@@ -245,3 +248,31 @@ def test_nobody_answers(windlass, cluster):  # noqa: F811
     assert answer.code != 0
     assert "Traceback" not in answer.err
     cluster.server.stop = lambda: None
+
+
+def test_another_kind_of_the_same_group_is_no_training_operator(check, cluster):
+    cluster.groups["kubeflow.org"] = ["v2beta1"]  # the MPI operator's
+    cluster.kubeflow = [{"name": "mpijobs", "kind": "MPIJob"}]
+    code, results = check(with_run=False)
+    assert statuses(results, "operators") == ["pass"]
+    assert code == 0
+
+
+def test_nodes_are_asked_for_outside_the_namespace(check, cluster):
+    """A role with every verb on every resource of one namespace lets nobody list nodes."""
+    check(with_run=False)
+    asked = [json.loads(body)["spec"]["resourceAttributes"] for body in cluster.server.bodies if b"Review" in body]
+    places = {review["resource"]: review["namespace"] for review in asked}
+    assert (places["nodes"], places["secrets"]) == ("", "team")
+
+
+def test_of_a_pod_only_what_it_holds_is_kept(cluster):
+    fields = {"managedFields": ["x" * 9000], "labels": {"windlass.dev/run": "mine"}}
+    resources = {"requests": {"nvidia.com/gpu": "2"}}
+    containers = [{"name": "c", "image": "x" * 9000, "resources": resources}]
+    pod = {"metadata": {"name": "p", **fields}, "spec": {"nodeName": "a", "containers": containers}, "status": None}
+    cluster.objects["pods"] = [pod, {"metadata": {"name": "q"}}]
+    cluster.serve()
+    snapshot = take(Api(access()), "team")
+    assert len(json.dumps(snapshot.pods)) < 1000
+    assert snapshot.rooms["a"].used["nvidia.com/gpu"] == 2

@@ -11,7 +11,7 @@ from tests.clusters.conftest import REGION
 from tests.clusters.test_listing import make_eks
 from windlass.clusters.aws_facts import AwsFacts, Subnet, ask, region_of
 from windlass.clusters.checks.aws import check_aws
-from windlass.clusters.creating import ClusterRequest, cluster_config, make_bucket
+from windlass.clusters.creating import ClusterRequest, cluster_config, hyperpod_request, make_bucket
 from windlass.clusters.needs import EFA, Needs
 from windlass.clusters.snapshot import Refusal
 
@@ -105,7 +105,12 @@ def test_delete_shows_what_goes_and_asks(windlass, aws):  # noqa: F811
     [
         ("https://ABC.gr7.eu-west-1.eks.amazonaws.com", "eu-west-1"),
         ("https://ABC.yl4.us-west-2.eks.amazonaws.com/", "us-west-2"),
+        ("https://ABC.gr7.us-gov-west-1.eks.amazonaws.com", "us-gov-west-1"),
+        ("https://ABC.gr7.cn-north-1.eks.amazonaws.com.cn", "cn-north-1"),
+        ("https://ABC.gr7.us-west-2.api.aws", "us-west-2"),  # IPv6 clusters since October 2024
+        ("https://ABC.gr7.cn-north-1.api.amazonwebservices.com.cn", "cn-north-1"),
         ("https://10.0.0.1:6443", None),
+        ("https://api.aws", None),
         ("https://eks.amazonaws.com.evil.example", None),
     ],
 )
@@ -124,7 +129,11 @@ def test_aws_is_asked_about_the_cluster_behind_an_address(aws):
     assert facts.allows_itself is False
     rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
     aws("ec2").authorize_security_group_ingress(GroupId=group, IpPermissions=rule)
-    assert ask(made["endpoint"], REGION, "team").allows_itself is True  # egress to everywhere is EC2's default
+    facts = ask(made["endpoint"], REGION, "team")
+    assert facts.allows_itself is True  # egress to everywhere is EC2's default
+    assert facts.allows_efa is False  # which is not enough for EFA: its packets have no address
+    aws("ec2").authorize_security_group_egress(GroupId=group, IpPermissions=rule)
+    assert ask(made["endpoint"], REGION, "team").allows_efa is True
     assert ask("https://other.gr7.us-west-2.eks.amazonaws.com", REGION, "team") is None
 
 
@@ -138,7 +147,7 @@ def pod(**requests):
     [
         ({}, ["pass", "pass", "pass", "pass"]),
         ({"subnets": [Subnet("s", "a", 1)]}, ["fail", "pass", "pass", "pass"]),
-        ({"allows_itself": False}, ["pass", "fail", "pass", "pass"]),
+        ({"allows_efa": False}, ["pass", "fail", "pass", "pass"]),
         ({"vcpu_limits": {"p": 192.0, "g": 0.0}}, ["pass", "pass", "fail", "pass"]),
         ({"pod_identities": Refusal(0, "denied")}, ["pass", "pass", "pass", "skip"]),
         (
@@ -154,6 +163,7 @@ def test_what_aws_says_is_judged(changes, expected):
         "subnets": [Subnet("s", "us-west-2a", 100)],
         "security_group": "sg-1",
         "allows_itself": True,
+        "allows_efa": True,
         "vcpu_limits": {"p": 1000.0, "g": 0.0},
         "pod_identities": {"trainer": "a-1"},
     }
@@ -165,3 +175,74 @@ def test_what_aws_says_is_judged(changes, expected):
     results = list(check_aws(AwsFacts(**{**sound, **changes}), NoNodes(), needs))
     assert [result.status for result in results] == expected
     assert all(result.fix and result.evidence for result in results if result.status == "fail")
+
+
+def test_addresses_are_counted_where_the_nodes_are(aws):
+    """The control plane often has small subnets of its own."""
+    vpc = aws("ec2").create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    own, nodes = (
+        aws("ec2").create_subnet(VpcId=vpc, CidrBlock=block)["Subnet"]["SubnetId"]
+        for block in ("10.0.1.0/28", "10.0.2.0/24")
+    )
+    made = aws("eks").create_cluster(name="net", roleArn=ROLE, resourcesVpcConfig={"subnetIds": [own]})["cluster"]
+    aws("eks").create_nodegroup(clusterName="net", nodegroupName="train", subnets=[nodes], nodeRole=ROLE)
+    assert [subnet.name for subnet in ask(made["endpoint"], REGION, "team").subnets] == [nodes]
+
+
+def test_json_does_not_say_that_what_was_not_made_was(windlass):  # noqa: F811
+    answer = windlass("cluster", "create", "small", "--region", REGION, "--json")
+    assert answer.code == 2
+    assert "created" not in answer.out
+
+
+def test_what_eksctl_prints_is_not_among_the_json(windlass, tmp_path, monkeypatch):  # noqa: F811
+    program = tmp_path / "eksctl"
+    program.write_text("#!/bin/sh\necho creating\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    answer = windlass("cluster", "create", "small", "--region", REGION, "--json", "--yes")
+    assert json.loads(answer.out)["created"] is True
+    assert "creating" not in answer.out
+
+
+def test_no_bucket_is_made_for_a_cluster_that_cannot_be(windlass, aws, monkeypatch, tmp_path):  # noqa: F811
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = windlass("cluster", "create", "small", "--region", REGION, "--bucket", "windlass-new", "--yes")
+    assert "eksctl is not installed" in answer.err
+    assert aws("s3").list_buckets()["Buckets"] == []
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"), [("us-west-2", "aws"), ("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")]
+)
+def test_policies_are_of_the_partition(region, partition):
+    config = cluster_config(ClusterRequest("c", region, "m6i.large", 2, bucket="ckpt"))
+    text = json.dumps(config["iam"]["serviceAccounts"])
+    assert f"arn:{partition}:s3:::ckpt" in text
+
+
+def test_eksctl_efa_plugin_is_not_kept_off_by_a_taint():
+    """The plugin that eksctl installs tolerates aws.amazon.com/efa alone."""
+    groups = {name: cluster_config(ClusterRequest("c", REGION, name, 2)) for name in ("p5.48xlarge", "g5.xlarge")}
+    assert "taints" not in groups["p5.48xlarge"]["managedNodeGroups"][1]
+    assert groups["g5.xlarge"]["managedNodeGroups"][1]["taints"][0]["key"] == "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(("instance", "is_checked"), [("p5.48xlarge", True), ("m6i.2xlarge", False)])
+def test_hyperpod_requests_are_valid_and_cpu_nodes_get_no_gpu_checks(instance, is_checked):
+    from botocore.session import Session
+    from botocore.validate import ParamValidator
+
+    request = ClusterRequest("pod", REGION, instance, 2)
+    parameters = hyperpod_request(request, eks_arn=ARN, role_arn=ROLE, lifecycle_uri="s3://sagemaker-x/y")
+    shape = Session().get_service_model("sagemaker").operation_model("CreateCluster").input_shape
+    assert not ParamValidator().validate(parameters, shape).has_errors()
+    assert ("OnStartDeepHealthChecks" in parameters["InstanceGroups"][0]) is is_checked
+
+
+def test_the_price_of_hyperpod_is_not_that_of_ec2(windlass):  # noqa: F811
+    options = ("--on-eks", ARN, "--role", ROLE, "--lifecycle", "s3://sagemaker-x/y", "--dry-run", "--json")
+    answer = windlass("cluster", "create", "pod", "--region", REGION, "--instance", "p5.48xlarge", *options)
+    cost = json.loads(answer.out)
+    assert cost["usd_per_hour"] is None
+    assert "SageMaker" in cost["parts"][0]

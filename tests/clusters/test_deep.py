@@ -1,17 +1,23 @@
 """`windlass cluster check --deep`: the job it makes, what its pods print, and how that is judged."""
 
+import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from windlass.clusters.deep import inside
+from tests.clusters.conftest import named
+from windlass.clusters.deep import inside, pods
 from windlass.clusters.deep.judging import judge
 from windlass.clusters.deep.pods import Told, objects
 from windlass.clusters.needs import EFA, Needs
+from windlass.targets.kubernetes.api.http import Api
+from windlass.targets.kubernetes.api.kubeconfig import access
 
 END = {"check": "end"}
 
@@ -120,3 +126,126 @@ def test_one_pod_tries_its_disk_and_its_collective(tmp_path):
     assert checks == ["dns", "disk", "collective", "collective", "collective", "end"], done.stderr
     assert all(line["wrong"] == 0 for line in lines if line["check"] == "collective")
     assert not list(tmp_path.iterdir())
+
+
+FAKE_TORCH = """
+import os, sys, time
+class cuda:
+    device_count = staticmethod(lambda: int(os.environ["FAKE_GPUS"]))
+    set_device = staticmethod(lambda device: None)
+device = str
+"""
+FALLBACK = """\
+ip-10:7:9 [0] nccl_net_ofi_create_plugin:259 NCCL WARN NET/OFI aws-ofi-nccl initialization failed
+ip-10:7:9 [0] NCCL INFO NET/IB : No device found.
+ip-10:7:9 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.227.37<0>
+ip-10:7:9 [0] NCCL INFO Using network Socket
+"""
+CARRIED = """\
+ip-10:7:9 [0] NCCL INFO NET/OFI Selected Provider is efa (found 16 nics)
+ip-10:7:9 [0] NCCL INFO Using network Libfabric
+"""
+OVER_TCP = CARRIED.replace("efa", "tcp;ofi_rxm")
+
+
+def run_inside(tmp_path, distributed, *, gpus):
+    """What a pod of one prints whose torch is a stand-in: the lines of its log."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(FAKE_TORCH)
+    (tmp_path / "torch" / "distributed.py").write_text(distributed)
+    source = Path(inside.__file__).read_text(encoding="utf-8").replace("PATIENCE = 120.0", "PATIENCE = 2.0")
+    environment = {
+        "JOB_COMPLETION_INDEX": "0",
+        "WINDLASS_DEEP_PODS": "1",
+        "WINDLASS_DEEP_HOSTS": "localhost",
+        "WINDLASS_DEEP_SOURCE": source,
+        "PYTHONPATH": str(tmp_path),
+        "FAKE_GPUS": str(gpus),
+    }
+    command = [sys.executable, "-c", "import os; exec(compile(os.environ['WINDLASS_DEEP_SOURCE'], 'deep', 'exec'))"]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    return [json.loads(line.removeprefix(inside.MARK)) for line in done.stdout.splitlines() if inside.MARK in line]
+
+
+def test_a_collective_that_hangs_is_a_failure(tmp_path):
+    hanging = "import time\ndef init_process_group(backend): time.sleep(600)\n"
+    lines = run_inside(tmp_path, hanging, gpus=0)
+    results = judge([told(0, *lines)], needs(1), None)
+    assert [(result.check, result.status) for result in results if result.check == "all-reduce"] == [
+        ("all-reduce", "fail")
+    ]
+
+
+@pytest.mark.parametrize(("log", "status"), [(FALLBACK, "fail"), (CARRIED, "pass"), (OVER_TCP, "fail"), ("", "fail")])
+def test_only_nccl_saying_that_it_uses_efa_is_proof(tmp_path, log, status):
+    writing = f"""
+import os, sys
+def init_process_group(backend):
+    with open(os.environ["NCCL_DEBUG_FILE"], "w") as file: file.write({log!r})
+    sys.exit(0)
+"""
+    lines = run_inside(tmp_path, writing, gpus=1)
+    results = judge([told(0, *lines)], needs(1, **{EFA: "1"}), None)
+    assert [result.status for result in results if result.check == "network"] == [status]
+
+
+def test_pods_that_say_nothing_of_collectives_have_not_passed():
+    results = judge([told(0, SOUND, link(1, 8.0), END), told(1, SOUND, link(0, 8.0), END)], needs(), None)
+    assert [result.status for result in results if result.check == "all-reduce"] == ["fail"]
+
+
+@pytest.fixture
+def ring(monkeypatch):
+    """This process as pod 0 of two, with a port of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(inside, "PORT", server.getsockname()[1])
+        monkeypatch.setattr(inside, "SECONDS", 0.1)
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+        monkeypatch.setenv("WINDLASS_DEEP_PODS", "2")
+        yield server
+
+
+def test_a_link_that_swallows_what_is_sent_is_reported(ring, capsys, monkeypatch):
+    monkeypatch.setattr(inside, "SECONDS", 0.5)  # nobody reads: as where large packets are dropped on the way
+    inside.send("127.0.0.1")
+    assert json.loads(capsys.readouterr().out.removeprefix(inside.MARK))["error"]
+
+
+def test_a_node_without_ipv6_is_tried_over_ipv4(ring, monkeypatch):
+    ring.close()
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    receiver = inside.Receiver()
+    receiver.server.close()
+    assert receiver.server.family == socket.AF_INET
+
+
+def test_pods_with_a_sidecar_end_and_are_read(cluster, monkeypatch):
+    """An injected sidecar runs on after the trainer: the pod never ends, and its log needs a container's name."""
+    made, end = {}, (inside.MARK + json.dumps({"check": "end", "pod": 0}) + "\n").encode()
+
+    def create(handler):
+        made.update(json.loads(handler.body) if handler.command == "POST" else {})
+        handler.json({})
+
+    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 128, "reason": "StartError", "message": "no sh"}}}
+    states = [{"name": "istio-proxy", "state": {"running": {}}}, ended]
+    pod = named("p", "team", spec={"nodeName": "a"}, status={"phase": "Running", "containerStatuses": states})
+    cluster.server.on("/api/v1/namespaces/team/services", create)
+    cluster.server.on("/apis/batch/v1/namespaces/team/jobs", create)
+    cluster.server.on("/api/v1/namespaces/team/pods", lambda handler: handler.json({"items": [pod]}))
+    cluster.server.on(
+        "/api/v1/namespaces/team/pods/p/log",
+        lambda handler: (
+            handler.stream(end)
+            if handler.params.get("container") == "trainer"
+            else handler.status(400, "BadRequest", "a container name must be specified")
+        ),
+    )
+    monkeypatch.setattr(pods, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(pods, "DEADLINE_SECONDS", 20)
+    begin = time.monotonic()
+    answers = pods.run(Api(access()), dataclasses.replace(needs(1), queue="main"), "team")
+    assert time.monotonic() - begin < 15
+    assert [line["check"] for line in answers[0].lines] == ["end"]
+    assert "no sh" in answers[0].reason
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "main"  # or Kueue may keep it suspended for ever

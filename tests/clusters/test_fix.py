@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 from tests.cli.conftest import windlass  # noqa: F401
 from tests.clusters.conftest import LISTS, named
@@ -11,7 +12,13 @@ from windlass.clusters.fixing import FIX_LABEL
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 KINDS = {
-    "/api/v1": {"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "ConfigMap": "configmaps"},
+    "/api/v1": {
+        "Namespace": "namespaces",
+        "ServiceAccount": "serviceaccounts",
+        "ConfigMap": "configmaps",
+        "PersistentVolumeClaim": "persistentvolumeclaims",
+    },
+    "/apis/scheduling.k8s.io/v1": {"PriorityClass": "priorityclasses"},
     RBAC: {"Role": "roles", "RoleBinding": "rolebindings"},
 }
 
@@ -56,9 +63,15 @@ def keeping(cluster):
         collection("/api/v1/namespaces/team/persistentvolumeclaims", "claims")
         for plural in ("roles", "rolebindings"):
             collection(f"{RBAC}/namespaces/team/{plural}")
-        collection("/api/v1/namespaces/team/configmaps")
+        for plural in ("configmaps", "pods"):
+            collection(f"/api/v1/namespaces/team/{plural}")
+        for path in ("/api/v1/namespaces", "/apis/scheduling.k8s.io/v1/priorityclasses"):
+            collection(path)
         for version, kinds in KINDS.items():
-            resources = [{"kind": kind, "name": plural} for kind, plural in kinds.items()]
+            resources = [
+                {"kind": kind, "name": plural, "namespaced": kind not in ("Namespace", "PriorityClass")}
+                for kind, plural in kinds.items()
+            ]
             cluster.server.on(version, lambda handler, resources=resources: handler.json({"resources": resources}))
         who = {"status": {"userInfo": {"username": "ann"}}}
         cluster.server.on("/apis/authentication.k8s.io/v1/selfsubjectreviews", lambda handler: handler.json(who, 201))
@@ -80,8 +93,8 @@ def test_what_is_missing_is_shown_made_and_checked_again(windlass, keeping, run_
     keeping.serve_keeping()
     answer = windlass("cluster", "fix", run_path, "--yes")
     assert "kind: ServiceAccount" in answer.out
-    assert {path.rpartition("/")[2] for path in keeping.kept} == {"trainer", "windlass-user"}
-    role = keeping.kept[f"{RBAC}/namespaces/team/roles/windlass-user"]
+    (role,) = [value for path, value in keeping.kept.items() if "/roles/" in path]
+    assert {path.rpartition("/")[2] for path in keeping.kept} == {"trainer", role["metadata"]["name"]}
     assert role["rules"] == [
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
         {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
@@ -101,7 +114,7 @@ def test_undo_deletes_what_was_made_and_nothing_else(windlass, keeping, run_path
     assert all(value["metadata"]["labels"][FIX_LABEL] == "true" for value in keeping.kept.values())
     theirs = "/api/v1/namespaces/team/configmaps/mine"
     keeping.kept[theirs]["metadata"]["labels"].clear()  # as if somebody had made one of the same name
-    answer = windlass("cluster", "fix", run_path, "--manifest", str(path), "--undo")
+    answer = windlass("cluster", "fix", run_path, "--manifest", str(path), "--undo", "--yes")
     assert list(keeping.kept) == [theirs]
     assert "not made by windlass, so it stays" in answer.out
 
@@ -122,7 +135,9 @@ def test_a_sound_cluster_needs_nothing(windlass, keeping, run_path):  # noqa: F8
     assert answer.code == 0
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "kind: Pod", "{", ""])
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "kind: Pod", "{", "", "{apiVersion: v1, kind: Pod, metadata: null}", "{a: {[]: b}}"]
+)
 def test_manifests_that_are_none(windlass, keeping, tmp_path, text):  # noqa: F811
     keeping.serve_keeping()
     path = tmp_path / "bad.yaml"
@@ -130,3 +145,76 @@ def test_manifests_that_are_none(windlass, keeping, tmp_path, text):  # noqa: F8
     answer = windlass("cluster", "fix", "--manifest", str(path), "--yes")
     assert "Traceback" not in answer.err
     assert not keeping.kept
+
+
+def test_nothing_to_make_is_json_too(windlass, keeping, run_path):  # noqa: F811
+    keeping.serve_keeping()
+    answer = windlass("cluster", "fix", run_path, "--yes", "--json")
+    assert json.loads(answer.out)["outcomes"] == []
+
+
+def test_undo_shows_what_goes_and_asks(windlass, keeping, run_path):  # noqa: F811
+    keeping.objects["service_accounts"] = [named("default")]
+    keeping.serve_keeping()
+    assert windlass("cluster", "fix", run_path, "--yes").code == 0
+    answer = windlass("cluster", "fix", run_path, "--undo")
+    assert answer.code == 2
+    assert "name: trainer" in answer.out
+    assert list(keeping.kept)  # a claim would have taken its checkpoints with it
+
+
+def test_undo_goes_on_after_what_is_refused(windlass, keeping, tmp_path):  # noqa: F811
+    keeping.serve_keeping()
+    maps = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}} for name in ("a", "b")]
+    gone = {"apiVersion": "example.com/v1", "kind": "Gone", "metadata": {"name": "g"}}
+    path = tmp_path / "maps.yaml"
+    path.write_text(yaml.safe_dump_all(maps))
+    assert windlass("cluster", "fix", "--manifest", str(path), "--yes").code == 0
+    refusing = "/api/v1/namespaces/team/configmaps/b"
+    kept = keeping.kept[refusing]
+    keeping.server.on(
+        refusing,
+        lambda handler: (
+            handler.json(kept)
+            if handler.command == "GET"
+            else handler.status(409, "Conflict", "the UID in the precondition does not match")
+        ),
+    )
+    path.write_text(yaml.safe_dump_all([*maps, gone]))
+    answer = windlass("cluster", "fix", "--manifest", str(path), "--undo", "--yes")
+    assert "precondition does not match" in answer.out
+    assert "does not serve Gone" in answer.out
+    assert list(keeping.kept) == [refusing]
+
+
+def test_a_namespace_that_others_use_by_now_stays(windlass, keeping):  # noqa: F811
+    keeping.namespace = None
+    keeping.serve_keeping()
+    assert windlass("cluster", "fix", "--yes").code == 0
+    assert list(keeping.kept) == ["/api/v1/namespaces/team"]
+    answer = windlass("cluster", "fix", "--undo", "--yes")  # somebody's claim is there
+    assert "others have something in it" in answer.out
+    assert list(keeping.kept) == ["/api/v1/namespaces/team"]
+    keeping.objects["claims"].clear()
+    windlass("cluster", "fix", "--undo", "--yes")
+    assert not keeping.kept
+
+
+def test_kinds_without_a_namespace_are_made_outside_it(windlass, keeping, tmp_path):  # noqa: F811
+    keeping.serve_keeping()
+    path = tmp_path / "class.yaml"
+    path.write_text("{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: high}, value: 1}")
+    windlass("cluster", "fix", "--manifest", str(path), "--yes")
+    assert list(keeping.kept) == ["/apis/scheduling.k8s.io/v1/priorityclasses/high"]
+
+
+def test_somebody_else_gets_every_verb_and_a_role_of_their_own(windlass, keeping, run_path):  # noqa: F811
+    """An administrator lacks nothing, and may fix for several people."""
+    keeping.serve_keeping()
+    for user in ("bob", "eve"):
+        assert windlass("cluster", "fix", run_path, "--for", user, "--yes").code == 0
+    roles = [value for path, value in keeping.kept.items() if "/roles/" in path]
+    bindings = [value for path, value in keeping.kept.items() if "/rolebindings/" in path]
+    assert [binding["subjects"][0]["name"] for binding in bindings] == ["bob", "eve"]
+    assert len(roles) == 2
+    assert {"create", "watch", "delete"} <= {verb for rule in roles[0]["rules"] for verb in rule["verbs"]}

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import stat
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 
 from tests.cli.conftest import windlass  # noqa: F401
 from tests.clusters.conftest import REGION
+from tests.kubernetes.api_server import Server
 
 ROLE = "arn:aws:iam::123456789012:role/eks"
 
@@ -96,3 +98,58 @@ def test_the_token_is_a_signed_question_that_names_the_cluster(windlass, aws):  
     query = parse_qs(urlsplit(url).query)
     assert query["Action"] == ["GetCallerIdentity"]
     assert "x-k8s-aws-id" in query["X-Amz-SignedHeaders"][0]
+
+
+def test_contexts_of_several_files_are_merged_as_kubectl_does(windlass, home, monkeypatch):  # noqa: F811
+    first = {
+        "contexts": [{"name": "a", "context": {"cluster": "c"}}, {"context": {}}, {"name": "größe"}],
+        "clusters": None,
+    }
+    second = {"current-context": "a", "clusters": [{"name": "c", "cluster": {"server": "https://c.example"}}, {}]}
+    for name, value in (("one", first), ("two", second)):
+        (home / name).write_text(yaml.safe_dump(value, allow_unicode=True))
+    monkeypatch.setenv("KUBECONFIG", f"{home}/one{os.pathsep}{home}/none{os.pathsep}{home}/two")
+    answer = windlass("cluster", "ls", "--no-aws", "--json")
+    rows = [(row["name"], row["status"], row["is_current"]) for row in json.loads(answer.out)["clusters"]]
+    assert rows == [("a", "https://c.example", True), ("größe", "no server", False)]
+
+
+def test_a_linked_kubeconfig_stays_a_link_and_is_never_readable_by_others(windlass, aws, home, monkeypatch):  # noqa: F811
+    make_eks(aws, "training")
+    real, path, modes = home / "dotfiles", home / ".kube" / "config", []
+    real.write_text(yaml.safe_dump({"users": [{"name": "größe", "user": {"token": "secret"}}]}, allow_unicode=True))
+    path.parent.mkdir()
+    path.symlink_to(real)
+    monkeypatch.setattr(os, "fsync", lambda handle: modes.append(os.fstat(handle).st_mode))
+    assert windlass("cluster", "use", "training").code == 0
+    assert path.is_symlink()
+    assert "größe" in real.read_text()
+    assert {oct(stat.S_IMODE(mode)) for mode in modes if stat.S_ISREG(mode)} == {"0o600"}
+
+
+def test_what_is_no_file_is_not_replaced_by_one(windlass, aws, home, monkeypatch):  # noqa: F811
+    make_eks(aws, "training")
+    os.mkfifo(home / "pipe")  # as KUBECONFIG=/dev/null
+    monkeypatch.setenv("KUBECONFIG", str(home / "pipe"))
+    answer = windlass("cluster", "use", "training")
+    assert answer.code == 2
+    assert "is no file" in answer.err
+    assert stat.S_ISFIFO(os.stat(home / "pipe").st_mode)
+
+
+def test_windlass_is_found_where_it_is_not_in_the_path(windlass, aws, home, monkeypatch):  # noqa: F811
+    make_eks(aws, "training")
+    monkeypatch.setenv("PATH", str(home))
+    assert windlass("cluster", "use", "training").code == 0
+    command = yaml.safe_load((home / ".kube" / "config").read_text())["users"][0]["user"]["exec"]["command"]
+    assert Path(command).is_absolute()
+
+
+def test_who_may_not_ask_sagemaker_is_still_told_which_clusters_there_are(windlass, aws, home, monkeypatch):  # noqa: F811
+    make_eks(aws, "training")
+    refusing = Server()
+    refusing.on("/", lambda handler: handler.json({"__type": "AccessDeniedException", "message": "no"}, 400))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", refusing.url)
+    answer = windlass("cluster", "use", "trainnig")
+    refusing.stop()
+    assert "windlass cluster use training" in answer.err

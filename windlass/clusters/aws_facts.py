@@ -11,7 +11,11 @@ from windlass.clusters.snapshot import Refusal
 from windlass.common import aws
 from windlass.errors import UserError
 
-ENDPOINT = re.compile(r"https://[^./]+\.[^./]+\.(?P<region>[a-z0-9-]+)\.eks\.amazonaws\.com(?:\.cn)?/?$")
+# docs.aws.amazon.com/eks/latest/userguide/cluster-endpoint.html: IPv6 clusters have the second kind of name
+ENDPOINT = re.compile(
+    r"https://[^/]+\.(?P<region>[a-z]+(?:-[a-z]+)+-\d+)\."
+    r"(?:eks\.amazonaws\.com(?:\.cn)?|api\.aws|(?:api\.)?amazonwebservices\.com\.cn)/?$"
+)
 # EC2's quotas on running on-demand vCPUs, by the first letter of the instance family.
 VCPU_QUOTAS = {"p": "L-417A185B", "g": "L-DB2E81BA"}
 
@@ -31,7 +35,8 @@ class AwsFacts:
     region: str
     subnets: Sequence[Subnet] | Refusal
     security_group: str
-    allows_itself: bool | Refusal  # all traffic in and out, between members of the group: EFA needs both
+    allows_itself: bool | Refusal  # all traffic in and out, between members of the group
+    allows_efa: bool | Refusal  # the same by rules that name the group: addresses do not count for EFA
     vcpu_limits: Mapping[str, float | Refusal]  # by the first letter of the family
     pod_identities: Mapping[str, str] | Refusal  # service account of the namespace → role
 
@@ -53,9 +58,10 @@ def ask(server: str, region: str, namespace: str) -> AwsFacts | None:
     return AwsFacts(
         cluster=name,
         region=region,
-        subnets=_or_refusal("subnets", lambda: _subnets(ec2, network.get("subnetIds") or [])),
+        subnets=_or_refusal("subnets", lambda: _subnets(ec2, _node_subnets(eks, name) or network.get("subnetIds"))),
         security_group=group,
-        allows_itself=_or_refusal("security groups", lambda: _allows_itself(ec2, group)),
+        allows_itself=_or_refusal("security groups", lambda: _allows_itself(ec2, group, everywhere=True)),
+        allows_efa=_or_refusal("security groups", lambda: _allows_itself(ec2, group, everywhere=False)),
         vcpu_limits={
             family: _or_refusal("service quotas", lambda code=code: _limit(quotas, code))
             for family, code in VCPU_QUOTAS.items()
@@ -74,19 +80,31 @@ def _cluster_at(eks: Any, server: str) -> Any:
     return None
 
 
+def node_groups(eks: Any, cluster: str) -> list[Any]:
+    pages = eks.get_paginator("list_nodegroups").paginate(clusterName=cluster)
+    names = [name for page in pages for name in page["nodegroups"]]
+    return [eks.describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"] for name in names]
+
+
+def _node_subnets(eks: Any, cluster: str) -> list[str]:
+    """Where the nodes are; the control plane often has small subnets of its own."""
+    return sorted({subnet for group in node_groups(eks, cluster) for subnet in group.get("subnets") or ()})
+
+
 def _subnets(ec2: Any, names: list[str]) -> list[Subnet]:
     found = ec2.describe_subnets(SubnetIds=names)["Subnets"]
     return [Subnet(entry["SubnetId"], entry["AvailabilityZone"], entry["AvailableIpAddressCount"]) for entry in found]
 
 
-def _allows_itself(ec2: Any, group: str) -> bool:
+def _allows_itself(ec2: Any, group: str, *, everywhere: bool) -> bool:
+    """Whether members of a group may talk to each other; `everywhere`: a rule for every address is enough."""
     found = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]
     return all(
         any(
             rule["IpProtocol"] == "-1"
             and (
                 any(pair.get("GroupId") == group for pair in rule.get("UserIdGroupPairs") or ())
-                or any(block.get("CidrIp") == "0.0.0.0/0" for block in rule.get("IpRanges") or ())
+                or (everywhere and any(block.get("CidrIp") == "0.0.0.0/0" for block in rule.get("IpRanges") or ()))
             )
             for rule in found[direction]
         )
@@ -99,8 +117,8 @@ def _limit(quotas: Any, code: str) -> float:
 
 
 def _pod_identities(eks: Any, cluster: str, namespace: str) -> dict[str, str]:
-    found = eks.list_pod_identity_associations(clusterName=cluster, namespace=namespace)["associations"]
-    return {entry["serviceAccount"]: entry["associationId"] for entry in found}
+    pages = eks.get_paginator("list_pod_identity_associations").paginate(clusterName=cluster, namespace=namespace)
+    return {entry["serviceAccount"]: entry["associationId"] for page in pages for entry in page["associations"]}
 
 
 def _or_refusal(what: str, question: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import yaml
 
 from windlass.catalog.instances import instances
+from windlass.clusters.aws_facts import node_groups
 from windlass.common import aws
 from windlass.errors import ExitCode, UserError
 
@@ -52,8 +54,10 @@ class Price:
     parts: Sequence[str]
 
 
-def price(request: ClusterRequest) -> Price:
-    known = instances().get(request.instance.removeprefix("ml."))
+def price(request: ClusterRequest, *, hyperpod: bool = False) -> Price:
+    if hyperpod:
+        return Price(None, [f"{request.num_nodes} × ml.{request.instance}: SageMaker's price, which is not EC2's"])
+    known = instances().get(request.instance)
     each = known and (known.spot if request.spot else known.on_demand)
     plane = f"control plane {CONTROL_PLANE_USD:.2f} USD"
     if not each:
@@ -61,7 +65,8 @@ def price(request: ClusterRequest) -> Price:
     nodes = (
         f"{request.num_nodes} × {request.instance} {each.usd_per_hour:.2f} USD ({each.region}, {each.date or 'spot'})"
     )
-    return Price(CONTROL_PLANE_USD + request.num_nodes * each.usd_per_hour, [plane, nodes])
+    others = "2 × m6i.large, disks and a NAT gateway are not counted"
+    return Price(CONTROL_PLANE_USD + request.num_nodes * each.usd_per_hour, [plane, nodes, others])
 
 
 def cluster_config(request: ClusterRequest) -> dict[str, Any]:
@@ -83,7 +88,7 @@ def cluster_config(request: ClusterRequest) -> dict[str, Any]:
         training["instanceType"] = request.instance
     if known and known.efa:
         training["efaEnabled"] = True  # eksctl makes the security group and installs the device plugin
-    if known:
+    elif known:  # that plugin tolerates no taint for GPUs
         training["taints"] = [{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}]
     config: dict[str, Any] = {
         "apiVersion": "eksctl.io/v1alpha5",
@@ -100,7 +105,7 @@ def cluster_config(request: ClusterRequest) -> dict[str, Any]:
     if request.bucket:
         account = {
             "metadata": {"name": SERVICE_ACCOUNT, "namespace": request.namespace},
-            "attachPolicy": bucket_policy(request.bucket),
+            "attachPolicy": bucket_policy(request.bucket, request.region),
         }
         config["iam"]["serviceAccounts"] = [account]
     return config
@@ -115,8 +120,9 @@ def hyperpod_request(request: ClusterRequest, *, eks_arn: str, role_arn: str, li
         "LifeCycleConfig": {"SourceS3Uri": lifecycle_uri, "OnCreate": "on_create.sh"},
         "ExecutionRole": role_arn,
         "ThreadsPerCore": 1,
-        "OnStartDeepHealthChecks": ["InstanceStress", "InstanceConnectivity"],
     }
+    if request.instance.removeprefix("ml.") in instances():  # these are tests of GPUs
+        group["OnStartDeepHealthChecks"] = ["InstanceStress", "InstanceConnectivity"]
     return {
         "ClusterName": request.name,
         "Orchestrator": {"Eks": {"ClusterArn": eks_arn}},
@@ -125,9 +131,10 @@ def hyperpod_request(request: ClusterRequest, *, eks_arn: str, role_arn: str, li
     }
 
 
-def bucket_policy(bucket: str, prefix: str = "") -> dict[str, Any]:
+def bucket_policy(bucket: str, region: str) -> dict[str, Any]:
     """What a run does in its bucket, and nothing else: lists it, reads, writes and prunes checkpoints."""
-    arn = f"arn:aws:s3:::{bucket}"
+    partition = {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(region.rsplit("-", 2)[0], "aws")
+    arn = f"arn:{partition}:s3:::{bucket}"
     return {
         "Version": "2012-10-17",
         "Statement": [
@@ -135,7 +142,7 @@ def bucket_policy(bucket: str, prefix: str = "") -> dict[str, Any]:
             {
                 "Effect": "Allow",
                 "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
-                "Resource": [f"{arn}/{prefix}*"],
+                "Resource": [f"{arn}/*"],
             },
         ],
     }
@@ -198,8 +205,7 @@ def what_goes(name: str, region: str) -> list[str]:
     eks = aws.client("eks", region)
     with aws.asking(f"looking at the cluster {name}"):
         cluster = eks.describe_cluster(name=name)["cluster"]
-        groups = eks.list_nodegroups(clusterName=name)["nodegroups"]
-        details = [eks.describe_nodegroup(clusterName=name, nodegroupName=group)["nodegroup"] for group in groups]
+        details = node_groups(eks, name)
     nodes = [
         f"node group {group['nodegroupName']}: {(group.get('scalingConfig') or {}).get('desiredSize', '?')} × "
         f"{', '.join(group.get('instanceTypes') or ['?'])}"
@@ -208,7 +214,7 @@ def what_goes(name: str, region: str) -> list[str]:
     return [f"EKS cluster {name} ({cluster['status']}, Kubernetes {cluster.get('version', '?')})", *nodes]
 
 
-def _eksctl(*arguments: str) -> None:
+def must_have_eksctl() -> str:
     program = shutil.which("eksctl")
     if program is None:
         raise UserError(
@@ -216,7 +222,11 @@ def _eksctl(*arguments: str) -> None:
             evidence="no program of that name is in $PATH",
             fix="https://eksctl.io/installation    or --dry-run > cluster.yaml and eksctl elsewhere",
         )
-    if subprocess.run([program, *arguments]).returncode:
+    return program
+
+
+def _eksctl(*arguments: str) -> None:
+    if subprocess.run([must_have_eksctl(), *arguments], stdout=sys.stderr.fileno()).returncode:
         raise UserError(f"eksctl {arguments[0]} failed", fix="its own lines above say why", exit_code=ExitCode.FAILED)
 
 

@@ -6,6 +6,8 @@ it is found again.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +16,13 @@ from typing import Any
 import yaml
 
 from windlass.clusters.needs import Needs
-from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.clusters.snapshot import Access, Refusal, Snapshot
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import object_path
 
 FIX_LABEL = "windlass.dev/cluster-fix"
-CLUSTER_WIDE = frozenset(("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "StorageClass"))
 CLAIM_SIZE = "1200Gi"  # the smallest file system of FSx for Lustre
 
 
@@ -46,9 +47,13 @@ class Outcome:
         return self.result == "created"
 
 
-def propose(snapshot: Snapshot, needs: Needs, *, user: str, storage_class: str | None) -> list[Proposal]:
-    """What windlass can make itself: the namespace, a role for this user, a service account, a claim."""
-    return list(_proposals(snapshot, needs, user, storage_class))
+def propose(snapshot: Snapshot, needs: Needs, *, user: str, is_self: bool, storage_class: str | None) -> list[Proposal]:
+    """What windlass can make itself: the namespace, a role, a service account, a claim.
+
+    You get the permissions that you lack; somebody else, whose are not known, gets all that a run needs.
+    """
+    missing = [access for access in snapshot.accesses if access.is_allowed is False or not is_self]
+    return list(_proposals(snapshot, needs, user, missing, storage_class))
 
 
 def from_manifests(paths: Iterable[Path]) -> list[Proposal]:
@@ -57,7 +62,7 @@ def from_manifests(paths: Iterable[Path]) -> list[Proposal]:
     for path in paths:
         try:
             documents = [value for value in yaml.safe_load_all(path.read_text(encoding="utf-8")) if value]
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
             raise UserError(f"{path} cannot be read", evidence=str(error).splitlines()[0]) from None
         wrong = next((value for value in documents if not _is_object(value)), None)
         if wrong is not None:
@@ -111,7 +116,7 @@ class Plurals:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._known: dict[str, dict[str, str]] = {}
+        self._known: dict[str, dict[str, Object]] = {}
 
     def path(self, value: Object, namespace: str) -> str:
         """Where objects of this kind are listed. Raises UserError for a kind that is not served."""
@@ -119,32 +124,37 @@ class Plurals:
         if version not in self._known:
             found = self._api.find(f"/apis/{version}" if "/" in version else f"/api/{version}") or {}
             resources = [entry for entry in found.get("resources") or () if "/" not in entry["name"]]
-            self._known[version] = {entry["kind"]: entry["name"] for entry in resources}
+            self._known[version] = {entry["kind"]: entry for entry in resources}
         if kind not in self._known[version]:
             raise UserError(f"the cluster does not serve {kind} of {version}")
-        place = None if kind in CLUSTER_WIDE else value["metadata"].get("namespace") or namespace
-        return object_path(version, self._known[version][kind], place)
+        served = self._known[version][kind]
+        place = (value["metadata"].get("namespace") or namespace) if served["namespaced"] else None
+        return object_path(version, served["name"], place)
 
 
-def _proposals(snapshot: Snapshot, needs: Needs, user: str, storage_class: str | None) -> Iterator[Proposal]:
+def _proposals(
+    snapshot: Snapshot, needs: Needs, user: str, missing: Sequence[Access], storage_class: str | None
+) -> Iterator[Proposal]:
     namespace = snapshot.namespace
     if snapshot.namespace_object is None:
         yield Proposal("namespace", f"namespace {namespace}", [_object("v1", "Namespace", namespace)])
-    missing = [access for access in snapshot.accesses if access.is_allowed is False and access.resource != "nodes"]
-    if missing:
-        rules = [
-            {
-                "apiGroups": [access.group],
-                "resources": [access.resource + (f"/{access.subresource}" if access.subresource else "")],
-                "verbs": [access.verb],
-            }
-            for access in missing
-        ]
+    rules = [
+        {
+            "apiGroups": [access.group],
+            "resources": [access.resource + (f"/{access.subresource}" if access.subresource else "")],
+            "verbs": [access.verb],
+        }
+        for access in missing
+        if access.resource != "nodes"  # no role of a namespace can grant those
+    ]
+    if rules:
         group = "rbac.authorization.k8s.io"
-        role = {**_object(f"{group}/v1", "Role", "windlass-user", namespace), "rules": rules}
+        # what is there is never changed: another user, or other verbs, get a role of their own
+        name = f"windlass-user-{hashlib.sha256(json.dumps([user, rules]).encode()).hexdigest()[:8]}"
+        role = {**_object(f"{group}/v1", "Role", name, namespace), "rules": rules}
         binding = {
-            **_object(f"{group}/v1", "RoleBinding", "windlass-user", namespace),
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": "windlass-user"},
+            **_object(f"{group}/v1", "RoleBinding", name, namespace),
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
             "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
         }
         yield Proposal("permissions", f"a role for {user}", [role, binding])
@@ -172,7 +182,8 @@ def _object(version: str, kind: str, name: str, namespace: str | None = None) ->
 
 
 def _is_object(value: Any) -> bool:
-    return isinstance(value, dict) and {"apiVersion", "kind", "metadata"} <= set(value) and "name" in value["metadata"]
+    metadata = value.get("metadata") if isinstance(value, dict) else None
+    return isinstance(metadata, dict) and "name" in metadata and {"apiVersion", "kind"} <= set(value)
 
 
 def _labelled(value: Object) -> Object:
@@ -197,11 +208,24 @@ def _create(api: Api, plurals: Plurals, value: Object, namespace: str) -> Outcom
 
 
 def _delete(api: Api, plurals: Plurals, value: Object, namespace: str) -> Outcome:
-    path = f"{plurals.path(value, namespace)}/{value['metadata']['name']}"
-    there = api.find(path)
-    if there is None:
-        return Outcome(_name(value), "not there")
-    if (there["metadata"].get("labels") or {}).get(FIX_LABEL) != "true":
-        return Outcome(_name(value), "not made by windlass, so it stays")
-    api.delete(path, uid=there["metadata"].get("uid"))
+    try:
+        path = f"{plurals.path(value, namespace)}/{value['metadata']['name']}"
+        there = api.find(path)
+        if there is None:
+            return Outcome(_name(value), "not there")
+        if (there["metadata"].get("labels") or {}).get(FIX_LABEL) != "true":
+            return Outcome(_name(value), "not made by windlass, so it stays")
+        if value["kind"] == "Namespace" and _is_used(api, value["metadata"]["name"]):
+            return Outcome(_name(value), "others have something in it, so it stays")
+        api.delete(path, uid=there["metadata"].get("uid"))
+    except RefusedError as error:
+        return Outcome(_name(value), error.message)
+    except UserError as error:
+        return Outcome(_name(value), error.what)
     return Outcome(_name(value), "deleted")
+
+
+def _is_used(api: Api, namespace: str) -> bool:
+    """Whether claims or pods would go with a namespace."""
+    kinds = ("persistentvolumeclaims", "pods")
+    return any(any(True for _ in api.items(object_path("v1", kind, namespace))) for kind in kinds)

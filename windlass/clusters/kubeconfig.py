@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from windlass.common import aws
 from windlass.common.files import write_atomically
 from windlass.common.locks import locked
 from windlass.errors import UserError
-from windlass.targets.kubernetes.api.kubeconfig import KUBECONFIG, kubeconfig_files
+from windlass.targets.kubernetes.api.kubeconfig import KUBECONFIG, kubeconfig_files, read, read_all
 
 TOKEN_PREFIX = "k8s-aws-v1."
 TOKEN_SECONDS = 14 * 60  # AWS takes the signature for 15 minutes
@@ -25,31 +27,23 @@ EXEC_API = "client.authentication.k8s.io/v1beta1"
 
 def contexts() -> Iterator[Listed]:
     """Every context that kubectl would know, the current one marked."""
-    seen: set[str] = set()
-    current = None
-    for path in kubeconfig_files():
-        values = _load(path)
-        current = current or values.get("current-context")
-        servers = {entry["name"]: (entry.get("cluster") or {}).get("server") for entry in values.get("clusters") or ()}
-        for entry in values.get("contexts") or ():
-            name = str(entry["name"])
-            if name not in seen:
-                seen.add(name)
-                server = servers.get((entry.get("context") or {}).get("cluster"))
-                yield Listed(
-                    "context", name, None, str(server or "no server"), context=name, is_current=name == current
-                )
+    config = read_all(kubeconfig_files())
+    for name, entry in config.contexts.items():
+        cluster = config.clusters.get(str(entry.value.get("cluster") or ""))
+        server = str((cluster and cluster.value.get("server")) or "no server")
+        yield Listed("context", name, None, server, context=name, is_current=name == config.current)
 
 
 def use(cluster: EksCluster, *, alias: str | None, namespace: str | None) -> tuple[Path, str]:
     """Make a cluster the current context, in the file that kubectl would write to; the file and the context's name."""
-    named = os.environ.get(KUBECONFIG)
-    first = next((part for part in named.split(os.pathsep) if part), None) if named else None
-    path = Path(first) if first else Path.home() / ".kube" / "config"
+    named = [Path(part) for part in os.environ.get(KUBECONFIG, "").split(os.pathsep) if part]
+    path = next(iter(kubeconfig_files()), named[-1] if named else Path.home() / ".kube" / "config").resolve()
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no file that a context could be written to", fix=f"unset {KUBECONFIG}")
     context = alias or cluster.arn
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(path.with_name(f".{path.name}.windlass-lock")):  # kubectl's own lock is a file that must not exist
-        values = _load(path) if path.is_file() else {"apiVersion": "v1", "kind": "Config"}
+        values = read(path) if path.is_file() else {"apiVersion": "v1", "kind": "Config"}
         _put(
             values,
             "clusters",
@@ -62,8 +56,7 @@ def use(cluster: EksCluster, *, alias: str | None, namespace: str | None) -> tup
         about = {"cluster": cluster.arn, "user": cluster.arn, **({"namespace": namespace} if namespace else {})}
         _put(values, "contexts", {"name": context, "context": about})
         values["current-context"] = context
-        write_atomically(path, yaml.safe_dump(values, sort_keys=False))
-        path.chmod(0o600)
+        write_atomically(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True), mode=0o600)
     return path, context
 
 
@@ -81,9 +74,10 @@ def token(name: str, region: str | None) -> str:
 def _credentials_command(cluster: EksCluster) -> dict[str, Any]:
     """windlass itself signs in, so that no aws CLI is needed."""
     profile = os.environ.get("AWS_PROFILE")
+    beside = str(Path(sys.executable).with_name("windlass"))  # of an environment that is not activated
     return {
         "apiVersion": EXEC_API,
-        "command": "windlass",
+        "command": "windlass" if shutil.which("windlass") else beside,
         "args": ["cluster", "token", cluster.name, "--region", cluster.region],
         "env": [{"name": "AWS_PROFILE", "value": profile}] if profile else None,
         "interactiveMode": "IfAvailable",
@@ -98,13 +92,3 @@ def _put(values: dict[str, Any], key: str, entry: dict[str, Any]) -> None:
     else:
         entries.append(entry)
     values[key] = entries
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"the kubeconfig {path} cannot be read", evidence=str(error).splitlines()[0]) from None
-    if values is not None and not isinstance(values, dict):
-        raise UserError(f"{path} is no kubeconfig: it holds a {type(values).__name__}")
-    return values or {}

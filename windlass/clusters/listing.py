@@ -58,7 +58,7 @@ def hyperpod_clusters(region: str | None) -> Iterator[Listed]:
             for summary in page["ClusterSummaries"]:
                 details = client.describe_cluster(ClusterName=summary["ClusterName"])
                 groups = details.get("InstanceGroups") or ()
-                counts = [f"{group['CurrentCount']} × {group['InstanceType']}" for group in groups]
+                counts = [f"{group.get('CurrentCount', '?')} × {group['InstanceType']}" for group in groups]
                 orchestrator = "EKS" if (details.get("Orchestrator") or {}).get("Eks") else "Slurm"
                 yield Listed(
                     "hyperpod",
@@ -104,7 +104,8 @@ def _eks_below_hyperpod(name: str, region: str | None) -> str | None:
     try:
         details = client.describe_cluster(ClusterName=name)
     except client.exceptions.ClientError as error:
-        if aws.error_code(error) in ("ResourceNotFound", "ValidationException"):
+        # who may not ask SageMaker has no HyperPod cluster to name
+        if aws.error_code(error) in ("ResourceNotFound", "ValidationException", "AccessDeniedException"):
             return None
         raise
     arn = ((details.get("Orchestrator") or {}).get("Eks") or {}).get("ClusterArn")

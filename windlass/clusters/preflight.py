@@ -14,8 +14,8 @@ from windlass.targets.kubernetes.api.kubeconfig import access
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest
 
 LISTS = ("nodes", "daemonsets", "deployments")
-NEVER_STARTS = (job_operators, driver)  # what fails here fails for certain
-STARTS_BADLY = (gpu_plugin, efa_plugin, zones)  # some nodes may do
+NEVER_STARTS = (job_operators,)  # what fails here fails for certain
+STARTS_BADLY = (driver, gpu_plugin, efa_plugin, zones)  # some nodes may do; an image may bring CUDA's compatibility
 
 
 def preflight(run: Run, request: KubernetesRequest) -> list[str]:

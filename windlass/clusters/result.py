@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -40,7 +41,7 @@ def junit(results: Sequence[Result], *, cluster: str, seconds: float) -> str:
     """The results as the JUnit XML that CI servers read. Warnings pass, with their text as output."""
     suite = ElementTree.Element(
         "testsuite",
-        name=f"windlass cluster check {cluster}",
+        name=_xml(f"windlass cluster check {cluster}"),
         tests=str(len(results)),
         failures=str(sum(result.status == "fail" for result in results)),
         skipped=str(sum(result.status == "skip" for result in results)),
@@ -60,5 +61,5 @@ def junit(results: Sequence[Result], *, cluster: str, seconds: float) -> str:
 
 
 def _xml(text: str) -> str:
-    """Text without the control characters that XML 1.0 cannot hold: a cluster's messages may have any."""
-    return "".join(letter for letter in text if letter in "\t\n\r" or " " <= letter < "\ud800" or letter >= "\ue000")
+    """Text without the characters that XML 1.0 cannot hold: a cluster's messages may have any."""
+    return re.sub("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from windlass.targets.kubernetes.api.discovery import KUEUE, POD_SECURITY
@@ -13,10 +13,12 @@ from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import object_path
 from windlass.targets.kubernetes.manifests.capacity import NodeRoom, charge, node_room
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.labels import RUN_LABEL
 
 AT_ONCE = 8
 LARGE_PAGE = 1000  # nodes and pods of a large cluster: few requests count more than small answers
+PODS = "/api/v1/pods"
 ALIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -71,8 +73,9 @@ class Snapshot:
     local_queues: Objects
     cluster_queues: Objects
     accesses: Sequence[Access]
+    kinds: Collection[JobKind] = tuple(JobKind)  # of jobs that are served
 
-    @property
+    @cached_property
     def rooms(self) -> dict[str, NodeRoom]:
         """Each node with what its pods hold, where pods may be listed; empty where nodes may not."""
         if isinstance(self.nodes, Refusal):
@@ -100,14 +103,21 @@ class Snapshot:
         return sorted(versions, key=lambda version: version != preferred)
 
 
-def take(api: Api, namespace: str, accesses: Sequence[Access] = (), *, only: Collection[str] | None = None) -> Snapshot:
+def take(
+    api: Api,
+    namespace: str,
+    accesses: Sequence[Access] = (),
+    *,
+    kinds: Collection[JobKind] = tuple(JobKind),
+    only: Collection[str] | None = None,
+) -> Snapshot:
     """Ask for everything, or for some lists only. What is not read becomes a Refusal; a cluster that does not answer
     raises."""
     groups = {group["name"]: group for group in api.get("/apis").get("groups") or ()}  # raises where nobody answers
     kueue = ((groups.get(KUEUE) or {}).get("preferredVersion") or {}).get("groupVersion")
     lists: dict[str, tuple[str, dict[str, str | int]]] = {
         "nodes": ("/api/v1/nodes", {"limit": LARGE_PAGE}),
-        "pods": ("/api/v1/pods", {"limit": LARGE_PAGE, "fieldSelector": ALIVE}),
+        "pods": (PODS, {"limit": LARGE_PAGE, "fieldSelector": ALIVE}),
         "daemonsets": ("/apis/apps/v1/daemonsets", {}),
         "deployments": ("/apis/apps/v1/deployments", {"limit": LARGE_PAGE}),
         "storage_classes": ("/apis/storage.k8s.io/v1/storageclasses", {}),
@@ -138,6 +148,7 @@ def take(api: Api, namespace: str, accesses: Sequence[Access] = (), *, only: Col
         accesses=[
             access if isinstance(answer, Refusal) else answer for access, answer in zip(accesses, answers, strict=True)
         ],
+        kinds=kinds,
         **(objects | {name: answer.result() for name, answer in listed.items()}),
     )
 
@@ -150,13 +161,28 @@ def _or_refusal(question: Callable[[], Any]) -> Any:
 
 
 def _list(api: Api, path: str, params: Mapping[str, str | int]) -> list[Object]:
-    return list(api.items(path, **params))
+    items = api.items(path, **params)
+    return [_what_it_holds(pod) for pod in items] if path == PODS else list(items)
+
+
+def _what_it_holds(pod: Object) -> Object:
+    """The parts of a pod that are counted: thirty thousand whole ones take gigabytes."""
+    spec = pod.get("spec") or {}
+    containers = {
+        key: [{"resources": container.get("resources")} for container in spec.get(key) or ()]
+        for key in ("containers", "initContainers")
+    }
+    return {
+        "metadata": {key: pod["metadata"].get(key) for key in ("name", "namespace", "labels")},
+        "spec": {"nodeName": spec.get("nodeName"), "overhead": spec.get("overhead"), **containers},
+        "status": {"phase": (pod.get("status") or {}).get("phase")},
+    }
 
 
 def _review(api: Api, namespace: str, access: Access) -> Access:
     """Ask the cluster whether this user may, as `kubectl auth can-i` does."""
     attributes: dict[str, Any] = {
-        "namespace": namespace,
+        "namespace": "" if access.resource == "nodes" else namespace,  # a role of the namespace may not grant those
         "verb": access.verb,
         "group": access.group,
         "resource": access.resource,

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash."""
+def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash.
+
+    `mode` is that of the new file, less the umask: from its first byte on.
+    """
     # containers that share a volume often share process numbers too
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with open(temporary, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -99,7 +99,9 @@ def check(
     help="Objects to create too: an operator's release, a device plugin. May be given several times.",
 )
 @click.option("--storage-class", metavar="CLASS", help="Make the run's claim, of this class, if it is not there.")
-@click.option("--for", "user", metavar="USER", help="Who gets missing permissions. Default: you.")
+@click.option(
+    "--for", "user", metavar="USER", help="Who gets permissions: all that a run needs. Default: you, those you lack."
+)
 @click.option("--undo", is_flag=True, help="Delete what an earlier fix made.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -128,16 +130,21 @@ def fix(
     api, place = before.api, before.api.access.namespace
     if undo:
         made = fixing.from_manifests(manifests) + fixing.made_here(api, place)
+        _show(made, as_json=as_json)
+        confirm("Delete what windlass made of these?", yes=yes)
         outcomes = fixing.undo(api, made, place)
     else:
         who = user or fixing.who_am_i(api)
-        proposals = fixing.propose(before.snapshot, before.needs, user=who, storage_class=storage_class)
+        proposals = fixing.propose(
+            before.snapshot, before.needs, user=who, is_self=user is None, storage_class=storage_class
+        )
         proposals += fixing.from_manifests(manifests)
-        if not proposals:
+        if not proposals and not as_json:
             click.echo("there is nothing that windlass can make: the fixes of `windlass cluster check` are for you")
             return _gravity(before.results)
-        _show(proposals, as_json=as_json)
-        confirm("Create these?", yes=yes)
+        if proposals:
+            _show(proposals, as_json=as_json)
+            confirm("Create these?", yes=yes)
         outcomes = fixing.apply(api, proposals, place)
     after = look(run_file, overrides, context, namespace)
     unhelped = [result for result in after.results if result.status == "fail"]
@@ -175,7 +182,7 @@ def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, 
         context, namespace = options.context, options.namespace
     api = Api(access(context, namespace))
     kinds = list(served(api, schemas=False).kinds)
-    snapshot = take(api, api.access.namespace, needs.accesses(kinds))
+    snapshot = take(api, api.access.namespace, needs.accesses(kinds), kinds=kinds)
     problems += run_checks(snapshot, needs)
     region = aws_facts.region_of(api.access.server)
     if region:

@@ -62,25 +62,25 @@ def create(
         asked = creating.hyperpod_request(request, eks_arn=on_eks, role_arn=role, lifecycle_uri=lifecycle)
     else:
         asked = creating.cluster_config(request)
-    cost = creating.price(request)
+    cost = creating.price(request, hyperpod=bool(on_eks))
+    click.echo(creating.as_text(asked), nl=False, err=as_json)
+    total = f"{cost.usd_per_hour:.2f} USD per hour" if cost.usd_per_hour is not None else "price not known"
+    click.echo(f"# {total}: {'; '.join(cost.parts)}", err=as_json)
+    if not dry_run:
+        if not on_eks:
+            creating.must_have_eksctl()
+        confirm(f"Make the cluster {name}?", yes=yes)
+        for line in creating.make_bucket(bucket, region) if bucket else ():
+            click.echo(line, err=True)
+        if on_eks:
+            click.echo(creating.create_hyperpod(asked, region), err=as_json)
+        else:
+            creating.create_with_eksctl(asked)
+        click.echo(f"windlass cluster use {name} --region {region}", err=True)
     if as_json:
         print_json(
             {"request": asked, "usd_per_hour": cost.usd_per_hour, "parts": list(cost.parts), "created": not dry_run}
         )
-    else:
-        click.echo(creating.as_text(asked), nl=False)
-        total = f"{cost.usd_per_hour:.2f} USD per hour" if cost.usd_per_hour is not None else "price not known"
-        click.echo(f"# {total}: {'; '.join(cost.parts)}")
-    if dry_run:
-        return
-    confirm(f"Make the cluster {name}?", yes=yes)
-    for line in creating.make_bucket(bucket, region) if bucket else ():
-        click.echo(line, err=True)
-    if on_eks:
-        click.echo(creating.create_hyperpod(asked, region), err=as_json)
-    else:
-        creating.create_with_eksctl(asked)
-    click.echo(f"windlass cluster use {name} --region {region}", err=True)
 
 
 @click.command(short_help="Delete an EKS or HyperPod cluster.")

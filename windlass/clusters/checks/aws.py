@@ -41,19 +41,20 @@ def _addresses(facts: AwsFacts, needs: Needs) -> Iterator[Result]:
 
 
 def _self_rule(facts: AwsFacts, needs: Needs) -> Iterator[Result]:
-    if isinstance(facts.allows_itself, Refusal):
-        yield Result("security-group", "skip", "its rules were not looked at", str(facts.allows_itself))
-    elif facts.allows_itself:
+    needs_efa = needs.pod is not None and requests(needs.pod).get(EFA, 0.0) > 0
+    is_allowed = facts.allows_efa if needs_efa else facts.allows_itself
+    if isinstance(is_allowed, Refusal):
+        yield Result("security-group", "skip", "its rules were not looked at", str(is_allowed))
+    elif is_allowed:
         yield Result("security-group", "pass", f"{facts.security_group} lets its members talk to each other")
     else:
-        needs_efa = needs.pod is not None and requests(needs.pod).get(EFA, 0.0) > 0
         group = facts.security_group
         rule = f"--group-id {group} --protocol all --source-group {group}"
         yield Result(
             "security-group",
             "fail" if needs_efa or needs.num_pods > 1 else "warn",
             f"{group} does not let its members talk to each other, as EFA needs",
-            evidence=f"no rule of {group} allows all traffic from and to itself",
+            evidence=f"no rule of {group} allows all traffic from and to itself; for EFA 0.0.0.0/0 is not enough",
             fix=f"aws ec2 authorize-security-group-ingress {rule}    and the same for egress",
         )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from windlass.clusters.needs import EFA, GPU, Needs
 from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.targets.kubernetes.api.http import Object
 from windlass.targets.kubernetes.manifests.capacity import requests, why_not
-from windlass.targets.kubernetes.manifests.cluster_facts import parse_quantity, show_quantity
+from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, PLURALS, parse_quantity, show_quantity
 
 
 def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
@@ -39,10 +41,12 @@ def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
         max(0, min(int(room.allocatable.get(key, 0.0) / amount + 1e-9) for key, amount in asked.items() if amount))
         for room in usable
     )
+    grows = _grows(snapshot)
     reasons = why_not(needs.pod, rooms, num_waiting=needs.num_pods - num_fitting)
+    reasons += [f"{grows} may make more nodes"] if grows else []
     yield Result(
         "capacity",
-        "warn" if could_ever >= needs.num_pods else "fail",
+        "warn" if could_ever >= needs.num_pods or grows else "fail",
         f"{num_fitting} of {needs.num_pods} pods fit now"
         + ("" if could_ever >= needs.num_pods else f", and {could_ever} would on empty nodes"),
         evidence="\n".join([f"a pod asks for {wanted}", *reasons]),
@@ -54,15 +58,17 @@ def quotas(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     if isinstance(snapshot.quotas, Refusal):
         yield Result("quota", "skip", "the namespace's quotas were not looked at", str(snapshot.quotas))
         return
-    asked = requests(needs.pod) if needs.pod else {}
+    asked = _counted(needs)
     for quota in snapshot.quotas:
+        if needs.pod and not all(_is_within(scope, needs.pod) for scope in _scopes(quota)):
+            continue
         name, is_full = quota["metadata"]["name"], False
         hard, used = ((quota.get("status") or {}).get(key) or {} for key in ("hard", "used"))
         for key, limit in hard.items():
-            resource = key.removeprefix("requests.")
+            resource = key.removeprefix("requests.").removeprefix("limits.")
             total = parse_quantity(limit)
             free = total - parse_quantity(used.get(key, "0"))
-            wanted = asked.get(resource, 0.0) * needs.num_pods
+            wanted = asked.get(key, 0.0)
             if wanted > free + 1e-9:
                 is_full = True
                 yield Result(
@@ -77,3 +83,46 @@ def quotas(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
             yield Result("quota", "pass", f"the quota {name} has room")
     if not snapshot.quotas:
         yield Result("quota", "pass", f"the namespace {snapshot.namespace} has no quota")
+
+
+def _grows(snapshot: Snapshot) -> str | None:
+    """Who makes nodes when pods wait, where somebody does."""
+    if "karpenter.sh" in snapshot.groups:
+        return "Karpenter"
+    deployments = () if isinstance(snapshot.deployments, Refusal) else snapshot.deployments
+    names = [str(value["metadata"]["name"]) for value in deployments]
+    return next((name for name in names if "cluster-autoscaler" in name), None)
+
+
+def _counted(needs: Needs) -> dict[str, float]:
+    """What quotas count of the whole run, by the names that they have for it."""
+    if needs.pod is None:
+        return {}
+    limits = [
+        {"resources": {"limits": (container.get("resources") or {}).get("limits")}}
+        for container in needs.pod["spec"]["containers"]
+    ]
+    asked = {key: amount * needs.num_pods for key, amount in requests(needs.pod).items()}
+    limited = {key: amount * needs.num_pods for key, amount in requests({"spec": {"containers": limits}}).items()}
+    return {
+        **asked,
+        **{f"requests.{key}": amount for key, amount in asked.items()},
+        **{f"limits.{key}": amount for key, amount in limited.items()},
+        "count/pods": float(needs.num_pods),
+        **({f"count/{PLURALS[needs.kind]}.{GROUPS[needs.kind]}": 1.0} if needs.kind else {}),
+    }
+
+
+def _scopes(quota: Object) -> Iterator[Mapping[str, Any]]:
+    spec = quota.get("spec") or {}
+    yield from ({"scopeName": name} for name in spec.get("scopes") or ())
+    yield from (spec.get("scopeSelector") or {}).get("matchExpressions") or ()
+
+
+def _is_within(scope: Mapping[str, Any], pod: Object) -> bool:
+    """Whether a quota's scope takes in such pods, which ask for something and have no deadline."""
+    if scope.get("scopeName") != "PriorityClass":
+        return scope.get("scopeName") in ("NotTerminating", "NotBestEffort")
+    own, values = pod["spec"].get("priorityClassName"), scope.get("values") or ()
+    operators = {"In": own in values, "NotIn": own not in values, "DoesNotExist": own is None}
+    return operators.get(str(scope.get("operator")), own is not None)

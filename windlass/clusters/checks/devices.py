@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from windlass.catalog.instances import instances
@@ -20,6 +20,9 @@ DRIVER_PARTS = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", 
 # docs.nvidia.com/deploy/cuda-compatibility, 2026-08
 MINIMUM_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 CUDA_IN_IMAGE = re.compile(r"cu(?:da)?[-_]?(\d{2})[.\d]")
+# Names of the plugins' DaemonSets: NVIDIA's own and the GPU operator's, GKE's; AWS' chart and eksctl's.
+GPU_PLUGINS, EFA_PLUGINS = ("nvidia-device-plugin", "nvidia-gpu-device-plugin"), ("efa-k8s-device-plugin",)
+DIVIDED = ("nvidia.com/mig-", "nvidia.com/gpu.shared")  # GPUs offered in parts, under other names
 GPU_INSTALL = (
     "helm install nvdp nvidia-device-plugin --repo https://nvidia.github.io/k8s-device-plugin "
     "--namespace nvidia-device-plugin --create-namespace"
@@ -31,17 +34,19 @@ EFA_INSTALL = (
 
 
 def gpu_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
-    yield from _plugin(snapshot, needs, "gpu-plugin", GPU, "nvidia-device-plugin", "gpus", GPU_INSTALL)
+    yield from _plugin(snapshot, needs, "gpu-plugin", GPU, GPU_PLUGINS, "gpus", GPU_INSTALL)
 
 
 def efa_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
-    yield from _plugin(snapshot, needs, "efa-plugin", EFA, "efa-k8s-device-plugin", "efa", EFA_INSTALL)
+    yield from _plugin(snapshot, needs, "efa-plugin", EFA, EFA_PLUGINS, "efa", EFA_INSTALL)
 
 
 def driver(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     """The nodes' driver against the CUDA that the image's name tells."""
-    rooms = [room for room in snapshot.rooms.values() if room.allocatable.get(GPU)]
-    if not rooms or not _asks(needs, GPU):
+    if needs.pod is None or not _asks(needs, GPU):
+        return
+    rooms = [room for room in snapshot.rooms.values() if room.allocatable.get(GPU) and room.usable_by(needs.pod)]
+    if not rooms:
         return
     match = CUDA_IN_IMAGE.search(needs.image or "")
     drivers = {room.name: version for room in rooms if (version := driver_version(room.labels))}
@@ -75,24 +80,26 @@ def driver_version(labels: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def _plugin(
-    snapshot: Snapshot, needs: Needs, check: str, resource: str, name: str, column: str, install: str
+    snapshot: Snapshot, needs: Needs, check: str, resource: str, names: Sequence[str], column: str, install: str
 ) -> Iterator[Result]:
     rooms = list(snapshot.rooms.values())
-    should_have = {room.name: amount for room in rooms if (amount := _by_catalogue(room, column))}
+    whole = [room for room in rooms if not any(key.startswith(DIVIDED) for key in room.allocatable)]
+    should_have = {room.name: amount for room in whole if (amount := _by_catalogue(room, column))}
     offering = [room for room in rooms if room.allocatable.get(resource)]
     if not should_have and not offering and not _asks(needs, resource):
         return
     if isinstance(snapshot.daemonsets, Refusal):
         yield Result(check, "skip", "its DaemonSet was not looked at", str(snapshot.daemonsets))
     else:
-        plugins = [value for value in snapshot.daemonsets if name in value["metadata"]["name"]]
-        yield from (_rollout(check, plugin) for plugin in plugins)
+        plugins = [value for value in snapshot.daemonsets if any(name in value["metadata"]["name"] for name in names)]
+        # of the variants that GKE has for each kind of node, most are wanted nowhere
+        yield from (_rollout(check, plugin) for plugin in plugins if _wanted(plugin))
         if not plugins and not offering:
             yield Result(
                 check,
                 "fail" if should_have and _asks(needs, resource) else "warn",  # a pool may be scaled to zero
                 f"nothing offers {resource} to pods",
-                evidence=f"no DaemonSet is called {name}, and no node has {resource} to give",
+                evidence=f"no DaemonSet is called {' or '.join(names)}, and no node has {resource} to give",
                 fix=install,
             )
     short = [room for room in rooms if room.allocatable.get(resource, 0.0) < should_have.get(room.name, 0)]
@@ -112,7 +119,7 @@ def _plugin(
 
 def _rollout(check: str, plugin: Object) -> Result:
     status, place = plugin.get("status") or {}, f"{plugin['metadata']['namespace']}/{plugin['metadata']['name']}"
-    wanted, ready = int(status.get("desiredNumberScheduled") or 0), int(status.get("numberReady") or 0)
+    wanted, ready = _wanted(plugin), int(status.get("numberReady") or 0)
     if ready < wanted:
         return Result(
             check,
@@ -122,6 +129,10 @@ def _rollout(check: str, plugin: Object) -> Result:
             fix=f"kubectl -n {plugin['metadata']['namespace']} describe daemonset {plugin['metadata']['name']}",
         )
     return Result(check, "pass", f"{place} is ready on {ready} of {wanted} nodes")
+
+
+def _wanted(plugin: Object) -> int:
+    return int((plugin.get("status") or {}).get("desiredNumberScheduled") or 0)
 
 
 def _by_catalogue(room: NodeRoom, column: str) -> int:

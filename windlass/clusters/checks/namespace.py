@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from windlass.clusters.needs import Needs
 from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
 
 IRSA = "eks.amazonaws.com/role-arn"
+# kubernetes.io/docs/concepts/security/pod-security-standards
+BASELINE_CAPABILITIES = frozenset(
+    {"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE"}
+    | {"SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"}
+)
+RESTRICTED_VOLUMES = frozenset(
+    ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
+)
 
 
 def pod_security(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
@@ -77,23 +86,40 @@ def service_account(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
 
 
 def _beyond(level: str, needs: Needs) -> Iterator[str]:
-    """What `baseline` and `restricted` refuse and training pods often have."""
-    if level == "privileged" or needs.pod is None:
+    """What `baseline` and `restricted` refuse, of the rules that training pods touch."""
+    if level not in ("baseline", "restricted") or needs.pod is None:
         return
     spec = needs.pod["spec"]
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(key):
             yield f"spec.{key} is true"
     for volume in spec.get("volumes") or ():
-        if "hostPath" in volume:
-            yield f"the volume {volume['name']} is a hostPath"
-    for container in spec["containers"]:
-        security = container.get("securityContext") or {}
-        if security.get("privileged"):
-            yield f"the container {container['name']} is privileged"
-        if level == "restricted":
-            pod_level = spec.get("securityContext") or {}
-            if not (security.get("runAsNonRoot") or pod_level.get("runAsNonRoot")):
-                yield f"the container {container['name']} does not say runAsNonRoot"
-            if security.get("allowPrivilegeEscalation") is not False:
-                yield f"the container {container['name']} does not say allowPrivilegeEscalation: false"
+        for kind in set(volume) - {"name"}:
+            if kind == "hostPath" or (level == "restricted" and kind not in RESTRICTED_VOLUMES):
+                yield f"the volume {volume['name']} is of the kind {kind}"
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        if any(port.get("hostPort") for port in container.get("ports") or ()):
+            yield f"the container {container['name']} has a hostPort"
+        security = {**(spec.get("securityContext") or {}), **(container.get("securityContext") or {})}
+        yield from (f"the container {container['name']} {problem}" for problem in _insecure(security, level))
+
+
+def _insecure(security: Mapping[str, Any], level: str) -> Iterator[str]:
+    """What a container's security context, laid over the pod's, has or lacks."""
+    capabilities, profile = security.get("capabilities") or {}, (security.get("seccompProfile") or {}).get("type")
+    allowed = BASELINE_CAPABILITIES if level == "baseline" else {"NET_BIND_SERVICE"}
+    if security.get("privileged"):
+        yield "is privileged"
+    if too_many := sorted(set(capabilities.get("add") or ()) - allowed):
+        yield f"adds the capabilities {', '.join(too_many)}"
+    if profile == "Unconfined" or (level == "restricted" and profile not in ("RuntimeDefault", "Localhost")):
+        yield "does not say seccompProfile: {type: RuntimeDefault}"
+    if level == "restricted":
+        if security.get("runAsNonRoot") is not True:
+            yield "does not say runAsNonRoot: true"
+        if security.get("runAsUser") == 0:
+            yield "says runAsUser: 0"
+        if security.get("allowPrivilegeEscalation") is not False:
+            yield "does not say allowPrivilegeEscalation: false"
+        if "ALL" not in (capabilities.get("drop") or ()):
+            yield "does not say capabilities: {drop: [ALL]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -14,15 +15,9 @@ from windlass.targets.kubernetes.manifests.capacity import requests
 MOST_NAMED = 5
 HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
 ZONE = "topology.kubernetes.io/zone"
-# Conditions that are bad while they are False; every other one is bad while it is True: the kubelet's pressures,
-# node-problem-detector's, NVSentinel's, the EKS node monitoring agent's are of both forms.
-GOOD_WHEN_TRUE = (
-    "KernelReady",
-    "ContainerRuntimeReady",
-    "NetworkingReady",
-    "StorageReady",
-    "AcceleratedHardwareReady",
-)
+# Conditions that are bad while they are False: KernelReady of the EKS node monitoring agent, EtcdIsVoter of k3s. Every
+# other one is bad while it is True: the kubelet's pressures, node-problem-detector's, NVSentinel's.
+GOOD_WHEN_TRUE = re.compile(r"((?<!Not)Ready|Healthy|Available|IsVoter)$")
 
 
 def readiness(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
@@ -105,7 +100,7 @@ def _problems(node: Object) -> Iterator[str]:
         kind, status = condition.get("type"), condition.get("status")
         if kind == "Ready":
             continue
-        if status == ("False" if kind in GOOD_WHEN_TRUE else "True"):
+        if status == ("False" if GOOD_WHEN_TRUE.search(str(kind)) else "True"):
             message = " ".join(str(condition.get("message") or condition.get("reason") or "").split())
             yield f"{kind}: {message[:160]}"
     label = _labels(node).get(HYPERPOD_HEALTH)

@@ -9,7 +9,7 @@ from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
 from windlass.targets.kubernetes.api.discovery import KUEUE
 from windlass.targets.kubernetes.api.http import Object
-from windlass.targets.kubernetes.manifests.capacity import requests
+from windlass.targets.kubernetes.manifests.capacity import COUNTED, requests
 from windlass.targets.kubernetes.manifests.cluster_facts import parse_quantity, show_quantity
 
 
@@ -70,6 +70,16 @@ def _cluster_queue(snapshot: Snapshot, needs: Needs, name: str) -> Iterator[Resu
                 quota[resource["name"]] = quota.get(resource["name"], 0.0) + amount
     borrows = bool((value.get("spec") or {}).get("cohort") or (value.get("spec") or {}).get("cohortName"))
     asked = requests(needs.pod) if needs.pod else {}
+    uncovered = sorted(key for key, amount in asked.items() if amount and key not in quota and key != COUNTED)
+    if uncovered:
+        yield Result(
+            "queue",
+            "warn",
+            f"the cluster queue {name} has no quota for {', '.join(uncovered)}",
+            evidence="Kueue never admits what asks for a resource that no flavour covers, unless its own configuration "
+            "leaves that resource out (excludeResourcePrefixes)",
+            fix=f"kubectl edit clusterqueue {name}    and add them to coveredResources and flavors",
+        )
     for key, amount in asked.items():
         wanted = amount * needs.num_pods
         if key in quota and wanted > quota[key] + 1e-9:

@@ -85,7 +85,7 @@ def storage_classes(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
                 evidence=f"provisioner {provisioner}; CSI drivers: {', '.join(sorted(drivers)) or 'none'}",
                 fix=f"install the driver {provisioner}",
             )
-        elif provisioner in SHARED:
+        elif provisioner.endswith(SHARED):  # Rook puts its namespace before the name
             shared.append(name)
     defaults = [
         value["metadata"]["name"]

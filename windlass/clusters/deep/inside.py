@@ -61,7 +61,10 @@ class Receiver(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.server = socket.create_server(("", PORT), family=socket.AF_INET6, dualstack_ipv6=True)
+        if socket.has_dualstack_ipv6():
+            self.server = socket.create_server(("", PORT), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:  # a kernel without IPv6
+            self.server = socket.create_server(("", PORT))
         self.server.settimeout(PATIENCE)
 
     def run(self) -> None:
@@ -80,20 +83,24 @@ class Receiver(threading.Thread):
 
 def send(address: str) -> None:
     """To the next pod of the ring, for some seconds."""
-    begin = time.monotonic()
+    to, begin = (index() + 1) % int(os.environ["WINDLASS_DEEP_PODS"]), time.monotonic()
     while True:
         try:
             connection = socket.create_connection((address, PORT), timeout=5.0)
             break
         except OSError as error:
             if time.monotonic() - begin > PATIENCE:
-                report("port", to=(index() + 1) % int(os.environ["WINDLASS_DEEP_PODS"]), port=PORT, error=str(error))
+                report("port", to=to, port=PORT, error=str(error))
                 return
             time.sleep(1.0)
     with connection:
+        connection.settimeout(SECONDS * 10)
         until, chunk = time.monotonic() + SECONDS, bytes(CHUNK)
-        while time.monotonic() < until:
-            connection.sendall(chunk)
+        try:
+            while time.monotonic() < until:
+                connection.sendall(chunk)
+        except OSError as error:  # small packets pass and large ones do not: the MTU of a network in between
+            report("port", to=to, port=PORT, error=f"connected, but data does not get through: {error}")
 
 
 def disk(folder: str) -> None:
@@ -124,7 +131,7 @@ def collectives() -> None:
     if asked.returncode:
         report("collective", error="the image has no torch that can be imported: " + asked.stderr.strip()[-300:])
         return
-    num_gpus = int(asked.stdout)
+    num_gpus = int(asked.stdout.split()[-1])  # torch may print before it
     ranks = max(num_gpus, 1)
     logs = tempfile.mkdtemp()
     processes = []
@@ -137,25 +144,30 @@ def collectives() -> None:
             "MASTER_ADDR": name_of(0),
             "MASTER_PORT": str(PORT + 1),
             "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,NET",
             "NCCL_DEBUG_FILE": f"{logs}/{local}",
             "WINDLASS_DEEP_BACKEND": "nccl" if num_gpus else "gloo",
         }
         command = [sys.executable, "-c", os.environ["WINDLASS_DEEP_SOURCE"], "rank"]
         processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    until = time.monotonic() + PATIENCE
     for process in processes:
         try:
-            _, errors = process.communicate(timeout=PATIENCE)
+            _, errors = process.communicate(timeout=max(until - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
             errors = f"no end within {PATIENCE:.0f} s"
         if process.returncode:
             report("collective", error=errors.strip()[-500:])
-    text = "".join(path.read_text(errors="replace") for path in Path(logs).iterdir())
-    networks = sorted(
-        set(re.findall(r"Using network ([^\n]+)", text)) | set(re.findall(r"NET/(OFI|Socket|IB)\b", text))
-    )
     if num_gpus:
-        report("network", networks=networks)
+        report("network", networks=networks("".join(path.read_text(errors="replace") for path in Path(logs).iterdir())))
+
+
+def networks(log: str) -> list[str]:
+    """What NCCL says it uses. A plugin that was loaded is no proof: where it fails, NCCL goes on with sockets."""
+    used = set(re.findall(r"Using network ([^\r\n]+)", log))
+    return sorted(used | {f"provider {name}" for name in re.findall(r"NET/OFI Selected [Pp]rovider is ([^\s,]+)", log)})
 
 
 def rank() -> None:

@@ -118,6 +118,8 @@ def _collectives(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
                 evidence=f"{line['bytes']} bytes, {line['world']} ranks, seen in pod {line['pod']} on {line['node']}",
                 fix="keep runs off this node and report it: wrong sums train nonsense",
             )
+    if not tried:
+        yield Result("all-reduce", "fail", "no all-reduce was tried", "no pod came that far; the checks above say why")
     right = [line for line in tried if "error" not in line and not line["wrong"]]
     large = [line for line in right if line["bytes"] >= LARGE]
     if large and len(right) == len(tried):
@@ -133,15 +135,16 @@ def _network(lines: Sequence[Mapping[str, Any]], needs: Needs) -> Iterator[Resul
     """Whether NCCL itself says that EFA carries it."""
     used = sorted({network for line in lines if line["check"] == "network" for network in line["networks"]})
     asks_efa = needs.pod is not None and requests(needs.pod).get(EFA, 0.0) > 0
-    if not used:
+    if not used and not asks_efa:
         return
-    is_efa = any("OFI" in network or "Libfabric" in network for network in used)
+    # every rank: "AWS Libfabric" or "Libfabric", and where the plugin names its provider, efa
+    is_efa = used and all("Libfabric" in network or network in ("OFI", "provider efa") for network in used)
     if asks_efa and not is_efa:
         yield Result(
             "network",
             "fail",
             "NCCL does not use EFA, though the pods have it",
-            evidence=f"NCCL's log: {', '.join(used)}",
+            evidence=f"NCCL's log: {', '.join(used) or 'it names no network'}",
             fix="an image with aws-ofi-nccl and libfabric: windlass image plan",
         )
     else:

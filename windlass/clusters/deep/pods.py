@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +11,12 @@ from typing import Any
 
 from windlass.clusters.deep import inside
 from windlass.clusters.needs import Needs
+from windlass.common.files import parse_record
 from windlass.errors import UserError
-from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import object_path
 from windlass.targets.kubernetes.manifests.pod import RUNS_VOLUME
+from windlass.targets.kubernetes.manifests.render import QUEUE_LABEL
 from windlass.targets.kubernetes.pod.interface import POD_VARIABLES, RUNS
 
 LABEL = "windlass.dev/deep-check"
@@ -44,7 +44,8 @@ def objects(needs: Needs, namespace: str, name: str) -> list[Object]:
             "a deep check needs a run file: its pods say what to try", fix="windlass cluster check my.yaml --deep"
         )
     labels = {LABEL: name}
-    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    queue = {QUEUE_LABEL: needs.queue} if needs.queue else {}  # or Kueue may keep the job suspended for ever
+    metadata = {"name": name, "namespace": namespace, "labels": labels | queue}
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -123,20 +124,29 @@ def _needs_our_secret(entry: Mapping[str, Any]) -> bool:
 
 def _wait(api: Api, needs: Needs, namespace: str, name: str) -> list[Told]:
     until = time.monotonic() + DEADLINE_SECONDS
+    container = str((needs.pod or {})["spec"]["containers"][0]["name"])
     while True:
         pods = list(api.items(object_path("v1", "pods", namespace), labelSelector=f"{LABEL}={name}"))
-        ended = [pod for pod in pods if pod["status"].get("phase") in ("Succeeded", "Failed")]
+        ended = [pod for pod in pods if _has_ended(pod, container)]
         if len(ended) >= needs.num_pods or time.monotonic() > until:
-            return [_told(api, namespace, pod) for pod in pods]
+            return [_told(api, namespace, pod, container) for pod in pods]
         time.sleep(ASK_SECONDS)
 
 
-def _told(api: Api, namespace: str, pod: Object) -> Told:
+def _has_ended(pod: Object, container: str) -> bool:
+    """A sidecar that a mesh injects may run on after the container that counts."""
     status = pod.get("status") or {}
-    waiting = [
-        str(container["state"]["waiting"].get("message") or container["state"]["waiting"].get("reason"))
-        for container in status.get("containerStatuses") or ()
-        if "waiting" in (container.get("state") or {})
+    states = [entry.get("state") or {} for entry in status.get("containerStatuses") or () if entry["name"] == container]
+    return status.get("phase") in ("Succeeded", "Failed") or any("terminated" in state for state in states)
+
+
+def _told(api: Api, namespace: str, pod: Object, container: str) -> Told:
+    status = pod.get("status") or {}
+    states = [
+        state
+        for entry in status.get("containerStatuses") or ()
+        for kind, state in (entry.get("state") or {}).items()
+        if kind == "waiting" or (kind == "terminated" and state.get("exitCode"))
     ]
     unscheduled = [
         str(condition.get("message"))
@@ -147,16 +157,18 @@ def _told(api: Api, namespace: str, pod: Object) -> Told:
         pod=pod["metadata"]["name"],
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
         index=int((pod["metadata"].get("labels") or {}).get("batch.kubernetes.io/job-completion-index", "-1")),
-        lines=list(_lines(api, namespace, pod["metadata"]["name"])),
+        lines=list(_lines(api, namespace, pod["metadata"]["name"], container)),
         phase=str(status.get("phase") or ""),
-        reason="; ".join([*unscheduled, *waiting]),
+        reason="; ".join([*unscheduled, *(str(state.get("message") or state.get("reason")) for state in states)]),
     )
 
 
-def _lines(api: Api, namespace: str, pod: str) -> Iterator[Mapping[str, Any]]:
+def _lines(api: Api, namespace: str, pod: str, container: str) -> Iterator[Mapping[str, Any]]:
     try:
-        for line in api.lines(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", {}):
+        for line in api.lines(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", {"container": container}):
             if line.startswith(inside.MARK.encode()):
-                yield json.loads(line[len(inside.MARK) :])
-    except (RefusedError, ValueError):
+                record = parse_record(line[len(inside.MARK) :])
+                if record is not None:
+                    yield record
+    except UserError:  # not started, or its node is gone: what the pod's status says is the evidence
         return

@@ -65,7 +65,7 @@ def access(context: str | None = None, namespace: str | None = None) -> Access:
             evidence=f"${KUBECONFIG} names no file that is there: {named}" if named else "there is no ~/.kube/config",
             fix=NEW_FILE,
         )
-    config = _read_all(paths)
+    config = read_all(paths)
     name = context or config.current
     if not name:
         raise UserError(
@@ -122,10 +122,10 @@ def _in_cluster(namespace: str | None) -> Access:
     )
 
 
-def _read_all(paths: list[Path]) -> _Config:
+def read_all(paths: list[Path]) -> _Config:
     config = _Config(paths)
     for path in paths:
-        values = _read(path)
+        values = read(path)
         config.current = config.current or str(values.get("current-context") or "") or None
         for key, single, known in (
             ("contexts", "context", config.contexts),
@@ -146,7 +146,7 @@ def _read_all(paths: list[Path]) -> _Config:
     return config
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
