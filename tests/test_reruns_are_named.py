@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]])
 def test_a_test_that_is_tried_again_is_named_with_its_first_failure(tmp_path, workers):
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())

@@ -32,6 +32,7 @@ def count(source: str, **data: object) -> int | None:
     return found and found.num_sequences
 
 
+@pytest.mark.slow
 def test_ranks_that_come_together_tokenize_once(write_files: Callable[..., list[Path]]) -> None:
     folder = str(write_files(500, 300)[0].parent)
     ranks = [

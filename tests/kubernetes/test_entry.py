@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.trainer.harness import train
 from windlass.common.files import read_json_lines
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder, steps_of
@@ -20,6 +21,15 @@ pytestmark = pytest.mark.train
 PATIENCE = 600.0
 
 
+TINY = {
+    "name": "tiny",
+    "model": {"preset": "llama-tiny"},
+    "data": {"source": "corpus:austen", "sequence_length": 32},
+    "train": {"steps": 16, "global_batch": 6, "precision": "fp32", "warmup_steps": 0},
+    "checkpoint": {"every": 2, "grace_seconds": 300},
+}
+
+
 class Pods:
     """Three pods of one run that share a folder."""
 
@@ -29,11 +39,8 @@ class Pods:
         self.folder = RunFolder(root / "runs" / "tiny")
         run = parse_run(
             {
-                "name": "tiny",
-                "model": {"preset": "llama-tiny"},
-                "data": {"source": "corpus:austen", "sequence_length": 32},
-                "train": {"steps": steps, "global_batch": 6, "precision": "fp32", "warmup_steps": 0},
-                "checkpoint": {"every": 2, "grace_seconds": 300},
+                **TINY,
+                "train": {**TINY["train"], "steps": steps},
                 "resources": {
                     "nodes": nodes,
                     "gpus_per_node": 0,
@@ -139,11 +146,10 @@ def pods(tmp_path):
         one.close()
 
 
-def test_killed_ranks_killed_pods_and_a_drained_pod_change_nothing(pods):
-    whole = pods("whole")
-    for node in range(3):
-        whole.start(node)
-    assert [whole.ended(node) for node in range(3)] == [0, 0, 0]
+def test_killed_ranks_killed_pods_and_a_drained_pod_change_nothing(pods, tmp_path, monkeypatch):
+    monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path / "cache"))
+    whole = train(tmp_path / "whole", TINY, ranks=3)
+    assert whole.codes == [0, 0, 0], whole.output
 
     # sleeping a moment at each step keeps the run from ending before it is disturbed
     slow = ";".join(f"sleep:rank=0,step={step},seconds=1" for step in range(1, 16))

@@ -30,6 +30,7 @@ def faults_of(*arguments: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_freed_memory_is_used_again() -> None:
     kept = faults_of("kept")
     if kept == "no switch":

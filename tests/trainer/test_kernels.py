@@ -9,6 +9,7 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
 def test_kernels_agree_with_their_twins() -> None:
     pytest.importorskip("triton", reason="torch brings Triton on Linux only")
     done = subprocess.run(

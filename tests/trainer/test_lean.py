@@ -85,7 +85,7 @@ def loss_and_gradients(model: Any, **inputs: Tensor) -> tuple[Tensor, dict[str, 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_losses_and_gradients_are_those_of_transformers_block(family: str, masked: bool, compiled: bool) -> None:
     inputs = {"position_ids": torch.arange(8).repeat(2)[None].expand(2, 16)} if masked else {}
     plain, lean = small_model(family), small_model(family)

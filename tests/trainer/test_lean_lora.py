@@ -67,7 +67,7 @@ def gradients(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("four_bits", [False, True])
 @pytest.mark.parametrize("rank", [4, 8])  # three adapters of rank 4 are widened by zeros
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_losses_and_gradients_are_those_of_plain_blocks(four_bits: bool, rank: int, compiled: bool) -> None:
     plain, lean = (adapted(rank=rank, four_bits=four_bits) for _ in range(2))
     use_attention(lean, layout_of(lean, RUN))
@@ -191,6 +191,7 @@ def held(model: Any) -> int:
     return sum(storages.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lean", [False, True])
 def test_four_bits_hold_less_and_keep_no_more(lean: bool) -> None:
     """Issue of the past: both passes brought the same matrix back, and the compiler kept it from one to the other."""

@@ -54,9 +54,8 @@ def _ranks(run: Run, world_size: int) -> str:
 
 def _sources(run: Run) -> str:
     total = sum(source.weight for source in run.data.sources)
-    return (
-        " + ".join(f"{source.weight / total:.4g} of {source.source}" for source in run.data.sources) or run.data.source
-    )
+    shares = (f"{source.weight / total:.4g} of {source.source}" for source in run.data.sources)
+    return " + ".join(shares) or run.data.source
 
 
 def _count(count: int | None) -> str:

@@ -63,9 +63,8 @@ def _plainer(error: UnicodeError) -> tuple[str, int]:
     """What an encoding lacks, in characters that all have."""
     assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end]
-    return "".join(
-        PLAINER.get(character) or character.encode("ascii", "backslashreplace").decode() for character in text
-    ), error.end
+    plain = (PLAINER.get(letter) or letter.encode("ascii", "backslashreplace").decode() for letter in text)
+    return "".join(plain), error.end
 
 
 def finish(output: OutputStream) -> OSError | None:

@@ -13,46 +13,24 @@ from windlass.spec.run import Run
 QUIET_KEYS = frozenset(
     f"train.{key}"
     for key in (
-        "log_every",
-        "validate_every",
-        "validation_sequences",
-        "early_stopping",
-        "tensorboard",
-        "micro_batch",
-        "compile",
-        "fused_head",
-        "bf16_weights",
-        "lean_blocks",
+        *("log_every", "validate_every", "validation_sequences", "early_stopping", "tensorboard"),
+        *("micro_batch", "compile", "fused_head", "bf16_weights", "lean_blocks"),
     )
 )
 # What may change too, and is training with other numbers from there on: each change is shown and in the history.
 STEERING_KEYS = frozenset(
     f"train.{key}"
     for key in (
-        "steps",
-        "learning_rate",
-        "min_learning_rate",
-        "schedule",
-        "warmup_steps",
-        "decay_fraction",
-        "weight_decay",
-        "beta1",
-        "beta2",
-        "epsilon",
-        "grad_clip",
-        "global_batch",
-        "fp8",
+        *("steps", "learning_rate", "min_learning_rate", "schedule", "warmup_steps", "decay_fraction"),
+        *("weight_decay", "beta1", "beta2", "epsilon", "grad_clip", "global_batch", "fp8"),
     )
 )
 FREE_SECTIONS = frozenset(("checkpoint", "resources", "parallel", "image", "target", "notify"))
 
 # Left open by the user, filled in when the run was first resolved: the first answer holds for the whole run.
 SETTLED_ONCE = (
-    "data.config",
-    "data.sequence_length",
-    "data.tokenizer",
-    "train.warmup_steps",
-    "train.min_learning_rate",
+    *("data.config", "data.sequence_length", "data.tokenizer"),
+    *("train.warmup_steps", "train.min_learning_rate"),
 )
 
 

@@ -26,11 +26,14 @@ def load_run(path: str | Path, overrides: Sequence[str] = (), *, saved: bool = F
     """The run that a file and `section.key=value` overrides describe.
 
     Paths in a file that a user wrote are looked for beside it, those of overrides from the current folder. `saved`: the
-    file is the resolved one of a run folder, whose paths are looked for in the folder that it was written from.
+    file is the resolved one of a run folder; what is not here is looked for in the folder that it was written from.
     """
     path = Path(path)
     values = read_yaml(path)
-    find_paths_beside(values, _written_from(path) if saved else path.parent)
+    if saved:
+        find_paths_beside(values, _written_from(path), here_first=True)  # a project may be copied with its runs
+    else:
+        find_paths_beside(values, path.parent)
     for override in overrides:
         apply_override(values, override, run_file=path)
     values.setdefault("name", "")
@@ -145,12 +148,16 @@ PATHS = (
 BESIDE_RUN_FILE = ("image.dockerfile", "image.context", "image.requirements")
 
 
-def find_paths_beside(values: Values, folder: Path) -> None:
+def find_paths_beside(values: Values, folder: Path, *, here_first: bool = False) -> None:
     """Turn the relative paths of a run file into paths from the current folder where they lie beside the file."""
     if folder.resolve() == Path.cwd():
         return
     for key in PATHS:
-        _map_strings(values, key.split("."), lambda text: _beside(text, folder))
+        _map_strings(
+            values,
+            key.split("."),
+            lambda text: text if here_first and os.path.exists(text) else _beside(text, folder),
+        )
     _map_strings(values, ["target", "kubernetes", "secrets"], lambda text: _file_secret_beside(text, folder))
 
 

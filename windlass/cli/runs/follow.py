@@ -303,9 +303,7 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
                 for key, values in pairs
                 if isinstance(values, list) and len(values) == 2
             ]
-            return (
-                f"goes on with other settings: {', '.join(described)}" if described else "goes on with other settings"
-            )
+            return "goes on with other settings" + (f": {', '.join(described)}" if described else "")
         case "started-over":
             return f"began again at step 0: step {get('step')} was saved on the nodes alone, and they are gone"
         case "branched":

@@ -103,11 +103,7 @@ def differing_settings(folders: list[RunFolder]) -> dict[str, list[Any]]:
 
 
 def loss_at(folder: RunFolder, step: int) -> float | None:
-    from windlass.common.files import read_json_lines, real
+    from windlass.common.files import real
+    from windlass.runfolder import steps_of
 
-    records = (
-        record
-        for record in read_json_lines(folder.metrics)
-        if record.get("kind") == "step" and record.get("step") == step
-    )
-    return next((real(record.get("loss")) for record in reversed(list(records))), None)
+    return real(steps_of(folder).get(step, {}).get("loss"))
