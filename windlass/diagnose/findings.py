@@ -435,10 +435,13 @@ def refused(facts: Facts) -> list[Finding]:
             rule = _first("refusal", "", line[:4000]) if is_answer else None
             if rule and not re.search(r"\bretrying|will retry\b", line):
                 found.append(_by(rule, REFUSED, "submit", evidence_of(log.name, line)))
-    created = {one.name for one in facts.events if one.reason.startswith("SuccessfulCreate")} if facts.pods else set()
+    created: dict[str, float] = {}  # when a controller last made a pod: what was refused before that was overcome
+    for event in facts.events if facts.pods else ():
+        if event.reason.startswith("SuccessfulCreate"):
+            created[event.name] = max(created.get(event.name, 0.0), event.time or float("inf"))
     for event in facts.events:
         rule = _first("refusal", "", event.message) if FAILED_CREATE.fullmatch(event.reason) else None
-        if rule and event.name not in created:
+        if rule and (event.time or 0.0) >= created.get(event.name, 0.0):
             found.append(_by(rule, REFUSED, "submit", evidence_of("event", str(event), event.time)))
     found += _by_conditions("job", facts.job_conditions)
     if not any(one.type == "Admitted" and one.status == "True" for one in facts.workload_conditions):
