@@ -5,7 +5,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.cli.conftest import windlass  # noqa: F401
 from tests.clusters.conftest import daemonset, named, node
 from windlass.clusters.preflight import preflight
 from windlass.clusters.snapshot import take
@@ -28,7 +27,7 @@ target: {kubernetes: {job: pytorchjob, storage: "pvc:work", service_account: tra
 
 
 @pytest.fixture
-def check(windlass, cluster, tmp_path):  # noqa: F811
+def check(windlass, cluster, tmp_path):
     """Runs the check, with a run file unless told otherwise: exit code and results by check."""
     path = tmp_path / "big.yaml"
     path.write_text(RUN)
@@ -209,7 +208,7 @@ def rendered(path):
     return settled, where.render(settled, where.gather(settled))
 
 
-def test_a_thousand_nodes_take_few_requests(check, cluster, windlass):  # noqa: F811
+def test_a_thousand_nodes_take_few_requests(check, cluster, windlass):
     cluster.objects["nodes"] = [node(f"n{number}") for number in range(1000)]
     pod = named("p", "else", spec={"nodeName": "n1", "containers": []}, status={"phase": "Running"})
     cluster.objects["pods"] = [pod] * 5000
@@ -233,7 +232,7 @@ def test_junit_for_ci(check, cluster, tmp_path):
     assert "claims there: none" in suite.find("testcase/failure").text
 
 
-def test_text_is_for_people(windlass, cluster):  # noqa: F811
+def test_text_is_for_people(windlass, cluster):
     cluster.objects["nodes"][1] = node("b", unschedulable=True)
     cluster.serve()
     answer = windlass("cluster", "check")
@@ -242,7 +241,7 @@ def test_text_is_for_people(windlass, cluster):  # noqa: F811
     assert answer.code == 0
 
 
-def test_nobody_answers(windlass, cluster):  # noqa: F811
+def test_nobody_answers(windlass, cluster):
     cluster.server.stop()
     answer = windlass("cluster", "check")
     assert answer.code != 0

@@ -6,7 +6,6 @@ import os
 import pytest
 import yaml
 
-from tests.cli.conftest import windlass  # noqa: F401
 from tests.clusters.conftest import REGION
 from tests.clusters.test_listing import make_eks
 from windlass.clusters.aws_facts import AwsFacts, Subnet, ask, region_of
@@ -19,7 +18,7 @@ ARN = "arn:aws:eks:us-west-2:123456789012:cluster/below"
 ROLE = "arn:aws:iam::123456789012:role/hyperpod"
 
 
-def test_a_gpu_cluster_has_efa_one_zone_and_a_price(windlass):  # noqa: F811
+def test_a_gpu_cluster_has_efa_one_zone_and_a_price(windlass):
     options = (
         "--region",
         REGION,
@@ -44,14 +43,14 @@ def test_a_gpu_cluster_has_efa_one_zone_and_a_price(windlass):  # noqa: F811
     assert answer["created"] is False
 
 
-def test_a_cpu_cluster_has_no_efa_and_says_what_it_cannot_price(windlass):  # noqa: F811
+def test_a_cpu_cluster_has_no_efa_and_says_what_it_cannot_price(windlass):
     answer = windlass("cluster", "create", "small", "--region", REGION, "--dry-run")
     config = yaml.safe_load(answer.out)
     assert "efaEnabled" not in config["managedNodeGroups"][1]
     assert "price not known" in answer.out
 
 
-def test_eksctl_gets_exactly_what_was_shown(windlass, tmp_path, monkeypatch):  # noqa: F811
+def test_eksctl_gets_exactly_what_was_shown(windlass, tmp_path, monkeypatch):
     program = tmp_path / "eksctl"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\ncp "$4" {tmp_path}/config\n')
     program.chmod(0o755)
@@ -64,14 +63,14 @@ def test_eksctl_gets_exactly_what_was_shown(windlass, tmp_path, monkeypatch):  #
     )
 
 
-def test_without_eksctl(windlass, monkeypatch, tmp_path):  # noqa: F811
+def test_without_eksctl(windlass, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     answer = windlass("cluster", "create", "small", "--region", REGION, "--yes")
     assert answer.code == 2
     assert "eksctl is not installed" in answer.err
 
 
-def test_a_hyperpod_cluster_is_made_and_deleted(windlass, aws):  # noqa: F811
+def test_a_hyperpod_cluster_is_made_and_deleted(windlass, aws):
     options = ("--region", REGION, "--on-eks", ARN, "--role", ROLE, "--lifecycle", "s3://sagemaker-scripts/x", "--yes")
     answer = windlass("cluster", "create", "pod", "--instance", "p5.48xlarge", "--nodes", "2", *options)
     assert answer.code == 0, answer.err
@@ -92,7 +91,7 @@ def test_the_bucket_is_private_encrypted_and_versioned(aws):
     assert s3.get_bucket_encryption(Bucket="windlass-ckpt")["ServerSideEncryptionConfiguration"]["Rules"]
 
 
-def test_delete_shows_what_goes_and_asks(windlass, aws):  # noqa: F811
+def test_delete_shows_what_goes_and_asks(windlass, aws):
     make_eks(aws, "old")
     answer = windlass("cluster", "delete", "old", "--region", REGION)
     assert "EKS cluster old (ACTIVE" in answer.out
@@ -189,13 +188,13 @@ def test_addresses_are_counted_where_the_nodes_are(aws):
     assert [subnet.name for subnet in ask(made["endpoint"], REGION, "team").subnets] == [nodes]
 
 
-def test_json_does_not_say_that_what_was_not_made_was(windlass):  # noqa: F811
+def test_json_does_not_say_that_what_was_not_made_was(windlass):
     answer = windlass("cluster", "create", "small", "--region", REGION, "--json")
     assert answer.code == 2
     assert "created" not in answer.out
 
 
-def test_what_eksctl_prints_is_not_among_the_json(windlass, tmp_path, monkeypatch):  # noqa: F811
+def test_what_eksctl_prints_is_not_among_the_json(windlass, tmp_path, monkeypatch):
     program = tmp_path / "eksctl"
     program.write_text("#!/bin/sh\necho creating\n")
     program.chmod(0o755)
@@ -205,7 +204,7 @@ def test_what_eksctl_prints_is_not_among_the_json(windlass, tmp_path, monkeypatc
     assert "creating" not in answer.out
 
 
-def test_no_bucket_is_made_for_a_cluster_that_cannot_be(windlass, aws, monkeypatch, tmp_path):  # noqa: F811
+def test_no_bucket_is_made_for_a_cluster_that_cannot_be(windlass, aws, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     answer = windlass("cluster", "create", "small", "--region", REGION, "--bucket", "windlass-new", "--yes")
     assert "eksctl is not installed" in answer.err
@@ -240,7 +239,7 @@ def test_hyperpod_requests_are_valid_and_cpu_nodes_get_no_gpu_checks(instance, i
     assert ("OnStartDeepHealthChecks" in parameters["InstanceGroups"][0]) is is_checked
 
 
-def test_the_price_of_hyperpod_is_not_that_of_ec2(windlass):  # noqa: F811
+def test_the_price_of_hyperpod_is_not_that_of_ec2(windlass):
     options = ("--on-eks", ARN, "--role", ROLE, "--lifecycle", "s3://sagemaker-x/y", "--dry-run", "--json")
     answer = windlass("cluster", "create", "pod", "--region", REGION, "--instance", "p5.48xlarge", *options)
     cost = json.loads(answer.out)

@@ -5,7 +5,6 @@ import json
 import pytest
 import yaml
 
-from tests.cli.conftest import windlass  # noqa: F401
 from tests.clusters.conftest import LISTS, named
 from tests.clusters.test_check import RUN
 from windlass.clusters.fixing import FIX_LABEL
@@ -87,7 +86,7 @@ def run_path(tmp_path):
     return str(path)
 
 
-def test_what_is_missing_is_shown_made_and_checked_again(windlass, keeping, run_path):  # noqa: F811
+def test_what_is_missing_is_shown_made_and_checked_again(windlass, keeping, run_path):
     keeping.objects["service_accounts"] = [named("default")]
     keeping.forbidden = {("create", "secrets"), ("get", "pods/log")}
     keeping.serve_keeping()
@@ -104,7 +103,7 @@ def test_what_is_missing_is_shown_made_and_checked_again(windlass, keeping, run_
     assert answer.code == 1
 
 
-def test_undo_deletes_what_was_made_and_nothing_else(windlass, keeping, run_path, tmp_path):  # noqa: F811
+def test_undo_deletes_what_was_made_and_nothing_else(windlass, keeping, run_path, tmp_path):
     mine = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine"}}
     path = tmp_path / "more.json"
     path.write_text(json.dumps(mine))
@@ -119,7 +118,7 @@ def test_undo_deletes_what_was_made_and_nothing_else(windlass, keeping, run_path
     assert "not made by windlass, so it stays" in answer.out
 
 
-def test_nobody_to_confirm_means_nothing_is_made(windlass, keeping, run_path):  # noqa: F811
+def test_nobody_to_confirm_means_nothing_is_made(windlass, keeping, run_path):
     keeping.objects["service_accounts"] = []
     keeping.serve_keeping()
     answer = windlass("cluster", "fix", run_path)
@@ -128,7 +127,7 @@ def test_nobody_to_confirm_means_nothing_is_made(windlass, keeping, run_path):  
     assert not keeping.kept
 
 
-def test_a_sound_cluster_needs_nothing(windlass, keeping, run_path):  # noqa: F811
+def test_a_sound_cluster_needs_nothing(windlass, keeping, run_path):
     keeping.serve_keeping()
     answer = windlass("cluster", "fix", run_path, "--yes")
     assert "nothing that windlass can make" in answer.out
@@ -138,7 +137,7 @@ def test_a_sound_cluster_needs_nothing(windlass, keeping, run_path):  # noqa: F8
 @pytest.mark.parametrize(
     "text", ["[1, 2]", "kind: Pod", "{", "", "{apiVersion: v1, kind: Pod, metadata: null}", "{a: {[]: b}}"]
 )
-def test_manifests_that_are_none(windlass, keeping, tmp_path, text):  # noqa: F811
+def test_manifests_that_are_none(windlass, keeping, tmp_path, text):
     keeping.serve_keeping()
     path = tmp_path / "bad.yaml"
     path.write_text(text)
@@ -147,13 +146,13 @@ def test_manifests_that_are_none(windlass, keeping, tmp_path, text):  # noqa: F8
     assert not keeping.kept
 
 
-def test_nothing_to_make_is_json_too(windlass, keeping, run_path):  # noqa: F811
+def test_nothing_to_make_is_json_too(windlass, keeping, run_path):
     keeping.serve_keeping()
     answer = windlass("cluster", "fix", run_path, "--yes", "--json")
     assert json.loads(answer.out)["outcomes"] == []
 
 
-def test_undo_shows_what_goes_and_asks(windlass, keeping, run_path):  # noqa: F811
+def test_undo_shows_what_goes_and_asks(windlass, keeping, run_path):
     keeping.objects["service_accounts"] = [named("default")]
     keeping.serve_keeping()
     assert windlass("cluster", "fix", run_path, "--yes").code == 0
@@ -163,7 +162,7 @@ def test_undo_shows_what_goes_and_asks(windlass, keeping, run_path):  # noqa: F8
     assert list(keeping.kept)  # a claim would have taken its checkpoints with it
 
 
-def test_undo_goes_on_after_what_is_refused(windlass, keeping, tmp_path):  # noqa: F811
+def test_undo_goes_on_after_what_is_refused(windlass, keeping, tmp_path):
     keeping.serve_keeping()
     maps = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}} for name in ("a", "b")]
     gone = {"apiVersion": "example.com/v1", "kind": "Gone", "metadata": {"name": "g"}}
@@ -187,7 +186,7 @@ def test_undo_goes_on_after_what_is_refused(windlass, keeping, tmp_path):  # noq
     assert list(keeping.kept) == [refusing]
 
 
-def test_a_namespace_that_others_use_by_now_stays(windlass, keeping):  # noqa: F811
+def test_a_namespace_that_others_use_by_now_stays(windlass, keeping):
     keeping.namespace = None
     keeping.serve_keeping()
     assert windlass("cluster", "fix", "--yes").code == 0
@@ -200,7 +199,7 @@ def test_a_namespace_that_others_use_by_now_stays(windlass, keeping):  # noqa: F
     assert not keeping.kept
 
 
-def test_kinds_without_a_namespace_are_made_outside_it(windlass, keeping, tmp_path):  # noqa: F811
+def test_kinds_without_a_namespace_are_made_outside_it(windlass, keeping, tmp_path):
     keeping.serve_keeping()
     path = tmp_path / "class.yaml"
     path.write_text("{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: high}, value: 1}")
@@ -208,7 +207,7 @@ def test_kinds_without_a_namespace_are_made_outside_it(windlass, keeping, tmp_pa
     assert list(keeping.kept) == ["/apis/scheduling.k8s.io/v1/priorityclasses/high"]
 
 
-def test_somebody_else_gets_every_verb_and_a_role_of_their_own(windlass, keeping, run_path):  # noqa: F811
+def test_somebody_else_gets_every_verb_and_a_role_of_their_own(windlass, keeping, run_path):
     """An administrator lacks nothing, and may fix for several people."""
     keeping.serve_keeping()
     for user in ("bob", "eve"):

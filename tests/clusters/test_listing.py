@@ -10,7 +10,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from tests.cli.conftest import windlass  # noqa: F401
 from tests.clusters.conftest import REGION
 from tests.kubernetes.api_server import Server
 
@@ -29,7 +28,7 @@ def make_eks(aws, name):
     return aws("eks").create_cluster(name=name, version="1.33", roleArn=ROLE, resourcesVpcConfig=network)["cluster"]
 
 
-def test_clusters_and_contexts_are_listed_together(windlass, aws, home):  # noqa: F811
+def test_clusters_and_contexts_are_listed_together(windlass, aws, home):
     make_eks(aws, "training")
     (home / ".kube").mkdir()
     config = {
@@ -52,7 +51,7 @@ def test_clusters_and_contexts_are_listed_together(windlass, aws, home):  # noqa
     )
 
 
-def test_without_credentials_contexts_are_listed_and_the_rest_is_said(windlass, aws, home, monkeypatch):  # noqa: F811
+def test_without_credentials_contexts_are_listed_and_the_rest_is_said(windlass, aws, home, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -61,7 +60,7 @@ def test_without_credentials_contexts_are_listed_and_the_rest_is_said(windlass, 
     assert any("AWS does not know who you are" in warning for warning in answer["warnings"])
 
 
-def test_use_writes_an_entry_and_leaves_the_others(windlass, aws, home):  # noqa: F811
+def test_use_writes_an_entry_and_leaves_the_others(windlass, aws, home):
     made = make_eks(aws, "training")
     path = home / ".kube" / "config"
     path.parent.mkdir()
@@ -81,7 +80,7 @@ def test_use_writes_an_entry_and_leaves_the_others(windlass, aws, home):  # noqa
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
-def test_an_unknown_cluster_is_answered_with_those_there_are(windlass, aws, home):  # noqa: F811
+def test_an_unknown_cluster_is_answered_with_those_there_are(windlass, aws, home):
     make_eks(aws, "training")
     answer = windlass("cluster", "use", "trainnig")
     assert answer.code == 2
@@ -89,7 +88,7 @@ def test_an_unknown_cluster_is_answered_with_those_there_are(windlass, aws, home
     assert not (home / ".kube" / "config").exists()
 
 
-def test_the_token_is_a_signed_question_that_names_the_cluster(windlass, aws):  # noqa: F811
+def test_the_token_is_a_signed_question_that_names_the_cluster(windlass, aws):
     credential = json.loads(windlass("cluster", "token", "training", "--region", REGION).out)
     text = credential["status"]["token"]
     assert text.startswith("k8s-aws-v1.")
@@ -100,7 +99,7 @@ def test_the_token_is_a_signed_question_that_names_the_cluster(windlass, aws):  
     assert "x-k8s-aws-id" in query["X-Amz-SignedHeaders"][0]
 
 
-def test_contexts_of_several_files_are_merged_as_kubectl_does(windlass, home, monkeypatch):  # noqa: F811
+def test_contexts_of_several_files_are_merged_as_kubectl_does(windlass, home, monkeypatch):
     first = {
         "contexts": [{"name": "a", "context": {"cluster": "c"}}, {"context": {}}, {"name": "größe"}],
         "clusters": None,
@@ -114,7 +113,7 @@ def test_contexts_of_several_files_are_merged_as_kubectl_does(windlass, home, mo
     assert rows == [("a", "https://c.example", True), ("größe", "no server", False)]
 
 
-def test_a_linked_kubeconfig_stays_a_link_and_is_never_readable_by_others(windlass, aws, home, monkeypatch):  # noqa: F811
+def test_a_linked_kubeconfig_stays_a_link_and_is_never_readable_by_others(windlass, aws, home, monkeypatch):
     make_eks(aws, "training")
     real, path, modes = home / "dotfiles", home / ".kube" / "config", []
     real.write_text(yaml.safe_dump({"users": [{"name": "größe", "user": {"token": "secret"}}]}, allow_unicode=True))
@@ -127,7 +126,7 @@ def test_a_linked_kubeconfig_stays_a_link_and_is_never_readable_by_others(windla
     assert {oct(stat.S_IMODE(mode)) for mode in modes if stat.S_ISREG(mode)} == {"0o600"}
 
 
-def test_what_is_no_file_is_not_replaced_by_one(windlass, aws, home, monkeypatch):  # noqa: F811
+def test_what_is_no_file_is_not_replaced_by_one(windlass, aws, home, monkeypatch):
     make_eks(aws, "training")
     os.mkfifo(home / "pipe")  # as KUBECONFIG=/dev/null
     monkeypatch.setenv("KUBECONFIG", str(home / "pipe"))
@@ -137,7 +136,7 @@ def test_what_is_no_file_is_not_replaced_by_one(windlass, aws, home, monkeypatch
     assert stat.S_ISFIFO(os.stat(home / "pipe").st_mode)
 
 
-def test_windlass_is_found_where_it_is_not_in_the_path(windlass, aws, home, monkeypatch):  # noqa: F811
+def test_windlass_is_found_where_it_is_not_in_the_path(windlass, aws, home, monkeypatch):
     make_eks(aws, "training")
     monkeypatch.setenv("PATH", str(home))
     assert windlass("cluster", "use", "training").code == 0
@@ -145,7 +144,7 @@ def test_windlass_is_found_where_it_is_not_in_the_path(windlass, aws, home, monk
     assert Path(command).is_absolute()
 
 
-def test_who_may_not_ask_sagemaker_is_still_told_which_clusters_there_are(windlass, aws, home, monkeypatch):  # noqa: F811
+def test_who_may_not_ask_sagemaker_is_still_told_which_clusters_there_are(windlass, aws, home, monkeypatch):
     make_eks(aws, "training")
     refusing = Server()
     refusing.on("/", lambda handler: handler.json({"__type": "AccessDeniedException", "message": "no"}, 400))

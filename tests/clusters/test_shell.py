@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from tests.cli.conftest import windlass  # noqa: F401
 from tests.clusters.conftest import node
 
 
@@ -17,26 +16,26 @@ def one_node(cluster):
     return value
 
 
-def test_a_node_outside_aws_needs_a_pod(windlass, one_node):  # noqa: F811
+def test_a_node_outside_aws_needs_a_pod(windlass, one_node):
     answer = windlass("cluster", "shell", "a")
     assert answer.code == 2
     assert "windlass cluster shell a --debug-pod IMAGE" in answer.err
 
 
-def test_without_the_plugin(windlass, one_node, monkeypatch, tmp_path):  # noqa: F811
+def test_without_the_plugin(windlass, one_node, monkeypatch, tmp_path):
     one_node["spec"]["providerID"] = "aws:///us-west-2a/i-0123456789abcdef0"
     monkeypatch.setenv("PATH", str(tmp_path))
     answer = windlass("cluster", "shell", "a")
     assert "session-manager-plugin is not installed" in answer.err
 
 
-def test_an_unknown_node_is_answered_with_those_there_are(windlass, one_node):  # noqa: F811
+def test_an_unknown_node_is_answered_with_those_there_are(windlass, one_node):
     answer = windlass("cluster", "shell", "b")
     assert "nodes: a" in answer.err
     assert "windlass cluster shell a" in answer.err
 
 
-def test_a_pod_that_cannot_start_is_deleted_again(windlass, cluster, one_node):  # noqa: F811
+def test_a_pod_that_cannot_start_is_deleted_again(windlass, cluster, one_node):
     pods, made = "/api/v1/namespaces/team/pods", []
 
     def create(handler):

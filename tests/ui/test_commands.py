@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import windlass  # noqa: F401
 from tests.ui.folders import write_run
 
 
@@ -26,7 +25,7 @@ def runs(tmp_path):
     return root
 
 
-def test_plot_writes_svg_and_png(windlass, runs, tmp_path):  # noqa: F811
+def test_plot_writes_svg_and_png(windlass, runs, tmp_path):
     answer = windlass("plot", "first", "second", "-o", "loss.svg", "--smooth", "0.9", "--log", "--json")
     assert answer.code == 0, answer.err
     assert answer.json["runs"] == ["first", "second"]
@@ -44,7 +43,7 @@ def test_plot_writes_svg_and_png(windlass, runs, tmp_path):  # noqa: F811
     assert (tmp_path / "both.svg").exists()
 
 
-def test_what_plot_refuses(windlass, runs, tmp_path):  # noqa: F811
+def test_what_plot_refuses(windlass, runs, tmp_path):
     (runs / "first" / "metrics.jsonl").write_text("")
     for arguments, words in (
         (["first", "-o", "loss.gif"], "neither an .svg nor a .png"),
@@ -57,7 +56,7 @@ def test_what_plot_refuses(windlass, runs, tmp_path):  # noqa: F811
     assert not list(tmp_path.glob("loss.*"))
 
 
-def test_a_report_is_one_file_without_scripts_links_or_secrets(windlass, runs, tmp_path):  # noqa: F811
+def test_a_report_is_one_file_without_scripts_links_or_secrets(windlass, runs, tmp_path):
     answer = windlass("report", "second", "--json")
     assert answer.code == 0, answer.err
     page = (tmp_path / "second.html").read_text()
@@ -78,7 +77,7 @@ def test_without_the_extra_it_says_what_to_install(runs):
     assert "pip install 'windlass[ui]'" in answer.stderr
 
 
-def test_a_taken_port_is_said(windlass, runs):  # noqa: F811
+def test_a_taken_port_is_said(windlass, runs):
     import socket
 
     with socket.socket() as other:

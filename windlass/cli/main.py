@@ -22,7 +22,7 @@ COMMANDS = {
     "ls": ("windlass.cli.runs.ls:ls", "List the runs."),
     "show": ("windlass.cli.runs.show:show", "Show where a run stands."),
     "logs": ("windlass.cli.runs.logs:logs", "Print what the ranks of a run said."),
-    "why": ("windlass.cli.runs.why:why", "Say why a run failed or waits."),
+    "why": ("windlass.cli.runs.why:why", "Say why a job failed or waits."),
     "notify": ("windlass.cli.runs.notify:notify", "Tell people when a run ends, fails or hangs."),
     "stop": ("windlass.cli.runs.stop:stop", "Save a checkpoint and stop a run."),
     "compare": ("windlass.cli.views.compare:compare", "Compare runs: settings and results."),
