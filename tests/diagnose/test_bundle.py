@@ -296,7 +296,7 @@ def test_any_logs_are_answered(logs):
 def test_huge_and_hostile_logs_take_seconds():
     import time
 
-    begin = time.monotonic()
+    begin = time.process_time()  # of this process: the machine may be busy
     logs = {
         "rank0": "a=" * 100_000,
         "rank1": ("x" * 5000 + "\n") * 60,
@@ -307,4 +307,4 @@ def test_huge_and_hostile_logs_take_seconds():
     }
     diagnose(Facts.read({"logs": logs}))
     without_secrets({"logs": logs})
-    assert time.monotonic() - begin < 30
+    assert time.process_time() - begin < 15

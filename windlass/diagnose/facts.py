@@ -93,7 +93,8 @@ class Pod:
     @property
     def started(self) -> bool:
         """Whether its main container has run."""
-        return any(one.state != "waiting" for one in self.containers if not one.is_init) or self.phase == "Succeeded"
+        main = [one for one in self.containers if one.is_main and not one.is_init]
+        return any(one.state != "waiting" for one in main) or self.phase == "Succeeded"
 
     @property
     def running(self) -> bool:

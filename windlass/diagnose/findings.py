@@ -140,7 +140,7 @@ def said(facts: Facts, views: Sequence[LogView]) -> list[Finding]:
 
 def _exceptions(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:
     for failure in view.failures:
-        if view.survived(failure.end) or view.was_caught(failure.begin, failure.end):
+        if view.survived(failure.end, failure.line.rank) or view.was_caught(failure.begin, failure.end):
             continue
         rule, raised = judge(failure)
         if rule.name == "gpu_runtime" and facts.asks_for_gpus is False:
@@ -199,7 +199,7 @@ def _fatal_lines(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:
             continue
         if line.level == "WARNING" and IN_LOGS.get(rule.name, Weight.OWN) > Weight.TRANSPORT:
             continue
-        if view.survived(line.order) or view.was_caught(line.order, line.order):
+        if view.survived(line.order, line.rank) or view.was_caught(line.order, line.order):
             continue
         seen.add(rule.name)
         yield _more_precise(_in_log(facts, view, line, rule, None), view, line.order), line.order
@@ -224,7 +224,7 @@ def _more_precise(finding: Finding, view: LogView, order: int) -> Finding:
     lines = [line for line in view.lines if order - NEAR_LINES <= line.order <= order + 12] if rules else []
     for rule in rules:
         for line in reversed(lines):
-            if rule.matches("", line.text) and not view.survived(line.order):
+            if rule.matches("", line.text) and not view.survived(line.order, line.rank):
                 weight = max(finding.weight, IN_LOGS.get(rule.name, Weight.ENDED))
                 evidence = evidence_of(view.name, line.text, line.time, rank=line.rank)
                 return Finding(
@@ -257,7 +257,7 @@ def last_errors(views: Sequence[LogView]) -> Iterator[Finding]:
         is_quiet = line.level in ("INFO", "DEBUG") or (not line.level and not ERROR_WORD.search(line.text[:200]))
         if is_quiet or line.order in view.covered or TEARDOWN.match(line.text) or CAUGHT.search(line.text):
             continue
-        if view.survived(line.order) or view.was_caught(line.order, line.order):
+        if view.survived(line.order, line.rank) or view.was_caught(line.order, line.order):
             continue
         rule = first_rule("near", "", line.text) or _worded(line.text)
         if rule is not None:

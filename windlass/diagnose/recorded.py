@@ -94,6 +94,8 @@ def _by_signal(signal: int, exit_code: int | None, evidence: Evidence) -> Iterat
 def _nodes(facts: Facts) -> Iterator[Finding]:
     """What the nodes of the job and their kernels report."""
     own = facts.pods_of_nodes()
+    if facts.pods and not own:  # nothing was scheduled: no node has ended it
+        return
     told: list[Evidence] = []
     for node in facts.nodes:
         if own and node.name not in own:

@@ -117,9 +117,9 @@ def _durations(view: LogView) -> dict[str, list[float]]:
 def _hang(facts: Facts, views: Sequence[LogView]) -> Finding | None:
     for view in views:
         for line in view.lines[-200:]:
-            if STALL.search(line.text) and not view.survived(line.order):
+            if STALL.search(line.text) and not view.survived(line.order, line.rank):
                 return _by_lines("hang", 0.75, "the run's own watch says so", view, [line])
-    steps = sorted(time for view in views for _, _, time in view.progress if time is not None)
+    steps = sorted(line.time for view in views for line, _ in view.progress if line.time is not None)
     if not steps:  # a rank that began and never came to a step
         steps = sorted(line.time for view in views if view.rank is not None for line in view.lines[-1:] if line.time)
     known = [line.time for view in views for line in view.lines]

@@ -91,6 +91,11 @@ GAVE_UP = re.compile(
     re.IGNORECASE,
 )
 
+# What launchers add when a process has ended.
+LAUNCHER = re.compile(
+    r"srun: |slurmstepd|={3,}|-{3,}|Root Cause|Failures:|\[\d+\]:|(?:time|host|rank|exitcode|error_file|traceback) +: "
+    r"|\S+ FAILED|Sending process|.{0,40}exit(?:ed)? (?:with )?code|terminate called|\s*what\(\):|\[?E\d{4} "
+)
 HEADER = re.compile(r"\s*(?:\+ |\| )*(?:traceback +: )?(?:Exception Group )?Traceback \(most recent call last\):")
 FRAME = re.compile(r'[\s>]*(?:\| )*File "(?P<file>[^"]{1,500})", line (?P<line>\d+)(?:, in (?P<function>.{1,200}))?')
 RAISED = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.){0,12}[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$", re.DOTALL)
@@ -197,24 +202,25 @@ class LogView:
     lines: list[Line] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     reports: list[RankReport] = field(default_factory=list)
-    progress: list[tuple[int, int, float | None]] = field(default_factory=list)  # order, step, time
+    progress: list[tuple[Line, int]] = field(default_factory=list)  # with the step
     covered: set[int] = field(default_factory=set)  # orders of lines inside tracebacks
     is_previous: bool = False  # of a container before the present one
     is_submission: bool = False
 
-    def survived(self, order: int) -> bool:
-        """Whether training went on after a line."""
-        before = [step for at, step, _ in self.progress if at < order]
-        last = before[-1] if before else None
-        return any(at > order and step != last for at, step, _ in self.progress)
+    def survived(self, order: int, rank: int | None) -> bool:
+        """Whether this rank trained on after a line."""
+        own = [(line.order, step) for line, step in self.progress if rank is None or line.rank in (rank, None)]
+        last = next((step for at, step in reversed(own) if at < order), None)
+        return any(at > order and step != last for at, step in own)
 
     def was_caught(self, begin: int, end: int) -> bool:
-        """Whether the lines around an error say that it was retried or passed over, and something came after it."""
+        """Whether the lines around an error say that it was retried or passed over, and the program went on."""
         near = [one for one in self.lines if begin - 3 <= one.order < begin or end < one.order <= end + 4]
         words = " ".join(one.text for one in near if one.order not in self.covered)
         if not CAUGHT.search(words) or GAVE_UP.search(words):
             return False
-        return sum(one.order > end for one in self.lines) >= 3
+        after = [one for one in self.lines if one.order > end and one.order not in self.covered]
+        return sum(one.level not in ("ERROR", "FATAL") and not LAUNCHER.match(one.text) for one in after) >= 3
 
 
 def parse_log(log: Log, year: int) -> LogView:
@@ -228,10 +234,8 @@ def parse_log(log: Log, year: int) -> LogView:
     view = LogView(log.name, log.rank)
     for begin, end in reversed(list(itertools.pairwise(begins))):
         view = _view(log, lines[begin:end])
-        said_something = (
-            view.failures or view.progress or view.reports or any(one.level in ("ERROR", "FATAL") for one in view.lines)
-        )
-        if said_something or begin == 0:
+        says_something = view.failures or view.progress or view.reports or len(view.lines) > 1
+        if says_something or begin == 0:
             break
     view.is_previous = bool(re.search(r"prev|\.old|attempt-?0|last-?state", log.name, re.IGNORECASE))
     view.is_submission = log.is_submission
@@ -258,7 +262,7 @@ def _view(log: Log, lines: Sequence[Line]) -> LogView:
     view.reports = _reports("\n".join(line.layout for line in lines))
     for line in lines:
         if line.order not in view.covered and (step := _step(line)) is not None:
-            view.progress.append((line.order, step, line.time))
+            view.progress.append((line, step))
     return view
 
 

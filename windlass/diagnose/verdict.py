@@ -82,9 +82,9 @@ def diagnose(facts: Facts) -> Verdict:
         return _answer(_plain("succeeded", "its pods, its job or its accounting say so", facts, present), [])
     if slow is not None and (root is None or root.weight <= Weight.ASKED):
         return _answer(slow, everything)
-    if outcome == "running" and (root is None or root.weight <= Weight.ECHO):
+    if outcome == "running" and (root is None or root.weight <= Weight.ECHO or root.confidence < 0.5):
         return _answer(_plain("running", "nothing failed, and its pods or steps are under way", facts, present), [])
-    if root is None or root.weight <= Weight.HINT or root.name == "unknown":
+    if root is None or root.weight <= Weight.ECHO or root.name == "unknown":
         return _unknown(facts, present, everything)
     if _is_undecided(root, everything):
         return _unknown(facts, present, everything)

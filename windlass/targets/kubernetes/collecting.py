@@ -34,7 +34,7 @@ KINDS = {
 def collect(api: Api, job: ClusterJob) -> dict[str, Any]:
     """What the cluster knows about a run of windlass; its logs are archived elsewhere."""
     pods = _readable(lambda: api.items(job.pods_path, labelSelector=job.layout.selector))
-    objects = _readable(lambda: [api.find(job.path)])
+    objects: list[Object | None] = _readable(lambda: [api.find(job.path)])
     return _facts(api, job.namespace, next(iter(objects), None) or {}, pods, job.object_name)
 
 
