@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from windlass.runfolder import RunFolder
 from windlass.trainer.callbacks.callback import Callback
@@ -98,11 +99,11 @@ class HangWatch(Callback):
         self.over = threading.Event()
 
     def on_start(self, state: TrainState) -> None:
-        stacks = stacks_file(state.folder, state.ranks.rank).open("a")  # kept open: a signal handler writes to it
-        faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+        self.stacks = stacks_file(state.folder, state.ranks.rank).open("a")  # open: a signal handler writes to it
+        faulthandler.register(STACKS_SIGNAL, file=self.stacks, all_threads=True)
 
         def write_stacks(neighbours: dict[int, int]) -> None:
-            write_own_stacks(stacks)
+            write_own_stacks(self.stacks)
             for rank, pid in neighbours.items():
                 write_stacks_of(pid, stacks_file(state.folder, rank))
 
@@ -119,6 +120,15 @@ class HangWatch(Callback):
 
     def on_end(self, state: TrainState) -> None:
         self.over.set()  # the last save, uploads and the export take as long as they take
+
+    def on_close(self, state: TrainState) -> None:
+        faulthandler.unregister(STACKS_SIGNAL)
+        state.peers.on_stacks = lambda _: None
+        self.stacks.close()
+        path = stacks_file(state.folder, state.ranks.rank)
+        with contextlib.suppress(OSError):  # the folder may be gone
+            if not path.stat().st_size:
+                path.unlink()
 
     def _watch(self) -> None:
         last_turn = time.monotonic()
@@ -187,9 +197,9 @@ def stacks_file(folder: RunFolder, rank: int) -> Path:
     return folder.logs / f"stacks-rank-{rank:04d}.txt"
 
 
-def write_own_stacks(file: object) -> None:
-    print(time.strftime("\n%Y-%m-%dT%H:%M:%S"), "stacks of process", os.getpid(), file=file, flush=True)  # type: ignore[call-overload]
-    faulthandler.dump_traceback(file=file, all_threads=True)  # type: ignore[arg-type]
+def write_own_stacks(file: TextIO) -> None:
+    print(time.strftime("\n%Y-%m-%dT%H:%M:%S"), "stacks of process", os.getpid(), file=file, flush=True)
+    faulthandler.dump_traceback(file=file, all_threads=True)
 
 
 def write_stacks_of(pid: int, path: Path) -> None:
