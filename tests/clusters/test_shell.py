@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.clusters.conftest import node
+from windlass.clusters.shell import EC2_NODE
 
 
 @pytest.fixture
@@ -53,3 +54,8 @@ def test_a_pod_that_cannot_start_is_deleted_again(windlass, cluster, one_node):
     assert (spec["nodeName"], spec["hostPID"]) == ("a", True)
     deleted = [path for verb, path, _ in cluster.server.requests if verb == "DELETE"]
     assert deleted == [f"{pods}/{made[0]['metadata']['name']}"]
+
+
+@pytest.mark.parametrize("zone", ["us-west-2a", "us-west-2-lax-1a"])  # a local zone belongs to a region too
+def test_the_region_of_a_node(zone):
+    assert EC2_NODE.match(f"aws:///{zone}/i-0123456789abcdef0")["region"] == "us-west-2"

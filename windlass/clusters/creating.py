@@ -56,7 +56,7 @@ class Price:
 
 def price(request: ClusterRequest, *, hyperpod: bool = False) -> Price:
     if hyperpod:
-        return Price(None, [f"{request.num_nodes} × ml.{request.instance}: SageMaker's price, which is not EC2's"])
+        return Price(None, [f"{request.num_nodes} × {request.instance}: SageMaker's price, which is not EC2's"])
     known = instances().get(request.instance)
     each = known and (known.spot if request.spot else known.on_demand)
     plane = f"control plane {CONTROL_PLANE_USD:.2f} USD"

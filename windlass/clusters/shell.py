@@ -18,7 +18,7 @@ from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import object_path
 
 # aws:///us-west-2a/i-0123… of EC2; HyperPod's nodes are called hyperpod-i-0123… and have no such provider ID
-EC2_NODE = re.compile(r"aws:///(?P<region>[a-z0-9-]+?)[a-z]/(?P<instance>i-[0-9a-f]+)$")
+EC2_NODE = re.compile(r"aws:///(?P<region>[a-z]+(?:-[a-z]+)+-\d+)[a-z0-9-]*/(?P<instance>i-[0-9a-f]+)$")
 START_SECONDS = 120.0
 
 
