@@ -44,7 +44,7 @@ def json_lines(some: list[str]) -> bytes:
 
 def run_on(source: str, *, seed: int = 0, **data: Any) -> Run:
     values = {"source": source, "sequence_length": 16, **data}
-    return parse_run({"name": "test", "model": {"preset": "any"}, "data": values, "train": {"seed": seed}})
+    return parse_run({"name": "test", "model": {"preset": "any"}, "data": values, "train": {"seed": seed, "steps": 1}})
 
 
 @pytest.fixture(autouse=True)

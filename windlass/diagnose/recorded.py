@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -251,12 +252,13 @@ def _refused(facts: Facts) -> Iterator[Finding]:
             rule = first_rule("refusal", "", line[:4000]) if not holds_output or ANSWER.match(line) else None
             if rule and not re.search(r"\bretrying|will retry\b", line):
                 yield _by(rule, Weight.REPORTED, BY_ANSWER, evidence_of(log.name, line))
-    created = (
-        {event.name for event in facts.events if event.reason.startswith("SuccessfulCreate")} if facts.pods else set()
-    )
+    created: dict[str, float] = {}  # when a controller last made a pod: what was refused before that was overcome
+    for event in facts.events if facts.pods else ():
+        if event.reason.startswith("SuccessfulCreate"):
+            created[event.name] = max(created.get(event.name, 0.0), event.time or math.inf)
     for event in facts.events:
         rule = first_rule("refusal", "", event.message) if FAILED_CREATE.fullmatch(event.reason) else None
-        if rule and event.name not in created:
+        if rule and (event.time or 0.0) >= created.get(event.name, 0.0):
             yield _by(rule, Weight.REPORTED, BY_EVENT, evidence_of("event", str(event), event.time))
     yield from _by_conditions("job", facts.job_conditions)
     if not any(condition.type == "Admitted" and condition.status == "True" for condition in facts.workload_conditions):

@@ -160,7 +160,7 @@ def judge(end: AttemptEnd) -> Verdict:
         return verdict_of("rendezvous", end.apart)
     if killed or end.launcher_code < 0:
         number = -(killed.code if killed else end.launcher_code)
-        name, confidence, _ = SIGNALS.get(number, ("preempted", 0.4, 0))  # who sends another signal is not known
+        name, confidence = SIGNALS.get(number, ("preempted", 0.4))  # who sends another signal is not known
         return verdict_of(name, str(killed or f"torchrun was killed by {_signal_name(number)}"), confidence=confidence)
     if end.errors:
         first = end.deaths[0].rank if end.deaths else end.errors[0].get("rank")
