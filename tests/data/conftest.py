@@ -42,9 +42,11 @@ def json_lines(some: list[str]) -> bytes:
     return "".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(some)).encode()
 
 
-def run_on(source: str, *, seed: int = 0, **data: Any) -> Run:
+def run_on(source: str, *, seed: int = 0, steps: int = 1, **data: Any) -> Run:
     values = {"source": source, "sequence_length": 16, **data}
-    return parse_run({"name": "test", "model": {"preset": "any"}, "data": values, "train": {"seed": seed, "steps": 1}})
+    return parse_run(
+        {"name": "test", "model": {"preset": "any"}, "data": values, "train": {"seed": seed, "steps": steps}}
+    )
 
 
 @pytest.fixture(autouse=True)

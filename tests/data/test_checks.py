@@ -60,13 +60,13 @@ def test_good_data(text: Path, shards: Path, tmp_path: Path) -> None:
 
 def test_data_that_is_read_hundreds_of_times(text: Path, shards: Path) -> None:
     """All steps of a run on 20 short documents; counted of shards, estimated of text."""
-    run = run_on(str(shards))
+    run = run_on(str(shards), steps=1000)
     reads = run.train.steps * run.train.global_batch
     num_sequences = (TokenShards.open(shards).num_tokens - 1) // 16
     (warning,) = check_data(run)
     assert f"reads shards {reads / num_sequences:,.0f} times" in warning
     assert f"train.steps={10 * num_sequences // run.train.global_batch} reads it 10 times" in warning
-    (warning,) = check_data(run_on(str(text)))
+    (warning,) = check_data(run_on(str(text), steps=1000))
     assert "reads novel.jsonl about " in warning
     mixed = {"sources": [{"source": str(shards)}, {"source": "hf:allenai/c4"}], "sequence_length": 16}
     (warning,) = check_data(parse_run({"name": "test", "model": {"preset": "any"}, "data": mixed}))

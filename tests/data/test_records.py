@@ -85,7 +85,7 @@ def test_linked_folders_are_read_and_unknown_files_named(tmp_path: Path) -> None
     assert isinstance(source, FileSource)
     assert sorted(read(folder)) == ["one", "two", "two"]
     assert source.ignored == ("d.arrow", "e.zip")
-    (warning,) = check_data(run_on(str(folder)))
+    warning = " ".join(check_data(run_on(str(folder))))
     assert "2 files: d.arrow, e.zip" in warning
 
 
@@ -280,7 +280,7 @@ def test_what_is_found_before_the_start(tmp_path: Path, monkeypatch: pytest.Monk
     found = fails(chats, format="chat", tokenizer=str(tmp_path / "chatty"))
     assert "chats.jsonl:201: message 1 has the role 'narrator'" in found
     monkeypatch.setattr("windlass.data.scanning.SCAN_BYTES", 100)
-    (warning,) = check_data(run_on(str(chats), format="chat", tokenizer=str(tmp_path / "chatty")), thorough=True)
+    warning = " ".join(check_data(run_on(str(chats), format="chat", tokenizer=str(tmp_path / "chatty")), thorough=True))
     assert "were not looked at beforehand" in warning
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path / "file" / "cache"))
