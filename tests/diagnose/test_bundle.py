@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -105,6 +107,16 @@ def test_a_saved_bundle_is_diagnosed_as_its_facts(name, tmp_path):
         return
     save_bundle(facts, tmp_path / "b.tar.gz")
     assert diagnose(Facts.read(read_bundle(tmp_path / "b.tar.gz"))).name == expected
+
+
+def test_facts_come_through_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    facts = {"logs": {"rank0": traceback("ModuleNotFoundError: No module named 'x'")}}
+    writer = threading.Thread(target=lambda: pipe.write_text(json.dumps(facts)))
+    writer.start()
+    assert diagnose(Facts.read(read_bundle(pipe))).name == "user_import"
+    writer.join()
 
 
 def test_a_folder_of_parts(tmp_path):

@@ -35,7 +35,7 @@ def read_bundle(path: Path) -> dict[str, Any]:
             return facts_of_run(RunFolder(path))
         files = ((str(file.relative_to(path)), _head(file)) for file in sorted(path.rglob("*")) if file.is_file())
         return _assembled(files, str(path))
-    if tarfile.is_tarfile(path):
+    if path.is_file() and tarfile.is_tarfile(path):  # a pipe cannot be rewound
         return _assembled(_members(path), str(path))
     return _json_object(_head(path), str(path))
 
