@@ -131,7 +131,7 @@ def test_fix_gives_a_user_what_is_missing_and_takes_it_away(bench, as_user):  # 
     answer = bench.windlass("cluster", "check", bench.file, *options)
     assert "there is no service account" not in answer.stdout
     bench.environment = administrator
-    bench.must("cluster", "fix", bench.file, *options, "--undo")
+    bench.must("cluster", "fix", bench.file, *options, "--undo", "--yes")
     accounts = bench.cluster.get("serviceaccounts", namespace=bench.namespace)["items"]
     assert "trainer" not in {account["metadata"]["name"] for account in accounts}
 
