@@ -10,15 +10,15 @@ import yaml
 
 from windlass.cli.main import run_command
 from windlass.errors import UserError
-from windlass.image.building import Failed, Job, Made, Settings, Source
-from windlass.image.buildspec import Cloud, buildspec
-from windlass.image.codebuild import CloudWorkshop
-from windlass.image.context import Context
-from windlass.image.ecr import EcrHost, ensure_repository, push_token
-from windlass.image.infrastructure import Infrastructure, cloudformation, requests, terraform
-from windlass.image.patch import Texts
-from windlass.image.provisioning import provision
-from windlass.image.testing import Proof
+from windlass.image.build.building import Failed, Job, Made, Settings, Source
+from windlass.image.aws.buildspec import Cloud, buildspec
+from windlass.image.aws.codebuild import CloudWorkshop
+from windlass.image.build.context import Context
+from windlass.image.aws.ecr import EcrHost, ensure_repository, push_token
+from windlass.image.aws.infrastructure import Infrastructure, cloudformation, requests, terraform
+from windlass.image.read.texts import Texts
+from windlass.image.aws.provisioning import provision
+from windlass.image.build.testing import Proof
 
 pytestmark = pytest.mark.slow
 
@@ -157,7 +157,7 @@ def test_a_failed_proof_in_codebuild_is_a_failed_attempt_with_its_log(aws, proje
 
 
 def test_the_log_of_a_build_is_followed_line_by_line(aws, project):
-    from windlass.image.codebuild import _new_lines
+    from windlass.image.aws.codebuild import _new_lines
 
     logs = aws("logs")
     logs.create_log_group(logGroupName="/aws/codebuild/x")

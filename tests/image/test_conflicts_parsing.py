@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.image.bases import base_of
-from windlass.image.parsing import parse_dockerfile, substitute, variables
-from windlass.image.patch import Texts, remove_word
+from windlass.image.facts.bases import base_of
+from windlass.image.read.dockerfile import parse_dockerfile, substitute, variables
+from windlass.image.read.texts import Texts, remove_word
 from windlass.image.recipe import Recipe
-from windlass.image.requirements import parse_requirements, wheel_of
-from windlass.image.shell import apt_installs, pip_installs
+from windlass.image.read.requirements import parse_requirements, wheel_of
+from windlass.image.read.shell import apt_installs, pip_installs
 
 WHOLE = """\
 # syntax=docker/dockerfile:1

@@ -11,10 +11,10 @@ import pytest
 
 from tests.image.wheels import Wheel
 from windlass.image.conflicts import find_conflicts
-from windlass.image.node import Node
-from windlass.image.patch import Texts
+from windlass.image.facts.node import Node
+from windlass.image.read.texts import Texts
 from windlass.image.recipe import Recipe
-from windlass.image.resolver import Answer, Question, environment, resolve
+from windlass.image.state.resolver import Answer, Question, environment, resolve
 from windlass.image.resolving import check_by_resolving, repair
 
 BOTH = ["uv", pytest.param("pip", marks=pytest.mark.slow)]

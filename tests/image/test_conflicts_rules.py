@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.image.conflicts import find_conflicts, patch
-from windlass.image.node import Node
-from windlass.image.patch import Texts
+from windlass.image.facts.node import Node
+from windlass.image.read.texts import Texts
 
 H100 = Node(gpu="H100", driver="580.95.05")
 OLD = Node(gpu="H100", driver="570.86")

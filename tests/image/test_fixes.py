@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.image.fixes import lines_that_matter, proposals, propose, why_failed
-from windlass.image.parsing import parse_dockerfile
-from windlass.image.patch import Texts
+from windlass.image.read.dockerfile import parse_dockerfile
+from windlass.image.read.texts import Texts
 from windlass.image.recipe import Recipe
 
 LOGS = Path(__file__).parent / "logs"

@@ -14,11 +14,11 @@ from windlass.catalog.gpus import gpus
 from windlass.errors import UserError
 from windlass.image import table
 from windlass.image.conflicts import find_conflicts
-from windlass.image.fleet import node_from_labels
-from windlass.image.node import Node, node_of
-from windlass.image.parsing import parse_dockerfile
-from windlass.image.patch import Texts
-from windlass.image.plan import plan_image, why_not
+from windlass.image.facts.node import node_from_labels
+from windlass.image.facts.node import Node, node_of
+from windlass.image.read.dockerfile import parse_dockerfile
+from windlass.image.read.texts import Texts
+from windlass.image.plan.choose import plan_image, why_not
 from windlass.image.recipe import Recipe
 from windlass.spec import parse_run
 

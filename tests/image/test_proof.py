@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from windlass.errors import UserError
-from windlass.image.builders.protocol import Answer
+from windlass.image.build.builders.protocol import Answer
 from windlass.image.inside.inventory import inventory
 from windlass.image.inside.loaded import same_version
 from windlass.image.inside.proof import DEFAULTS, groups, run_group
-from windlass.image.testing import Proof, command_inside, prove_image, sources
+from windlass.image.build.testing import Proof, command_inside, prove_image, sources
 
 
 @pytest.fixture

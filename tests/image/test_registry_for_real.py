@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.image.rig import PASSWORD, USER, Registry, Workplace
-from windlass.image.credentials import Credentials
-from windlass.image.reference import ImageReference
-from windlass.image.registry import Repository
+from windlass.image.registry.credentials import Credentials
+from windlass.image.registry.reference import ImageReference
+from windlass.image.registry.registry import Repository
 
 pytestmark = pytest.mark.image
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from windlass.catalog.gpus import gpu_of_device
 from windlass.catalog.instances import instances
 from windlass.errors import UserError
-from windlass.image.node import Node
-from windlass.image.table import version_of
+from windlass.image.facts.node import Node
+from windlass.image.facts.table import version_of
 
 GPU = "nvidia.com/gpu.product"
 DRIVER = "nvidia.com/cuda.driver-version.full"

@@ -11,9 +11,9 @@ from windlass.cli.image.options import BUILDERS, LEVELS, assignments, surroundin
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from windlass.image.building import Built, Settings, Source, Workshop
-    from windlass.image.node import Node
-    from windlass.image.patch import Fix
+    from windlass.image.build.building import Built, Settings, Source, Workshop
+    from windlass.image.facts.node import Node
+    from windlass.image.read.texts import Fix
 
 
 @click.command(short_help="Build an image and prove it.")
@@ -79,9 +79,9 @@ def build(
     changed files are written beside yours as Dockerfile.windlass and so on, never over them. The image counts as built
     when the tests inside it pass. Logs, bill of materials and the proof are kept in images/TAG.
     """
-    from windlass.image.building import Settings, build_image
-    from windlass.image.preparing import Wishes, proof_of, source_of
-    from windlass.image.records import Records
+    from windlass.image.build.building import Settings, build_image
+    from windlass.image.build.preparing import Wishes, proof_of, source_of
+    from windlass.image.build.records import Records
     from windlass.spec import load_run
 
     run = load_run(run_file, overrides) if run_file else None
@@ -129,8 +129,8 @@ def _remove_conflicts(source: Source, node: Node, *, auto_fix: bool, quiet: bool
 
 
 def _workshop(name: str | None, source: Source, project: str, bucket: str | None, region: str | None) -> Workshop:
-    from windlass.image.builders.finding import find_builder
-    from windlass.image.workshop import LocalWorkshop
+    from windlass.image.build.builders.finding import find_builder
+    from windlass.image.build.workshop import LocalWorkshop
 
     if name != "codebuild":
         try:
@@ -139,11 +139,11 @@ def _workshop(name: str | None, source: Source, project: str, bucket: str | None
             if name or not _in_ecr(source.title):
                 raise
     # No builder here, and the image belongs to ECR: AWS builds it.
-    from windlass.image.buildspec import Cloud
-    from windlass.image.codebuild import CloudWorkshop
-    from windlass.image.ecr import EcrHost
-    from windlass.image.provisioning import account_of
-    from windlass.image.reference import ImageReference
+    from windlass.image.aws.buildspec import Cloud
+    from windlass.image.aws.codebuild import CloudWorkshop
+    from windlass.image.aws.ecr import EcrHost
+    from windlass.image.aws.provisioning import account_of
+    from windlass.image.registry.reference import ImageReference
 
     host = EcrHost.of(ImageReference.parse(source.title).registry)
     if host is None:
@@ -156,8 +156,8 @@ def _workshop(name: str | None, source: Source, project: str, bucket: str | None
 
 
 def _in_ecr(title: str) -> bool:
-    from windlass.image.ecr import EcrHost
-    from windlass.image.reference import ImageReference
+    from windlass.image.aws.ecr import EcrHost
+    from windlass.image.registry.reference import ImageReference
 
     return EcrHost.of(ImageReference.parse(title).registry) is not None
 

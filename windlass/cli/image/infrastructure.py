@@ -54,8 +54,8 @@ def infrastructure(
     windlass image infrastructure --apply
     """
     from windlass.cli.output import print_json
-    from windlass.image.infrastructure import Infrastructure, cloudformation, requests, terraform
-    from windlass.image.provisioning import account_of, provision
+    from windlass.image.aws.infrastructure import Infrastructure, cloudformation, requests, terraform
+    from windlass.image.aws.provisioning import account_of, provision
 
     if region is None:
         raise UserError("in which region?", fix="--region us-west-2    or set AWS_REGION")

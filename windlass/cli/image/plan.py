@@ -12,9 +12,9 @@ from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from windlass.image.conflict import Conflict
-    from windlass.image.node import Node
-    from windlass.image.patch import Texts
-    from windlass.image.plan import ImagePlan
+    from windlass.image.facts.node import Node
+    from windlass.image.read.texts import Texts
+    from windlass.image.plan.choose import ImagePlan
     from windlass.spec import Run
 
 
@@ -70,12 +70,12 @@ def _plan(
     run: Run, node: Node, texts: Texts, *, resolve: bool, lock: bool, only_diff: bool, out: Path | None, as_json: bool
 ) -> int:
     """Choose everything; requirements of the user's own are checked first, and planned with as they should be."""
-    from windlass.image.plan import plan_image
+    from windlass.image.plan.choose import plan_image
 
     checked = _checked(texts, node, resolve=resolve)
     planned = plan_image(run, node, checked.after.files)
     if lock:
-        from windlass.image.locking import lock as pin
+        from windlass.image.plan.lock import lock as pin
 
         planned = pin(planned)
     found = [*checked.found, *_planned_conflicts(planned, resolve=resolve and not lock)]
@@ -137,13 +137,13 @@ def _checked(texts: Texts, node: Node, *, resolve: bool) -> Checked:
 
 
 def _node(run: Run, driver: str | None, gpu_name: str | None, from_cluster: bool) -> Node:
-    from windlass.image.node import node_of
+    from windlass.image.facts.node import node_of
 
     if not from_cluster:
         return node_of(run, driver=driver, gpu_name=gpu_name)
     if driver or gpu_name:
         raise UserError("--from-cluster reads GPU and driver itself; give either it or --gpu and --driver")
-    from windlass.image.fleet import node_from_labels
+    from windlass.image.facts.node import node_from_labels
     from windlass.targets.kubernetes.client import KubernetesTarget
 
     nodes = KubernetesTarget().facts(run).nodes
@@ -152,8 +152,8 @@ def _node(run: Run, driver: str | None, gpu_name: str | None, from_cluster: bool
 
 def texts_of(run: Run, beside: Path) -> Texts:
     """The Dockerfile of a run, where it has one, and the requirement files that it or the run file names."""
-    from windlass.image.patch import Texts
-    from windlass.image.requirements import read_requirement_files
+    from windlass.image.read.texts import Texts
+    from windlass.image.read.requirements import read_requirement_files
 
     image = run.image
     if not image.dockerfile:
@@ -207,7 +207,7 @@ def _planned_conflicts(planned: ImagePlan, *, resolve: bool) -> list[Conflict]:
     of = planned.ingredients
     if not resolve or not (of.own or of.pip or of.agent):
         return found
-    from windlass.image.patch import Texts
+    from windlass.image.read.texts import Texts
     from windlass.image.recipe import Recipe
     from windlass.image.resolving import check_by_resolving
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from windlass.image.logs import BuildLog
-from windlass.image.parsing import Instruction
-from windlass.image.patch import Fix, Texts, fix_from, insert_after
+from windlass.image.build.logs import BuildLog
+from windlass.image.read.dockerfile import Instruction
+from windlass.image.read.texts import Fix, Texts, fix_from, insert_after
 from windlass.image.recipe import Recipe
-from windlass.image.shell import PipInstall, shell_text
+from windlass.image.read.shell import PipInstall, shell_text
 
 APT = "apt-get update && apt-get install -y --no-install-recommends {} && rm -rf /var/lib/apt/lists/*"
 

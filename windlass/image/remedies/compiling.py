@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from packaging.utils import canonicalize_name
 
 from windlass.image.edits import compiled_alone, with_base
-from windlass.image.patch import Fix, insert_after
+from windlass.image.read.texts import Fix, insert_after
 from windlass.image.recipe import rewrite
 from windlass.image.remedies.case import Case
 from windlass.image.rules.companions import COMPILED_AGAINST_TORCH
-from windlass.image.table import companion, facts
+from windlass.image.facts.table import companion, facts
 
 MODULES = {  # module → package, where they differ
     "Cython": "cython",

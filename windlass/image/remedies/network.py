@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from windlass.image.patch import Fix, lines_of, replace_lines
+from windlass.image.read.texts import Fix, lines_of, replace_lines
 from windlass.image.remedies.case import Case
 
 PIP_NETWORK = (

@@ -12,12 +12,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from windlass.image.edits import with_base
-from windlass.image.patch import Fix, lines_of, replace_lines
+from windlass.image.read.texts import Fix, lines_of, replace_lines
 from windlass.image.recipe import CUDA_INDEX, rewrite
 from windlass.image.remedies.case import Case
 from windlass.image.remedies.network import is_network
-from windlass.image.requirements import Wanted
-from windlass.image.table import companion, release, releases
+from windlass.image.read.requirements import Wanted
+from windlass.image.facts.table import companion, release, releases
 
 OTHER_NAMES = {
     "pytorch": "torch",

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from windlass.image.edits import compiled_alone
-from windlass.image.node import Node
-from windlass.image.patch import Fix
+from windlass.image.facts.node import Node
+from windlass.image.read.texts import Fix
 from windlass.image.recipe import Recipe
 from windlass.image.remedies.case import Case
 from windlass.image.rules import companions, torchbuild

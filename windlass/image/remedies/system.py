@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from windlass.image.patch import Fix, lines_of, replace_lines
+from windlass.image.read.texts import Fix, lines_of, replace_lines
 from windlass.image.remedies.case import Case
 
 PROGRAMS = {
