@@ -37,6 +37,7 @@ def heal(
     *,
     arguments: Mapping[str, str] | None = None,
     target: str | None = None,
+    repair: bool = True,
 ) -> Healed:
     def verdict_on(changed: Texts) -> Verdict:
         return judge(changed, node, index, arguments=arguments, target=target)
@@ -44,20 +45,22 @@ def heal(
     before = current = verdict_on(texts)
     patched, fixed, changes = texts, [], []
     withheld: set[tuple[str, str]] = set()
-    while len(changes) < MOST_REPAIRS:
-        step = next(
-            ((finding, repair, made, verdict)
-             for finding in current.errors if finding.key not in withheld
-             for repair in finding.repairs
-             if (made := repair.edit(patched)) is not None and made.diff(patched)
-             and _heals(finding, repair, current, verdict := verdict_on(made))),
-            None,
-        )  # fmt: skip
-        if step is None:
+    while repair and len(changes) < MOST_REPAIRS:
+        finding = next((one for one in current.errors if one.repairs and one.key not in withheld), None)
+        if finding is None:
             break
-        finding, repair, patched, current = step
-        fixed.append(finding)
-        changes.append(repair.sentence)
+        for change in finding.repairs:
+            made = change.edit(patched)
+            if made is None or not made.diff(patched):
+                continue
+            verdict = verdict_on(made)
+            if _heals(finding, change, current, verdict):
+                patched, current = made, verdict
+                fixed.append(finding)
+                changes.append(change.sentence)
+                break
+        else:
+            withheld.add(finding.key)
     return Healed(texts, patched, before, current, tuple(fixed), tuple(changes))
 
 

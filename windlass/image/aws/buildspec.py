@@ -16,7 +16,7 @@ from windlass.image.build.testing import command_inside, sources
 
 FOLDER = ".windlass-build"  # in the archive, beside the context
 DIGEST_VARIABLE = "WINDLASS_DIGEST"
-REPORT, INVENTORY = "report.json", "inventory.json"
+REPORT = "report.json"
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,6 @@ def buildspec(job: Job, cloud: Cloud) -> dict[str, Any]:
         run = docker.run_command(RunRequest(job.image, command_inside(settings.proof.order())))
         keep = f"aws s3 cp {REPORT} {place}/{REPORT}"
         inside += [f"{shlex.join(run)} < {FOLDER}/sources.json > {REPORT} || {{ {keep}; false; }}", keep]
-    if settings.sbom:
-        run = docker.run_command(RunRequest(job.image, command_inside(json.dumps({"inventory": True}))))
-        inside += [
-            f"{shlex.join(run)} < {FOLDER}/sources.json > {INVENTORY}",
-            f"aws s3 cp {INVENTORY} {place}/{INVENTORY}",
-        ]
     token = 'aws ecr get-login-password --region "$AWS_REGION"'
     login = f"{token} | docker login --username AWS --password-stdin {image.registry}"
     digest = "docker buildx imagetools inspect --format '{{.Manifest.Digest}}' " + shlex.quote(job.image)

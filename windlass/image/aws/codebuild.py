@@ -14,7 +14,7 @@ import yaml
 from windlass.errors import ExitCode, UserError
 from windlass.image.aws.client import asking, client, error_code
 from windlass.image.build.building import Failed, Job, Made, Watcher
-from windlass.image.aws.buildspec import DIGEST_VARIABLE, INVENTORY, REPORT, Cloud, buildspec, carried
+from windlass.image.aws.buildspec import DIGEST_VARIABLE, REPORT, Cloud, buildspec, carried
 from windlass.image.build.context import Context, write_zip
 from windlass.image.aws.ecr import EcrHost, ensure_repository
 from windlass.image.build.ignoring import Ignore
@@ -60,7 +60,7 @@ class CloudWorkshop:
                 return Failed(proof.log, log)
             return Failed("\n".join(lines) or _phases(ended), log)
         digest = self._digest(host, image, ended)
-        return Made(digest, proof, self._result(job, INVENTORY), str(image.pinned(digest)))
+        return Made(digest, proof, str(image.pinned(digest)))
 
     def request(self, job: Job, key: str) -> dict[str, Any]:
         """What is asked of CodeBuild; `--dry-run` prints it."""
@@ -88,8 +88,8 @@ class CloudWorkshop:
             write_zip(root, names, archive, carried(job))
             with asking(f"the context, to s3://{self.cloud.bucket}"):
                 s3 = client("s3", self.cloud.region)
-                for name in (REPORT, INVENTORY):  # of an earlier build of the same files
-                    s3.delete_object(Bucket=self.cloud.bucket, Key=f"{self.cloud.results(job.tag)}/{name}")
+                # The report of an earlier build of the same files.
+                s3.delete_object(Bucket=self.cloud.bucket, Key=f"{self.cloud.results(job.tag)}/{REPORT}")
                 s3.upload_file(str(archive), self.cloud.bucket, key)
         return key
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from windlass.errors import ExitCode, UserError
 from windlass.image.build.builders.protocol import BuildRequest
 from windlass.image.build.context import Context
-from windlass.image.fixes import propose, why_failed
+from windlass.image.build.logs import why_failed
 from windlass.image.build.labels import labels_for
 from windlass.image.build.obstacles import obstacle_in
 from windlass.image.read.dockerfile import parse_dockerfile
 from windlass.image.read.texts import Fix, Texts
 from windlass.image.build.progress import Step
-from windlass.image.build.records import SBOM, ImageRecord, Records, write_json
-from windlass.image.sbom import bill_of_materials
+from windlass.image.build.records import ImageRecord, Records
+from windlass.image.build.remedies import propose
 from windlass.image.build.tags import Commit, commit_of, content_digest, tag_for
 from windlass.image.build.testing import Proof, Report, Surroundings
 
@@ -81,8 +81,8 @@ class Settings:
     proof: Proof | None = None
     """None: the image is not proven."""
     around: Surroundings = field(default_factory=Surroundings)
-    sbom: str | None = "cyclonedx"
-    """Format of the bill of materials. None: it is not written."""
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+    """Files that a RUN may read by --mount=type=secret, and no layer keeps."""
     cache: str | None = None
     fresh: bool = False
 
@@ -111,6 +111,7 @@ class Job:
             target=self.source.target,
             cache=self.settings.cache,
             fresh=self.settings.fresh,
+            secrets=self.settings.secrets,
         )
 
 
@@ -120,7 +121,6 @@ class Made:
 
     id: str
     report: Report | None = None
-    inventory: dict[str, Any] | None = None
     pushed: str | None = None
 
 
@@ -201,7 +201,7 @@ def build_image(
                 fixes=[{"id": one.id, "sentence": one.sentence} for one in applied],
                 pushed=result.pushed,
             )
-            return Built(_keep(record, result, records, settings), result.report, folder, tuple(applied), written)
+            return Built(_keep(record, result, records), result.report, folder, tuple(applied), written)
         failure = why_failed(result.log)
         watcher.failed(failure.sentence, tuple(failure.lines))
         fix = None
@@ -240,11 +240,8 @@ def write_beside(source: Source) -> tuple[Path, ...]:
     return tuple(places)
 
 
-def _keep(record: ImageRecord, made: Made, records: Records, settings: Settings) -> ImageRecord:
+def _keep(record: ImageRecord, made: Made, records: Records) -> ImageRecord:
     records.save(record)
-    if made.inventory is not None and settings.sbom:
-        bill = bill_of_materials(made.inventory, image=record.image, digest=record.id, format=settings.sbom)
-        write_json(records.place(record.tag) / SBOM, bill)
     return records.add_proof(record, made.report.as_dict()) if made.report else record
 
 

@@ -15,7 +15,9 @@ from windlass.errors import UserError
 from windlass.image.build.ignoring import Ignore
 
 EDITABLE_BYTES = 200_000
-EDITABLE = (".txt", ".in", ".toml", ".cfg", ".lock", ".yml", ".yaml")
+# Whatever a Dockerfile may name to say what is installed.
+EDITABLE = (".txt", ".in", ".toml", ".cfg", ".lock", ".yml", ".yaml", ".sh", ".pip", ".req", ".reqs", ".constraints",
+            "setup.py", ".python-version")  # fmt: skip
 DOCKERIGNORE = ".dockerignore"
 BLOCK = 1 << 20
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the same files make the same archive
@@ -49,11 +51,12 @@ class Context:
         return tuple(sorted(found))
 
     def texts(self) -> dict[str, str]:
-        """The small files that say what is installed: those that a fix may change."""
+        """The small text files that may say what is installed, whatever their names."""
         texts: dict[str, str] = {}
         for name in self.files:
             path = self.folder / name
-            if name.endswith(EDITABLE) and path.is_file() and path.stat().st_size <= EDITABLE_BYTES:
+            named = name.endswith(EDITABLE) or "." not in path.name
+            if named and path.is_file() and path.stat().st_size <= EDITABLE_BYTES:
                 try:
                     texts[name] = path.read_text()
                 except UnicodeDecodeError:
@@ -134,20 +137,6 @@ def _link(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-TEXTS = (".txt", ".in", ".toml", ".cfg", ".yml", ".yaml", ".lock", ".sh", ".pip", ".py", ".constraints", ".req", ".reqs")
-NAMED = ("setup.py", ".python-version", "Pipfile")
-
-
 def text_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, str]:
-    """The small text files of a folder: all that a Dockerfile may name to say what is installed."""
-    texts: dict[str, str] = {}
-    for name in Context.open(folder).files:
-        path = folder / name
-        plain = name.rsplit("/", 1)[-1]
-        wanted = plain in NAMED or (plain.endswith(TEXTS) and (not plain.endswith(".py") or plain == "setup.py")) or "." not in plain
-        if wanted and name not in leave_out and path.is_file() and path.stat().st_size <= EDITABLE_BYTES:
-            try:
-                texts[name] = path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                continue
-    return texts
+    """The text files of a build context, less some."""
+    return {name: text for name, text in Context.open(folder).texts().items() if name not in leave_out}

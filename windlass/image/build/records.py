@@ -1,4 +1,4 @@
-"""What is kept of an image that was built: `images/<tag>/` with logs, Dockerfile, bill of materials and proof."""
+"""What is kept of an image that was built: `images/<tag>/` with logs, Dockerfile and proof."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from windlass.errors import UserError
 
 FOLDER = "images"
-SBOM = "sbom.json"
 
 
 @dataclass(frozen=True)

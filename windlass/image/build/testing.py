@@ -46,8 +46,9 @@ class Proof:
     seconds: float = 900
     """For every group of checks."""
 
-    def order(self) -> str:
+    def order(self, *, gpus: bool = False) -> str:
         values = {
+            "gpus": gpus,
             "level": self.level,
             "imports": list(self.imports),
             "expect": dict(self.expect),
@@ -125,20 +126,12 @@ def fetch(builder: Builder, image: str, *, plain_http: bool = False) -> None:
 
 def prove_image(builder: Builder, image: str, proof: Proof, around: Surroundings | None = None) -> Report:
     """Run the checks inside the image. A failed check is in the report; what is raised is that there is none."""
-    answer = _run(builder, image, proof.order(), around or Surroundings())
+    around = around or Surroundings()
+    answer = _run(builder, image, proof.order(gpus=around.gpus), around)
     values = _last_json(answer)
     if "checks" not in values:
         raise _no_report(image, answer)
     return Report(image, values)
-
-
-def take_inventory(builder: Builder, image: str, around: Surroundings | None = None) -> dict[str, Any]:
-    """The packages that are installed in the image."""
-    answer = _run(builder, image, json.dumps({"inventory": True}), around or Surroundings())
-    values = _last_json(answer)
-    if "pypi" not in values:
-        raise _no_report(image, answer)
-    return values
 
 
 def _run(builder: Builder, image: str, order: str, around: Surroundings) -> Answer:

@@ -10,7 +10,7 @@ from windlass.image.build.builders.protocol import Builder
 from windlass.image.build.building import Failed, Job, Made, Watcher
 from windlass.image.build.process import Outcome, capture, stream
 from windlass.image.build.progress import step_of
-from windlass.image.build.testing import prove_image, take_inventory
+from windlass.image.build.testing import prove_image
 
 
 class LocalWorkshop:
@@ -34,8 +34,7 @@ class LocalWorkshop:
                 kept = job.folder / f"proof-{job.number}.log"
                 kept.write_text(report.log)
                 return Failed(report.log, kept)
-        inventory = take_inventory(self.builder, job.image, job.settings.around) if job.settings.sbom else None
-        return Made(id, report, inventory)
+        return Made(id, report)
 
     def _build(self, job: Job, log: Path, watcher: Watcher) -> Outcome:
         """The builder sees a staged copy: links to the user's files, and the changed ones in their place."""

@@ -223,7 +223,7 @@ def driver_cuda(driver: str) -> str | None:
     return str(known[str(max(older))]) if older else None
 
 
-def gpu_name(text: str) -> str | None:
+def gpu_in_table(text: str) -> str | None:
     """The name of a GPU in the table: `rtx5090`, `NVIDIA-H100-80GB-HBM3` and `a100` are understood."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower().replace("nvidia", "").replace("tesla", "").replace("geforce", ""))
     names = {re.sub(r"[^a-z0-9]", "", one.lower()): one for one in facts()["compute_capability"]["values"]}

@@ -13,7 +13,6 @@ from windlass.image.facts.bases import Base, base_of
 from windlass.image.plan.write import AGENT, Ingredients, dockerfile_of, files_of
 from windlass.image.facts.node import Node
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of
-from windlass.image.rules.companions import COMPILED_AGAINST_TORCH
 from windlass.image.facts.table import (
     Build,
     Release,
@@ -67,7 +66,7 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
     choices = [Choice("platform", node.platform, f"the nodes: {node.origin}")]
     own, own_options = _own_requirements(run, files or {})
     asked = [*(wanted_of(text, Place("image.pip", 1)) for text in image.pip), *own]
-    compiled = () if node.cpu_only else tuple(one.text for one in asked if one.name in COMPILED_AGAINST_TORCH)
+    compiled = () if node.cpu_only else tuple(one.text for one in asked if one.name in facts()["builds_against_torch"]["names"] and one.name in facts()["only_source"]["names"])
     base = base_of(image.base) if image.base else None
     build: Build | None = None
     torch: str | None = None
@@ -164,8 +163,8 @@ def why_not(run: Run, node: Node, one: Release, build: Build) -> str | None:
         return f"image.cuda asks for {image.cuda}"
     if build.status == "experimental" and image.cuda != build.cuda:
         return "an experimental build"
-    if node.platform not in one.platforms:
-        return f"no wheel for {node.platform}"
+    if node.platform not in build.platforms:
+        return f"no CUDA build for {node.platform}"
     if image.python and image.python not in one.python:
         return f"no wheel for Python {image.python}"
     if image.hyperpod_agent and not accepts(package(AGENT)["requires"]["torch"], one.version):
@@ -218,7 +217,9 @@ def _python_and_base(
     if base:
         if image.python and base.python and base.python != image.python:
             raise UserError(f"{base.image} has Python {base.python}, and image.python asks for {image.python}")
-        found = base.python if base.family in ("python", "system", "cuda") else None
+        known_system = facts()["systems"].get(base.system or "", {})
+        found = base.python or (known_system.get("python") if base.family in ("system", "cuda") else None)
+        found = found if base.family in ("python", "system", "cuda") else None
         if found and Version(found) < Version(OLDEST_PYTHON):
             raise UserError(f"windlass needs Python {OLDEST_PYTHON} or newer, and {base.image} has {found}",
                             fix="image.base=null    lets windlass choose")  # fmt: skip

@@ -7,11 +7,11 @@ from dataclasses import replace
 from windlass.errors import ExitCode, UserError
 from windlass.image.plan.write import CONSTRAINTS, OWN, REQUIREMENTS
 from windlass.image.plan.choose import ImagePlan
-from windlass.image.state.resolver import Question, resolve
-from windlass.image.resolving import DEFAULT_PYTHON, glibc_of
+from windlass.image.facts.table import facts
+from windlass.image.state.resolver import Index, Question
 
 
-def lock(plan: ImagePlan) -> ImagePlan:
+def lock(plan: ImagePlan, index: Index) -> ImagePlan:
     """The plan with a version for everything that pip installs."""
     of = plan.ingredients
     if of.torch is None:
@@ -23,13 +23,13 @@ def lock(plan: ImagePlan) -> ImagePlan:
     wanted = [f"torch=={of.torch}", *of.companions]
     for name in (REQUIREMENTS, OWN):
         wanted += [line for line in plan.files.get(name, "").splitlines() if line and not line.startswith("-")]
-    answer = resolve(
+    answer = index.resolve(
         Question(
             requirements=tuple(wanted),
             constraints=tuple(plan.files[CONSTRAINTS].splitlines()),
-            python=of.python or DEFAULT_PYTHON,
+            python=of.python or Question.python,
             platform=of.platform,
-            glibc=glibc_of(of.base),
+            glibc=facts()["systems"].get(of.base.system or "", {}).get("glibc", Question.glibc),
             extra_indexes=(of.index,) if of.index else (),
         )
     )
@@ -40,5 +40,5 @@ def lock(plan: ImagePlan) -> ImagePlan:
             cause="requirements that contradict each other" if answer.checked else "an index that cannot be asked",
             exit_code=ExitCode.BAD_INPUT if answer.checked else ExitCode.FAILED,
         )
-    pins = "".join(f"{name}=={version}\n" for name, version in sorted(answer.packages.items()))
+    pins = "".join(f"{one.name}=={one.version}\n" for one in sorted(answer.packages, key=lambda one: one.name))
     return replace(plan, files={**plan.files, CONSTRAINTS: pins})

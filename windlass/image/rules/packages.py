@@ -37,6 +37,7 @@ def unresolvable(case: Case) -> Iterator[Finding]:
 
 def unsatisfied(case: Case) -> Iterator[Finding]:
     """A package of the final image whose own metadata asks for another version of one that is there."""
+    case.index.prefetch(package.found for _, package in case.trace.final.everywhere)
     for environment in case.trace.final.environments.values():
         for package in list(environment.packages.values()):
             for text in case.index.requires(package.found):
@@ -90,7 +91,8 @@ def replaced(case: Case) -> Iterator[Finding]:
 def _replaced(case: Case, step: Step, before: Package, after: Package) -> Iterator[Finding]:
     asked = step.asks(after.name)
     by_base = before.origin == "base"
-    if not before.pinned and not by_base and not (after.name == "torch" and _other_build(before, after)):
+    implied = after.name == "torch" and asked is None and _other_build(before, after)
+    if not before.pinned and not by_base and not implied:
         return
     if asked and asked.pin and by_base and case.trace.final.base.family != "nvidia-torch":
         yield case.remark(

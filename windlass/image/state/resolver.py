@@ -20,7 +20,8 @@ import time
 import tomllib
 import urllib.request
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,11 @@ class Index:
             kept = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Requires-Dist:")]
             self._keep(key, kept)
         return tuple(kept)
+
+    def prefetch(self, packages: Iterable[Found]) -> None:
+        """The metadata of many wheels at once."""
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(self.requires, packages))
 
     def source(self, name: str, specifier: str = "") -> Stub | None:
         """What PyPI says of the newest release in a range that is there as source alone."""

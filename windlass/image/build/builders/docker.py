@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from windlass.image.build.builders.protocol import Answer, BuildRequest, PushRequest, RunRequest, option_each
+from windlass.image.build.builders.protocol import Answer, BuildRequest, PushRequest, RunRequest, option_each, secret_options
 from windlass.image.build.process import capture
 
 
@@ -32,6 +32,7 @@ class Docker:
         if request.cache:
             command += ["--cache-from", f"type=registry,ref={request.cache}"]
             command += ["--cache-to", f"type=registry,ref={request.cache},mode=max"]
+        command += secret_options(request)
         if request.fresh:
             command += ["--no-cache", "--pull"]
         return [*command, str(request.context)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from windlass.image.build.builders.protocol import Answer, BuildRequest, PushRequest, RunRequest, option_each
+from windlass.image.build.builders.protocol import Answer, BuildRequest, PushRequest, RunRequest, option_each, secret_options
 from windlass.image.build.process import capture
 
 
@@ -59,6 +59,7 @@ def build_options(request: BuildRequest) -> list[str]:
         options += ["--target", request.target]
     if request.cache:
         options += ["--cache-from", request.cache, "--cache-to", request.cache]
+    options += secret_options(request)
     if request.fresh:
         options += ["--no-cache", "--pull"]
     return options

@@ -23,6 +23,8 @@ class BuildRequest:
     """Repository in a registry that keeps the layers of earlier builds. Default: those of this machine only."""
     fresh: bool = False
     """Without any cache."""
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+    """Files that steps may mount by name; they are in no layer."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,10 @@ class Builder(Protocol):
 
     def image_id(self, image: str) -> list[str]:
         """The command that prints the id of a local image, and fails where there is none."""
+
+
+def secret_options(request: BuildRequest) -> list[str]:
+    return [part for name, file in sorted(request.secrets.items()) for part in ("--secret", f"id={name},src={file}")]
 
 
 def option_each(flag: str, values: Mapping[str, str]) -> list[str]:
