@@ -83,7 +83,7 @@ def cloud(workplace, registry, tmp_path):
     return build
 
 
-def test_a_proven_image_is_pushed_with_its_report_and_inventory(cloud, tmp_path):
+def test_a_proven_image_is_pushed_with_its_report(cloud, tmp_path):
     job, answer = cloud("torch==2.14.1\n")
     assert answer.returncode == 0, answer.stderr
     image = ImageReference.parse(job.image)
@@ -93,8 +93,6 @@ def test_a_proven_image_is_pushed_with_its_report_and_inventory(cloud, tmp_path)
     report = json.loads((results / "report.json").read_text().splitlines()[-1])
     assert report["passed"]
     assert report["loaded"]["torch"] == "2.14.1"
-    inventory = json.loads((results / "inventory.json").read_text().splitlines()[-1])
-    assert "torch" in [one["name"] for one in inventory["pypi"]]
     assert (tmp_path / "log").read_text().endswith(" 5\n")  # the token came on stdin
 
 

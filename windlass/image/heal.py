@@ -61,6 +61,8 @@ def heal(
                 break
         else:
             withheld.add(finding.key)
+    if current.errors:  # a patch that leaves an error is no cure: the findings stand without one
+        return Healed(texts, texts, before, before, (), ())
     return Healed(texts, patched, before, current, tuple(fixed), tuple(changes))
 
 

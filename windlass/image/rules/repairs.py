@@ -25,7 +25,7 @@ def another_build(case: Case, torch: Package) -> tuple[Repair, ...]:
         return ()
     known = release(torch.public) if torch.pinned else None
     fitting = [build for one in ([known] if known else releases()) for build in one.builds if _fits(case, build)]
-    tags = dict.fromkeys(build.tag for build in fitting if build.index)
+    tags = dict.fromkeys(build.tag for build in fitting)
     moves = frozenset({"torch", "torchvision", "torchaudio"})
     return tuple(
         Repair(f"take the build of torch for CUDA {tag[2:-1]}.{tag[-1]}", lambda texts, tag=tag: _with_index(texts, torch.where, tag), moves)

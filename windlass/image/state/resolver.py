@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import tomllib
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -128,9 +129,12 @@ class Index:
         kept = self._kept(key, None)
         if kept is None:
             text = None if self.offline else _get(f"{found.url}.metadata")
-            if text is None:
+            if not text:  # not every index has them; the table says what companions of torch need
                 needs = companion_needs(found.name, found.version)
-                return (f"torch{needs}",) if needs else ()
+                own = [f"torch{needs}"] if needs else []
+                if text is not None:
+                    self._keep(key, own)
+                return tuple(own)
             kept = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Requires-Dist:")]
             self._keep(key, kept)
         return tuple(kept)
@@ -395,6 +399,8 @@ def _get(url: str) -> str | None:
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
             return str(answer.read().decode())
+    except urllib.error.HTTPError:
+        return ""  # it is not there
     except (OSError, UnicodeDecodeError):
         return None
 
