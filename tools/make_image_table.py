@@ -1,4 +1,4 @@
-"""Read what torch and its companions are, from the wheels of the package index, into windlass/image/facts/releases.json.
+"""Read what torch and its companions are, from the wheels of the index, into windlass/image/facts/releases.json.
 
 python tools/make_image_table.py [--index https://pypi.org/simple] [--since 1.13]
 python tools/make_image_table.py --check      exit code 1 where the index has a newer torch than the table
@@ -117,7 +117,11 @@ def metadata(url: str) -> Any:
 def requirements(url: str, machine: str = "x86_64") -> dict[str, Requirement]:
     """What a wheel needs on Linux, without extras."""
     needed = [Requirement(line) for line in metadata(url).get_all("Requires-Dist") or ()]
-    return {one.name: one for one in needed if one.marker is None or one.marker.evaluate({**LINUX, "platform_machine": machine, "extra": ""})}
+    return {
+        one.name: one
+        for one in needed
+        if one.marker is None or one.marker.evaluate({**LINUX, "platform_machine": machine, "extra": ""})
+    }
 
 
 def versions(files: dict[str, str]) -> dict[Version, dict[str, str]]:
@@ -155,14 +159,18 @@ def torch_release(version: Version, wheels: dict[str, str]) -> dict[str, Any]:
             continue
         name = next((one for one in own if "-cp311-cp311-" in one), sorted(own)[0])
         needed = requirements(own[name], machine)
-        triton = triton or next((str(needed[one].specifier) for one in ("triton", "pytorch-triton") if one in needed), None)
+        triton = triton or next(
+            (str(needed[one].specifier) for one in ("triton", "pytorch-triton") if one in needed), None
+        )
         platforms[platform] = {"python": sorted(pythons, key=Version), **cuda_of(needed, own[name]), "wheel": name}
     return {"version": str(version), "triton": triton, "platforms": platforms}
 
 
 def cuda_of(needed: dict[str, Requirement], url: str) -> dict[str, Any]:
     nccl = next((one for one in needed if re.fullmatch(r"nvidia-nccl-cu\d+", one)), None)
-    runtime = next((pin(needed, one) for one in needed if re.fullmatch(r"cuda-toolkit|nvidia-cuda-runtime(-cu\d+)?", one)), None)
+    runtime = next(
+        (pin(needed, one) for one in needed if re.fullmatch(r"cuda-toolkit|nvidia-cuda-runtime(-cu\d+)?", one)), None
+    )
     if runtime is None:
         return {"cuda": None}
     cudnn = next((one for one in needed if one.startswith("nvidia-cudnn-")), "")
@@ -179,6 +187,8 @@ def architectures(url: str) -> list[str]:
     """The compute capabilities that torch.cuda.get_arch_list() gives: a text in the library that answers it."""
     with zipfile.ZipFile(io.BufferedReader(RemoteFile(url), 1 << 20)) as wheel:
         for name in ("torch/lib/libtorch_python.so", "torch/lib/libtorch_cuda.so"):
+            if name not in wheel.namelist():
+                continue
             found = re.search(rb"(?:sm|compute)_\d+a?(?: (?:sm|compute)_\d+a?)*\x00", wheel.read(name))
             if found:
                 return re.findall(r"(?:sm|compute)_\d+a?", found[0].decode())

@@ -1,24 +1,29 @@
 """Score the judgement on a folder of cases: `python -m tests.image.score FOLDER [--verbose]`.
 
-A case is a folder with a Dockerfile, the files of its context, and expect.json: target, day, what is wrong on which line.
+A case is a folder with a Dockerfile, the files of its context, and expect.json: the target and what is wrong where.
+wrong on which line.
 A conflict counts as found where an error names one of its lines. Of the files only totals are printed unless asked.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
 from windlass.image.build.context import text_files
 from windlass.image.facts.node import Node, node_named
 from windlass.image.read.texts import Texts
 from windlass.image.rules import Finding
 from windlass.image.state.resolver import Index
+
+CASES = Path(__file__).parent / "cases"
 
 
 @dataclass
@@ -34,6 +39,37 @@ class Score:
     patches: int = 0
     healed: int = 0  # patched files that pass the plan
     lines: list[str] = field(default_factory=list)
+
+    def totals(self) -> list[str]:
+        return [
+            f"conflicts found with the right line: {self.found} of {self.conflicts}",
+            f"broken images that passed: {self.passed} of {self.broken}, and {self.unsure} with only a 'not checked'",
+            f"sound images with a false alarm: {self.alarms} of {self.sound}; with a needless edit: {self.edits}",
+            f"patches: {self.patches}, of which the patched file passes: {self.healed}",
+        ]
+
+
+class RecordingIndex(Index):
+    """An index that remembers every answer that was used."""
+
+    used: ClassVar[dict[str, Any]] = {}
+
+    def _kept(self, key: str, max_age: float | None) -> Any:
+        value = super()._kept(key, max_age)
+        if value is not None:
+            self.used[key] = value
+        return value
+
+    def _keep(self, key: str, value: Any) -> None:
+        self.used[key] = value
+        super()._keep(key, value)
+
+
+def recorded_index(folder: Path) -> Index:
+    """The recorded answers, unpacked into a folder; what was not recorded is not asked."""
+    for key, value in json.loads(gzip.decompress((CASES / "index.json.gz").read_bytes())).items():
+        (folder / f"{key}.json").write_text(json.dumps(value))
+    return Index(cache=folder, max_age=None, offline=True)
 
 
 def load(folder: Path) -> tuple[Texts, Node, dict]:
@@ -106,8 +142,7 @@ def score_case(folder: Path, index: Index, score: Score) -> None:
         state = "ALARM" if verdict.errors or healed.diff else "ok"
     if healed.diff:
         score.patches += 1
-        remaining = {one.key for one in healed.after.errors}
-        score.healed += not any(one.key in remaining for one in healed.fixed)
+        score.healed += not healed.after.errors
     score.lines.append(f"{state:<7}{folder.name}")
     score.lines += [f"       missed {one['line']} {one['kind']}: {one['what'][:150]}" for one in misses]
     score.lines += [f"       {one.severity} {one.id} {one.where}: {one.sentence[:170]}" for one in verdict.findings]
@@ -120,8 +155,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--record", action="store_true", help="write the answers of the index to FOLDER/index.json.gz")
     asked = parser.parse_args(arguments)
-    score, index = Score(), Index()
+    score, index = Score(), RecordingIndex() if asked.record else Index()
     failures: Counter[str] = Counter()
     for folder in sorted(one for one in asked.folder.iterdir() if (one / "expect.json").is_file()):
         if not folder.name.startswith(asked.only):
@@ -138,10 +174,10 @@ def main(arguments: list[str]) -> int:
                 traceback.print_exc()
         if asked.verbose:
             print("\n".join(score.lines[before:]), flush=True)
-    print(f"conflicts found with the right line: {score.found} of {score.conflicts}")
-    print(f"broken images that passed: {score.passed} of {score.broken}, and {score.unsure} with only a 'not checked'")
-    print(f"sound images with a false alarm: {score.alarms} of {score.sound}; with a needless edit: {score.edits}")
-    print(f"patches: {score.patches}, of which heal: {score.healed}")
+    print("\n".join(score.totals()))
+    if asked.record:
+        text = json.dumps(RecordingIndex.used, sort_keys=True)
+        (asked.folder / "index.json.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     if failures:
         print(f"crashes: {dict(failures)}")
     return 0

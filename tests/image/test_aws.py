@@ -10,14 +10,14 @@ import yaml
 
 from windlass.cli.main import run_command
 from windlass.errors import UserError
-from windlass.image.build.building import Failed, Job, Made, Settings, Source
 from windlass.image.aws.buildspec import Cloud, buildspec
 from windlass.image.aws.codebuild import CloudWorkshop
-from windlass.image.build.context import Context
 from windlass.image.aws.ecr import EcrHost, ensure_repository, push_token
 from windlass.image.aws.infrastructure import Infrastructure, cloudformation
-from windlass.image.read.texts import Texts
+from windlass.image.build.building import Failed, Job, Made, Settings, Source
+from windlass.image.build.context import Context
 from windlass.image.build.testing import Proof
+from windlass.image.read.texts import Texts
 
 pytestmark = pytest.mark.slow
 

@@ -233,7 +233,7 @@ def test_buildkit_writes_the_same_things_its_own_way():
     )
     dockerfile = SLIM + "RUN echo one\nRUN pip install torch==2.12.0 torchvision==0.26.0\n"
     assert why_failed(text).id == "resolution"
-    assert propose(dockerfile, {}, text, ()).id == "pair:torchvision==0.27.0"
+    assert propose(dockerfile, {}, text, ()) is None, "what the versions are, the resolver says"
 
 
 @given(st.sampled_from(sorted(CASES)), st.sampled_from(sorted(CASES)))
@@ -242,4 +242,4 @@ def test_any_log_with_any_dockerfile_gives_dockerfiles(of_log, of_dockerfile):
     for one in proposals(dockerfile, files, log(of_log)):
         assert one.sentence
         assert one.evidence
-        assert len(Recipe(Texts(one.dockerfile, {**files, **one.files})).dockerfile.stages) == 1
+        assert len(parse_dockerfile(one.dockerfile).stages) == 1

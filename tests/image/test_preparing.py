@@ -9,10 +9,10 @@ import pytest
 from windlass.cli.main import run_command
 from windlass.errors import UserError
 from windlass.image.build.building import Settings, build_image, write_beside
-from windlass.image.facts.node import Node
-from windlass.image.read.texts import Fix
 from windlass.image.build.preparing import Wishes, proof_of, small_model, source_of, title_of
 from windlass.image.build.records import Records
+from windlass.image.facts.node import Node
+from windlass.image.read.texts import Fix
 from windlass.spec import load_run
 
 

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 @click.option("--gpu", metavar="GPU", help="GPU of the nodes, for example H100.")
 @click.option("--cache", metavar="REPOSITORY", help="Repository that keeps layers for other machines.")
 @click.option("--no-cache", is_flag=True, help="Build every step anew.")
-@click.option("--secret", "secrets", multiple=True, metavar="NAME=FILE", help="File for RUN --mount=type=secret,id=NAME.")
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME=FILE", help="File for RUN --mount=type=secret,id=NAME."
+)
 @click.option("--records", type=click.Path(path_type=Path), default=Path("images"), show_default=True)
 @click.option("--project", default="windlass-image", show_default=True, help="CodeBuild project.")
 @click.option("--bucket", help="Bucket for CodeBuild.  [default: windlass-image-ACCOUNT-REGION]")
@@ -158,9 +160,9 @@ def _workshop(name: str | None, source: Source, project: str, bucket: str | None
                 raise
     # No builder here, and the image belongs to ECR: AWS builds it.
     from windlass.image.aws.buildspec import Cloud
+    from windlass.image.aws.client import account_of
     from windlass.image.aws.codebuild import CloudWorkshop
     from windlass.image.aws.ecr import EcrHost
-    from windlass.image.aws.client import account_of
     from windlass.image.registry.reference import ImageReference
 
     host = EcrHost.of(ImageReference.parse(source.title).registry)

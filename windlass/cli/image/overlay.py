@@ -36,8 +36,8 @@ def overlay(
     gives the same digest. An overlay of an overlay stands on the proven image below, so layers do not pile up.
     """
     from windlass.cli.output import print_json
-    from windlass.image.registry.credentials import find_credentials
     from windlass.image.aws.ecr import EcrHost, push_token
+    from windlass.image.registry.credentials import find_credentials
     from windlass.image.registry.overlay import put_overlay
     from windlass.image.registry.pinning import pin
     from windlass.image.registry.reference import ImageReference

@@ -60,10 +60,10 @@ def plan(
     """Choose what an image is made of, or judge a Dockerfile.
 
     Base image, torch with its CUDA, one NCCL, Python, EFA and its NCCL plugin, HyperPod's agent where it is asked for:
-    from the run file and the GPU and driver of the nodes, each with its reason. A Dockerfile of your own, with a run file
-    or alone, is resolved step by step by uv against the package indexes; what does not fit is shown with its line, and a
-    patch where the patched file is healed. Exit code 1 where it will not work, and with --strict where something could
-    not be checked. Nothing is built.
+    from the run file and the GPU and driver of the nodes, each with its reason. A Dockerfile of your own, with a run
+    file or alone, is resolved step by step against the package indexes; what does not fit is shown with its line, and
+    a patch where it heals the file. Exit code 1 where it will not work, and with --strict where something could not be
+    checked. Nothing is built.
     """
     from windlass.image.state.resolver import Index
     from windlass.spec import load_run

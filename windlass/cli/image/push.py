@@ -56,10 +56,10 @@ def push(
 
     from windlass.cli.output import print_json
     from windlass.image.build.builders.finding import IN_THE_CLOUD
-    from windlass.image.registry.pinning import pin
     from windlass.image.build.preparing import title_of
-    from windlass.image.registry.push import look_up, push_image
     from windlass.image.build.records import Records
+    from windlass.image.registry.pinning import pin
+    from windlass.image.registry.push import look_up, push_image
     from windlass.image.registry.reference import ImageReference
     from windlass.spec import load_run
 
@@ -137,8 +137,8 @@ def _destination(image: str, to: str | None, tag: str | None) -> ImageReference:
 
 def _credentials(destination: ImageReference, username: str | None, *, quiet: bool) -> Credentials | None:
     from windlass.cli.output import warn
-    from windlass.image.registry.credentials import Credentials, find_credentials
     from windlass.image.aws.ecr import EcrHost, ensure_repository, push_token
+    from windlass.image.registry.credentials import Credentials, find_credentials
 
     if username:
         password = sys.stdin.readline().rstrip("\n")

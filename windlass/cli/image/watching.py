@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from windlass.image.build.building import Settings, Source, Watcher, Workshop
-    from windlass.image.read.texts import Fix
     from windlass.image.build.progress import Step
+    from windlass.image.read.texts import Fix
 
 
 class Lines:
@@ -92,8 +92,8 @@ def watching(*, as_json: bool) -> Iterator[Watcher]:
 
 def command_of(source: Source, workshop: Workshop, settings: Settings) -> dict[str, Any]:
     """The command line of a local builder, or the request to CodeBuild."""
-    from windlass.image.build.building import Job, labels_of
     from windlass.image.aws.codebuild import CloudWorkshop
+    from windlass.image.build.building import Job, labels_of
     from windlass.image.build.tags import commit_of, tag_for
     from windlass.image.build.workshop import LocalWorkshop
 

@@ -11,8 +11,8 @@ from typing import Any
 from windlass.image.build.builders.docker import Docker
 from windlass.image.build.builders.protocol import RunRequest
 from windlass.image.build.building import Job
-from windlass.image.registry.reference import ImageReference
 from windlass.image.build.testing import command_inside, sources
+from windlass.image.registry.reference import ImageReference
 
 FOLDER = ".windlass-build"  # in the archive, beside the context
 DIGEST_VARIABLE = "WINDLASS_DIGEST"

@@ -12,16 +12,16 @@ from typing import Any
 import yaml
 
 from windlass.errors import ExitCode, UserError
-from windlass.image.aws.client import asking, client, error_code
-from windlass.image.build.building import Failed, Job, Made, Watcher
 from windlass.image.aws.buildspec import DIGEST_VARIABLE, REPORT, Cloud, buildspec, carried
-from windlass.image.build.context import Context, write_zip
+from windlass.image.aws.client import asking, client, error_code
 from windlass.image.aws.ecr import EcrHost, ensure_repository
+from windlass.image.build.building import Failed, Job, Made, Watcher
+from windlass.image.build.context import Context, write_zip
 from windlass.image.build.ignoring import Ignore
 from windlass.image.build.process import plain
 from windlass.image.build.progress import step_of
-from windlass.image.registry.reference import ImageReference
 from windlass.image.build.testing import Report
+from windlass.image.registry.reference import ImageReference
 
 POLL_SECONDS = 5.0
 ENVIRONMENTS = {

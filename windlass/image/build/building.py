@@ -10,16 +10,16 @@ from typing import Protocol
 from windlass.errors import ExitCode, UserError
 from windlass.image.build.builders.protocol import BuildRequest
 from windlass.image.build.context import Context
-from windlass.image.build.logs import why_failed
 from windlass.image.build.labels import labels_for
+from windlass.image.build.logs import why_failed
 from windlass.image.build.obstacles import obstacle_in
-from windlass.image.read.dockerfile import parse_dockerfile
-from windlass.image.read.texts import Fix, Texts
 from windlass.image.build.progress import Step
 from windlass.image.build.records import ImageRecord, Records
 from windlass.image.build.remedies import propose
 from windlass.image.build.tags import Commit, commit_of, content_digest, tag_for
 from windlass.image.build.testing import Proof, Report, Surroundings
+from windlass.image.read.dockerfile import parse_dockerfile
+from windlass.image.read.texts import Fix, Texts
 
 OURS = ".windlass"  # Dockerfile.windlass: what a fixed file is called beside the user's own
 

@@ -14,12 +14,12 @@ from windlass.errors import UserError
 from windlass.image.build.building import Source
 from windlass.image.build.context import Context
 from windlass.image.build.ignoring import Ignore
-from windlass.image.inside.proof import SMALL_MODEL
+from windlass.image.build.testing import Proof
 from windlass.image.facts.node import Node, node_of
+from windlass.image.inside.proof import SMALL_MODEL
+from windlass.image.read.requirements import read_requirement_files
 from windlass.image.read.texts import Texts
 from windlass.image.registry.reference import ImageReference
-from windlass.image.read.requirements import read_requirement_files
-from windlass.image.build.testing import Proof
 from windlass.spec import Run
 
 PACKAGE = ".windlass/windlass"  # where a planned Dockerfile copies windlass itself from

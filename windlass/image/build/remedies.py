@@ -1,7 +1,7 @@
 """What the log of a failed build proves, and the one change of the Dockerfile that answers it. Pure.
 
-Versions that do not fit are no matter of logs: the resolver finds them before the build. Here is what only a build shows:
-a compiler, header, library, program or build module that is missing, apt's own troubles, the network, the disk.
+Versions that do not fit are no matter of logs: the resolver finds them before the build. Here is what only a build
+shows: a compiler, header, library, program or build module that is missing, apt's own troubles, the network, the disk.
 """
 
 from __future__ import annotations
@@ -20,36 +20,106 @@ APT = "RUN apt-get update && apt-get install -y --no-install-recommends {} && rm
 GCC = ("gcc", "libc6-dev")
 # What a log names → Debian's packages; a name that is not here is looked up nowhere.
 PROGRAMS = {
-    "gcc": GCC, "cc": GCC, "x86_64-linux-gnu-gcc": GCC, "aarch64-linux-gnu-gcc": GCC, "g++": ("g++",), "c++": ("g++",),
-    "make": ("make",), "cmake": ("cmake", "g++", "make"), "ninja": ("ninja-build",), "git": ("git", "ca-certificates"),
-    "curl": ("curl", "ca-certificates"), "wget": ("wget", "ca-certificates"), "unzip": ("unzip",), "pip": ("python3-pip",),
-    "pip3": ("python3-pip",), "python3": ("python3",), "python": ("python3", "python-is-python3"),
-    "pg_config": ("libpq-dev",), "mpicc": ("libopenmpi-dev", "openmpi-bin"), "swig": ("swig",), "ffmpeg": ("ffmpeg",),
-    "patch": ("patch",), "bzip2": ("bzip2",), "xz": ("xz-utils",),
-}  # fmt: skip
+    "gcc": GCC,
+    "cc": GCC,
+    "x86_64-linux-gnu-gcc": GCC,
+    "aarch64-linux-gnu-gcc": GCC,
+    "g++": ("g++",),
+    "c++": ("g++",),
+    "make": ("make",),
+    "cmake": ("cmake", "g++", "make"),
+    "ninja": ("ninja-build",),
+    "git": ("git", "ca-certificates"),
+    "curl": ("curl", "ca-certificates"),
+    "wget": ("wget", "ca-certificates"),
+    "unzip": ("unzip",),
+    "pip": ("python3-pip",),
+    "pip3": ("python3-pip",),
+    "python3": ("python3",),
+    "python": ("python3", "python-is-python3"),
+    "pg_config": ("libpq-dev",),
+    "mpicc": ("libopenmpi-dev", "openmpi-bin"),
+    "swig": ("swig",),
+    "ffmpeg": ("ffmpeg",),
+    "patch": ("patch",),
+    "bzip2": ("bzip2",),
+    "xz": ("xz-utils",),
+}
 HEADERS = {
-    "Python.h": "python3-dev", "stdio.h": "libc6-dev", "stdlib.h": "libc6-dev", "limits.h": "libc6-dev",
-    "libpq-fe.h": "libpq-dev", "ffi.h": "libffi-dev", "openssl/ssl.h": "libssl-dev", "zlib.h": "zlib1g-dev",
-    "sqlite3.h": "libsqlite3-dev", "jpeglib.h": "libjpeg-dev", "png.h": "libpng-dev", "sndfile.h": "libsndfile1-dev",
-    "mpi.h": "libopenmpi-dev", "numa.h": "libnuma-dev", "infiniband/verbs.h": "libibverbs-dev", "libaio.h": "libaio-dev",
-    "hdf5.h": "libhdf5-dev", "hwloc.h": "libhwloc-dev",
-}  # fmt: skip
+    "Python.h": "python3-dev",
+    "stdio.h": "libc6-dev",
+    "stdlib.h": "libc6-dev",
+    "limits.h": "libc6-dev",
+    "libpq-fe.h": "libpq-dev",
+    "ffi.h": "libffi-dev",
+    "openssl/ssl.h": "libssl-dev",
+    "zlib.h": "zlib1g-dev",
+    "sqlite3.h": "libsqlite3-dev",
+    "jpeglib.h": "libjpeg-dev",
+    "png.h": "libpng-dev",
+    "sndfile.h": "libsndfile1-dev",
+    "mpi.h": "libopenmpi-dev",
+    "numa.h": "libnuma-dev",
+    "infiniband/verbs.h": "libibverbs-dev",
+    "libaio.h": "libaio-dev",
+    "hdf5.h": "libhdf5-dev",
+    "hwloc.h": "libhwloc-dev",
+}
 LIBRARIES = {
-    "libGL.so.1": "libgl1", "libgthread-2.0.so.0": "libglib2.0-0", "libglib-2.0.so.0": "libglib2.0-0",
-    "libsndfile.so.1": "libsndfile1", "libgomp.so.1": "libgomp1", "libnuma.so.1": "libnuma1",
-    "libibverbs.so.1": "libibverbs1", "libxml2.so.2": "libxml2", "libstdc++.so.6": "libstdc++6", "libpq.so.5": "libpq5",
-}  # fmt: skip
-LINKED = {"pq": "libpq-dev", "z": "zlib1g-dev", "ssl": "libssl-dev", "ffi": "libffi-dev", "aio": "libaio-dev",
-          "numa": "libnuma-dev", "stdc++": "g++"}  # fmt: skip
-MODULES = {"Cython": "cython", "pkg_resources": "setuptools<81", "distutils": "setuptools", "skbuild": "scikit-build",
-           "yaml": "pyyaml", **{name: name for name in ("setuptools", "wheel", "packaging", "psutil", "ninja", "numpy",
-                                                        "cmake", "einops", "hatchling", "pybind11", "torch")}}  # fmt: skip
+    "libGL.so.1": "libgl1",
+    "libgthread-2.0.so.0": "libglib2.0-0",
+    "libglib-2.0.so.0": "libglib2.0-0",
+    "libsndfile.so.1": "libsndfile1",
+    "libgomp.so.1": "libgomp1",
+    "libnuma.so.1": "libnuma1",
+    "libibverbs.so.1": "libibverbs1",
+    "libxml2.so.2": "libxml2",
+    "libstdc++.so.6": "libstdc++6",
+    "libpq.so.5": "libpq5",
+}
+LINKED = {
+    "pq": "libpq-dev",
+    "z": "zlib1g-dev",
+    "ssl": "libssl-dev",
+    "ffi": "libffi-dev",
+    "aio": "libaio-dev",
+    "numa": "libnuma-dev",
+    "stdc++": "g++",
+}
+MODULES = {
+    "Cython": "cython",
+    "pkg_resources": "setuptools<81",
+    "distutils": "setuptools",
+    "skbuild": "scikit-build",
+    "yaml": "pyyaml",
+    **{
+        name: name
+        for name in (
+            "setuptools",
+            "wheel",
+            "packaging",
+            "psutil",
+            "ninja",
+            "numpy",
+            "cmake",
+            "einops",
+            "hatchling",
+            "pybind11",
+            "torch",
+        )
+    },
+}
 PIP_NETWORK = (
     r"Read timed out|ReadTimeoutError|ConnectTimeoutError|NewConnectionError|Connection reset|Connection refused|"
     r"Temporary failure in name resolution|IncompleteRead|Max retries exceeded|Connection broken"
 )
-APT_NETWORK = r"Temporary failure resolving|Could not resolve|Could not connect to|Connection timed out|Connection failed"
-OTHER_NETWORK = r"TLS handshake timeout|i/o timeout|unexpected EOF|toomanyrequests|early EOF|RPC failed|connect: connection refused"
+APT_NETWORK = (
+    r"Temporary failure resolving|Could not resolve|Could not connect to|Connection timed out|Connection failed"
+)
+OTHER_NETWORK = (
+    r"TLS handshake timeout|i/o timeout|unexpected EOF|toomanyrequests|early EOF|RPC failed|connect: connection refused"
+)
+APT_CALL = r"(\bapt(?:-get)?)(?=\s+(?:-\S+\s+)*(?:update|install)\b)"
 INSTALL = re.compile(r"\b(apt(?:-get)?)((?:\s+-\S+)*\s+install)\b")
 
 
@@ -150,7 +220,11 @@ def missing_program(case: _Case) -> Iterator[Fix]:
         (r"can't find Rust compiler|Cargo, the Rust package manager, is not", ("rustc", "cargo"), "Rust is missing"),
         (r"CMake must be installed|[Cc]ould not find CMake", PROGRAMS["cmake"], "CMake is missing"),
         (r"No module named pip\b", ("python3-pip",), "pip is missing"),
-        (r"certificate verification failed|unable to get local issuer", ("ca-certificates",), "certificates are missing"),
+        (
+            r"certificate verification failed|unable to get local issuer",
+            ("ca-certificates",),
+            "certificates are missing",
+        ),
     ):
         if found := case.log.find(pattern):
             yield from case.apt_add(packages, why, found)
@@ -172,7 +246,9 @@ def no_build_isolation(case: _Case) -> Iterator[Fix]:
     found = case.log.find(r"No module named 'torch'")
     if found and case.failed and "--no-build-isolation" not in case.failed.text:
         text = case.in_failed(r"(\bpip[\d.]*\s+install)\b", r"\1 --no-build-isolation")
-        yield from case.fix("no-build-isolation", "a package imports torch while it is built: build it beside torch", text, found)
+        yield from case.fix(
+            "no-build-isolation", "a package imports torch while it is built: build it beside torch", text, found
+        )
 
 
 def apt(case: _Case) -> Iterator[Fix]:
@@ -181,12 +257,19 @@ def apt(case: _Case) -> Iterator[Fix]:
                           r"(?:E: )?Failed to fetch \S+\s+404")  # fmt: skip
     if found and case.failed and not re.search(r"\bapt(-get)?\s+(-\S+\s+)*update\b", case.failed.text):
         text = case.in_failed(INSTALL.pattern, r"\1 update && \1\2")
-        yield from case.fix(f"apt-update:{case.failed.first}", "the lists of apt are missing or old: update in the same step", text, found)
-    name = found and (found.match[1] or found.match[2])
-    if name and case.log.find(r"the following packages replace it"):
+        yield from case.fix(
+            f"apt-update:{case.failed.first}",
+            "the lists of apt are missing or old: update in the same step",
+            text,
+            found,
+        )
+    name = (found.match[1] or found.match[2]) if found else None
+    if found and name and case.log.find(r"the following packages replace it"):
         for other in case.log.all(r"^\s\s(\S+)$"):
             text = case.in_failed(rf"(?<![\w.+-]){re.escape(name)}(?![\w.+-])", other.match[1])
-            yield from case.fix(f"apt-rename:{name}", f"apt has no {name} any more; install {other.match[1]}", text, found)
+            yield from case.fix(
+                f"apt-rename:{name}", f"apt has no {name} any more; install {other.match[1]}", text, found
+            )
     found = case.log.find(r"Do you want to continue\?|^Abort\.$")
     if found and case.failed and not re.search(r"install\s+(-\S+\s+)*-\w*y", case.failed.text):
         text = case.in_failed(INSTALL.pattern, r"\1\2 -y")
@@ -201,12 +284,16 @@ def managed_python(case: _Case) -> Iterator[Fix]:
     found, start = case.log.find(r"externally-managed-environment"), case.dockerfile.last
     if found and start and "PIP_BREAK_SYSTEM_PACKAGES" not in case.text:
         text = insert_after(case.text, start.start.last, "ENV PIP_BREAK_SYSTEM_PACKAGES=1")
-        yield from case.fix("break-system-packages", "pip may install into the system's Python of an image", text, found)
+        yield from case.fix(
+            "break-system-packages", "pip may install into the system's Python of an image", text, found
+        )
 
 
 def not_root(case: _Case) -> Iterator[Fix]:
     """An earlier USER took the rights that a step needs."""
-    found = case.log.find(r"are you root\?|lock-frontend - open \(13: Permission denied\)|\[Errno 13\] Permission denied")
+    found = case.log.find(
+        r"are you root\?|lock-frontend - open \(13: Permission denied\)|\[Errno 13\] Permission denied"
+    )
     if not found or not case.failed:
         return
     users = [one for one in case.dockerfile.instructions if one.keyword == "USER" and one.stage == case.failed.stage]
@@ -222,7 +309,7 @@ def network(case: _Case) -> Iterator[Fix]:
     """Downloads that break: more patience, then once the same again."""
     for pattern, old, new, id in (
         (PIP_NETWORK, r"(\bpip[\d.]*\s+install)\b(?! --retries)", r"\1 --retries 10 --timeout 120", "pip-retries"),
-        (APT_NETWORK, r"(\bapt(?:-get)?)(?=\s+(?:-\S+\s+)*(?:update|install)\b)", r"\1 -o Acquire::Retries=5", "apt-retries"),
+        (APT_NETWORK, APT_CALL, r"\1 -o Acquire::Retries=5", "apt-retries"),
         (r"curl: \((?:6|7|18|28|35|52|56)\)", r"(?<![\w/-])curl(?=\s+[-'\"h])(?! --retry)",
          "curl --retry 5 --retry-connrefused", "curl-retries"),
     ):  # fmt: skip

@@ -18,7 +18,7 @@ CODENAMES = {
     "trixie": "debian13",
 }
 NEWEST_DEBIAN = "debian13"  # what python:3.12-slim is built on today
-LEAN = frozenset()
+LEAN: frozenset[str] = frozenset()
 TOOLS = frozenset({"git", "curl", "wget", "gcc", "g++", "make", "pip"})
 
 
@@ -30,7 +30,9 @@ class Base:
     repository: str
     tag: str | None
     digest: str | None
-    family: str | None = None  # cuda, torch, nvidia-torch, python, system, conda; None: another, of which nothing is known
+    family: str | None = (
+        None  # cuda, torch, nvidia-torch, python, system, conda; None: another, of which nothing is known
+    )
     cuda: str | None = None
     torch: str | None = None
     python: str | None = None
@@ -84,14 +86,14 @@ def _described(base: Base, tag: str) -> Base:
         described = replace(base, family="nvidia-torch", has_nvcc=True, has_compiler=True, programs=TOOLS)
         if not known:
             return described
-        torch = f"{known['torch']}+nv{tag.split('-')[0]}"
+        own = f"{known['torch']}+nv{tag.split('-')[0]}"
         return replace(
             described,
-            torch=torch,
+            torch=own,
             cuda=known["cuda"],
             python=known["python"],
             system=known["system"],
-            packages=(("torch", torch),),
+            packages=(("torch", own),),
         )
     if short.startswith(("pytorch-training", "pytorch-inference")):
         torch = _search(r"^(\d+\.\d+(?:\.\d+)?)", tag)
@@ -116,8 +118,15 @@ def _described(base: Base, tag: str) -> Base:
         return replace(base, family="python", python=python, system=system, has_compiler=not slim, has_nvcc=False,
                        programs=frozenset({"pip"}) if slim else TOOLS)  # fmt: skip
     if plain.startswith(("continuumio/", "conda/", "condaforge/", "mambaorg/")):
-        return replace(base, family="conda", system=system or "debian12", cuda=_search(r"cuda(\d+\.\d+)", tag),
-                       has_nvcc=devel or False, has_compiler=False, programs=frozenset({"pip", "conda", "wget", "git"}))  # fmt: skip
+        return replace(
+            base,
+            family="conda",
+            system=system or "debian12",
+            cuda=_search(r"cuda(\d+\.\d+)", tag),
+            has_nvcc=devel or False,
+            has_compiler=False,
+            programs=frozenset({"pip", "conda", "wget", "git"}),
+        )
     if short in ("ubuntu", "debian"):
         return replace(base, family="system", system=system or _system(f"{short}{tag}"), has_compiler=False,
                        has_nvcc=False, programs=LEAN)  # fmt: skip

@@ -11,7 +11,6 @@ from windlass.errors import UserError
 from windlass.image.facts.table import capability, gpu_in_table, version_of
 from windlass.spec import Run
 
-
 GPU = "nvidia.com/gpu.product"
 DRIVER = "nvidia.com/cuda.driver-version.full"
 DRIVER_PARTS = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")
@@ -66,14 +65,12 @@ def node_of(run: Run, *, driver: str | None = None, gpu_name: str | None = None)
 
 
 def _gpu_of(text: str) -> str:
-    """A GPU of the catalogue, or of the table of compute capabilities; an unknown one is an error with the nearest name."""
+    """A GPU of the catalogue or of the table; an unknown one is an error that names the nearest."""
     device = gpu_of_device(text)
     return device.name if device else gpu_in_table(text) or gpu(text).name
 
 
-def node_named(
-    gpu_text: str | None, driver: str | None, platform: str = "linux/amd64", *, efa: bool = False
-) -> Node:
+def node_named(gpu_text: str | None, driver: str | None, platform: str = "linux/amd64", *, efa: bool = False) -> Node:
     """A node by what a user types; without a GPU it has none."""
     return Node(
         gpu=(gpu_in_table(gpu_text) or gpu_text) if gpu_text else None,

@@ -228,9 +228,9 @@ def gpu_in_table(text: str) -> str | None:
     plain = re.sub(r"[^a-z0-9]", "", text.lower().replace("nvidia", "").replace("tesla", "").replace("geforce", ""))
     names = {re.sub(r"[^a-z0-9]", "", one.lower()): one for one in facts()["compute_capability"]["values"]}
     if plain in names:
-        return names[plain]
+        return str(names[plain])
     fitting = [one for one in names if plain.startswith(one)]
-    return names[max(fitting, key=len)] if fitting else None
+    return str(names[max(fitting, key=len)]) if fitting else None
 
 
 def capability(gpu_name: str) -> str | None:

@@ -10,9 +10,7 @@ from packaging.version import Version
 
 from windlass.errors import UserError
 from windlass.image.facts.bases import Base, base_of
-from windlass.image.plan.write import AGENT, Ingredients, dockerfile_of, files_of
 from windlass.image.facts.node import Node
-from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of
 from windlass.image.facts.table import (
     Build,
     Release,
@@ -25,6 +23,8 @@ from windlass.image.facts.table import (
     releases,
     version_of,
 )
+from windlass.image.plan.write import AGENT, Ingredients, dockerfile_of, files_of
+from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of
 from windlass.spec import Run
 
 OLDEST_TORCH = "2.11"  # what the trainer is tested with
@@ -66,7 +66,15 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
     choices = [Choice("platform", node.platform, f"the nodes: {node.origin}")]
     own, own_options = _own_requirements(run, files or {})
     asked = [*(wanted_of(text, Place("image.pip", 1)) for text in image.pip), *own]
-    compiled = () if node.cpu_only else tuple(one.text for one in asked if one.name in facts()["builds_against_torch"]["names"] and one.name in facts()["only_source"]["names"])
+    compiled = (
+        ()
+        if node.cpu_only
+        else tuple(
+            one.text
+            for one in asked
+            if one.name in facts()["builds_against_torch"]["names"] and one.name in facts()["only_source"]["names"]
+        )
+    )
     base = base_of(image.base) if image.base else None
     build: Build | None = None
     torch: str | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windlass.errors import ExitCode, UserError
-from windlass.image.plan.write import CONSTRAINTS, OWN, REQUIREMENTS
-from windlass.image.plan.choose import ImagePlan
 from windlass.image.facts.table import facts
+from windlass.image.plan.choose import ImagePlan
+from windlass.image.plan.write import CONSTRAINTS, OWN, REQUIREMENTS
 from windlass.image.state.resolver import Index, Question
 
 

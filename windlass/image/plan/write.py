@@ -12,10 +12,10 @@ from importlib.metadata import requires
 
 from packaging.requirements import Requirement
 
-from windlass.image.facts.bases import Base
 from windlass.image.build.labels import CODE
-from windlass.image.read.requirements import Place, Wanted, wanted_of
+from windlass.image.facts.bases import Base
 from windlass.image.facts.table import Build, facts
+from windlass.image.read.requirements import Place, Wanted, wanted_of
 
 FOLDER = ".windlass"
 REQUIREMENTS = f"{FOLDER}/requirements.txt"

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 VARIABLE = re.compile(r"(?P<escaped>\\\$)|\$(?:\{(?P<braced>\w+)(?:(?P<kind>:[-+])(?P<word>[^}]*))?\}|(?P<plain>\w+))")
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 FLAG = re.compile(r"--([\w-]+)(?:=(\S+))?\s+")
-PREDEFINED = {"TARGETPLATFORM": "linux/amd64", "TARGETARCH": "amd64", "TARGETOS": "linux", "BUILDPLATFORM": "linux/amd64"}
+PREDEFINED = {
+    "TARGETPLATFORM": "linux/amd64",
+    "TARGETARCH": "amd64",
+    "TARGETOS": "linux",
+    "BUILDPLATFORM": "linux/amd64",
+}
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,20 @@ WITH_VALUE = frozenset((
     "--channel", "--file", "--no-build-isolation-package", "--extras", "--only", "--with", "--without",
 ))
 # fmt: on
-SHORT = {"-r": "--requirement", "-c": "--constraint", "-i": "--index-url", "-f": "--find-links", "-e": "--editable",
-         "-t": "--target", "-U": "--upgrade", "-p": "--python", "-n": "--name", "-P": "--upgrade-package",
-         "--requirements": "--requirement", "--constraints": "--constraint"}  # fmt: skip
+SHORT = {
+    "-r": "--requirement",
+    "-c": "--constraint",
+    "-i": "--index-url",
+    "-f": "--find-links",
+    "-e": "--editable",
+    "-t": "--target",
+    "-U": "--upgrade",
+    "-p": "--python",
+    "-n": "--name",
+    "-P": "--upgrade-package",
+    "--requirements": "--requirement",
+    "--constraints": "--constraint",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,8 +141,10 @@ def conda_install(command: Command) -> CondaInstall | None:
         words = words[1:]
     if words[:1] not in (["install"], ["create"], ["update"]):
         return None
-    arguments = _arguments([w for w in words[1:] if w not in ("-y", "-q")], short={"-n": "--name", "-c": "--channel",
-                                                                                   "-f": "--file", "-p": "--prefix"})  # fmt: skip
+    arguments = _arguments(
+        [w for w in words[1:] if w not in ("-y", "-q")],
+        short={"-n": "--name", "-c": "--channel", "-f": "--file", "-p": "--prefix"},
+    )
     name = next(iter(arguments.values("--name", "--prefix")), None)
     return CondaInstall(arguments, str(name) if name else None, arguments.values("--file"))
 

@@ -1,4 +1,4 @@
-"""What a Python project asks for: pyproject.toml, setup.cfg, setup.py, uv.lock, environment.yml. Pure, uv.lock apart."""
+"""What a Python project asks for: pyproject.toml, setup.cfg, setup.py, uv.lock, environment.yml."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import yaml
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of
 
 
-class NotUnderstood(Exception):
+class NotUnderstoodError(Exception):
     """Why a project cannot be read."""
 
 
@@ -46,7 +46,9 @@ def project_requirements(
     elif _in(folder, "setup.py") in files or _in(folder, "setup.cfg") in files:
         found = [*_setup_cfg(files, folder, extras), *_setup_py(files, folder, extras)]
     else:
-        raise NotUnderstood(f"{folder or '.'} has no pyproject.toml, setup.py or setup.cfg that says what it needs")
+        raise NotUnderstoodError(
+            f"{folder or '.'} has no pyproject.toml, setup.py or setup.cfg that says what it needs"
+        )
     return found
 
 
@@ -67,7 +69,7 @@ def locked_requirements(files: Mapping[str, str], folder: str, options: list[str
             [*command, "--no-emit-workspace", "--project", place, *options], capture_output=True, text=True, check=False
         )
     if done.returncode:
-        raise NotUnderstood(f"{lock}: uv export says {done.stderr.strip()[:200]}")
+        raise NotUnderstoodError(f"{lock}: uv export says {done.stderr.strip()[:200]}")
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip() and not line.startswith(("#", "-e"))]
     return [wanted_of(line, _locked_place(lock, files[lock], line)) for line in lines]
 
@@ -77,7 +79,7 @@ def conda_environment(files: Mapping[str, str], name: str) -> tuple[list[tuple[s
     try:
         table = yaml.safe_load(files[name]) or {}
     except yaml.YAMLError as error:
-        raise NotUnderstood(f"{name}: {error}") from None
+        raise NotUnderstoodError(f"{name}: {error}") from None
     conda: list[tuple[str, Place]] = []
     pip: list[Wanted] = []
     for one in table.get("dependencies") or ():
@@ -121,7 +123,7 @@ def _setup_cfg(files: Mapping[str, str], folder: str, extras: Iterable[str]) -> 
     try:
         parser.read_string(files[name])
     except configparser.Error as error:
-        raise NotUnderstood(f"{name}: {error}") from None
+        raise NotUnderstoodError(f"{name}: {error}") from None
     lines = parser.get("options", "install_requires", fallback="").split("\n")
     for extra in extras:
         lines += parser.get("options.extras_require", extra, fallback="").split("\n")
@@ -139,7 +141,7 @@ def _setup_py(files: Mapping[str, str], folder: str, extras: Iterable[str]) -> I
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise NotUnderstood(f"{name}: {error}") from None
+        raise NotUnderstoodError(f"{name}: {error}") from None
     values = {
         target.id: node.value
         for node in ast.walk(tree)
@@ -157,12 +159,12 @@ def _setup_py(files: Mapping[str, str], folder: str, extras: Iterable[str]) -> I
             elif mentioned := re.search(r"['\"]([\w./-]*requirements[\w.-]*\.(?:txt|in))['\"]", text):
                 yield from _file(files, _in(folder, mentioned[1]))
             else:
-                raise NotUnderstood(f"{name}: what install_requires is, only running it would tell")
+                raise NotUnderstoodError(f"{name}: what install_requires is, only running it would tell")
 
 
 def _file(files: Mapping[str, str], name: str) -> list[Wanted]:
     if name not in files:
-        raise NotUnderstood(f"{name} is not in the context")
+        raise NotUnderstoodError(f"{name} is not in the context")
     return list(parse_requirements(name, files).wanted)
 
 
@@ -170,7 +172,7 @@ def _toml(name: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise NotUnderstood(f"{name}: {error}") from None
+        raise NotUnderstoodError(f"{name}: {error}") from None
 
 
 def _place(name: str, text: str, part: str) -> Place:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from windlass.image.facts.table import facts, minor
-from windlass.image.read.requirements import wheel_of
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import after_torch, devel_base
 from windlass.image.rules.torch import torch_environments
@@ -25,7 +24,12 @@ def built_here(case: Case) -> Iterator[tuple[Package, Compiled, str]]:
         if step.stage not in case.trace.used_stages:
             continue
         for name, package in step.after.items():
-            if package.compiled and name in needs and step.before.get(name) != package and (name, package.where) not in seen:
+            if (
+                package.compiled
+                and name in needs
+                and step.before.get(name) != package
+                and (name, package.where) not in seen
+            ):
                 seen.add((name, package.where))
                 yield package, package.compiled, needs[name]
 
@@ -70,7 +74,8 @@ def nvcc(case: Case) -> Iterator[Finding]:
         if torch and torch.cuda and torch.cuda != "cpu" and torch.cuda.split(".")[0] != compiled.nvcc.split(".")[0]:
             yield case.error(
                 "nvcc-of-torch",
-                f"{package.name} is compiled with nvcc {compiled.nvcc} against torch {torch.version}, which is built with "
+                f"{package.name} is compiled with nvcc {compiled.nvcc} against torch {torch.version}, which "
+                f"is built with "
                 f"CUDA {torch.cuda}: torch's extension builder refuses another major version",
                 package.where,
                 *devel_base(case, package),
@@ -86,14 +91,16 @@ def _for_the_gpu(case: Case, package: Package, compiled: Compiled) -> Iterator[F
     if first and Version(compiled.nvcc) < Version(first):
         yield case.error(
             "nvcc-too-old",
-            f"nvcc {compiled.nvcc} cannot compile {package.name} for {case.node.gpu} (compute capability {capability}): "
+            f"nvcc {compiled.nvcc} cannot compile {package.name} for {case.node.gpu} (compute capability "
+            f"{capability}): "
             f"CUDA {first} is the first that can",
             package.where,
         )
     if last and Version(compiled.nvcc) > Version(last):
         yield case.error(
             "nvcc-too-new",
-            f"nvcc {compiled.nvcc} no longer compiles {package.name} for {case.node.gpu} (compute capability {capability})",
+            f"nvcc {compiled.nvcc} no longer compiles {package.name} for {case.node.gpu} (compute capability "
+            f"{capability})",
             package.where,
         )
 
@@ -108,7 +115,8 @@ def architecture_list(case: Case) -> Iterator[Finding]:
             continue
         major, own = int(capability.split(".")[0]), Version(capability)
         covered = any(
-            (Version(one).major == major and Version(one) <= own) or (ptx and Version(one) <= own) for one, _, ptx in listed
+            (Version(one).major == major and Version(one) <= own) or (ptx and Version(one) <= own)
+            for one, _, ptx in listed
         )
         if not covered:
             where = case.trace.final.exported.get("TORCH_CUDA_ARCH_LIST", package.where)
@@ -141,32 +149,40 @@ def other_torch(case: Case) -> Iterator[Finding]:
     """Compiled against one torch, and another one is there in the end; or a ready wheel for another torch."""
     for environment, torch in torch_environments(case):
         for package in environment.packages.values():
-            before = package.compiled.torch if package.compiled and package.name in facts()["builds_against_torch"]["names"] else None
+            before = (
+                package.compiled.torch
+                if package.compiled and package.name in facts()["builds_against_torch"]["names"]
+                else None
+            )
             if before and before.version and torch.version and before.version != torch.version:
                 yield case.error(
                     "compiled-for-another-torch",
-                    f"{package.name} is compiled against torch {before.version}, and the image ends with torch {torch.version}",
+                    f"{package.name} is compiled against torch {before.version}, and the image ends with "
+                    f"torch {torch.version}",
                     torch.where,
                 )
             yield from _flash_wheel(case, package, torch)
-            if package.name == "flash-attn" and package.compiled and before and re.search(r"\d(a|b|rc)\d", before.public):
-                if package.compiled.variables.get("FLASH_ATTENTION_FORCE_BUILD", "").upper() != "TRUE":
-                    yield case.error(
-                        "flash-attn-prebuilt",
-                        f"flash-attn fetches its ready wheel for torch {minor(before.public)}, which does not fit the base "
-                        f"image's own torch {before.version}: undefined symbols; FLASH_ATTENTION_FORCE_BUILD=TRUE compiles it",
-                        package.where,
-                    )
+            if (
+                package.name == "flash-attn"
+                and package.compiled
+                and before
+                and re.search(r"\d(a|b|rc)\d", before.public)
+            ) and package.compiled.variables.get("FLASH_ATTENTION_FORCE_BUILD", "").upper() != "TRUE":
+                yield case.error(
+                    "flash-attn-prebuilt",
+                    f"flash-attn fetches its ready wheel for torch {minor(before.public)}, which does not "
+                    f"fit the base "
+                    f"image's own torch {before.version}: undefined symbols; "
+                    f"FLASH_ATTENTION_FORCE_BUILD=TRUE compiles it",
+                    package.where,
+                )
 
 
 def _flash_wheel(case: Case, package: Package, torch: Package) -> Iterator[Finding]:
     """A ready flash-attn wheel names the torch, CUDA and C++ ABI that it is made for."""
-    wheel = wheel_of(package.url) if package.url else None
-    local = FLASH_WHEEL.match((wheel[1].local or "").replace(".", "") if wheel else "") if wheel else None
-    named = re.search(r"cu(\d+)torch(\d+\.\d+)cxx11abi(true|false)", (package.wheel or "").lower())
+    named = FLASH_WHEEL.search((package.wheel or "").lower())
     if not named:
         return
-    del local
     problems = []
     if named[2] != minor(torch.public):
         problems.append(f"torch {named[2]}, not {torch.version}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -14,11 +15,12 @@ from windlass.image.read.requirements import Wanted, wheel_of
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import companion_of_torch, hold_version, pin_below, resolvable
 from windlass.image.state.model import Environment, Package, Step
-from windlass.image.state.resolver import torch_tag
 
 # A wrong version of these fails at import or in the first step; of others it is a remark.
-CRITICAL = re.compile(r"torch.*|numpy|triton|nvidia-.*|transformers|tokenizers|huggingface-hub|xformers|vllm|flash-attn.*|"
-                      r"deepspeed|accelerate|peft|pydantic|protobuf|setuptools|ray")  # fmt: skip
+CRITICAL = re.compile(
+    r"torch.*|numpy|triton|nvidia-.*|transformers|tokenizers|huggingface-hub|xformers|vllm|flash-attn.*|deepspeed|"
+    r"accelerate|peft|pydantic|protobuf|setuptools|ray"
+)
 
 
 def unresolvable(case: Case) -> Iterator[Finding]:
@@ -54,7 +56,11 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
     marker = str(requirement.marker or "")
     # transformers asks for torch in an extra alone, and refuses an older one at import.
     optional = package.name == "transformers" and name == "torch" and "extra == 'torch'" in marker.replace('"', "'")
-    if other is None or not other.version or (requirement.marker and not optional and not _true(requirement, environment)):
+    if (
+        other is None
+        or not other.version
+        or (requirement.marker and not optional and not _true(requirement, environment))
+    ):
         return
     try:
         fits = requirement.specifier.contains(Version(other.public), prereleases=True)
@@ -65,7 +71,10 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
     if re.search(r"\d(a|b|rc)\d", other.public) and requirement.specifier.contains(other.public.split("a")[0]):
         return
     later = package if _order(case, package) > _order(case, other) else other
-    sentence = f"{package.name} {package.version} requires {name}{requirement.specifier}, and the image has {name} {other.version}"
+    sentence = (
+        f"{package.name} {package.version} requires {name}{requirement.specifier}, and the image has "
+        f"{name} {other.version}"
+    )
     if not CRITICAL.fullmatch(name):
         yield case.remark("requirement-broken", sentence, later.where)
         return
@@ -103,7 +112,11 @@ def _replaced(case: Case, step: Step, before: Package, after: Package) -> Iterat
         return
     if after.name != "torch" and asked and (asked.pin or "--upgrade" in step.options):
         return  # the user asks for the other version himself
-    reason = f"{asked.text} asks for another" if asked and asked.bounded else "a package that this step installs wants another"
+    reason = (
+        f"{asked.text} asks for another"
+        if asked and asked.bounded
+        else "a package that this step installs wants another"
+    )
     source = "the base image brings" if by_base else f"{before.where} installed"
     sentence = f"{after.name} {before.version}, which {source}, is replaced by {after.version}: {reason}"
     where = _at(step, asked) if asked else after.where
@@ -124,9 +137,9 @@ def numpy_abi(case: Case) -> Iterator[Finding]:
         old = [torch] if torch and torch.version and not torch.at_least(known["torch_since"]) else []
         for package in environment.packages.values():
             compiled = bool(package.wheel) and not (package.wheel or "").endswith("-any.whl")
-            if compiled and package.uploaded and package.uploaded < known["compiles_since"] and package.name != "torch":
-                if any(re.match(r"numpy\b", one) and "extra" not in one for one in case.index.requires(package.found)):
-                    old.append(package)
+            before = package.uploaded is not None and package.uploaded < known["compiles_since"]
+            if compiled and before and package.name != "torch" and _uses_numpy(case, package):
+                old.append(package)
         if old:
             names = ", ".join(f"{one.name} {one.version}" for one in old[:3])
             later = max([numpy, *old], key=lambda one: _order(case, one))
@@ -136,6 +149,10 @@ def numpy_abi(case: Case) -> Iterator[Finding]:
                 later.where if later in (numpy,) or later.pinned else numpy.where,
                 *pin_below(case, numpy, "2"),
             )
+
+
+def _uses_numpy(case: Case, package: Package) -> bool:
+    return any(re.match(r"numpy\b", one) and "extra" not in one for one in case.index.requires(package.found))
 
 
 def wheel_tags(case: Case) -> Iterator[Finding]:
@@ -152,10 +169,14 @@ def wheel_tags(case: Case) -> Iterator[Finding]:
             yield case.error(
                 "wheel-platform", f"{package.wheel} is for {', '.join(machines)}; the nodes are {case.node.platform}",
                 package.where)  # fmt: skip
-        elif environment.python and not any(one == own or one.startswith("py3") or "abi3" in str(wheel[2]) for one in pythons):
+        elif environment.python and not any(
+            one == own or one.startswith("py3") or "abi3" in str(wheel[2]) for one in pythons
+        ):
             yield case.error(
-                "wheel-python", f"{package.wheel} is for {', '.join(pythons)}; the image has Python {environment.python}",
-                package.where)  # fmt: skip
+                "wheel-python",
+                f"{package.wheel} is for {', '.join(pythons)}; the image has Python {environment.python}",
+                package.where,
+            )
 
 
 def _kind(trouble: str) -> str:
@@ -179,13 +200,16 @@ def _sentence(trouble: str) -> str:
 
 def _blamed(step: Step, trouble: str) -> Wanted | None:
     """The requirement that the resolver names last in its first reason; torch's where it is named."""
-    named = [one for one in step.wanted if re.search(rf"(?<![\w.-]){re.escape(one.name)}(?![\w-])", trouble.split("hint:")[0])]
+    named = [
+        one
+        for one in step.wanted
+        if re.search(rf"(?<![\w.-]){re.escape(one.name)}(?![\w-])", trouble.split("hint:")[0])
+    ]
     bounded = [one for one in named if one.bounded] or named
     return bounded[0] if bounded else None
 
 
-def _at(step: Step, wanted: Wanted) -> "object":
-    from dataclasses import replace
+def _at(step: Step, wanted: Wanted) -> object:
 
     inside = wanted.place.file == step.where.place.file
     place = wanted.place if inside and step.where.first <= wanted.place.line <= step.where.last else step.where.place
@@ -210,6 +234,3 @@ def _order(case: Case, package: Package) -> int:
 
 def _other_build(before: Package, after: Package) -> bool:
     return before.cuda != after.cuda or "+" in (before.version or "")
-
-
-__all__ = ["torch_tag"]

@@ -28,9 +28,13 @@ def another_build(case: Case, torch: Package) -> tuple[Repair, ...]:
     tags = dict.fromkeys(build.tag for build in fitting)
     moves = frozenset({"torch", "torchvision", "torchaudio"})
     return tuple(
-        Repair(f"take the build of torch for CUDA {tag[2:-1]}.{tag[-1]}", lambda texts, tag=tag: _with_index(texts, torch.where, tag), moves)
+        Repair(
+            f"take the build of torch for CUDA {tag[2:-1]}.{tag[-1]}",
+            lambda texts, tag=tag: _with_index(texts, torch.where, tag),
+            moves,
+        )
         for tag in list(tags)[:3]
-    )  # fmt: skip
+    )
 
 
 def _fits(case: Case, build: Build) -> bool:
@@ -56,7 +60,9 @@ def _with_option(texts: Texts, where: Where, option: str) -> Texts:
     """One more option of the pip command at a line."""
     text = texts.get(where.place.file)
     part = lines_of(text, where.place.line, where.last)
-    return texts.replaced(where.place.file, replace_lines(text, where.place.line, where.last, PIP.sub(rf"\1 {option}", part, count=1)))
+    return texts.replaced(
+        where.place.file, replace_lines(text, where.place.line, where.last, PIP.sub(rf"\1 {option}", part, count=1))
+    )
 
 
 def companion_of_torch(case: Case, package: Package, torch: Package) -> tuple[Repair, ...]:
@@ -66,27 +72,42 @@ def companion_of_torch(case: Case, package: Package, torch: Package) -> tuple[Re
         return ()
     pin = f"{package.name}=={right}"
     return (
-        Repair(f"take {package.name} {right}, which is made for torch {torch.public}",
-               lambda texts: _pinned(texts, case, package, pin), frozenset({package.name})),
-        Repair(f"install {package.name} {right} together with torch {torch.public}",
-               lambda texts: _beside(texts, case, torch, pin), frozenset({package.name})),
-    )  # fmt: skip
+        Repair(
+            f"take {package.name} {right}, which is made for torch {torch.public}",
+            lambda texts: _pinned(texts, case, package, pin),
+            frozenset({package.name}),
+        ),
+        Repair(
+            f"install {package.name} {right} together with torch {torch.public}",
+            lambda texts: _beside(texts, case, torch, pin),
+            frozenset({package.name}),
+        ),
+    )
 
 
-def hold_version(case: Case, package: Package, requirement: Requirement | None = None, before: Package | None = None) -> tuple[Repair, ...]:
+def hold_version(
+    case: Case, package: Package, requirement: Requirement | None = None, before: Package | None = None
+) -> tuple[Repair, ...]:
     """The version that is demanded, or that an earlier step installed, named in the step that would move it."""
     wanted = f"{package.name}=={before.public}" if before and before.version else None
     if requirement is not None and str(requirement.specifier):
         wanted = f"{package.name}{requirement.specifier}"
     if wanted is None or package.origin != "pip":
         return ()
-    return (Repair(f"ask for {wanted} in the same step", lambda texts: _pinned(texts, case, package, wanted, implied_only=before is not None),
-                   frozenset({package.name})),)  # fmt: skip
+    return (
+        Repair(
+            f"ask for {wanted} in the same step",
+            lambda texts: _pinned(texts, case, package, wanted, implied_only=before is not None),
+            frozenset({package.name}),
+        ),
+    )
 
 
 def pin_below(case: Case, package: Package, bound: str) -> tuple[Repair, ...]:
     wanted = f"{package.name}<{bound}"
-    return (Repair(f"ask for {wanted}", lambda texts: _pinned(texts, case, package, wanted), frozenset({package.name})),)
+    return (
+        Repair(f"ask for {wanted}", lambda texts: _pinned(texts, case, package, wanted), frozenset({package.name})),
+    )
 
 
 def resolvable(case: Case, step: Step, blamed: Wanted | None) -> tuple[Repair, ...]:
@@ -97,27 +118,41 @@ def resolvable(case: Case, step: Step, blamed: Wanted | None) -> tuple[Repair, .
     where = _where(step, blamed)
     local = re.search(r"\+(cu\d+|cpu)$", blamed.pin)
     if local:
-        found.append(Repair(f"ask torch's index for {blamed.pin}", lambda texts: _with_index_option(texts, where, local[1])))
+        found.append(
+            Repair(f"ask torch's index for {blamed.pin}", lambda texts: _with_index_option(texts, where, local[1]))
+        )
     torch = step.asks("torch")
     for name in ("torchvision", "torchaudio", "xformers"):
         asked = step.asks(name)
         right = companion(name, torch.pin) if torch and torch.pin and asked else None
         if asked and right:
-            found.append(Repair(f"take {name} {right}, which is made for torch {torch.pin if torch else ''}",
-                                lambda texts, asked=asked, right=right: _rewritten(texts, asked, f"{asked.name}=={right}"),
-                                frozenset({name})))  # fmt: skip
+            found.append(
+                Repair(
+                    f"take {name} {right}, which is made for torch {torch.pin if torch else ''}",
+                    lambda texts, asked=asked, right=right: _rewritten(texts, asked, f"{asked.name}=={right}"),
+                    frozenset({name}),
+                )
+            )
     known = release(blamed.pin) if blamed.name == "torch" else None
     python, base = step.environment.python, case.trace.states[step.stage].base
     if known and python and base.family == "python" and python not in known.python:
         nearest = min(known.python, key=lambda one: abs(Version(one).minor - Version(python).minor))
-        found.append(Repair(f"build on Python {nearest}, for which torch {known.version} has wheels",
-                            lambda texts: _with_base_text(texts, case, python, nearest)))  # fmt: skip
+        found.append(
+            Repair(
+                f"build on Python {nearest}, for which torch {known.version} has wheels",
+                lambda texts: _with_base_text(texts, case, python, nearest),
+            )
+        )
     return tuple(found)
 
 
 def after_torch(case: Case, package: Package) -> tuple[Repair, ...]:
     """A package that compiles against torch, in a command of its own after torch and without build isolation."""
-    return (Repair(f"build {package.name} after torch, without build isolation", lambda texts: _alone(texts, case, package)),)
+    return (
+        Repair(
+            f"build {package.name} after torch, without build isolation", lambda texts: _alone(texts, case, package)
+        ),
+    )
 
 
 def devel_base(case: Case, package: Package) -> tuple[Repair, ...]:
@@ -133,19 +168,29 @@ def apt_install(case: Case, where: Where, package: str) -> tuple[Repair, ...]:
     if "alpine" in (case.trace.final.base.tag or ""):
         return ()
     line = APT.format(package)
-    return (Repair(f"install {package}", lambda texts: texts.with_dockerfile(insert_after(texts.dockerfile or "", where.first - 1, line))),)
+    return (
+        Repair(
+            f"install {package}",
+            lambda texts: texts.with_dockerfile(insert_after(texts.dockerfile or "", where.first - 1, line)),
+        ),
+    )
 
 
 def environment_line(case: Case, step: Step, text: str) -> Repair:
     line = f"ENV {text}"
-    return Repair(f"set {text}", lambda texts: texts.with_dockerfile(insert_after(texts.dockerfile or "", step.where.first - 1, line)))
+    return Repair(
+        f"set {text}",
+        lambda texts: texts.with_dockerfile(insert_after(texts.dockerfile or "", step.where.first - 1, line)),
+    )
 
 
 def replace_in_instruction(where: Where, old: str, new: str) -> Repair:
     def edit(texts: Texts) -> Texts:
         text = texts.dockerfile or ""
         if old in lines_of(text, where.first, where.last):
-            return texts.with_dockerfile(replace_lines(text, where.first, where.last, lines_of(text, where.first, where.last).replace(old, new)))
+            return texts.with_dockerfile(
+                replace_lines(text, where.first, where.last, lines_of(text, where.first, where.last).replace(old, new))
+            )
         return texts.with_dockerfile(re.sub(rf"(?m)^((?:ARG|ENV)\s+\w+=){re.escape(old)}\s*$", rf"\g<1>{new}", text))
 
     return Repair(f"{new} in place of {old}", edit)
@@ -175,7 +220,11 @@ def _rewritten(texts: Texts, wanted: Wanted, new: str) -> Texts | None:
     changed = substitute_within(text, line, line, wanted.text, (quoted + local[0]) if local and "==" in new else quoted)
     if changed == text and wanted.pin:  # the version comes from an ARG or ENV
         value = new.partition("==")[2]
-        changed = re.sub(rf"(?m)^((?:ARG|ENV)\s+\w+=['\"]?){re.escape(wanted.pin)}(?=['\"]?\s*$)", rf"\g<1>{value}", text) if value else text
+        changed = (
+            re.sub(rf"(?m)^((?:ARG|ENV)\s+\w+=['\"]?){re.escape(wanted.pin)}(?=['\"]?\s*$)", rf"\g<1>{value}", text)
+            if value
+            else text
+        )
     return texts.replaced(wanted.place.file, changed)
 
 
@@ -200,7 +249,9 @@ def _with_base_text(texts: Texts, case: Case, old: str, new: str) -> Texts | Non
     for stage in case.stages()[:1]:
         line = lines_of(text, stage.start.first, stage.start.last)
         if old in line:
-            return texts.with_dockerfile(replace_lines(text, stage.start.first, stage.start.last, line.replace(old, new, 1)))
+            return texts.with_dockerfile(
+                replace_lines(text, stage.start.first, stage.start.last, line.replace(old, new, 1))
+            )
     for one in case.dockerfile.instructions:
         if one.keyword == "ARG" and one.stage == -1 and re.search(rf"=['\"]?{re.escape(old)}", one.text):
             line = lines_of(text, one.first, one.last)
@@ -211,7 +262,7 @@ def _with_base_text(texts: Texts, case: Case, old: str, new: str) -> Texts | Non
 def _alone(texts: Texts, case: Case, package: Package) -> Texts | None:
     written = next(_wanted_in(case, package), None)
     step = next((one for one in case.trace.steps if one.after.get(package.name) == package), None)
-    if written is None or step is None or package.compiled is None and not package.url:
+    if written is None or step is None or (package.compiled is None and not package.url):
         return None
     try:
         Version(package.public)
@@ -219,7 +270,11 @@ def _alone(texts: Texts, case: Case, package: Package) -> Texts | None:
     except InvalidVersion:
         plain = written.text
     text = texts.dockerfile or ""
-    if len([one for one in step.wanted if not one.constraint]) == 1 and written.place.file == texts.name and not written.url:
+    if (
+        len([one for one in step.wanted if not one.constraint]) == 1
+        and written.place.file == texts.name
+        and not written.url
+    ):
         return _with_option(texts, step.where, "--no-build-isolation")
     command = "uv pip install" if step.by_uv else "pip install"
     if written.place.file == texts.name:
@@ -234,7 +289,9 @@ def _alone(texts: Texts, case: Case, package: Package) -> Texts | None:
 
 
 def _stage_of(case: Case, package: Package) -> int:
-    return next((one.stage for one in case.trace.steps if one.after.get(package.name) == package), case.trace.final_stage)
+    return next(
+        (one.stage for one in case.trace.steps if one.after.get(package.name) == package), case.trace.final_stage
+    )
 
 
 def _where(step: Step, wanted: Wanted) -> Where:

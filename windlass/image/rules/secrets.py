@@ -1,4 +1,4 @@
-"""Rules about secrets: whatever ENV, ARG, COPY or RUN writes into a layer or the history can be read by all who pull."""
+"""Rules about secrets: what ENV, ARG, COPY or RUN writes into a layer can be read by everyone who pulls it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from windlass.image.read.dockerfile import Instruction
 from windlass.image.rules.finding import Case, Finding
 
-NAME = re.compile(r"(?i)(^|_)(token|password|passwd|secret|api_?key|access_?key|secret_?key|private_?key|credentials?|pat|auth)$")
+NAME = re.compile(
+    r"(?i)(^|_)(token|password|passwd|secret|api_?key|access_?key|secret_?key|private_?key|credentials?|pat|auth)$"
+)
 HARMLESS = re.compile(r"(?i)tokenizers?_|_?tokenizer|pad_token|path$|_file$|_dir$")
 VALUE = re.compile(
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|AKIA[0-9A-Z]{16}|"
@@ -41,7 +43,13 @@ def _argument(case: Case, one: Instruction, arguments: dict[str, Instruction]) -
         name, _, value = word.partition("=")
         if _secret_name(name) or VALUE.search(value):
             if value.strip("\"'"):
-                yield _found(case, "secret-in-arg", f"ARG {name} holds a secret, and the history of the image keeps it", one.first, name)
+                yield _found(
+                    case,
+                    "secret-in-arg",
+                    f"ARG {name} holds a secret, and the history of the image keeps it",
+                    one.first,
+                    name,
+                )
             else:
                 arguments[name] = one
 
@@ -56,15 +64,23 @@ def _environment(case: Case, one: Instruction, arguments: dict[str, Instruction]
             if refers[1] in arguments:
                 yield _found(case, "secret-in-env", f"ENV {name} keeps what the ARG {refers[1]} was given", line, name)
                 arguments.pop(refers[1], None)
-        elif (_secret_name(name) and value and not value.startswith(("$", "/")) and len(value) > 3) or VALUE.search(value):
-            yield _found(case, "secret-in-env", f"ENV {name} holds a secret: everyone who pulls the image can read it", line, name)
+        elif (_secret_name(name) and value and not value.startswith(("$", "/")) and len(value) > 3) or VALUE.search(
+            value
+        ):
+            yield _found(
+                case,
+                "secret-in-env",
+                f"ENV {name} holds a secret: everyone who pulls the image can read it",
+                line,
+                name,
+            )
 
 
 def _copied(case: Case, one: Instruction) -> Iterator[Finding]:
     for word in one.words.strip("[]").replace(",", " ").split()[:-1]:
         plain = word.strip("\"'")
         if FILES.search(plain) and not plain.endswith((".example", ".sample", ".template")):
-            yield _found(case, "secret-copied", f"{plain} is copied into the image, where everyone who pulls it can read it",
+            yield _found(case, "secret-copied", f"{plain} is copied into the image, where all can read it",
                          one.first, plain.rsplit("/", 1)[-1].strip("."))  # fmt: skip
 
 
@@ -73,8 +89,8 @@ def _run(case: Case, one: Instruction, arguments: dict[str, Instruction]) -> Ite
     for name, argument in list(arguments.items()):
         if re.search(rf"\$\{{?{name}\b", text):
             del arguments[name]
-            yield _found(case, "secret-in-arg", f"the ARG {name} is used in a RUN: the history of the image keeps its value",
-                         argument.first, name, also=one.first)  # fmt: skip
+            yield _found(case, "secret-in-arg", f"the ARG {name} is used in a RUN, and the history keeps it",
+                         argument.first, name)  # fmt: skip
     for number, line in enumerate(text.split("\n")):
         address = IN_ADDRESS.search(line)
         literal = address and not (address[1] or address[2] or "").startswith("$")
@@ -82,7 +98,13 @@ def _run(case: Case, one: Instruction, arguments: dict[str, Instruction]) -> Ite
         by_name = assigned and _secret_name(assigned[1]) and not assigned[3].startswith(("/", "$"))
         if VALUE.search(line) or literal or by_name:
             told = one.lines[number] if number < len(one.lines) else one.first
-            yield _found(case, "secret-in-run", "a secret stands in this RUN, and the history of the image keeps it", told, "token")
+            yield _found(
+                case,
+                "secret-in-run",
+                "a secret stands in this RUN, and the history of the image keeps it",
+                told,
+                "token",
+            )
             return
 
 
@@ -97,8 +119,7 @@ def _line_of(one: Instruction, name: str) -> int:
     return one.first
 
 
-def _found(case: Case, id: str, sentence: str, line: int, name: str, also: int | None = None) -> Finding:
-    del also
+def _found(case: Case, id: str, sentence: str, line: int, name: str) -> Finding:
     where = case.where_of(line)
     # The line itself is not shown: it holds the secret.
     return Finding(id, "error", f"{sentence}; {FIX.format(name=name.lower())}", where, ())

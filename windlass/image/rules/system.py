@@ -24,13 +24,17 @@ def missing_program(case: Case) -> Iterator[Finding]:
         seen.add(one.program)
         package = {"pip": "python3-pip"}.get(one.program, one.program)
         repairs = apt_install(case, one.where, package) if one.program != "uv" else ()
-        yield case.error("missing-program", f"{one.program} is called here, and nothing installs it before", one.where, *repairs)
+        yield case.error(
+            "missing-program", f"{one.program} is called here, and nothing installs it before", one.where, *repairs
+        )
 
 
 def system_library(case: Case) -> Iterator[Finding]:
     """A wheel that loads a library of the system, which no step installs."""
     final = case.trace.final
-    slim = final.base.family in ("cuda", "system", "torch") or (final.base.family == "python" and final.base.has_compiler is False)
+    slim = final.base.family in ("cuda", "system", "torch") or (
+        final.base.family == "python" and final.base.has_compiler is False
+    )
     if not slim or "amazonaws" in final.base.image:
         return
     for name, known in facts()["system_libraries"]["packages"].items():
@@ -43,7 +47,8 @@ def system_library(case: Case) -> Iterator[Finding]:
             if not set(known["apt"]) & set(final.apt):
                 yield case.error(
                     "missing-library",
-                    f"{name} {package.version} loads {known['library']}, which nothing installs (Debian's {known['apt'][0]})",
+                    f"{name} {package.version} loads {known['library']}, which nothing installs (Debian's "
+                    f"{known['apt'][0]})",
                     package.where,
                     *apt_install(case, package.where, known["apt"][0]),
                 )
@@ -59,10 +64,16 @@ def managed_python(case: Case) -> Iterator[Finding]:
         variables = state.variables
         if step.by_uv:
             told = "--system" in step.options or "--python" in step.options or variables.get("UV_SYSTEM_PYTHON")
-            if not told and not allowed and "poetry" not in step.text and state.base.family in ("python", "cuda", "system"):
+            if (
+                not told
+                and not allowed
+                and "poetry" not in step.text
+                and state.base.family in ("python", "cuda", "system")
+            ):
                 yield case.error(
                     "uv-without-environment",
-                    "uv pip install finds no virtual environment here and refuses; --system installs into the image's Python",
+                    "uv pip install finds no virtual environment here and refuses; --system installs into "
+                    "the image's Python",
                     step.where,
                     environment_line(case, step, "UV_SYSTEM_PYTHON=1"),
                 )
@@ -87,15 +98,21 @@ def copied_environment(case: Case) -> Iterator[Finding]:
             if environment.python and system.python and environment.python != system.python:
                 yield case.error(
                     "copied-environment",
-                    f"the packages are of Python {environment.python}, and this stage has Python {system.python}: it never "
+                    f"the packages are of Python {environment.python}, and this stage has Python "
+                    f"{system.python}: it never "
                     "sees them",
                     where,
                 )
         elif environment.interpreter not in case.trace.states[-1].interpreters | state.interpreters:
-            whose = "the interpreter that uv downloaded" if environment.interpreter.startswith(UV_PYTHON) else environment.interpreter
+            whose = (
+                "the interpreter that uv downloaded"
+                if environment.interpreter.startswith(UV_PYTHON)
+                else environment.interpreter
+            )
             yield case.error(
                 "copied-environment",
-                f"the environment links to {whose} of the other stage, which is not in this one: no such file or directory",
+                f"the environment links to {whose} of the other stage, which is not in this one: no such file "
+                f"or directory",
                 where,
             )
 
@@ -108,11 +125,16 @@ def python_of_system(case: Case) -> Iterator[Finding]:
             continue
         for name, where in state.apt.items():
             found = re.fullmatch(r"python(3\.\d+)(-\w+)?", name)
-            own = {known["python"], *(("3.11",) if state.system == "ubuntu22.04" else ()), *(("3.9",) if state.system == "ubuntu20.04" else ())}
+            own = {
+                known["python"],
+                *(("3.11",) if state.system == "ubuntu22.04" else ()),
+                *(("3.9",) if state.system == "ubuntu20.04" else ()),
+            }
             if found and found[1] not in own:
                 yield case.error(
                     "no-such-python",
-                    f"{state.system} has Python {known['python']} and no {name}: apt cannot locate it without another archive",
+                    f"{state.system} has Python {known['python']} and no {name}: apt cannot locate it without "
+                    f"another archive",
                     where,
                 )
                 break
@@ -121,7 +143,12 @@ def python_of_system(case: Case) -> Iterator[Finding]:
 def efa(case: Case) -> Iterator[Finding]:
     """EFA: its installer new enough, its libraries found by the loader; and there at all where the nodes have it."""
     final, known = case.trace.final, facts()["efa"]
-    if final.efa and final.efa_where and final.efa != "latest" and Version(final.efa) < Version(known["floor_for_nccl_2_19"]):
+    if (
+        final.efa
+        and final.efa_where
+        and final.efa != "latest"
+        and Version(final.efa) < Version(known["floor_for_nccl_2_19"])
+    ):
         nccl = final.packages.get("nvidia-nccl-cu12") or final.packages.get("nvidia-nccl-cu13")
         if nccl and nccl.at_least("2.19"):
             yield case.error(
@@ -138,16 +165,17 @@ def efa(case: Case) -> Iterator[Finding]:
         if after and "amazon" not in path and "$LD_LIBRARY_PATH" not in path and "efa" not in path:
             yield case.error(
                 "efa-not-found",
-                "LD_LIBRARY_PATH leaves out EFA's libraries and its NCCL plugin (/opt/amazon/…): NCCL falls back to TCP",
+                "LD_LIBRARY_PATH leaves out EFA's libraries and its NCCL plugin (/opt/amazon/…): NCCL falls "
+                "back to TCP",
                 where,
             )
-    elif case.node.efa and not final.efa and not final.base.efa and final.torch and "amazonaws" not in final.base.image:
-        if final.base.family in ("cuda", "torch", "python", "system"):
-            yield case.remark(
-                "no-efa",
-                f"the nodes have EFA ({case.node.origin}), and nothing here installs its NCCL plugin: NCCL falls back to TCP",
-                case.base_where(),
-            )
+    lacks = final.base.family in ("cuda", "torch", "python", "system") and "amazonaws" not in final.base.image
+    if case.node.efa and not final.efa and not final.base.efa and final.torch and lacks:
+        yield case.remark(
+            "no-efa",
+            f"the nodes have EFA ({case.node.origin}), and nothing here installs its NCCL plugin: NCCL falls back to TCP",
+            case.base_where(),
+        )
 
 
 def library_path(case: Case) -> Iterator[Finding]:
@@ -190,10 +218,15 @@ def cuda_packages(case: Case) -> Iterator[Finding]:
         if package is None or not package.version:
             continue
         entry = next(one for one in entries if package.at_least(one["since"]))
-        brought = {cuda.split(".")[0] for cuda in (final.base.cuda, final.torch.cuda if final.torch else None) if cuda and cuda != "cpu"}
+        brought = {
+            cuda.split(".")[0]
+            for cuda in (final.base.cuda, final.torch.cuda if final.torch else None)
+            if cuda and cuda != "cpu"
+        }
         if brought and entry["cuda"] not in brought:
             yield case.error(
                 "cuda-of-package",
-                f"{name} {package.version} is built for CUDA {entry['cuda']}, and the image has CUDA {' and '.join(sorted(brought))}",
+                f"{name} {package.version} is built for CUDA {entry['cuda']}, and the image has CUDA "
+                f"{' and '.join(sorted(brought))}",
                 package.where,
             )

@@ -54,7 +54,8 @@ def gpu_code(case: Case) -> Iterator[Finding]:
         compiled = " ".join(build.architectures(case.node.platform) or ())
         yield case.error(
             "gpu-architecture",
-            f"torch {torch.version} (CUDA {build.cuda}) has no code for {case.node.gpu}, compute capability {capability}: "
+            f"torch {torch.version} (CUDA {build.cuda}) has no code for {case.node.gpu}, compute capability "
+            f"{capability}: "
             f"it is compiled for {compiled}",
             torch.where,
             *another_build(case, torch),
@@ -89,14 +90,12 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
     if Version(native) < Version(base.cuda) and version_of(driver).major not in accepted:
         if "NVIDIA_REQUIRE_CUDA" in case.trace.final.exported or "NVIDIA_DISABLE_REQUIRE" in case.trace.final.variables:
             return
-        where = next(iter(case.trace.final.environments.values())).packages.get("torch")
-        place = case.base_where()
-        del where
         yield case.error(
             "base-needs-driver",
-            f"{base.image} is refused by NVIDIA's container runtime: it wants a driver with CUDA {base.cuda}, or one of "
+            f"{base.image} is refused by NVIDIA's container runtime: it wants a driver with CUDA {base.cuda}, "
+            f"or one of "
             f"the branches {', '.join(map(str, accepted))}; {driver} has CUDA {native}",
-            place,
+            case.base_where(),
         )
 
 
@@ -105,7 +104,7 @@ def companion_build(case: Case) -> Iterator[Finding]:
     for environment, torch in torch_environments(case):
         for name in COMPANIONS:
             package = environment.packages.get(name)
-            if package is None or not package.version or package.where == torch.where and package.origin == "base":
+            if package is None or not package.version or (package.where == torch.where and package.origin == "base"):
                 continue
             if _differ(torch.cuda, package.cuda):
                 yield case.error(
@@ -119,7 +118,8 @@ def companion_build(case: Case) -> Iterator[Finding]:
         if audio and audio.version and not _same_minor(audio.public, torch.public):
             yield case.error(
                 "torchaudio-of-torch",
-                f"torchaudio {audio.version} is made for torch {minor(audio.public)}, and the image has {torch.version}: "
+                f"torchaudio {audio.version} is made for torch {minor(audio.public)}, and the image has "
+                f"{torch.version}: "
                 "it does not load",
                 audio.where,
                 *companion_of_torch(case, audio, torch),

@@ -99,7 +99,9 @@ class State:
     apt: dict[str, Where] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     exported: dict[str, Where] = field(default_factory=dict)  # where ENV set a variable
-    folders: dict[str, str] = field(default_factory=dict)  # folder in the image → context path, or address it was cloned from
+    folders: dict[str, str] = field(
+        default_factory=dict
+    )  # folder in the image → context path, or address it was cloned from
     workdir: str = "/"
     user: str = "root"
     efa: str | None = None

@@ -38,7 +38,9 @@ from windlass.image.facts.table import companion_needs, facts, table_stubs
 
 PYPI = "https://pypi.org/simple"
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
-TORCH_INDEX = re.compile(r"//(?:download(?:-r2)?\.pytorch\.org)/whl/(?:(?P<tag>cu\d+|cpu)\b|(?P<all>torch_stable\.html|$))")
+TORCH_INDEX = re.compile(
+    r"//(?:download(?:-r2)?\.pytorch\.org)/whl/(?:(?P<tag>cu\d+|cpu)\b|(?P<all>torch_stable\.html|$))"
+)
 MIRRORS = re.compile(r"tuna\.tsinghua|aliyun|ustc\.edu|douban|cloud\.tencent|huaweicloud|sjtu\.edu|bfsu\.edu|nju\.edu")
 UNREACHABLE = re.compile(
     r"(?i)failed to fetch|could not connect|error sending request|dns error|name or service not known|timed out|"
@@ -187,7 +189,7 @@ class Index:
         kept: list[str] = []
         for url in (*([question.index] if question.index else ()), *question.extra_indexes):
             is_torch = TORCH_INDEX.search(url)
-            if (self.torch_index if is_torch and self.torch_index is not None else _answers(url)):
+            if self.torch_index if is_torch and self.torch_index is not None else _answers(url):
                 kept.append(url)
             elif is_torch:
                 kept.append(url)
@@ -299,7 +301,9 @@ def _not_on_torch_index(question: Question) -> str | None:
 
 
 def _is_table_stub(found: Found, question: Question) -> bool:
-    return "+" in found.version and any((one.name, one.version) == (found.name, found.version) for one in question.stubs)
+    return "+" in found.version and any(
+        (one.name, one.version) == (found.name, found.version) for one in question.stubs
+    )
 
 
 def _order(version: str) -> tuple[int, ...]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import shutil
 
-from windlass.image.build.builders.protocol import Answer, BuildRequest, PushRequest, RunRequest, option_each, secret_options
+from windlass.image.build.builders.protocol import (
+    Answer,
+    BuildRequest,
+    PushRequest,
+    RunRequest,
+    option_each,
+    secret_options,
+)
 from windlass.image.build.process import capture
 
 
