@@ -14,7 +14,7 @@ from windlass.image.facts.table import facts
 from windlass.image.read.requirements import Wanted, wheel_of
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import companion_of_torch, hold_version, pin_below, resolvable
-from windlass.image.state.model import Environment, Package, Step
+from windlass.image.state.model import Environment, Package, Step, Where
 
 # A wrong version of these fails at import or in the first step; of others it is a remark.
 CRITICAL = re.compile(
@@ -209,8 +209,7 @@ def _blamed(step: Step, trouble: str) -> Wanted | None:
     return bounded[0] if bounded else None
 
 
-def _at(step: Step, wanted: Wanted) -> object:
-
+def _at(step: Step, wanted: Wanted) -> Where:
     inside = wanted.place.file == step.where.place.file
     place = wanted.place if inside and step.where.first <= wanted.place.line <= step.where.last else step.where.place
     return replace(step.where, place=place, cause=wanted.place)

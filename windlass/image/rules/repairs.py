@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
@@ -30,7 +31,7 @@ def another_build(case: Case, torch: Package) -> tuple[Repair, ...]:
     return tuple(
         Repair(
             f"take the build of torch for CUDA {tag[2:-1]}.{tag[-1]}",
-            lambda texts, tag=tag: _with_index(texts, torch.where, tag),
+            partial(_with_index, where=torch.where, tag=tag),
             moves,
         )
         for tag in list(tags)[:3]
@@ -129,7 +130,7 @@ def resolvable(case: Case, step: Step, blamed: Wanted | None) -> tuple[Repair, .
             found.append(
                 Repair(
                     f"take {name} {right}, which is made for torch {torch.pin if torch else ''}",
-                    lambda texts, asked=asked, right=right: _rewritten(texts, asked, f"{asked.name}=={right}"),
+                    partial(_rewritten, wanted=asked, new=f"{name}=={right}"),
                     frozenset({name}),
                 )
             )

@@ -173,7 +173,7 @@ def efa(case: Case) -> Iterator[Finding]:
     if case.node.efa and not final.efa and not final.base.efa and final.torch and lacks:
         yield case.remark(
             "no-efa",
-            f"the nodes have EFA ({case.node.origin}), and nothing here installs its NCCL plugin: NCCL falls back to TCP",
+            f"the nodes have EFA ({case.node.origin}), and nothing installs its NCCL plugin: NCCL falls back to TCP",
             case.base_where(),
         )
 

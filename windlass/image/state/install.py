@@ -275,9 +275,9 @@ class Installer:
             requirements.append(f"{name}=={version}")
             return [Stub(name, version)]
         address = one.url or one.text
-        if address.startswith("git+") or "git+" in one.text:
-            if self.state.programs is not None and "git" not in self.state.programs and environment.prefix == SYSTEM:
-                self._miss("git", install.command)
+        known_lack = self.state.programs is not None and "git" not in self.state.programs
+        if "git+" in f"{address} {one.text}" and known_lack and environment.prefix == SYSTEM:
+            self._miss("git", install.command)
         tagged = re.search(r"@v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:#.*)?$", address)
         known = one.name in facts()["builds_against_torch"]["names"]
         if tagged and not known:
