@@ -1,12 +1,14 @@
-"""Read what torch and its companions require, from the package index, into windlass/image/releases.json.
+"""Read what torch and its companions are, from the wheels of the index, into windlass/image/facts/releases.json.
 
-python tools/make_image_table.py [--index https://pypi.org/simple] [--since 2.4]
-Only the metadata of each wheel is fetched: by its .metadata file, else the few kilobytes of the zip that hold it.
+python tools/make_image_table.py [--index https://pypi.org/simple] [--since 1.13]
+python tools/make_image_table.py --check      exit code 1 where the index has a newer torch than the table
+Of each wheel only the metadata is fetched, and of torch the one library that names the GPUs it is compiled for.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import html
 import io
 import json
@@ -24,11 +26,12 @@ from urllib.parse import urljoin
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-OUTPUT = Path(__file__).parents[1] / "windlass" / "image" / "releases.json"
+OUTPUT = Path(__file__).parents[1] / "windlass" / "image" / "facts" / "releases.json"
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 PACKAGES = ("hyperpod-elastic-agent", "flash-attn", "deepspeed")
-FIRST_TORCHVISION = "0.19"  # belongs to torch 2.4
-LINUX = {"platform_system": "Linux", "sys_platform": "linux", "platform_machine": "x86_64", "python_version": "3.12"}
+COMPANIONS = {"torchvision": "0.14", "torchaudio": "0.13", "xformers": "0.0.20"}  # the first that are read
+LINUX = {"platform_system": "Linux", "sys_platform": "linux", "python_version": "3.11", "python_full_version": "3.11.9",
+         "implementation_name": "cpython", "platform_python_implementation": "CPython"}  # fmt: skip
 
 
 class Index:
@@ -46,6 +49,12 @@ class Index:
             for link, rest, name in found
             if "data-yanked" not in rest
         }
+
+
+def released(index: Index, project: str) -> dict[str, str]:
+    """The day of the first file of every version, which the index says in its JSON form."""
+    releases = json.loads(_get(f"{index.url.removesuffix('/simple')}/pypi/{project}/json"))["releases"]
+    return {version: min(one["upload_time"][:10] for one in files) for version, files in releases.items() if files}
 
 
 def _get(url: str, span: tuple[int, int] | None = None) -> bytes:
@@ -105,10 +114,14 @@ def metadata(url: str) -> Any:
         return Parser().parsestr(wheel.read(name).decode())
 
 
-def requirements(url: str) -> dict[str, Requirement]:
+def requirements(url: str, machine: str = "x86_64") -> dict[str, Requirement]:
     """What a wheel needs on Linux, without extras."""
     needed = [Requirement(line) for line in metadata(url).get_all("Requires-Dist") or ()]
-    return {one.name: one for one in needed if one.marker is None or one.marker.evaluate({**LINUX, "extra": ""})}
+    return {
+        one.name: one
+        for one in needed
+        if one.marker is None or one.marker.evaluate({**LINUX, "platform_machine": machine, "extra": ""})
+    }
 
 
 def versions(files: dict[str, str]) -> dict[Version, dict[str, str]]:
@@ -136,27 +149,50 @@ def pin(needed: dict[str, Requirement], name: str) -> str | None:
 
 
 def torch_release(version: Version, wheels: dict[str, str]) -> dict[str, Any]:
-    tags = [name.removesuffix(".whl").split("-")[2:] for name in wheels]
-    pythons = {f"3.{tag[1][3:]}" for tag in tags if re.fullmatch(r"cp3(8|9|1\d)", tag[1])}
-    machines = {PLATFORMS[m] for m in PLATFORMS if any(tag[2].endswith(m) for tag in tags)}
-    name = next(one for one in wheels if "-cp312-cp312-" in one and one.endswith("x86_64.whl"))
-    needed = requirements(wheels[name])
-    nccl = next(one for one in needed if re.fullmatch(r"nvidia-nccl-cu\d+", one))
-    major = nccl.removeprefix("nvidia-nccl-cu")
-    cuda = pin(needed, "cuda-toolkit") or pin(needed, f"nvidia-cuda-runtime-cu{major}")
-    assert cuda is not None, name
-    triton = next((one for one in needed if one in ("triton", "pytorch-triton")), None)
+    """A release: of every platform its Pythons, CUDA, NCCL, cuDNN and GPUs; `cuda: null` is a build for CPUs alone."""
+    platforms = {}
+    triton = None
+    for machine, platform in PLATFORMS.items():
+        own = {name: url for name, url in wheels.items() if name.endswith(f"{machine}.whl")}
+        pythons = {f"3.{found[1]}" for name in own if (found := re.search(r"-cp3(\d+)-", name))}
+        if not own:
+            continue
+        name = next((one for one in own if "-cp311-cp311-" in one), sorted(own)[0])
+        needed = requirements(own[name], machine)
+        triton = triton or next(
+            (str(needed[one].specifier) for one in ("triton", "pytorch-triton") if one in needed), None
+        )
+        platforms[platform] = {"python": sorted(pythons, key=Version), **cuda_of(needed, own[name]), "wheel": name}
+    return {"version": str(version), "triton": triton, "platforms": platforms}
+
+
+def cuda_of(needed: dict[str, Requirement], url: str) -> dict[str, Any]:
+    nccl = next((one for one in needed if re.fullmatch(r"nvidia-nccl-cu\d+", one)), None)
+    runtime = next(
+        (pin(needed, one) for one in needed if re.fullmatch(r"cuda-toolkit|nvidia-cuda-runtime(-cu\d+)?", one)), None
+    )
+    if runtime is None:
+        return {"cuda": None}
+    cudnn = next((one for one in needed if one.startswith("nvidia-cudnn-")), "")
     return {
-        "version": str(version),
-        "python": sorted(pythons, key=Version),
-        "platforms": sorted(machines),
-        "cuda": ".".join(cuda.split(".")[:2]),
+        "cuda": ".".join(runtime.split(".")[:2]),
         "nccl_package": nccl,
-        "nccl": pin(needed, nccl),
-        "cudnn": pin(needed, f"nvidia-cudnn-cu{major}"),
-        "triton": str(needed[triton].specifier) if triton else None,
-        "source": f"Requires-Dist of {name}",
+        "nccl": pin(needed, nccl or ""),
+        "cudnn": pin(needed, cudnn),
+        "architectures": architectures(url),
     }
+
+
+def architectures(url: str) -> list[str]:
+    """The compute capabilities that torch.cuda.get_arch_list() gives: a text in the library that answers it."""
+    with zipfile.ZipFile(io.BufferedReader(RemoteFile(url), 1 << 20)) as wheel:
+        for name in ("torch/lib/libtorch_python.so", "torch/lib/libtorch_cuda.so"):
+            if name not in wheel.namelist():
+                continue
+            found = re.search(rb"(?:sm|compute)_\d+a?(?: (?:sm|compute)_\d+a?)*\x00", wheel.read(name))
+            if found:
+                return re.findall(r"(?:sm|compute)_\d+a?", found[0].decode())
+    return []
 
 
 def companions(index: Index, project: str, since: Version) -> dict[str, str]:
@@ -170,8 +206,8 @@ def companions(index: Index, project: str, since: Version) -> dict[str, str]:
     return dict(reversed(found.items()))
 
 
-def newest(index: Index, project: str) -> dict[str, Any]:
-    """The newest release of a package with what it requires of torch."""
+def package(index: Index, project: str) -> dict[str, Any]:
+    """What every release of a package that goes with torch requires of it, newest first."""
     files = index.files(project)
     by_version: dict[Version, str] = {}
     for name in files:
@@ -179,35 +215,45 @@ def newest(index: Index, project: str) -> dict[str, Any]:
         if found and not Version(found[1]).is_prerelease:
             best = by_version.get(Version(found[1]))
             by_version[Version(found[1])] = best if best and best.endswith(".whl") else name
-    version = max(by_version)
-    name = by_version[version]
-    about = metadata(files[name])
-    needed = [Requirement(line) for line in about.get_all("Requires-Dist") or ()]
-    plain = {one.name: str(one.specifier) for one in needed if one.marker is None or "extra" not in str(one.marker)}
-    return {
-        "version": str(version),
-        "only_source": not any(one.endswith(".whl") for one in files if f"-{version}-" in one),
-        "requires": {key: plain[key] for key in ("torch", "pip", "numpy") if key in plain},
-        "source": f"metadata of {name}",
-    }
+    releases = {}
+    for version in sorted(by_version, reverse=True)[:12]:
+        name = by_version[version]
+        needed = [Requirement(line) for line in metadata(files[name]).get_all("Requires-Dist") or ()]
+        plain = {one.name: str(one.specifier) for one in needed if one.marker is None or "extra" not in str(one.marker)}
+        releases[str(version)] = {
+            "only_source": name.endswith(".tar.gz"),
+            "requires": {key: plain[key] for key in ("torch", "pip", "numpy", "einops") if key in plain},
+        }
+    return releases
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--index", default="https://pypi.org/simple")
-    parser.add_argument("--since", default="2.4", type=Version)
+    parser.add_argument("--since", default="1.13", type=Version)
+    parser.add_argument("--check", action="store_true")
     asked = parser.parse_args(arguments)
     index = Index(asked.index)
     wheels = {v: w for v, w in versions(index.files("torch")).items() if v >= asked.since}
+    if asked.check:
+        known = json.loads(OUTPUT.read_text(encoding="utf-8"))
+        newest, ours = max(wheels), Version(known["torch"][0]["version"])
+        print(f"the table of {known['made']} ends with torch {ours}; the index has {newest}")
+        return int(newest > ours)
+    days = released(index, "torch")
     table = {
-        "torch": [torch_release(version, files) for version, files in reversed(wheels.items())],
-        "companions": {
-            "torchvision": companions(index, "torchvision", Version(FIRST_TORCHVISION)),
-            "torchaudio": companions(index, "torchaudio", asked.since),
-        },
-        "packages": {name: newest(index, name) for name in PACKAGES},
+        "made": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "source": f"wheels of {asked.index}: Requires-Dist, file names, and the architectures in libtorch_python.so",
+        "torch": [
+            {**torch_release(version, files), "released": days.get(str(version))}
+            for version, files in reversed(wheels.items())
+        ],
+        "companions": {name: companions(index, name, Version(first)) for name, first in COMPANIONS.items()},
+        "packages": {name: package(index, name) for name in PACKAGES},
     }
     text = json.dumps(table, indent=1)
+    # A list of versions stands on one line, so that a release is a screen and not three.
+    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda found: "[" + " ".join(found[1].split()) + "]", text)
     OUTPUT.write_text(text + "\n", encoding="utf-8")
     return 0
 

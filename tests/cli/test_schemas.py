@@ -15,8 +15,8 @@ from tests.outputs import WrongOutputError, check_printed, check_value, command_
 from windlass.cli import output, schemas
 from windlass.cli.main import cli
 from windlass.cli.schemas import OUTPUTS, schema_of
-from windlass.image.overlay import Overlay
-from windlass.image.reference import ImageReference
+from windlass.image.registry.overlay import Overlay
+from windlass.image.registry.reference import ImageReference
 from windlass.targets.kubernetes.network import Finding
 from windlass.targets.kubernetes.pod import programs as inside
 from windlass.targets.protocol import JobStatus, PodRow

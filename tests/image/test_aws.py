@@ -10,15 +10,14 @@ import yaml
 
 from windlass.cli.main import run_command
 from windlass.errors import UserError
-from windlass.image.building import Failed, Job, Made, Settings, Source
-from windlass.image.buildspec import Cloud, buildspec
-from windlass.image.codebuild import CloudWorkshop
-from windlass.image.context import Context
-from windlass.image.ecr import EcrHost, ensure_repository, push_token
-from windlass.image.infrastructure import Infrastructure, cloudformation, requests, terraform
-from windlass.image.patch import Texts
-from windlass.image.provisioning import provision
-from windlass.image.testing import Proof
+from windlass.image.aws.buildspec import Cloud, buildspec
+from windlass.image.aws.codebuild import CloudWorkshop
+from windlass.image.aws.ecr import EcrHost, ensure_repository, push_token
+from windlass.image.aws.infrastructure import Infrastructure, cloudformation
+from windlass.image.build.building import Failed, Job, Made, Settings, Source
+from windlass.image.build.context import Context
+from windlass.image.build.testing import Proof
+from windlass.image.read.texts import Texts
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +109,17 @@ class Quiet:
 
 @pytest.fixture
 def project(aws):
-    provision(WANTED, lambda line: None)
+    """What the CloudFormation template makes, as far as a build asks for it."""
+    aws("s3").create_bucket(Bucket=WANTED.bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
+    template = cloudformation(WANTED)["Resources"]["Project"]["Properties"]
+    lower = {
+        name[0].lower() + name[1:]: {k[0].lower() + k[1:]: v for k, v in value.items()}
+        for name, value in template.items()
+        if name in ("Source", "Artifacts", "Environment")
+    }
+    role = f"arn:aws:iam::{ACCOUNT}:role/{WANTED.name}"
+    lower["source"]["buildspec"] = lower["source"].pop("buildSpec")
+    aws("codebuild").create_project(name=WANTED.name, serviceRole=role, **lower)
     return CloudWorkshop(Cloud(WANTED.name, WANTED.bucket, REGION), wait=lambda seconds: None)
 
 
@@ -157,7 +166,7 @@ def test_a_failed_proof_in_codebuild_is_a_failed_attempt_with_its_log(aws, proje
 
 
 def test_the_log_of_a_build_is_followed_line_by_line(aws, project):
-    from windlass.image.codebuild import _new_lines
+    from windlass.image.aws.codebuild import _new_lines
 
     logs = aws("logs")
     logs.create_log_group(logGroupName="/aws/codebuild/x")
@@ -190,30 +199,17 @@ def test_the_buildspec_pushes_only_after_the_proof(tmp_path):
     assert "password-stdin" in spec["phases"]["pre_build"]["commands"][0]
 
 
-def test_what_is_printed_is_what_is_sent_and_a_second_time_nothing_is_made(aws):
-    done = provision(WANTED, lambda line: None)
-    assert [(one["service"], one["operation"]) for one in done] == [
-        (one["service"], one["operation"]) for one in requests(WANTED)
-    ]
-    assert all(one["made"] for one in done)
-    found = aws("codebuild").batch_get_projects(names=[WANTED.name])["projects"][0]
-    assert found["environment"]["privilegedMode"]
-    assert found["serviceRole"] == f"arn:aws:iam::{ACCOUNT}:role/windlass-image"
-    policy = aws("iam").get_role_policy(RoleName=WANTED.name, PolicyName="build")["PolicyDocument"]
+def test_the_role_may_do_no_more_than_a_build_needs():
+    policy = cloudformation(WANTED)["Resources"]["Role"]["Properties"]["Policies"][0]["PolicyDocument"]
     wide = [one for one in policy["Statement"] if one["Resource"] == ["*"]]
     assert [one["Action"] for one in wide] == [["ecr:GetAuthorizationToken"]]
-    again = provision(WANTED, lambda line: None)
-    made = {one["operation"] for one in again if one["made"]}
-    assert not made & {"create_repository", "create_bucket", "create_role", "create_project"}
 
 
-def test_the_command_shows_and_makes(aws, capsys):
-    assert run_command(["image", "infrastructure", "--format", "terraform"]) == 0
+def test_the_command_prints_the_template_and_makes_nothing(aws, capsys):
+    assert run_command(["image", "infrastructure"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["resource"]["aws_ecr_repository"]["images"]["image_tag_mutability"] == "IMMUTABLE"
-    assert aws("codebuild").list_projects()["projects"] == []  # shown, not made
-    assert run_command(["image", "infrastructure", "--apply", "--json"]) == 0
-    assert aws("codebuild").list_projects()["projects"] == ["windlass-image"]
+    assert shown["Resources"]["Repository"]["Properties"]["ImageTagMutability"] == "IMMUTABLE"
+    assert aws("codebuild").list_projects()["projects"] == []
 
 
 @pytest.mark.parametrize("platform", ["linux/amd64", "linux/arm64"])
@@ -223,14 +219,6 @@ def test_the_cloudformation_template_is_valid(platform):
 
     template = json.dumps(cloudformation(Infrastructure(**{**vars(WANTED), "platform": platform})))
     assert [str(one) for one in lint(template, config=ManualArgs(regions=[REGION]))] == []
-
-
-def test_terraform_refers_only_to_what_it_makes():
-    text = json.dumps(terraform(WANTED))
-    import re
-
-    made = {f"{kind}.{name}" for kind, some in terraform(WANTED)["resource"].items() for name in some}
-    assert {f"{kind}.{name}" for kind, name in re.findall(r"\$\{(\w+)\.(\w+)\.", text)} <= made
 
 
 def test_where_no_builder_is_codebuild_builds_what_belongs_to_ecr(aws, tmp_path, monkeypatch, capsys):

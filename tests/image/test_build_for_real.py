@@ -75,16 +75,12 @@ def test_the_tag_is_made_of_the_content_and_nothing_is_called_latest(project):
     assert "latest" not in first["image"]
 
 
-def test_labels_and_the_bill_of_materials_say_what_is_inside(project, workplace):
+def test_labels_say_what_is_inside(project, workplace):
     built = project.result("build", "my.yaml", "--builder", "buildah")
     labels = json.loads(workplace.tool("podman", "image", "inspect", built["image"]))[0]["Labels"]
     assert labels["org.opencontainers.image.version"] == built["tag"]
     assert labels["org.opencontainers.image.base.name"] == "localhost/machine:12"
     assert labels["dev.windlass.content"]
-    bill = json.loads((project.folder / built["records"] / "sbom.json").read_text())
-    purls = {one["purl"] for one in bill["components"]}
-    assert {"pkg:pypi/torch@2.14.1", "pkg:pypi/nvidia-nccl-cu13@2.30.7"} <= purls
-    assert any(purl.startswith("pkg:deb/debian/python3-minimal@") for purl in purls)
 
 
 def test_an_image_that_shows_too_little_is_not_pushed(project):

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import UserError
-from windlass.image.builders.buildah import Buildah
-from windlass.image.builders.docker import Docker
-from windlass.image.builders.finding import find_builder
-from windlass.image.builders.podman import Podman
-from windlass.image.builders.protocol import BuildRequest, PushRequest, RunRequest
-from windlass.image.progress import Step, step_of
+from windlass.image.build.builders.buildah import Buildah
+from windlass.image.build.builders.docker import Docker
+from windlass.image.build.builders.finding import find_builder
+from windlass.image.build.builders.podman import Podman
+from windlass.image.build.builders.protocol import BuildRequest, PushRequest, RunRequest
+from windlass.image.build.progress import Step, step_of
 
 REQUEST = BuildRequest(
     context=Path("/staged/context"),

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.image.fixes import lines_that_matter, proposals, propose, why_failed
-from windlass.image.parsing import parse_dockerfile
-from windlass.image.patch import Texts
-from windlass.image.recipe import Recipe
+from windlass.image.build.logs import lines_that_matter, why_failed
+from windlass.image.build.remedies import proposals, propose
+from windlass.image.read.dockerfile import parse_dockerfile
 
 LOGS = Path(__file__).parent / "logs"
 SLIM = "FROM python:3.11-slim\n"
 DEBIAN = "FROM debian:12\n"
-TWO_NCCL = "one-nccl: 2 NCCL wheels write to one folder, and the last one wins: nvidia-nccl-cu12, nvidia-nccl-cu13"
 APT = "RUN apt-get update && apt-get install -y --no-install-recommends {} && rm -rf /var/lib/apt/lists/*\n"
 
 
@@ -26,65 +24,11 @@ def log(name: str) -> str:
 
 # log, Dockerfile, files, the ids in their order, the Dockerfile after the first fix
 CASES = {
-    "resolution": (
-        SLIM + "RUN pip install torch==2.12.0 torchvision==0.26.0\n",
-        {},
-        ["pair:torchvision==0.27.0", "demand:torch==2.11.0", "unpin:torchvision"],
-        SLIM + "RUN pip install torch==2.12.0 torchvision==0.27.0\n",
-    ),
-    "uv": (
-        SLIM + "RUN uv pip install --system torch==2.12.0 torchvision==0.26.0\n",
-        {},
-        ["pair:torchvision==0.27.0", "demand:torch==2.11.0", "unpin:torchvision"],
-        SLIM + "RUN uv pip install --system torch==2.12.0 torchvision==0.27.0\n",
-    ),
-    "resolution2": (
-        SLIM + "ARG TORCH=2.12.0\nRUN pip install torch==${TORCH} hyperpod-elastic-agent\n",
-        {},
-        ["demand:torch==2.11.0"],
-        SLIM + "ARG TORCH=2.11.0\nRUN pip install torch==${TORCH} hyperpod-elastic-agent\n",
-    ),
-    "nomatch": (
-        SLIM + "RUN pip install torch==2.99.0\n",
-        {},
-        ["version:torch==2.15.0"],
-        SLIM + "RUN pip install torch==2.15.0\n",
-    ),
-    "typo": (
-        SLIM + "RUN pip install 'transformerz>=5'\n",
-        {},
-        ["name:transformers"],
-        SLIM + "RUN pip install 'transformers>=5'\n",
-    ),
-    "oldpython": (
-        "FROM python:3.8\nRUN pip install torch==2.11.0\n",
-        {},
-        ["python:3.11", "version:torch==2.4.1"],
-        "FROM python:3.11\nRUN pip install torch==2.11.0\n",
-    ),
-    "python": (
-        SLIM + "RUN pip install newlib==2.0\n",
-        {},
-        ["python:3.12", "unpin:newlib"],
-        "FROM python:3.12-slim\nRUN pip install newlib==2.0\n",
-    ),
-    "ignored-python": (
-        SLIM + "RUN pip install newlib==2.0\n",
-        {},
-        ["python:3.12", "version:newlib==1.0"],
-        "FROM python:3.12-slim\nRUN pip install newlib==2.0\n",
-    ),
-    "hidden-index": (
-        SLIM + "RUN pip install --index-url https://download.pytorch.org/whl/cu128 torch==2.11.0 transformers\n",
-        {},
-        ["extra-index"],
-        SLIM + "RUN pip install --extra-index-url https://download.pytorch.org/whl/cu128 torch==2.11.0 transformers\n",
-    ),
     "flash": (
         SLIM + "RUN pip install torch==2.11.0 flash-attn==2.8.3\n",
         {},
-        ["no-build-isolation:flash-attn"],
-        SLIM + "RUN pip install torch==2.11.0\nRUN pip install --no-cache-dir --no-build-isolation flash-attn==2.8.3\n",
+        ["no-build-isolation"],
+        SLIM + "RUN pip install --no-build-isolation torch==2.11.0 flash-attn==2.8.3\n",
     ),
     "build-module": (
         SLIM + "RUN pip install --no-build-isolation needsnumpy\n",
@@ -140,16 +84,10 @@ CASES = {
         ["apt-update:2"],
         DEBIAN + "RUN apt-get update && apt-get install -y no-such-package-xyz\n",
     ),
-    "apt-typo": (
-        DEBIAN + "RUN apt-get update && apt-get install -y pyhton3-dev\n",
-        {},
-        ["apt-rename:pyhton3-dev=python3-dev"],
-        DEBIAN + "RUN apt-get update && apt-get install -y python3-dev\n",
-    ),
     "apt-candidate": (
         DEBIAN + "RUN apt-get update && apt-get install -y python-pip git\n",
         {},
-        ["apt-rename:python-pip=python3-pip"],
+        ["apt-rename:python-pip"],
         DEBIAN + "RUN apt-get update && apt-get install -y python3-pip git\n",
     ),
     "apt-asks": (
@@ -179,7 +117,7 @@ CASES = {
     "space": (
         DEBIAN + "RUN apt-get update && apt-get install -y python3-pip\nRUN pip install numpy\n",
         {},
-        ["no-cache", "apt-clean:2"],
+        ["no-cache"],
         DEBIAN + "RUN apt-get update && apt-get install -y python3-pip\nRUN pip install --no-cache-dir numpy\n",
     ),
     "copy": (DEBIAN + "COPY requirements.txt /r\nCOPY train.py /t\n", {}, [], None),
@@ -195,7 +133,7 @@ def test_a_real_failure_gets_its_fixes_in_order(name):
     if after is not None:
         assert found[0].dockerfile == after
         assert found[0].evidence
-        assert all(line in log(name) for line in found[0].evidence if name != "uv")
+        assert all(line in log(name) for line in found[0].evidence)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -211,67 +149,12 @@ def test_tried_fixes_are_never_proposed_again_and_it_ends(name):
     assert tried == ids
 
 
-def test_requirements_files_are_changed_where_they_stand():
-    dockerfile = SLIM + "COPY deps/requirements.txt /tmp/\nRUN pip install -r /tmp/requirements.txt\n"
-    files = {"deps/requirements.txt": "# ours\ntorch==2.12.0\ntorchvision==0.26.0  # pictures\n"}
-    fix = propose(dockerfile, files, log("resolution"), ())
-    assert fix.dockerfile == dockerfile
-    assert fix.files == {"deps/requirements.txt": "# ours\ntorch==2.12.0\ntorchvision==0.27.0  # pictures\n"}
-    assert fix.diff(dockerfile, files).splitlines()[:2] == [
-        "--- a/deps/requirements.txt",
-        "+++ b/deps/requirements.txt",
-    ]
-
-
-def test_flash_attn_leaves_the_requirements_file():
-    dockerfile = SLIM + "COPY requirements.txt .\nRUN pip install -r requirements.txt\n"
-    fix = propose(dockerfile, {"requirements.txt": "torch==2.11.0\nflash-attn==2.8.3\n"}, log("flash"), ())
-    assert fix.files == {"requirements.txt": "torch==2.11.0\n"}
-    assert fix.dockerfile.endswith("RUN pip install --no-cache-dir --no-build-isolation flash-attn==2.8.3\n")
-
-
 def test_the_step_that_failed_is_the_one_that_is_changed():
     dockerfile = DEBIAN + "RUN echo one\nRUN pip install torch==9 && echo done\nRUN echo three\n"
     fix = propose(dockerfile, {}, log("run"), ())
     lines = fix.dockerfile.splitlines()
     assert lines[2].startswith("RUN apt-get update")
     assert lines[3] == "RUN pip install torch==9 && echo done"
-
-
-@pytest.mark.parametrize(
-    ("line", "dockerfile", "id", "after"),
-    [
-        (
-            TWO_NCCL,
-            SLIM + "RUN pip install torch==2.15.0 nvidia-nccl-cu12\n",
-            "two-nccl",
-            SLIM + "RUN pip install torch==2.15.0\n",
-        ),
-        (
-            TWO_NCCL,
-            SLIM + "RUN pip install torch==2.15.0 fast\n",
-            "one-nccl:nvidia-nccl-cu13",
-            SLIM + "RUN pip install torch==2.15.0 fast\nRUN pip uninstall -y nvidia-nccl-cu12 && pip install "
-            "--no-cache-dir --force-reinstall --no-deps nvidia-nccl-cu13==2.30.7\n",
-        ),
-        (
-            "requirements: torchvision 0.24.0 has requirement torch==2.9.0, but you have torch 2.15.0.",
-            SLIM + "RUN pip install torch==2.15.0\nRUN pip install --no-deps torchvision==0.24.0\n",
-            "pair:torchvision==0.29.2",
-            SLIM + "RUN pip install torch==2.15.0\nRUN pip install --no-deps torchvision==0.29.2\n",
-        ),
-        (
-            "import flash_attn: ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2E",
-            SLIM + "RUN pip install torch==2.15.0\nRUN pip install flash-attn==2.8.3\n",
-            "compile:flash-attn",
-            SLIM + "RUN pip install torch==2.15.0\n"
-            "RUN pip install --no-build-isolation --no-binary flash-attn flash-attn==2.8.3\n",
-        ),
-    ],
-)
-def test_a_failed_proof_gets_its_fix(line, dockerfile, id, after):
-    fix = propose(dockerfile, {}, line + "\n", ())
-    assert (fix.id, fix.dockerfile) == (id, after)
 
 
 WHY = {
@@ -350,7 +233,7 @@ def test_buildkit_writes_the_same_things_its_own_way():
     )
     dockerfile = SLIM + "RUN echo one\nRUN pip install torch==2.12.0 torchvision==0.26.0\n"
     assert why_failed(text).id == "resolution"
-    assert propose(dockerfile, {}, text, ()).id == "pair:torchvision==0.27.0"
+    assert propose(dockerfile, {}, text, ()) is None, "what the versions are, the resolver says"
 
 
 @given(st.sampled_from(sorted(CASES)), st.sampled_from(sorted(CASES)))
@@ -359,4 +242,4 @@ def test_any_log_with_any_dockerfile_gives_dockerfiles(of_log, of_dockerfile):
     for one in proposals(dockerfile, files, log(of_log)):
         assert one.sentence
         assert one.evidence
-        assert len(Recipe(Texts(one.dockerfile, {**files, **one.files})).dockerfile.stages) == 1
+        assert len(parse_dockerfile(one.dockerfile).stages) == 1

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.errors import UserError
-from windlass.image.credentials import Credentials, find_credentials
-from windlass.image.ecr import EcrHost
-from windlass.image.layers import layer_of
-from windlass.image.obstacles import obstacle_in
-from windlass.image.pinning import pin
-from windlass.image.reference import ImageReference, is_loopback
-from windlass.image.sbom import bill_of_materials
+from windlass.image.aws.ecr import EcrHost
+from windlass.image.build.obstacles import obstacle_in
+from windlass.image.registry.credentials import Credentials, find_credentials
+from windlass.image.registry.layers import layer_of
+from windlass.image.registry.pinning import pin
+from windlass.image.registry.reference import ImageReference, is_loopback
 
 DIGEST = "sha256:" + "ab" * 32
 NAME = f"r.example:5000/team/train@{DIGEST}"
@@ -108,33 +107,6 @@ def test_a_layer_is_the_same_for_the_same_files_whenever_they_were_written(tmp_p
         assert tar.getmember("workspace/run.sh").mode == 0o755
     kept = layer_of(tmp_path / "one", ["run.sh"], PurePosixPath("/workspace"), replace=False)
     assert b".wh." not in gzip.decompress(kept.data)
-
-
-INVENTORY = {
-    "python": "3.12.3",
-    "machine": "x86_64",
-    "system": {"ID": "ubuntu"},
-    "pypi": [{"name": "torch", "version": "2.14.1+cu130", "license": "BSD-3-Clause"}],
-    "debian": [{"name": "libc6", "version": "2.39-0ubuntu8", "architecture": "amd64"}],
-    "rpm": [],
-}
-
-
-@pytest.mark.parametrize("format", ["cyclonedx", "spdx"])
-def test_a_bill_of_materials_names_every_package_once_and_never_changes(format):
-    bill = bill_of_materials(INVENTORY, image="train:1", digest=DIGEST, format=format)
-    assert bill == bill_of_materials(INVENTORY, image="train:1", digest=DIGEST, format=format)
-    text = json.dumps(bill)
-    for purl in (
-        "pkg:pypi/torch@2.14.1%2Bcu130",
-        "pkg:deb/ubuntu/libc6@2.39-0ubuntu8?arch=amd64",
-        "pkg:generic/python@3.12.3",
-    ):
-        assert purl in text
-    if format == "spdx":
-        ids = [one["SPDXID"] for one in bill["packages"]]
-        assert len(set(ids)) == len(ids)
-        assert {one["relatedSpdxElement"] for one in bill["relationships"]} == set(ids)
 
 
 @pytest.mark.parametrize(

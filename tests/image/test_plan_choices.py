@@ -12,14 +12,13 @@ from packaging.version import Version
 
 from windlass.catalog.gpus import gpus
 from windlass.errors import UserError
-from windlass.image import table
-from windlass.image.conflicts import find_conflicts
-from windlass.image.fleet import node_from_labels
-from windlass.image.node import Node, node_of
-from windlass.image.parsing import parse_dockerfile
-from windlass.image.patch import Texts
-from windlass.image.plan import plan_image, why_not
-from windlass.image.recipe import Recipe
+from windlass.image.facts import table
+from windlass.image.facts.node import Node, node_from_labels, node_of
+from windlass.image.judge import judge
+from windlass.image.plan.choose import plan_image, why_not
+from windlass.image.read.dockerfile import parse_dockerfile
+from windlass.image.read.texts import Texts
+from windlass.image.state.resolver import Index
 from windlass.spec import parse_run
 
 INDEX = "https://download.pytorch.org/whl/"
@@ -42,6 +41,10 @@ def planned(image=None, *, driver=None, gpu=None, files=None, **resources):
     return plan_image(run, node_of(run, driver=driver, gpu_name=gpu), files)
 
 
+def shell_of(dockerfile):
+    return [one.text.replace("\n", " ") for one in parse_dockerfile(dockerfile).instructions if one.keyword == "RUN"]
+
+
 def chosen(plan):
     return {one.what: one.value for one in plan.choices}
 
@@ -53,10 +56,11 @@ def test_every_release_has_everything_and_a_source():
     for one in table.releases():
         assert one.python
         assert one.platforms == ("linux/amd64", "linux/arm64")
-        assert one.source.startswith("Requires-Dist of torch-")
+        assert one.source.startswith("metadata and contents of torch-")
+        assert one.released
         assert one.pypi.index is None
-        assert one.pypi.nccl
         assert one.pypi.cudnn
+        assert one.pypi.compiled_for["linux/amd64"][-1].startswith("sm_")
         assert all(build.source for build in one.builds)
         assert all(build.index == f"{INDEX}{build.tag}" for build in one.builds[1:])
         assert len({build.cuda for build in one.builds}) == len(one.builds)
@@ -211,13 +215,14 @@ def test_the_planned_dockerfile_has_no_conflicts_of_its_own():
         ({"cuda": "cpu"}, {}),
     ):
         plan = planned(image, **where)
-        assert find_conflicts(plan.dockerfile, plan.files, plan.node) == []
+        verdict = judge(Texts(plan.dockerfile, plan.files), plan.node, Index(offline=True))
+        assert verdict.errors == ()
 
 
 def test_torch_is_installed_once_from_its_index_and_held():
     plan = planned({"hyperpod_agent": True}, instance="p6-b200.48xlarge", driver="570.172.08")
-    recipe = Recipe(Texts(plan.dockerfile, plan.files))
-    assert (recipe.torch, recipe.cuda) == ("2.11.0", "12.8")
+    torch = judge(Texts(plan.dockerfile, plan.files), plan.node, Index(offline=True)).trace.final.torch
+    assert (torch.version, torch.cuda) == ("2.11.0+cu128", "12.8")
     assert plan.files[".windlass/constraints.txt"] == "torch==2.11.0+cu128\n"
     wanted = plan.files[".windlass/requirements.txt"].splitlines()
     assert "hyperpod-elastic-agent==1.1.3" in wanted
@@ -244,14 +249,14 @@ def test_the_build_checks_what_it_made():
     ],
 )
 def test_every_run_is_shell(image, where):
-    runs = [text for _, text in Recipe(Texts(planned(image, **where).dockerfile)).runs]
+    runs = shell_of(planned(image, **where).dockerfile)
     assert len(runs) >= 4
     for text in runs:
         subprocess.run(["sh", "-n"], input=text, text=True, check=True)
 
 
 def test_the_windlass_of_the_image_is_a_script(tmp_path):
-    (line,) = [text for _, text in Recipe(Texts(planned(gpu="h100").dockerfile)).runs if "windlass.cli.main" in text]
+    (line,) = [text for text in shell_of(planned(gpu="h100").dockerfile) if "windlass.cli.main" in text]
     line = line.split(" && windlass --version")[0].replace("/usr/local/bin/windlass", str(tmp_path / "windlass"))
     subprocess.run(["sh", "-c", line], check=True)
     assert (tmp_path / "windlass").read_text() == '#!/bin/sh\nexec python -m windlass.cli.main "$@"\n'

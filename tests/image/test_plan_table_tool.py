@@ -86,17 +86,18 @@ def index(request, tmp_path_factory, tool):
 def test_a_release_of_torch(tool, index):
     (version, wheels), *others = tool.versions(index.files("torch")).items()
     assert others == [], "no release candidates"
-    assert tool.torch_release(version, wheels) == {
-        "version": "2.15.0",
+    release = tool.torch_release(version, wheels)
+    assert (release["version"], release["triton"]) == ("2.15.0", "~=3.9.0")
+    assert release["platforms"]["linux/amd64"] == {
         "python": ["3.11", "3.12"],
-        "platforms": ["linux/amd64", "linux/arm64"],
         "cuda": "13.2",
         "nccl_package": "nvidia-nccl-cu13",
         "nccl": "2.30.7",
         "cudnn": "9.26.0.51",
-        "triton": "~=3.9.0",
-        "source": "Requires-Dist of torch-2.15.0-cp312-cp312-manylinux_2_28_x86_64.whl",
+        "architectures": [],
+        "wheel": "torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl",
     }
+    assert list(release["platforms"]) == ["linux/amd64", "linux/arm64"]
 
 
 def test_companions_newest_first(tool, index):
@@ -105,9 +106,6 @@ def test_companions_newest_first(tool, index):
 
 
 def test_what_a_package_requires(tool, index):
-    assert tool.newest(index, "helper") == {
-        "version": "1.2",
-        "only_source": False,
-        "requires": {"torch": "<2.12,>=2.4", "pip": "<25.3"},
-        "source": "metadata of helper-1.2-py3-none-any.whl",
+    assert tool.package(index, "helper") == {
+        "1.2": {"only_source": False, "requires": {"torch": "<2.12,>=2.4", "pip": "<25.3"}}
     }

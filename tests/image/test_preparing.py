@@ -8,11 +8,11 @@ import pytest
 
 from windlass.cli.main import run_command
 from windlass.errors import UserError
-from windlass.image.building import Settings, build_image, write_beside
-from windlass.image.node import Node
-from windlass.image.patch import Fix
-from windlass.image.preparing import Wishes, proof_of, small_model, source_of, title_of
-from windlass.image.records import Records
+from windlass.image.build.building import Settings, build_image, write_beside
+from windlass.image.build.preparing import Wishes, proof_of, small_model, source_of, title_of
+from windlass.image.build.records import Records
+from windlass.image.facts.node import Node
+from windlass.image.read.texts import Fix
 from windlass.spec import load_run
 
 
@@ -90,7 +90,7 @@ def test_changed_files_are_written_beside_the_users_own(tmp_path):
 
 def test_builds_are_attempted_no_more_often_than_allowed_and_never_twice_the_same(tmp_path):
     """A workshop where everything fails for want of one program after the other."""
-    from windlass.image.building import Failed
+    from windlass.image.build.building import Failed
 
     class Broken:
         name = "broken"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.image.rig import PASSWORD, USER, Registry, Workplace
-from windlass.image.credentials import Credentials
-from windlass.image.reference import ImageReference
-from windlass.image.registry import Repository
+from windlass.image.registry.credentials import Credentials
+from windlass.image.registry.reference import ImageReference
+from windlass.image.registry.registry import Repository
 
 pytestmark = pytest.mark.image
 
@@ -39,7 +39,7 @@ def built(bench):
     )
 
     def build(*options):
-        where = ("--context", "code", "--name", "team/train", "--builder", "buildah", "--sbom", "none")
+        where = ("--context", "code", "--name", "team/train", "--builder", "buildah")
         return bench.result("build", *where, *options)
 
     build.result = build()
@@ -181,7 +181,7 @@ def test_a_full_disk_is_said_and_not_tried_again(bench, workplace, tmp_path):
         conf.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{small}/graph"\nrunroot = "{small}/run"\n')
         bench.write(Dockerfile=f"FROM oci-archive:{tmp_path}/base.tar\nRUN python3 --version\n")
         refused = bench.result(
-            *("build", "--builder", "buildah", "--auto-fix", "--attempts", 3, "--test", "none", "--sbom", "none"),
+            *("build", "--builder", "buildah", "--auto-fix", "--attempts", 3, "--test", "none"),
             environment={"CONTAINERS_STORAGE_CONF": str(conf)},
             code=1,
         )
@@ -195,7 +195,7 @@ def test_a_base_in_a_registry_that_is_down_or_locked_is_no_fault_of_the_dockerfi
     bench, locked_registry, tmp_path_factory
 ):
     gone = Registry(tmp_path_factory.mktemp("gone") / "r")
-    options = ["--builder", "buildah", "--auto-fix", "--attempts", 2, "--test", "none", "--sbom", "none"]
+    options = ["--builder", "buildah", "--auto-fix", "--attempts", 2, "--test", "none"]
     for host, said in ((gone.host, "does not answer"), (locked_registry.host, "without a login")):
         conf = bench.folder / "registries.conf"
         conf.write_text(f'[[registry]]\nlocation = "{host}"\ninsecure = true\n')
@@ -212,7 +212,7 @@ def test_another_machine_takes_the_layers_from_the_cache_in_a_registry(bench, re
     conf = elsewhere / "registries.conf"
     conf.write_text(f'[[registry]]\nlocation = "{registry.host}"\ninsecure = true\n')
     bench.write(Dockerfile="FROM localhost/machine:12\nRUN python3 -c 'print(4711)'\n")
-    options = ["--builder", "buildah", "--cache", f"{registry.host}/team/cache", "--test", "none", "--sbom", "none"]
+    options = ["--builder", "buildah", "--cache", f"{registry.host}/team/cache", "--test", "none"]
     shared = {"CONTAINERS_REGISTRIES_CONF": str(conf)}
     first = bench.result("build", *options, environment=shared)
     assert "4711" in (bench.folder / first["records"] / "attempt-1.log").read_text()

@@ -54,3 +54,8 @@ def asking(what: str) -> Iterator[None]:
 def error_code(error: Exception) -> str:
     """Of a ClientError of botocore."""
     return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+
+
+def account_of(region: str | None) -> str:
+    with asking("your AWS account"):
+        return str(client("sts", region).get_caller_identity()["Account"])

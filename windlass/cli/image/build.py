@@ -11,9 +11,9 @@ from windlass.cli.image.options import BUILDERS, LEVELS, assignments, surroundin
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from windlass.image.building import Built, Settings, Source, Workshop
-    from windlass.image.node import Node
-    from windlass.image.patch import Fix
+    from windlass.image.build.building import Built, Settings, Source, Workshop
+    from windlass.image.facts.node import Node
+    from windlass.image.read.texts import Fix
 
 
 @click.command(short_help="Build an image and prove it.")
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--context", type=click.Path(path_type=Path), help="Folder to build from.  [default: image.context]")
 @click.option("--name", help="Repository of the image.  [default: image.name]")
 @click.option("--builder", type=click.Choice([*BUILDERS, "codebuild"]), help="[default: the first that works here]")
-@click.option("--auto-fix", is_flag=True, help="After a failure, change what the log blames, show it, and try again.")
+@click.option("--auto-fix", is_flag=True, help="Heal what resolving shows; after a failure, what the log proves.")
 @click.option("--attempts", type=click.IntRange(1), default=3, show_default=True, help="Builds at most.")
 @click.option("--test", "level", type=click.Choice([*LEVELS, "none"]), default="quick", show_default=True)
 @click.option("--platform", type=click.Choice(["linux/amd64", "linux/arm64"]), help="[default: the nodes']")
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 @click.option("--gpu", metavar="GPU", help="GPU of the nodes, for example H100.")
 @click.option("--cache", metavar="REPOSITORY", help="Repository that keeps layers for other machines.")
 @click.option("--no-cache", is_flag=True, help="Build every step anew.")
-@click.option("--sbom", type=click.Choice(["cyclonedx", "spdx", "none"]), default="cyclonedx", show_default=True)
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME=FILE", help="File for RUN --mount=type=secret,id=NAME."
+)
 @click.option("--records", type=click.Path(path_type=Path), default=Path("images"), show_default=True)
 @click.option("--project", default="windlass-image", show_default=True, help="CodeBuild project.")
 @click.option("--bucket", help="Bucket for CodeBuild.  [default: windlass-image-ACCOUNT-REGION]")
@@ -58,7 +60,7 @@ def build(
     gpu: str | None,
     cache: str | None,
     no_cache: bool,
-    sbom: str,
+    secrets: tuple[str, ...],
     records: Path,
     project: str,
     bucket: str | None,
@@ -77,11 +79,11 @@ def build(
     From a run file: its image.dockerfile, or one that windlass plans. Without a run file: ./Dockerfile. Every failed
     attempt is followed, with --auto-fix, by another one with one more change, derived from the log and shown; the
     changed files are written beside yours as Dockerfile.windlass and so on, never over them. The image counts as built
-    when the tests inside it pass. Logs, bill of materials and the proof are kept in images/TAG.
+    when the tests inside it pass. Logs and the proof are kept in images/TAG.
     """
-    from windlass.image.building import Settings, build_image
-    from windlass.image.preparing import Wishes, proof_of, source_of
-    from windlass.image.records import Records
+    from windlass.image.build.building import Settings, build_image
+    from windlass.image.build.preparing import Wishes, proof_of, source_of
+    from windlass.image.build.records import Records
     from windlass.spec import load_run
 
     run = load_run(run_file, overrides) if run_file else None
@@ -93,11 +95,11 @@ def build(
         auto_fix=auto_fix,
         proof=None if level == "none" else proof_of(run, node, level, imports=imports, smoke=smoke),
         around=surroundings(python, mounts, variables, gpus),
-        sbom=None if sbom == "none" else sbom,
+        secrets=_secret_files(secrets),
         cache=cache,
         fresh=no_cache,
     )
-    source, fixes = _remove_conflicts(source, node, auto_fix=auto_fix, quiet=as_json)
+    source, fixes = _judged(source, node, auto_fix=auto_fix, quiet=as_json)
     workshop = _workshop(builder, source, project, bucket, region)
     if dry_run:
         return _show(source, workshop, settings, as_json)
@@ -109,28 +111,46 @@ def build(
     return ExitCode.OK
 
 
-def _remove_conflicts(source: Source, node: Node, *, auto_fix: bool, quiet: bool) -> tuple[Source, tuple[Fix, ...]]:
-    """What can be seen in the texts needs no failed build: with --auto-fix it is changed first, else it is said."""
+def _secret_files(values: tuple[str, ...]) -> dict[str, Path]:
+    files = {name: Path(file).absolute() for name, file in assignments("--secret", values).items()}
+    for name, file in files.items():
+        if not file.is_file():
+            raise UserError(f"--secret {name}: there is no file {file}")
+    return files
+
+
+def _judged(source: Source, node: Node, *, auto_fix: bool, quiet: bool) -> tuple[Source, tuple[Fix, ...]]:
+    """What resolving shows needs no failed build: with --auto-fix it is healed first, else it is said."""
     from dataclasses import replace
 
-    from windlass.image.conflicts import find_conflicts, patch
+    from windlass.image.heal import heal
+    from windlass.image.read.texts import Fix, Texts
+    from windlass.image.state.resolver import Index
 
-    found = find_conflicts(source.texts.dockerfile, source.texts.files, node, name=source.texts.name)
+    texts = Texts(source.texts.dockerfile, {**source.texts.files, **source.planned}, source.texts.name)
+    healed = heal(texts, node, Index(), arguments=source.arguments, target=source.target, repair=auto_fix)
     if not quiet:
-        for one in found:
-            click.echo(f"{one.severity}: {one.sentence}", err=True)
-    if not auto_fix:
+        for one in healed.before.findings:
+            click.echo(f"{one.severity}: {one.where}: {one.sentence}", err=True)
+        for unknown in healed.before.unknown:
+            click.echo(f"not checked: {unknown}", err=True)
+        if healed.diff:
+            click.echo(f"changed before the first attempt:\n{healed.diff}", err=True)
+    if not healed.diff:
         return source, ()
-    done = patch(source.texts, node)
-    if not quiet and done.diff:
-        click.echo(f"changed before the first attempt:\n{done.diff}", err=True)
-    fixes = tuple(one.fix for one in done.fixed if one.fix)
-    return replace(source, texts=done.after), fixes
+    changed = {name: text for name, text in healed.patched.files.items() if name not in source.planned}
+    planned = {name: healed.patched.files[name] for name in source.planned}
+    after = Texts(healed.patched.dockerfile, changed, source.texts.name)
+    fixes = tuple(
+        Fix(finding.id, sentence, finding.evidence, after.dockerfile or "")
+        for finding, sentence in zip(healed.fixed, healed.changes, strict=True)
+    )
+    return replace(source, texts=after, planned=planned), fixes
 
 
 def _workshop(name: str | None, source: Source, project: str, bucket: str | None, region: str | None) -> Workshop:
-    from windlass.image.builders.finding import find_builder
-    from windlass.image.workshop import LocalWorkshop
+    from windlass.image.build.builders.finding import find_builder
+    from windlass.image.build.workshop import LocalWorkshop
 
     if name != "codebuild":
         try:
@@ -139,11 +159,11 @@ def _workshop(name: str | None, source: Source, project: str, bucket: str | None
             if name or not _in_ecr(source.title):
                 raise
     # No builder here, and the image belongs to ECR: AWS builds it.
-    from windlass.image.buildspec import Cloud
-    from windlass.image.codebuild import CloudWorkshop
-    from windlass.image.ecr import EcrHost
-    from windlass.image.provisioning import account_of
-    from windlass.image.reference import ImageReference
+    from windlass.common.aws import account_of
+    from windlass.image.aws.buildspec import Cloud
+    from windlass.image.aws.codebuild import CloudWorkshop
+    from windlass.image.aws.ecr import EcrHost
+    from windlass.image.registry.reference import ImageReference
 
     host = EcrHost.of(ImageReference.parse(source.title).registry)
     if host is None:
@@ -156,8 +176,8 @@ def _workshop(name: str | None, source: Source, project: str, bucket: str | None
 
 
 def _in_ecr(title: str) -> bool:
-    from windlass.image.ecr import EcrHost
-    from windlass.image.reference import ImageReference
+    from windlass.image.aws.ecr import EcrHost
+    from windlass.image.registry.reference import ImageReference
 
     return EcrHost.of(ImageReference.parse(title).registry) is not None
 

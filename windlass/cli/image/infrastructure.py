@@ -1,4 +1,4 @@
-"""`windlass image infrastructure`: what CodeBuild needs in an AWS account, shown or made."""
+"""`windlass image infrastructure`: what CodeBuild needs in an AWS account, as a CloudFormation template."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ import click
 from windlass.errors import ExitCode, UserError
 
 
-@click.command(short_help="Show or make what CodeBuild needs in AWS.")
-@click.option(
-    "--format",
-    "shape",
-    type=click.Choice(["cloudformation", "terraform", "requests"]),
-    default="cloudformation",
-    show_default=True,
-    help="requests: the calls that --apply makes.",
-)
+@click.command(short_help="Print what CodeBuild needs in AWS.")
 @click.option("--name", default="windlass-image", show_default=True, help="Of the project and its role.")
 @click.option("--repository", default="windlass/train", show_default=True, help="ECR repository.")
 @click.option("--bucket", help="For build contexts.  [default: windlass-image-ACCOUNT-REGION]")
@@ -29,10 +21,7 @@ from windlass.errors import ExitCode, UserError
     show_default=True,
 )
 @click.option("--minutes", type=click.IntRange(5, 480), default=120, show_default=True, help="A build is ended then.")
-@click.option("--apply", "make", is_flag=True, help="Make it. Without this, nothing is sent.")
-@click.option("--json", "as_json", is_flag=True, help="With --apply: what was made, as JSON.")
 def infrastructure(
-    shape: str,
     name: str,
     repository: str,
     bucket: str | None,
@@ -41,21 +30,17 @@ def infrastructure(
     platform: str,
     compute: str,
     minutes: int,
-    make: bool,
-    as_json: bool,
 ) -> int:
-    """Show or make what CodeBuild needs in AWS.
+    """Print what CodeBuild needs in AWS, as a CloudFormation template.
 
     A project, its role with no more rights than a build needs, a bucket for build contexts, an ECR repository.
 
     \b
     windlass image infrastructure > stack.json; aws cloudformation deploy --template-file stack.json …
-    windlass image infrastructure --format terraform > windlass-image.tf.json; terraform apply
-    windlass image infrastructure --apply
     """
     from windlass.cli.output import print_json
-    from windlass.image.infrastructure import Infrastructure, cloudformation, requests, terraform
-    from windlass.image.provisioning import account_of, provision
+    from windlass.common.aws import account_of
+    from windlass.image.aws.infrastructure import Infrastructure, cloudformation
 
     if region is None:
         raise UserError("in which region?", fix="--region us-west-2    or set AWS_REGION")
@@ -71,10 +56,5 @@ def infrastructure(
         minutes=minutes,
         partition="aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws",
     )
-    if not make:
-        print_json({"cloudformation": cloudformation, "terraform": terraform, "requests": requests}[shape](wanted))
-        return ExitCode.OK
-    done = provision(wanted, lambda line: None if as_json else click.echo(line))
-    if as_json:
-        print_json(done)
+    print_json(cloudformation(wanted))
     return ExitCode.OK

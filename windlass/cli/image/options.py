@@ -11,8 +11,8 @@ import click
 from windlass.errors import UserError
 
 if TYPE_CHECKING:
-    from windlass.image.builders.protocol import Builder
-    from windlass.image.testing import Surroundings
+    from windlass.image.build.builders.protocol import Builder
+    from windlass.image.build.testing import Surroundings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 BUILDERS = ("docker", "podman", "buildah")
@@ -38,7 +38,7 @@ def surroundings_options(command: Command) -> Command:
 
 
 def surroundings(python: str | None, mounts: tuple[str, ...], variables: tuple[str, ...], gpus: bool) -> Surroundings:
-    from windlass.image.testing import Surroundings
+    from windlass.image.build.testing import Surroundings
 
     pairs = []
     for one in mounts:
@@ -60,7 +60,7 @@ def assignments(option: str, values: tuple[str, ...]) -> dict[str, str]:
 
 def builder_of(name: str | None, built_by: str | None = None) -> Builder:
     """The builder that was asked for, else the one that has the image, else the first that works here."""
-    from windlass.image.builders.finding import KINDS, find_builder
+    from windlass.image.build.builders.finding import KINDS, find_builder
 
     return find_builder(name or (built_by if built_by in KINDS else None))
 

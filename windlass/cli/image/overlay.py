@@ -36,12 +36,12 @@ def overlay(
     gives the same digest. An overlay of an overlay stands on the proven image below, so layers do not pile up.
     """
     from windlass.cli.output import print_json
-    from windlass.image.credentials import find_credentials
-    from windlass.image.ecr import EcrHost, push_token
-    from windlass.image.overlay import put_overlay
-    from windlass.image.pinning import pin
-    from windlass.image.reference import ImageReference
-    from windlass.image.registry import Repository
+    from windlass.image.aws.ecr import EcrHost, push_token
+    from windlass.image.registry.credentials import find_credentials
+    from windlass.image.registry.overlay import put_overlay
+    from windlass.image.registry.pinning import pin
+    from windlass.image.registry.reference import ImageReference
+    from windlass.image.registry.registry import Repository
     from windlass.spec import load_run
 
     begin = time.perf_counter()

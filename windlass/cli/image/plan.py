@@ -2,219 +2,242 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from windlass.cli.image.options import assignments
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from windlass.image.conflict import Conflict
-    from windlass.image.node import Node
-    from windlass.image.patch import Texts
-    from windlass.image.plan import ImagePlan
+    from windlass.image.facts.node import Node
+    from windlass.image.heal import Healed
+    from windlass.image.judge import Verdict
+    from windlass.image.plan.choose import ImagePlan
+    from windlass.image.rules import Finding
+    from windlass.image.state.resolver import Index
     from windlass.spec import Run
 
 
-@click.command(short_help="Choose what an image is made of.")
-@click.argument("run_file", metavar="RUN.yaml", type=click.Path())
+@click.command(short_help="Choose what an image is made of, or judge a Dockerfile.")
+@click.argument("file", metavar="[RUN.yaml|Dockerfile]", required=False, type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--gpu", "gpu_name", metavar="GPU", help="GPU of the nodes, for example h100.")
+@click.option("--gpu", "gpu_name", metavar="GPU", help="GPU of the nodes, for example h100; `none` for CPUs.")
 @click.option("--driver", metavar="VERSION", help="NVIDIA driver of the nodes, for example 570.86.")
+@click.option("--platform", type=click.Choice(["linux/amd64", "linux/arm64"]), help="[default: the nodes']")
 @click.option("--from-cluster", is_flag=True, help="Read GPU and driver from the labels of the cluster's nodes.")
-@click.option("--dockerfile", metavar="FILE", help="Check this Dockerfile; sets image.dockerfile.")
+@click.option("--dockerfile", metavar="FILE", help="Judge this Dockerfile; sets image.dockerfile.")
+@click.option("--context", type=click.Path(path_type=Path), help="Its build context.  [default: image.context]")
 @click.option("--requirements", metavar="FILE", help="Requirements to install; sets image.requirements.")
-@click.option("--resolve/--no-resolve", default=True, show_default=True, help="Ask a real resolver (uv, else pip).")
+@click.option("--build-arg", "arguments", multiple=True, metavar="NAME=VALUE", help="Value of an ARG.")
+@click.option("--target", help="Stage that is built.  [default: the last]")
+@click.option("--resolve/--no-resolve", default=True, show_default=True, help="Ask the package indexes.")
+@click.option("--strict", is_flag=True, help="Fail where anything could not be checked.")
 @click.option("--lock", is_flag=True, help="Pin every package of a planned image.")
 @click.option("--diff", "only_diff", is_flag=True, help="Print the patch alone.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the Dockerfile and its files to this folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def plan(
-    run_file: str,
+    file: str | None,
     overrides: tuple[str, ...],
     gpu_name: str | None,
     driver: str | None,
+    platform: str | None,
     from_cluster: bool,
     dockerfile: str | None,
+    context: Path | None,
     requirements: str | None,
+    arguments: tuple[str, ...],
+    target: str | None,
     resolve: bool,
+    strict: bool,
     lock: bool,
     only_diff: bool,
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Choose what an image is made of.
+    """Choose what an image is made of, or judge a Dockerfile.
 
     Base image, torch with its CUDA, one NCCL, Python, EFA and its NCCL plugin, HyperPod's agent where it is asked for:
-    from the run file and the GPU and driver of the nodes, each with its reason. With a Dockerfile or a requirements
-    file of your own, it looks for conflicts, by reading them and by a real resolver, and shows a patch. Exit code 1
-    where what you have will not work. Nothing is built.
+    from the run file and the GPU and driver of the nodes, each with its reason. A Dockerfile of your own, with a run
+    file or alone, is resolved step by step against the package indexes; what does not fit is shown with its line, and
+    a patch where it heals the file. Exit code 1 where it will not work, and with --strict where something could not be
+    checked. Nothing is built.
     """
+    from windlass.image.state.resolver import Index
     from windlass.spec import load_run
 
+    index = Index(offline=not resolve)
+    if file is not None and not file.endswith((".yaml", ".yml")):
+        if overrides or dockerfile:
+            raise UserError(f"{file} is no run file (.yaml), so there is nothing that KEY=VALUE could change")
+        file, dockerfile = None, file
+    if file is None:
+        node, assumed = _named_node(gpu_name, driver, platform)
+        path = Path(dockerfile or "Dockerfile")
+        return _check(path, context or path.parent, node, index, assumed, assignments("--build-arg", arguments), target,
+                      strict, only_diff, out, as_json)  # fmt: skip
     changes = list(overrides)
     changes += [f"image.dockerfile={dockerfile}"] if dockerfile else []
     changes += [f"image.requirements={requirements}"] if requirements else []
-    run = load_run(run_file, changes)
-    beside = Path(run_file).parent
+    run = load_run(file, changes)
+    home = Path(file).parent
     node = _node(run, driver, gpu_name, from_cluster)
-    texts = texts_of(run, beside)
     if run.image.dockerfile:
-        return _check(texts, node, resolve=resolve, only_diff=only_diff, out=out, as_json=as_json)
-    return _plan(run, node, texts, resolve=resolve, lock=lock, only_diff=only_diff, out=out, as_json=as_json)
+        return _check(home / run.image.dockerfile, context or home / run.image.context, node, index, _unknown_of(node),
+                      assignments("--build-arg", arguments), target, strict, only_diff, out, as_json)  # fmt: skip
+    return _plan(run, node, home, index, lock, strict, only_diff, out, as_json)
+
+
+def _named_node(gpu: str | None, driver: str | None, platform: str | None) -> tuple[Node, list[str]]:
+    """The nodes by what the command line says, and what had to be assumed of them."""
+    from windlass.image.facts.node import Node, node_named
+
+    machine = platform or "linux/amd64"
+    assumed = [] if platform else [f"the nodes are {machine} (--platform)"]
+    if gpu is None:
+        return Node(driver=driver, platform=machine, origin="the command line"), [
+            "the nodes have a GPU, of which nothing is known (--gpu, --gpu none)",
+            *([] if driver else ["their driver runs whatever torch is built with (--driver)"]),
+            *assumed,
+        ]
+    node = node_named(None if gpu.lower() in ("none", "cpu") else gpu, driver, machine)
+    return node, assumed + _unknown_of(node)
+
+
+def _unknown_of(node: Node) -> list[str]:
+    if node.cpu_only:
+        return []
+    told = [] if node.driver else ["the driver runs whatever torch is built with (--driver)"]
+    if node.gpu and node.capability is None:
+        told.append(f"torch has code for {node.gpu}, a GPU that is not in the table")
+    return told
 
 
 def _plan(
-    run: Run, node: Node, texts: Texts, *, resolve: bool, lock: bool, only_diff: bool, out: Path | None, as_json: bool
+    run: Run,
+    node: Node,
+    home: Path,
+    index: Index,
+    lock: bool,
+    strict: bool,
+    only_diff: bool,
+    out: Path | None,
+    as_json: bool,
 ) -> int:
-    """Choose everything; requirements of the user's own are checked first, and planned with as they should be."""
-    from windlass.image.plan import plan_image
+    """Choose everything, and judge what was chosen like any other Dockerfile."""
+    from windlass.image.judge import judge
+    from windlass.image.plan.choose import plan_image
+    from windlass.image.read.requirements import read_requirement_files
+    from windlass.image.read.texts import Texts
 
-    checked = _checked(texts, node, resolve=resolve)
-    planned = plan_image(run, node, checked.after.files)
+    own = [run.image.requirements] if run.image.requirements else []
+    planned = plan_image(run, node, read_requirement_files(home, own))
     if lock:
-        from windlass.image.locking import lock as pin
+        from windlass.image.plan.lock import lock as pin
 
-        planned = pin(planned)
-    found = [*checked.found, *_planned_conflicts(planned, resolve=resolve and not lock)]
+        planned = pin(planned, index)
+    verdict = judge(Texts(planned.dockerfile, planned.files), node, index)
     if out:
         _write(out, {"Dockerfile": planned.dockerfile, **planned.files})
     if as_json:
         from windlass.cli.output import print_json
 
-        print_json(planned.as_dict() | checked.as_dict() | {"conflicts": [one.as_dict() for one in found]})
+        print_json(planned.as_dict() | _verdict(verdict, [*_unknown_of(node), *verdict.assumed]))
+    elif not only_diff:
+        _print_plan(planned, verdict)
+    return _exit_code(verdict, strict)
+
+
+def _check(
+    path: Path,
+    context: Path,
+    node: Node,
+    index: Index,
+    assumed: list[str],
+    arguments: dict[str, str],
+    target: str | None,
+    strict: bool,
+    only_diff: bool,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Judge a user's own Dockerfile, and show the patch that heals it."""
+    from windlass.image.build.context import text_files
+    from windlass.image.heal import heal
+    from windlass.image.read.texts import Texts
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the Dockerfile {path} cannot be read", evidence=str(error),
+                        fix="windlass image plan RUN.yaml    chooses one") from None  # fmt: skip
+    files = text_files(context, leave_out=(path.name,)) if context.is_dir() else {}
+    healed = heal(Texts(text, files, path.name), node, index, arguments=arguments, target=target)
+    if out:
+        changed = healed.patched.changed_files(healed.texts)
+        _write(out, {"Dockerfile.windlass": healed.patched.dockerfile or "", **changed})
+    if as_json:
+        from windlass.cli.output import print_json
+
+        print_json(_healed(healed, assumed))
     elif only_diff:
-        click.echo(checked.diff, nl=False)
+        click.echo(healed.diff, nl=False)
     else:
-        if checked.found:
-            _print_checked(checked, "the requirements")
-            click.echo("\nThe plan with this patch:\n")
-        _print_plan(planned, found[len(checked.found) :])
-    return ExitCode.FAILED if any(one.severity == "error" for one in found) else ExitCode.OK
+        _print_checked(healed, path.name, assumed)
+    return _exit_code(healed.before, strict)
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What was found in a user's own files, and the files as they should be."""
-
-    found: list[Conflict]
-    before: Texts
-    after: Texts
-    num_changes: int
-    left: list[Conflict]
-    unchecked: tuple[str, ...] = ()
-
-    @property
-    def diff(self) -> str:
-        return self.after.diff(self.before)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "conflicts": [one.as_dict() for one in self.found],
-            "patch": self.diff,
-            "left": [one.as_dict() for one in self.left],
-            "unchecked": list(self.unchecked),
-        }
+def _exit_code(verdict: Verdict, strict: bool) -> int:
+    return ExitCode.FAILED if verdict.errors or (strict and verdict.unknown) else ExitCode.OK
 
 
-def _checked(texts: Texts, node: Node, *, resolve: bool) -> Checked:
-    from windlass.image.conflicts import find_conflicts, patch
+def _verdict(verdict: Verdict, assumed: list[str]) -> dict[str, Any]:
+    found = [one.as_dict() for one in verdict.findings]
+    return {"conflicts": found, "patch": "", "changes": [], "left": found, "unchecked": list(verdict.unknown),
+            "assumed": assumed}  # fmt: skip
 
-    found = find_conflicts(texts.dockerfile, texts.files, node, name=texts.name)
-    if not resolve or (texts.dockerfile is None and not texts.files):
-        made = patch(texts, node)
-        return Checked(found, texts, made.after, len(made.fixed), list(made.left))
-    from windlass.image.recipe import Recipe
-    from windlass.image.resolving import check_by_resolving, repair
 
-    before = check_by_resolving(Recipe(texts), node)
-    made, after = repair(texts, node)
-    every = sorted([*found, *before.conflicts], key=lambda one: one.severity)
-    unchecked = tuple(dict.fromkeys([*before.unchecked, *after.unchecked]))
-    return Checked(every, texts, made.after, len(made.fixed), [*made.left, *after.conflicts], unchecked)
+def _healed(healed: Healed, assumed: list[str]) -> dict[str, Any]:
+    return {
+        **_verdict(healed.before, [*assumed, *healed.before.assumed]),
+        "patch": healed.diff,
+        "changes": list(healed.changes),
+        "left": [one.as_dict() for one in healed.after.findings],
+    }
 
 
 def _node(run: Run, driver: str | None, gpu_name: str | None, from_cluster: bool) -> Node:
-    from windlass.image.node import node_of
+    from windlass.image.facts.node import node_from_labels, node_of
 
     if not from_cluster:
         return node_of(run, driver=driver, gpu_name=gpu_name)
     if driver or gpu_name:
         raise UserError("--from-cluster reads GPU and driver itself; give either it or --gpu and --driver")
-    from windlass.image.fleet import node_from_labels
     from windlass.targets.kubernetes.client import KubernetesTarget
 
     nodes = KubernetesTarget().facts(run).nodes
     return node_from_labels([one.labels for one in nodes], instance=run.resources.instance)
 
 
-def texts_of(run: Run, beside: Path) -> Texts:
-    """The Dockerfile of a run, where it has one, and the requirement files that it or the run file names."""
-    from windlass.image.patch import Texts
-    from windlass.image.requirements import read_requirement_files
-
-    image = run.image
-    if not image.dockerfile:
-        return Texts(None, read_requirement_files(beside, [image.requirements] if image.requirements else []))
-    path = beside / image.dockerfile
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the Dockerfile {path} cannot be read", evidence=str(error)) from None
-    context = beside / image.context
-    named = [str(one.relative_to(context)) for pattern in ("*.txt", "*/*.txt") for one in sorted(context.glob(pattern))]
-    return Texts(text, read_requirement_files(context, named, only_requirements=True), image.dockerfile)
+def _print_checked(healed: Healed, name: str, assumed: list[str]) -> None:
+    _print_findings(healed.before.findings, name)
+    if healed.diff:
+        click.echo(f"\n{healed.diff}", nl=False)
+        click.echo("\nThis patch was resolved and judged again:")
+        for change in healed.changes:
+            click.echo(f"  {change}")
+        left = ", ".join(dict.fromkeys(one.id for one in healed.after.errors))
+        click.echo(f"  left to you: {left}" if left else "  nothing is left after it")
+    _print_unknown(healed.before, assumed)
 
 
-def _check(texts: Texts, node: Node, *, resolve: bool, only_diff: bool, out: Path | None, as_json: bool) -> int:
-    """Look for conflicts in a user's own Dockerfile, and show the patch that removes them."""
-    checked = _checked(texts, node, resolve=resolve)
-    if out:
-        _write(out, {"Dockerfile.windlass": checked.after.dockerfile or "", **checked.after.changed_files(texts)})
-    if as_json:
-        from windlass.cli.output import print_json
-
-        print_json(checked.as_dict())
-    elif only_diff:
-        click.echo(checked.diff, nl=False)
-    else:
-        _print_checked(checked, texts.name)
-    return ExitCode.FAILED if any(one.severity == "error" for one in checked.found) else ExitCode.OK
-
-
-def _print_checked(checked: Checked, name: str) -> None:
-    _print_conflicts(checked.found, name)
-    if checked.diff:
-        click.echo(f"\n{checked.diff}", nl=False)
-        count = f"{checked.num_changes} change{'s' * (checked.num_changes != 1)}"
-        click.echo(f"\n{count} in this patch; {_left(checked.left)}")
-    for one in checked.unchecked:
+def _print_unknown(verdict: Verdict, assumed: list[str]) -> None:
+    for one in [*assumed, *verdict.assumed]:
+        click.echo(f"assumed: {one}", err=True)
+    for one in verdict.unknown:
         click.echo(f"not checked: {one}", err=True)
-
-
-def _left(left: list[Conflict]) -> str:
-    ids = ", ".join(dict.fromkeys(one.id for one in left))
-    return f"left to you: {ids}" if left else "nothing is left after it"
-
-
-def _planned_conflicts(planned: ImagePlan, *, resolve: bool) -> list[Conflict]:
-    """What is wrong with a plan: with a base image or requirements of the user's own there may be something."""
-    from windlass.image.conflicts import find_conflicts
-
-    found = find_conflicts(planned.dockerfile, planned.files, planned.node)
-    of = planned.ingredients
-    if not resolve or not (of.own or of.pip or of.agent):
-        return found
-    from windlass.image.patch import Texts
-    from windlass.image.recipe import Recipe
-    from windlass.image.resolving import check_by_resolving
-
-    resolved = check_by_resolving(Recipe(Texts(planned.dockerfile, planned.files)), planned.node)
-    for one in resolved.unchecked:
-        click.echo(f"not checked: {one}", err=True)
-    return [*found, *resolved.conflicts]
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
@@ -224,7 +247,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _print_plan(planned: ImagePlan, found: list[Conflict]) -> None:
+def _print_plan(planned: ImagePlan, verdict: Verdict) -> None:
     from windlass.cli.output import print_pairs, warn
 
     rows = [("nodes", planned.node.describe())]
@@ -238,19 +261,18 @@ def _print_plan(planned: ImagePlan, found: list[Conflict]) -> None:
         click.echo(f"\n# {name}\n{text}", nl=False)
     for warning in planned.warnings:
         warn(warning)
-    if found:
+    if verdict.findings:
         click.echo()
-        _print_conflicts(found, "the plan")
+        _print_findings(verdict.findings, "the plan")
+    _print_unknown(verdict, [])
 
 
-def _print_conflicts(found: list[Conflict], name: str) -> None:
-    if not found:
+def _print_findings(findings: tuple[Finding, ...], name: str) -> None:
+    if not findings:
         click.echo(f"{name}: no conflicts found")
         return
-    for one in found:
-        place = f"{one.place}: " if one.place else ""
+    for one in findings:
+        place = f"{one.where}: " if one.where else ""
         click.echo(f"{one.severity}: {place}{one.sentence}  [{one.id}]")
-        for line in one.evidence[:8]:
+        for line in one.evidence[:4]:
             click.echo(f"    {line}")
-        if one.fix:
-            click.echo(f"    fix: {one.fix.sentence}")

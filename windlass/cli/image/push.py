@@ -12,8 +12,8 @@ from windlass.cli.image.options import BUILDERS, builder_of, is_run_file
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from windlass.image.credentials import Credentials
-    from windlass.image.reference import ImageReference
+    from windlass.image.registry.credentials import Credentials
+    from windlass.image.registry.reference import ImageReference
 
 
 @click.command(short_help="Push a proven image and pin the run file to it.")
@@ -55,12 +55,12 @@ def push(
     import dataclasses
 
     from windlass.cli.output import print_json
-    from windlass.image.builders.finding import IN_THE_CLOUD
-    from windlass.image.pinning import pin
-    from windlass.image.preparing import title_of
-    from windlass.image.push import look_up, push_image
-    from windlass.image.records import Records
-    from windlass.image.reference import ImageReference
+    from windlass.image.build.builders.finding import IN_THE_CLOUD
+    from windlass.image.build.preparing import title_of
+    from windlass.image.build.records import Records
+    from windlass.image.registry.pinning import pin
+    from windlass.image.registry.push import look_up, push_image
+    from windlass.image.registry.reference import ImageReference
     from windlass.spec import load_run
 
     run = load_run(what, overrides) if is_run_file(what) else None
@@ -121,7 +121,7 @@ def push(
 
 
 def _destination(image: str, to: str | None, tag: str | None) -> ImageReference:
-    from windlass.image.reference import ImageReference
+    from windlass.image.registry.reference import ImageReference
 
     local = ImageReference.parse(image)
     target = ImageReference.parse(to) if to else local
@@ -137,8 +137,8 @@ def _destination(image: str, to: str | None, tag: str | None) -> ImageReference:
 
 def _credentials(destination: ImageReference, username: str | None, *, quiet: bool) -> Credentials | None:
     from windlass.cli.output import warn
-    from windlass.image.credentials import Credentials, find_credentials
-    from windlass.image.ecr import EcrHost, ensure_repository, push_token
+    from windlass.image.aws.ecr import EcrHost, ensure_repository, push_token
+    from windlass.image.registry.credentials import Credentials, find_credentials
 
     if username:
         password = sys.stdin.readline().rstrip("\n")

@@ -19,7 +19,7 @@ from windlass.cli.image.options import (
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from windlass.image.testing import Report
+    from windlass.image.build.testing import Report
 
 
 @click.command(short_help="Test an image from inside.")
@@ -61,10 +61,10 @@ def test(
     from dataclasses import replace
 
     from windlass.cli.output import print_json
-    from windlass.image.node import Node, node_of
-    from windlass.image.preparing import proof_of, title_of
-    from windlass.image.records import Records
-    from windlass.image.testing import fetch, prove_image
+    from windlass.image.build.preparing import proof_of, title_of
+    from windlass.image.build.records import Records
+    from windlass.image.build.testing import fetch, prove_image
+    from windlass.image.facts.node import Node, node_of
     from windlass.spec import load_run
 
     run = load_run(what, overrides) if is_run_file(what) else None

@@ -14,9 +14,9 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from windlass.image.building import Settings, Source, Watcher, Workshop
-    from windlass.image.patch import Fix
-    from windlass.image.progress import Step
+    from windlass.image.build.building import Settings, Source, Watcher, Workshop
+    from windlass.image.build.progress import Step
+    from windlass.image.read.texts import Fix
 
 
 class Lines:
@@ -92,10 +92,10 @@ def watching(*, as_json: bool) -> Iterator[Watcher]:
 
 def command_of(source: Source, workshop: Workshop, settings: Settings) -> dict[str, Any]:
     """The command line of a local builder, or the request to CodeBuild."""
-    from windlass.image.building import Job, labels_of
-    from windlass.image.codebuild import CloudWorkshop
-    from windlass.image.tags import commit_of, tag_for
-    from windlass.image.workshop import LocalWorkshop
+    from windlass.image.aws.codebuild import CloudWorkshop
+    from windlass.image.build.building import Job, labels_of
+    from windlass.image.build.tags import commit_of, tag_for
+    from windlass.image.build.workshop import LocalWorkshop
 
     commit = commit_of(source.context.folder)
     tag = tag_for(commit, source.content)

@@ -14,19 +14,26 @@ class Conflict(Printed):
     severity: Literal["error", "warning"]
     sentence: str
     place: str | None
+    """The line of the Dockerfile."""
+    cause: str | None
+    """The line of a requirements file that asks for it; else the same."""
     evidence: list[str]
-    fix: str | None
 
 
 class CheckedImage(Printed):
-    """What was found in a Dockerfile or requirements of your own."""
+    """What the resolved state of a Dockerfile shows."""
 
     conflicts: list[Conflict]
     patch: str
-    """A diff that mends what can be mended."""
+    """A diff that heals what can be healed: the patched file was resolved and judged again."""
+    changes: list[str]
+    """What the patch does."""
     left: list[Conflict]
     """After the patch."""
     unchecked: list[str]
+    """What was not understood or could not be asked."""
+    assumed: list[str]
+    """What was taken for granted: of the nodes, of an index out of reach."""
 
 
 class ImageNode(Printed):

@@ -98,8 +98,8 @@ OUTPUTS = (
     Output(
         "image infrastructure",
         "",
-        dict[str, Any] | list[dict[str, Any]],
-        note="a CloudFormation template, a Terraform file or AWS requests: their forms are not ours",
+        dict[str, Any],
+        note="a CloudFormation template: its form is not ours",
     ),
     Output("image infrastructure", "--apply", list[images.AwsCall]),
     Output("doctor", "", runs.Examination),

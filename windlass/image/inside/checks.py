@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -17,7 +18,6 @@ import sys
 import tempfile
 from typing import Any
 
-from .inventory import installed_names
 from .loaded import loaded_versions, mapped, ofi_plugin, same_version
 from .processes import ending, last_lines, ourselves, run_in
 
@@ -61,7 +61,8 @@ def check_versions(order: Order) -> str:
 
 
 def check_one_nccl(order: Order) -> str:
-    wheels = [name for name in installed_names() if re.fullmatch(r"nvidia[-_]nccl[-_]cu\d+", name)]
+    names = {str(one.metadata["Name"]).lower() for one in importlib.metadata.distributions()}
+    wheels = sorted(name for name in names if re.fullmatch(r"nvidia[-_]nccl[-_]cu\d+", name))
     importlib.import_module("torch")
     libraries = mapped("libnccl.so")
     if len(wheels) > 1:
@@ -95,6 +96,28 @@ def check_ofi(order: Order) -> str:
     except OSError as error:
         raise NotHeldError(f"{plugin} cannot be loaded: {error}") from None
     return f"{plugin} {version or ''}".strip()
+
+
+def check_cuda(order: Order) -> str:
+    """One training step on the GPU; that torch sees none is a failure, for the container was given some."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NotHeldError(f"torch {torch.__version__} sees no GPU (built with CUDA {torch.version.cuda})")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    values = torch.randn(32, 64, device="cuda")
+    losses = []
+    for _ in range(2):
+        loss = (model(values) - values).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if not losses[1] < losses[0]:
+        raise NotHeldError(f"a step on the GPU does not lower the loss: {losses[0]:.4f} → {losses[1]:.4f}")
+    return f"{torch.cuda.get_device_name()}: one step, loss {losses[0]:.4f} → {losses[1]:.4f}"
 
 
 def check_model(order: Order) -> str:

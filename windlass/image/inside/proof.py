@@ -13,7 +13,6 @@ from typing import Any
 
 from . import checks
 from .checks import NotHeldError, NotPossibleError, Order
-from .inventory import inventory
 from .processes import ending, ourselves, run_in
 
 LEVELS = ("quick", "standard", "full")
@@ -39,6 +38,7 @@ CHECKS: dict[str, Callable[[Order], str]] = {
     "one-nccl": checks.check_one_nccl,
     "ofi": checks.check_ofi,
     "requirements": checks.check_requirements,
+    "cuda": checks.check_cuda,
     "model": checks.check_model,
     "all-reduce": checks.check_all_reduce,
     "smoke": checks.check_smoke,
@@ -48,6 +48,7 @@ DEFAULTS: Order = {
     "imports": [],  # modules that must be there, beside torch
     "expect": {},  # name → version that must be loaded
     "efa": False,
+    "gpus": False,  # the container was given GPUs, so CUDA must work
     "smoke": "",
     "model": SMALL_MODEL,
     "seconds": 900,
@@ -59,6 +60,8 @@ def groups(order: Order) -> Iterator[list[str]]:
     yield [f"import {name}" for name in dict.fromkeys(["torch", *order["imports"], *IF_INSTALLED])]
     yield ["versions", "one-nccl", *(["ofi"] if order["efa"] else [])]
     yield ["requirements"]
+    if order["gpus"]:
+        yield ["cuda"]
     if order["level"] in ("standard", "full"):
         yield ["model"]
         yield ["all-reduce"]
@@ -135,13 +138,10 @@ def emit(value: dict[str, Any]) -> None:
 
 
 def main(text: str) -> int:
-    """`text`: the order, as JSON. The report, or the inventory, is the last line of stdout."""
+    """`text`: the order, as JSON. The report is the last line of stdout."""
     order: Order = DEFAULTS | json.loads(text)
     if "rank" in order:
         return checks.be_a_rank(order["rank"], order["port"])
-    if order.get("inventory"):
-        print(json.dumps(inventory()))
-        return 0
     if "checks" in order:
         perform(order)
         return 0

@@ -1,32 +1,36 @@
-"""What can be wrong with a recipe: one small function each, the gravest first."""
+"""What can be wrong with the resolved state of an image: one small function each, the gravest first."""
 
 from __future__ import annotations
 
-from windlass.image.conflict import Rule
-from windlass.image.rules import companions, habits, network, torchbuild
+from windlass.image.rules import compiled, packages, secrets, system, torch
+from windlass.image.rules.finding import Case, Finding, Repair, Rule
 
 RULES: tuple[Rule, ...] = (
-    torchbuild.wrong_platform,
-    companions.agent,
-    torchbuild.driver_too_old,
-    torchbuild.gpu_too_new,
-    torchbuild.torch_cuda,
-    torchbuild.base_torch,
-    torchbuild.python_of_torch,
-    companions.companions,
-    companions.two_nccl,
-    companions.required_by_torch,
-    companions.flash_attn_wheel,
-    companions.compiled_packages,
-    torchbuild.base_cuda,
-    torchbuild.unpinned_torch,
-    network.efa,
-    habits.library_path,
-    habits.secrets,
-    habits.externally_managed,
-    habits.apt_habits,
-    habits.latest_tag,
-    habits.compiler_for_torch,
-    habits.conda,
-    habits.pip_cache,
+    system.platform,
+    packages.unresolvable,
+    torch.cpu_only,
+    torch.driver_too_old,
+    torch.gpu_code,
+    packages.replaced,
+    packages.unsatisfied,
+    torch.companion_build,
+    torch.two_nccl,
+    packages.numpy_abi,
+    packages.wheel_tags,
+    compiled.torch_while_building,
+    compiled.nvcc,
+    compiled.architecture_list,
+    compiled.compiler,
+    compiled.other_torch,
+    system.missing_program,
+    system.python_of_system,
+    system.managed_python,
+    system.copied_environment,
+    system.system_library,
+    system.cuda_packages,
+    system.efa,
+    system.library_path,
+    secrets.secrets,
 )
+
+__all__ = ["RULES", "Case", "Finding", "Repair", "Rule"]

@@ -1,0 +1,187 @@
+"""Score the judgement on a folder of cases: `python -m tests.image.score FOLDER [--verbose]`.
+
+A case is a folder with a Dockerfile, the files of its context, and expect.json: the target and what is wrong where.
+wrong on which line.
+A conflict counts as found where an error names one of its lines. Of the files only totals are printed unless asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from windlass.image.build.context import text_files
+from windlass.image.facts.node import Node, node_named
+from windlass.image.read.texts import Texts
+from windlass.image.rules import Finding
+from windlass.image.state.resolver import Index
+
+CASES = Path(__file__).parent / "cases"
+
+
+@dataclass
+class Score:
+    conflicts: int = 0
+    found: int = 0
+    broken: int = 0
+    passed: int = 0  # broken images with neither an error nor a "not checked"
+    unsure: int = 0  # broken images with no error, but a "not checked"
+    sound: int = 0
+    alarms: int = 0  # sound images with an error
+    edits: int = 0  # sound images with a patch
+    patches: int = 0
+    healed: int = 0  # patched files that pass the plan
+    lines: list[str] = field(default_factory=list)
+
+    def totals(self) -> list[str]:
+        return [
+            f"conflicts found with the right line: {self.found} of {self.conflicts}",
+            f"broken images that passed: {self.passed} of {self.broken}, and {self.unsure} with only a 'not checked'",
+            f"sound images with a false alarm: {self.alarms} of {self.sound}; with a needless edit: {self.edits}",
+            f"patches: {self.patches}, of which the patched file passes: {self.healed}",
+        ]
+
+
+class RecordingIndex(Index):
+    """An index that remembers every answer that was used."""
+
+    used: ClassVar[dict[str, Any]] = {}
+
+    def _kept(self, key: str, max_age: float | None) -> Any:
+        value = super()._kept(key, max_age)
+        if value is not None:
+            self.used[key] = value
+        return value
+
+    def _keep(self, key: str, value: Any) -> None:
+        self.used[key] = value
+        super()._keep(key, value)
+
+
+def recorded_index(folder: Path) -> Index:
+    """The recorded answers, unpacked into a folder; what was not recorded is not asked."""
+    for key, value in json.loads(gzip.decompress((CASES / "index.json.gz").read_bytes())).items():
+        (folder / f"{key}.json").write_text(json.dumps(value))
+    return Index(cache=folder, max_age=None, offline=True)
+
+
+def load(folder: Path) -> tuple[Texts, Node, dict]:
+    expected = json.loads((folder / "expect.json").read_text())
+    texts = Texts((folder / "Dockerfile").read_text(), text_files(folder, leave_out=("Dockerfile", "expect.json")))
+    target = expected["target"]
+    node = node_named(target["gpu"], target["driver"], target["platform"], efa=bool(target.get("efa")))
+    return texts, node, expected
+
+
+# What a finding must be about to count for a kind of conflict; of a kind that is not listed, any error counts.
+MEANINGS = {
+    "companion-mismatch": r"-of-|-build$|-abi$|prebuilt|contradiction|another-torch|replaced",
+    "compute-capability": r"gpu-architecture|nvcc-too|architecture-list",
+    "torch-replaced": r"replaced|base-torch|contradiction|-of-",
+    "build-isolation": r"build-isolation|build-before-torch",
+    "build-before-torch": r"build-isolation|build-before-torch",
+    "no-nvcc": r"no-nvcc|nvcc",
+    "driver-too-old": r"driver",
+    "numpy-abi": r"numpy",
+    "wheel-missing": r"no-wheel|no-version|python-version|wheel-|contradiction",
+    "cpu-only-torch": r"cpu-only",
+    "secret-in-env": r"secret",
+    "secret-in-arg": r"secret",
+    "secret-in-run": r"secret",
+    "missing-system-library": r"missing",
+    "missing-tool": r"missing|no-compiler",
+    "efa-not-found": r"efa",
+    "copied-environment": r"copied",
+}
+
+
+def names(finding: Finding, lines: set[int], kind: str) -> bool:
+    """Whether a finding of that meaning names one of the lines: its command, its instruction, the other party."""
+    if finding.where is None or not re.search(MEANINGS.get(kind, ""), finding.id):
+        return False
+    told = {finding.where.place.line, finding.where.first}
+    told |= {int(number) for number in re.findall(r"Dockerfile:(\d+)", finding.sentence)}
+    return bool(told & lines)
+
+
+def score_case(folder: Path, index: Index, score: Score) -> None:
+    from windlass.image.heal import heal
+
+    texts, node, expected = load(folder)
+    healed = heal(texts, node, index)
+    verdict = healed.before
+    used: set[str] = set()
+    misses = []
+    for conflict in expected["conflicts"]:
+        right = {conflict["line"], *conflict["also_lines"]}
+        score.conflicts += 1
+        hit = next((one for one in verdict.errors if one.id not in used and names(one, right, conflict["kind"])), None)
+        if hit:
+            score.found += 1
+            used.add(hit.id)  # conflicts that share a line count apart
+        else:
+            misses.append(conflict)
+    state = "ok"
+    if expected["broken"]:
+        score.broken += 1
+        if not verdict.errors:
+            score.unsure += bool(verdict.unknown)
+            score.passed += not verdict.unknown
+        state = "MISSED" if misses else "ok"
+    else:
+        score.sound += 1
+        score.alarms += bool(verdict.errors)
+        score.edits += bool(healed.diff)
+        state = "ALARM" if verdict.errors or healed.diff else "ok"
+    if healed.diff:
+        score.patches += 1
+        score.healed += not healed.after.errors
+    score.lines.append(f"{state:<7}{folder.name}")
+    score.lines += [f"       missed {one['line']} {one['kind']}: {one['what'][:150]}" for one in misses]
+    score.lines += [f"       {one.severity} {one.id} {one.where}: {one.sentence[:170]}" for one in verdict.findings]
+    score.lines += [f"       unknown {one[:150]}" for one in verdict.unknown]
+    score.lines += [f"       | {line}" for line in healed.diff.splitlines()]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--record", action="store_true", help="write the answers of the index to FOLDER/index.json.gz")
+    asked = parser.parse_args(arguments)
+    score, index = Score(), RecordingIndex() if asked.record else Index()
+    failures: Counter[str] = Counter()
+    for folder in sorted(one for one in asked.folder.iterdir() if (one / "expect.json").is_file()):
+        if not folder.name.startswith(asked.only):
+            continue
+        before = len(score.lines)
+        try:
+            score_case(folder, index, score)
+        except Exception as error:  # a case that cannot be judged is a miss, and the others are still counted
+            failures[type(error).__name__] += 1
+            score.lines.append(f"CRASH  {folder.name}: {type(error).__name__}: {error}")
+            if asked.verbose:
+                import traceback
+
+                traceback.print_exc()
+        if asked.verbose:
+            print("\n".join(score.lines[before:]), flush=True)
+    print("\n".join(score.totals()))
+    if asked.record:
+        text = json.dumps(RecordingIndex.used, sort_keys=True)
+        (asked.folder / "index.json.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    if failures:
+        print(f"crashes: {dict(failures)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""ECR and CodeBuild."""

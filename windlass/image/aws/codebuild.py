@@ -1,0 +1,189 @@
+"""Make images in AWS CodeBuild: the context goes to S3, the log comes back, the result is verified in ECR."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from windlass.common.aws import asking, client, error_code
+from windlass.errors import ExitCode, UserError
+from windlass.image.aws.buildspec import DIGEST_VARIABLE, REPORT, Cloud, buildspec, carried
+from windlass.image.aws.ecr import EcrHost, ensure_repository
+from windlass.image.build.building import Failed, Job, Made, Watcher
+from windlass.image.build.context import Context, write_zip
+from windlass.image.build.ignoring import Ignore
+from windlass.image.build.process import plain
+from windlass.image.build.progress import step_of
+from windlass.image.build.testing import Report
+from windlass.image.registry.reference import ImageReference
+
+POLL_SECONDS = 5.0
+ENVIRONMENTS = {
+    "linux/amd64": ("LINUX_CONTAINER", "aws/codebuild/amazonlinux-x86_64-standard:5.0"),
+    "linux/arm64": ("ARM_CONTAINER", "aws/codebuild/amazonlinux-aarch64-standard:3.0"),
+}
+
+
+class CloudWorkshop:
+    """One CodeBuild project."""
+
+    name = "codebuild"
+
+    def __init__(self, cloud: Cloud, *, wait: Callable[[float], None] = time.sleep) -> None:
+        self.cloud = cloud
+        self.wait = wait
+
+    def make(self, job: Job, watcher: Watcher) -> Made | Failed:
+        image = ImageReference.parse(job.image)
+        host = EcrHost.of(image.registry)
+        if host is None:
+            raise UserError(
+                f"CodeBuild pushes to ECR, and {image.name} is not there",
+                fix="image.name=ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY",
+            )
+        ensure_repository(host, image.repository)
+        key = self._upload(job)
+        build = self._start(job, key)
+        log = job.folder / f"attempt-{job.number}.log"
+        ended, lines = self._follow(build, watcher)
+        log.write_text("\n".join(lines) + "\n")
+        report = self._result(job, REPORT)
+        proof = Report(job.image, report) if report else None
+        if ended["buildStatus"] != "SUCCEEDED":
+            if proof and not proof.passed:
+                return Failed(proof.log, log)
+            return Failed("\n".join(lines) or _phases(ended), log)
+        digest = self._digest(host, image, ended)
+        return Made(digest, proof, str(image.pinned(digest)))
+
+    def request(self, job: Job, key: str) -> dict[str, Any]:
+        """What is asked of CodeBuild; `--dry-run` prints it."""
+        kind, image = ENVIRONMENTS[job.source.platform]
+        return {
+            "projectName": self.cloud.project,
+            "sourceTypeOverride": "S3",
+            "sourceLocationOverride": f"{self.cloud.bucket}/{key}",
+            "buildspecOverride": yaml.safe_dump(buildspec(job, self.cloud), sort_keys=False, width=10**6),
+            "environmentTypeOverride": kind,
+            "imageOverride": image,
+            "privilegedModeOverride": True,  # docker inside needs it
+            "artifactsOverride": {"type": "NO_ARTIFACTS"},
+        }
+
+    def _upload(self, job: Job) -> str:
+        key = f"{self.cloud.results(job.tag)}/context.zip"
+        with tempfile.TemporaryDirectory(prefix="windlass-build-") as folder:
+            root = Path(folder) / "all"
+            context = root / "context"
+            context.mkdir(parents=True)
+            staged = Context(job.source.stage(context), Ignore(()))
+            names = [f"context/{name}" for name in staged.files]
+            archive = Path(folder) / "context.zip"
+            write_zip(root, names, archive, carried(job))
+            with asking(f"the context, to s3://{self.cloud.bucket}"):
+                s3 = client("s3", self.cloud.region)
+                # The report of an earlier build of the same files.
+                s3.delete_object(Bucket=self.cloud.bucket, Key=f"{self.cloud.results(job.tag)}/{REPORT}")
+                s3.upload_file(str(archive), self.cloud.bucket, key)
+        return key
+
+    def _start(self, job: Job, key: str) -> str:
+        from botocore.exceptions import ClientError
+
+        with asking(f"a build of the CodeBuild project {self.cloud.project}"):
+            try:
+                started = client("codebuild", self.cloud.region).start_build(**self.request(job, key))
+            except ClientError as error:
+                if error_code(error) != "ResourceNotFoundException":
+                    raise
+                raise UserError(
+                    f"there is no CodeBuild project {self.cloud.project} in {self.cloud.region}",
+                    fix="windlass image infrastructure --apply    makes it; without --apply it is only shown",
+                ) from None
+        return str(started["build"]["id"])
+
+    def _follow(self, build: str, watcher: Watcher) -> tuple[dict[str, Any], list[str]]:
+        codebuild, logs = client("codebuild", self.cloud.region), client("logs", self.cloud.region)
+        lines: list[str] = []
+        token: str | None = None
+        while True:
+            with asking(f"the build {build}"):
+                state = codebuild.batch_get_builds(ids=[build])["builds"][0]
+                new, token = _new_lines(logs, state.get("logs", {}), token)
+            lines += new
+            for line in new:
+                step = step_of(line)
+                if step:
+                    watcher.step(step)
+                else:
+                    watcher.line(line)
+            if state["buildStatus"] != "IN_PROGRESS":
+                return state, lines
+            self.wait(POLL_SECONDS)
+
+    def _result(self, job: Job, name: str) -> dict[str, Any] | None:
+        """What the build left in S3: the last line of it, as the proof writes it."""
+        from botocore.exceptions import ClientError
+
+        key = f"{self.cloud.results(job.tag)}/{name}"
+        with asking(f"s3://{self.cloud.bucket}/{key}"):
+            try:
+                body = client("s3", self.cloud.region).get_object(Bucket=self.cloud.bucket, Key=key)["Body"].read()
+            except ClientError as error:
+                if error_code(error) in ("NoSuchKey", "404"):
+                    return None
+                raise
+        lines = [line for line in body.decode().splitlines() if line.startswith("{")]
+        if not lines:
+            return None
+        values: dict[str, Any] = json.loads(lines[-1])
+        return values
+
+    def _digest(self, host: EcrHost, image: ImageReference, ended: dict[str, Any]) -> str:
+        """As ECR has it under the tag; the build must have said the same."""
+        with asking(f"{image} in ECR"):
+            found = client("ecr", host.region).describe_images(
+                registryId=host.account, repositoryName=image.repository, imageIds=[{"imageTag": image.tag}]
+            )["imageDetails"][0]["imageDigest"]
+        exported = ended.get("exportedEnvironmentVariables", ())
+        said = {one["name"]: one["value"] for one in exported}.get(DIGEST_VARIABLE)
+        if said and said != found:
+            raise UserError(f"CodeBuild pushed {said}, but ECR has {found} as {image}", exit_code=ExitCode.FAILED)
+        return str(found)
+
+
+def _new_lines(logs: Any, place: dict[str, Any], token: str | None) -> tuple[list[str], str | None]:
+    """Lines that were not seen yet, and the mark to go on from."""
+    from botocore.exceptions import ClientError
+
+    lines: list[str] = []
+    while place.get("groupName") and place.get("streamName"):
+        asked = {"logGroupName": place["groupName"], "logStreamName": place["streamName"], "startFromHead": True}
+        try:
+            answer = logs.get_log_events(**asked, **({"nextToken": token} if token else {}))
+        except ClientError as error:
+            if error_code(error) == "ResourceNotFoundException":  # no line was written yet
+                break
+            raise
+        lines += [plain(event["message"]).rstrip("\n") for event in answer["events"]]
+        following = answer["nextForwardToken"]
+        if following == token or not answer["events"]:
+            break
+        token = following
+    return lines, token
+
+
+def _phases(ended: dict[str, Any]) -> str:
+    """What CodeBuild says of the phases, where there is no log."""
+    lines = [
+        f"{phase['phaseType']} {phase.get('phaseStatus', '')}: {context.get('message', '')}"
+        for phase in ended.get("phases", ())
+        for context in phase.get("contexts", ())
+    ]
+    return "\n".join(lines) or f"CodeBuild ended with {ended['buildStatus']}, and left no log"

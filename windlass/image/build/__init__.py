@@ -1,0 +1,1 @@
+"""Build an image with docker, podman or buildah, and prove it."""

@@ -1,0 +1,114 @@
+"""From a run file, or from a Dockerfile alone, to what is built and what the image has to show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import windlass
+from windlass.catalog.models import known_config
+from windlass.errors import UserError
+from windlass.image.build.building import Source
+from windlass.image.build.context import Context
+from windlass.image.build.ignoring import Ignore
+from windlass.image.build.testing import Proof
+from windlass.image.facts.node import Node, node_of
+from windlass.image.inside.proof import SMALL_MODEL
+from windlass.image.read.requirements import read_requirement_files
+from windlass.image.read.texts import Texts
+from windlass.image.registry.reference import ImageReference
+from windlass.spec import Run
+
+PACKAGE = ".windlass/windlass"  # where a planned Dockerfile copies windlass itself from
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line adds to a run file, or says in its place."""
+
+    dockerfile: Path | None = None
+    context: Path | None = None
+    name: str | None = None
+    platform: str | None = None
+    target: str | None = None
+    arguments: Mapping[str, str] | None = None
+    driver: str | None = None
+    gpu: str | None = None
+
+
+def source_of(run: Run | None, run_file: Path | None, wishes: Wishes) -> tuple[Source, Node]:
+    """What is built, and the node that it is for."""
+    home = run_file.parent if run_file else Path()
+    node = node_of(run, driver=wishes.driver, gpu_name=wishes.gpu) if run else Node()
+    platform = wishes.platform or node.platform
+    context = Context.open(wishes.context or (home / run.image.context if run else home))
+    dockerfile = wishes.dockerfile or (home / run.image.dockerfile if run and run.image.dockerfile else None)
+    if dockerfile is None and run is None:
+        dockerfile = context.folder / "Dockerfile"
+    planned: Mapping[str, str] = {}
+    trees: Mapping[str, Context] = {}
+    if dockerfile is not None:
+        recipe = _read(dockerfile)
+    else:
+        assert run is not None
+        from windlass.image.plan.choose import plan_image
+
+        own = [run.image.requirements] if run.image.requirements else []
+        plan = plan_image(run, node, read_requirement_files(home, own))
+        recipe, planned = plan.dockerfile, plan.files
+        trees = {PACKAGE: Context(Path(windlass.__file__).parent, Ignore(("**/__pycache__", "**/*.pyc")))}
+    source = Source(
+        title=title_of(run, wishes.name, context.folder),
+        texts=Texts(recipe, context.texts(), dockerfile.name if dockerfile else "Dockerfile"),
+        context=context,
+        platform=platform,
+        dockerfile=dockerfile,
+        planned=planned,
+        trees=trees,
+        arguments=wishes.arguments or {},
+        target=wishes.target,
+    )
+    return source, node
+
+
+def title_of(run: Run | None, name: str | None, folder: Path) -> str:
+    """The repository: of --name, else of image.name, else one of this machine with the run's name."""
+    named = name or (run.image.name if run else None)
+    if named:
+        reference = ImageReference.parse(named)
+        return reference.name if reference.registry else f"localhost/{reference.repository}"
+    text = run.name if run else folder.resolve().name
+    return f"localhost/{re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-') or 'image'}"
+
+
+def proof_of(run: Run | None, node: Node, level: str, *, imports: tuple[str, ...] = (), smoke: str = "") -> Proof:
+    """The versions that the run file asks for must be those that are loaded."""
+    asked: dict[str, str | None] = {}
+    if run:
+        asked = {"python": run.image.python, "torch": run.image.torch, "cuda": run.image.cuda}
+    return Proof(
+        level=level,
+        imports=imports,
+        expect={name: version for name, version in asked.items() if version},
+        efa=node.efa,
+        smoke=smoke,
+        model=small_model(known_config(run.model)) if run else None,
+    )
+
+
+def small_model(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The family of a model with the sizes of a toy: what has to work is its code, not its memory."""
+    return {**SMALL_MODEL, "model_type": config["model_type"]} if config and "model_type" in config else None
+
+
+def _read(dockerfile: Path) -> str:
+    try:
+        return dockerfile.read_text()
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no {dockerfile}",
+            fix="windlass image build RUN.yaml    plans one\nor name yours: --dockerfile PATH",
+        ) from None

@@ -1,0 +1,167 @@
+"""Carry the proof into an image, run it there, and read its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from windlass.errors import ExitCode, UserError
+from windlass.image.build.builders.protocol import Answer, Builder, RunRequest
+from windlass.image.build.obstacles import obstacle_in
+from windlass.image.build.process import capture
+from windlass.image.registry.reference import ImageReference, is_loopback
+
+LEVELS = ("quick", "standard", "full")
+# The sources come in on stdin, so that nothing is mounted and a remote daemon works too. /tmp is in every image.
+CARRY_IN = (
+    "import importlib, json, os, sys, tempfile\n"
+    "with tempfile.TemporaryDirectory() as folder:\n"
+    "    os.mkdir(os.path.join(folder, 'inside'))\n"
+    "    for name, text in json.load(sys.stdin).items():\n"
+    "        with open(os.path.join(folder, 'inside', name), 'w') as file:\n"
+    "            file.write(text)\n"
+    "    sys.path.insert(0, folder)\n"
+    "    code = importlib.import_module('inside.proof').main(sys.argv[1])\n"
+    "sys.exit(code)\n"
+)
+FIND_PYTHON = 'for one in python python3; do command -v "$one" >/dev/null && exec "$one" "$@"; done; exec python3 "$@"'
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What an image has to show."""
+
+    level: str = "standard"
+    imports: tuple[str, ...] = ()
+    """Modules that must be there, beside torch."""
+    expect: Mapping[str, str] = field(default_factory=dict)
+    """Versions that must be loaded: torch, cuda, nccl, python …"""
+    efa: bool = False
+    smoke: str = ""
+    """Command of the smoke run. Default: windlass's own trainer."""
+    model: Mapping[str, Any] | None = None
+    seconds: float = 900
+    """For every group of checks."""
+
+    def order(self, *, gpus: bool = False) -> str:
+        values = {
+            "gpus": gpus,
+            "level": self.level,
+            "imports": list(self.imports),
+            "expect": dict(self.expect),
+            "efa": self.efa,
+            "smoke": self.smoke,
+            "seconds": self.seconds,
+        }
+        return json.dumps(values | ({"model": dict(self.model)} if self.model else {}))
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """How the image is run for a test."""
+
+    python: str | None = None
+    """Interpreter in the image. Default: python, else python3."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the image showed."""
+
+    image: str
+    values: dict[str, Any]
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.values["passed"])
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        return [one for one in self.values["checks"] if one["status"] == "failed"]
+
+    @property
+    def log(self) -> str:
+        """The failures as text, for the rules that read logs."""
+        parts = [f"{one['name']}: {one['detail']}\n{one.get('evidence') or ''}" for one in self.failures]
+        return "\n".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"image": self.image, **self.values}
+
+
+def sources() -> dict[str, str]:
+    """The files of windlass.image.inside, by name."""
+    folder = resources.files("windlass.image.inside")
+    return {one.name: one.read_text() for one in folder.iterdir() if one.name.endswith(".py")}
+
+
+def command_inside(order: str, python: str | None = None) -> list[str]:
+    """What is run in the image, with `sources` as JSON on its stdin."""
+    if python:
+        return [python, "-c", CARRY_IN, order]
+    return ["sh", "-c", FIND_PYTHON, "sh", "-c", CARRY_IN, order]
+
+
+def fetch(builder: Builder, image: str, *, plain_http: bool = False) -> None:
+    """Pull an image that is in a registry and not here."""
+    registry = ImageReference.parse(image).registry
+    if capture(builder.image_id(image))[0] == 0 or registry in (None, "localhost"):
+        return
+    code, _, error = capture(builder.pull(image, plain_http=plain_http or is_loopback(registry)))
+    if code != 0:
+        found = obstacle_in(error)
+        raise UserError(
+            f"{image} cannot be pulled" + (f": {found.what}" if found else ""),
+            evidence=error.strip()[-400:],
+            fix=found.fix if found else None,
+            exit_code=ExitCode.FAILED,
+        )
+
+
+def prove_image(builder: Builder, image: str, proof: Proof, around: Surroundings | None = None) -> Report:
+    """Run the checks inside the image. A failed check is in the report; what is raised is that there is none."""
+    around = around or Surroundings()
+    answer = _run(builder, image, proof.order(gpus=around.gpus), around)
+    values = _last_json(answer)
+    if "checks" not in values:
+        raise _no_report(image, answer)
+    return Report(image, values)
+
+
+def _run(builder: Builder, image: str, order: str, around: Surroundings) -> Answer:
+    request = RunRequest(
+        image=image,
+        command=command_inside(order, around.python),
+        mounts=around.mounts,
+        environment=around.environment,
+        gpus=around.gpus,
+    )
+    return builder.run(request, text_in=json.dumps(sources()))
+
+
+def _last_json(answer: Answer) -> dict[str, Any]:
+    for line in reversed(answer.stdout.splitlines()):
+        if line.startswith("{"):
+            try:
+                values: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue
+            return values
+    return {}
+
+
+def _no_report(image: str, answer: Answer) -> UserError:
+    said: Sequence[str] = [line for line in answer.stderr.splitlines() if line.strip()][-5:]
+    return UserError(
+        f"nothing could be run inside {image}",
+        evidence="\n".join(said) or f"exit code {answer.exit_code}, and no word",
+        cause="the image has no python (3.10 or newer), is for another platform, or the container could not start",
+        fix="windlass image test --python /path/in/the/image    where python is not on the image's PATH",
+        exit_code=ExitCode.FAILED,
+    )

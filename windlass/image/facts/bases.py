@@ -1,0 +1,187 @@
+"""What a base image has, from its name and the tables. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from windlass.image.facts.table import companion, facts, minor
+
+CODENAMES = {
+    "bionic": "ubuntu18.04",
+    "focal": "ubuntu20.04",
+    "jammy": "ubuntu22.04",
+    "noble": "ubuntu24.04",
+    "buster": "debian10",
+    "bullseye": "debian11",
+    "bookworm": "debian12",
+    "trixie": "debian13",
+}
+NEWEST_DEBIAN = "debian13"  # what python:3.12-slim is built on today
+LEAN: frozenset[str] = frozenset()
+TOOLS = frozenset({"git", "curl", "wget", "gcc", "g++", "make", "pip"})
+
+
+@dataclass(frozen=True)
+class Base:
+    """An image by its name. None: the name does not say."""
+
+    image: str
+    repository: str
+    tag: str | None
+    digest: str | None
+    family: str | None = (
+        None  # cuda, torch, nvidia-torch, python, system, conda; None: another, of which nothing is known
+    )
+    cuda: str | None = None
+    torch: str | None = None
+    python: str | None = None
+    system: str | None = None
+    efa: str | None = None
+    nccl: str | None = None
+    has_nvcc: bool | None = None
+    has_compiler: bool | None = None
+    programs: frozenset[str] | None = None  # of those that builds call; None: not known
+    packages: tuple[tuple[str, str], ...] = ()  # Python packages that it brings, torch among them
+
+    @property
+    def pinned(self) -> bool:
+        return self.digest is not None or (self.tag is not None and self.tag != "latest")
+
+    @property
+    def own_python(self) -> bool:
+        """Whether pip installs into a Python that is not the system's."""
+        return self.family in ("python", "torch", "conda")
+
+
+def base_of(image: str) -> Base:
+    name, _, digest = image.partition("@")
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:  # a port, not a tag
+        repository, tag = name, ""
+    plain = re.sub(r"^(docker\.io/)?(library/)?", "", repository)
+    return _described(Base(image, plain, tag or None, digest or None), tag)
+
+
+def _described(base: Base, tag: str) -> Base:
+    plain, short = base.repository, base.repository.rsplit("/", 1)[-1]
+    system = _system(tag)
+    devel = True if "devel" in tag else False if re.search("runtime|base", tag) else None
+    compilers = frozenset({"gcc", "g++", "make"}) if devel else LEAN
+    if plain.endswith(("nvidia/cuda", "nvidia/cuda-dl-base")):
+        deep = plain.endswith("cuda-dl-base")
+        return replace(
+            base,
+            family="cuda",
+            cuda=_search(r"cuda(\d+\.\d+)" if deep else r"^(\d+\.\d+)", tag),
+            system=system,
+            has_nvcc=devel,
+            has_compiler=devel,
+            programs=compilers | (TOOLS if deep else LEAN),
+        )
+    if plain.endswith("pytorch/pytorch"):
+        return _official(base, tag, devel, compilers)
+    if plain.endswith("nvidia/pytorch"):
+        known = facts()["ngc_pytorch"]["releases"].get(_search(r"^(\d+\.\d+)", tag) or "")
+        described = replace(base, family="nvidia-torch", has_nvcc=True, has_compiler=True, programs=TOOLS)
+        if not known:
+            return described
+        own = f"{known['torch']}+nv{tag.split('-')[0]}"
+        return replace(
+            described,
+            torch=own,
+            cuda=known["cuda"],
+            python=known["python"],
+            system=known["system"],
+            packages=(("torch", own),),
+        )
+    if short.startswith(("pytorch-training", "pytorch-inference")):
+        torch = _search(r"^(\d+\.\d+(?:\.\d+)?)", tag)
+        cuda = _dotted(r"cu(\d\d)(\d)", tag)
+        return replace(
+            base,
+            family="torch",
+            torch=torch,
+            python=_dotted(r"py(\d)(\d+)", tag),
+            cuda=cuda or ("cpu" if "cpu" in tag else None),
+            system=system,
+            has_nvcc=bool(cuda),
+            has_compiler=True,
+            programs=TOOLS,
+            packages=_with_companions(torch),
+        )
+    if short == "python":
+        slim = "slim" in tag or "alpine" in tag
+        python = _search(r"^(3\.\d+)", tag)
+        if "alpine" not in tag:
+            system = system or NEWEST_DEBIAN
+        return replace(base, family="python", python=python, system=system, has_compiler=not slim, has_nvcc=False,
+                       programs=frozenset({"pip"}) if slim else TOOLS)  # fmt: skip
+    if plain.startswith(("continuumio/", "conda/", "condaforge/", "mambaorg/")):
+        return replace(
+            base,
+            family="conda",
+            system=system or "debian12",
+            cuda=_search(r"cuda(\d+\.\d+)", tag),
+            has_nvcc=devel or False,
+            has_compiler=False,
+            programs=frozenset({"pip", "conda", "wget", "git"}),
+        )
+    if short in ("ubuntu", "debian"):
+        return replace(base, family="system", system=system or _system(f"{short}{tag}"), has_compiler=False,
+                       has_nvcc=False, programs=LEAN)  # fmt: skip
+    if plain.startswith("ghcr.io/astral-sh/uv"):
+        python = _search(r"python(3\.\d+)", tag)
+        return replace(base, family="python" if python else None, python=python, system=system, has_nvcc=False,
+                       has_compiler="slim" not in tag, programs=LEAN if "slim" in tag else TOOLS)  # fmt: skip
+    return replace(  # what any tag may say: cuda13.0.2-efa1.48.0-ofi1.19.0-nccl2.30.4
+        base,
+        cuda=_search(r"cuda(\d+\.\d+)", tag),
+        efa=_search(r"efa(\d+\.\d+\.\d+)", tag),
+        nccl=_search(r"nccl(\d+\.\d+\.\d+)", tag),
+        system=system,
+    )
+
+
+def _official(base: Base, tag: str, devel: bool | None, compilers: frozenset[str]) -> Base:
+    """pytorch/pytorch: torch, torchvision and torchaudio in a Python of their own."""
+    torch, cuda = _search(r"^(\d+\.\d+\.\d+)", tag), _search(r"cuda(\d+\.\d+)", tag)
+    known = facts()["pytorch_images"]
+    series = minor(torch) if torch else ""
+    return replace(
+        base,
+        family="torch",
+        torch=torch,
+        cuda=cuda,
+        python=known["python"].get(series),
+        system=known["system"].get(series, known["newest_system"]) if torch else None,
+        has_nvcc=devel,
+        has_compiler=devel,
+        programs=compilers | {"pip"},
+        packages=_with_companions(torch),
+    )
+
+
+def _with_companions(torch: str | None) -> tuple[tuple[str, str], ...]:
+    if torch is None:
+        return ()
+    found = [("torch", torch)]
+    found += [(name, version) for name in ("torchvision", "torchaudio") if (version := companion(name, torch))]
+    return tuple(found)
+
+
+def _system(text: str) -> str | None:
+    found = re.search(r"(ubuntu|debian|rockylinux|ubi)-?(\d+(?:\.\d+)?)", text)
+    if found:
+        return found[1] + (found[2] if found[1] == "ubuntu" else found[2].split(".")[0])
+    return next((system for name, system in CODENAMES.items() if name in text), None)
+
+
+def _search(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text)
+    return found[1] if found else None
+
+
+def _dotted(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text)
+    return f"{found[1]}.{found[2]}" if found else None

@@ -1,0 +1,1 @@
+"""Choose what an image is made of, and write its Dockerfile."""

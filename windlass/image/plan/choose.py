@@ -1,0 +1,317 @@
+"""Choose what an image is made of: torch and its CUDA, one NCCL, Python, the base, EFA, HyperPod's agent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from packaging.version import Version
+
+from windlass.errors import UserError
+from windlass.image.facts.bases import Base, base_of
+from windlass.image.facts.node import Node
+from windlass.image.facts.table import (
+    Build,
+    Release,
+    accepts,
+    companion,
+    facts,
+    minimum_driver,
+    package,
+    release,
+    releases,
+    version_of,
+)
+from windlass.image.plan.write import AGENT, Ingredients, dockerfile_of, files_of
+from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of
+from windlass.spec import Run
+
+OLDEST_TORCH = "2.11"  # what the trainer is tested with
+OLDEST_PYTHON = "3.11"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One decision, with its reason and where the facts behind it come from."""
+
+    what: str
+    value: str
+    why: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    node: Node
+    ingredients: Ingredients
+    choices: tuple[Choice, ...]
+    dockerfile: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "node": asdict(self.node),
+            "choices": [asdict(one) for one in self.choices],
+            "warnings": list(self.warnings),
+            "dockerfile": self.dockerfile,
+            "files": dict(self.files),
+        }
+
+
+def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> ImagePlan:
+    """The image of a run without a Dockerfile of its own. `files` holds the text of image.requirements."""
+    image = run.image
+    choices = [Choice("platform", node.platform, f"the nodes: {node.origin}")]
+    own, own_options = _own_requirements(run, files or {})
+    asked = [*(wanted_of(text, Place("image.pip", 1)) for text in image.pip), *own]
+    compiled = (
+        ()
+        if node.cpu_only
+        else tuple(
+            one.text
+            for one in asked
+            if one.name in facts()["builds_against_torch"]["names"] and one.name in facts()["only_source"]["names"]
+        )
+    )
+    base = base_of(image.base) if image.base else None
+    build: Build | None = None
+    torch: str | None = None
+    index: str | None = None
+    if base and (base.torch or base.family == "nvidia-torch"):
+        choices.append(Choice("torch", base.torch or "the base image's", f"{base.image} brings it: no second one"))
+        _check_base(base, run, node)
+    elif node.cpu_only:
+        newest = _release_asked(image.torch) or releases()[0]
+        torch, index = f"{newest.version}+cpu", f"{facts()['torch_index']['url']}cpu"
+        choices.append(Choice("torch", torch, "the run trains on CPUs", newest.source))
+    else:
+        pinned = next((one for one in asked if one.name == "torch" and one.pin), None)
+        build, why = choose_build(run, node, pinned)
+        torch, index = build.torch, build.index
+        if build.index:
+            torch = f"{build.torch}+{build.tag}"
+        choices += [
+            Choice("torch", torch, why, build.source),
+            Choice("CUDA", build.cuda, _why_cuda(build, node), _driver_source(build)),
+            Choice("NCCL", build.nccl or "as pinned by torch", f"{build.nccl_package}, which the torch wheel requires; "
+                   "no second one is installed", build.source),
+        ]  # fmt: skip
+    known = release(torch) if torch else None
+    python, chosen_base, more = _python_and_base(run, node, base, build, known, compiled)
+    choices += more
+    efa = facts()["efa"] if node.efa else None
+    if efa:
+        _check_efa(chosen_base)
+        choices.append(Choice("EFA", efa["installer"], f"the nodes have EFA ({node.origin})", efa["source"]))
+        why = (
+            f"comes with the EFA installer; made with NCCL {efa['tested_with_nccl']}, takes {efa['oldest_nccl']} and on"
+        )
+        choices.append(Choice("NCCL plugin", f"aws-ofi-nccl {efa['ofi_nccl']}", why, efa["source"]))
+    agent = package(AGENT) if image.hyperpod_agent else None
+    if agent:
+        why = f"asked for; it requires torch{agent['requires']['torch']}, so torch is held by a constraint"
+        choices.append(Choice("HyperPod agent", agent["version"], why, agent["source"]))
+    ingredients = Ingredients(
+        platform=node.platform,
+        base=chosen_base,
+        python=python,
+        torch=torch,
+        index=index,
+        build=build,
+        efa=efa["installer"] if efa else None,
+        agent=agent["version"] if agent else None,
+        compiled=compiled,
+        companions=tuple(_companions(torch, asked)) if torch else (),
+        pip=tuple(one for one in image.pip if one not in compiled),
+        apt=image.apt,
+        own=tuple(own),
+        own_options=own_options,
+    )
+    return ImagePlan(
+        node=node,
+        ingredients=ingredients,
+        choices=tuple(choices),
+        dockerfile=dockerfile_of(ingredients),
+        files=files_of(ingredients),
+        warnings=tuple(_warnings(node, build, files or {})),
+    )
+
+
+def choose_build(run: Run, node: Node, pinned: Wanted | None = None) -> tuple[Build, str]:
+    """The newest torch that the nodes can run, and why it is not a newer one; the one that a requirement pins."""
+    refused: list[str] = []
+    asked = _release_asked(run.image.torch or (pinned.pin if pinned else None))
+    local = (pinned.pin or "").partition("+")[2] if pinned and not run.image.torch else ""
+    for one in [asked] if asked else releases():
+        for build in one.builds:
+            reason = why_not(run, node, one, build)
+            if local and reason is None and build.tag != local:
+                reason = f"{pinned.place if pinned else ''} asks for {local}"
+            if reason is None:
+                return build, _why_torch(run, refused, pinned)
+            refused.append(f"torch {build.torch} with CUDA {build.cuda}: {reason}")
+    raise UserError(
+        "no torch in the table runs on these nodes with what is asked for",
+        evidence="\n".join(refused[:6]),
+        cause=f"the nodes: {node.describe()}",
+        fix="a newer driver on the nodes" if any("driver" in one for one in refused) else "image.torch or image.python",
+    )
+
+
+def why_not(run: Run, node: Node, one: Release, build: Build) -> str | None:
+    """Why a build is not taken; None where it can be."""
+    image = run.image
+    if Version(one.version) < Version(OLDEST_TORCH):
+        return f"windlass needs torch {OLDEST_TORCH} or newer"
+    if image.cuda and image.cuda != build.cuda and image.cuda.split(".")[0] != build.cuda.split(".")[0]:
+        return f"image.cuda asks for {image.cuda}"
+    if image.cuda and "." in image.cuda and image.cuda != build.cuda:
+        return f"image.cuda asks for {image.cuda}"
+    if build.status == "experimental" and image.cuda != build.cuda:
+        return "an experimental build"
+    if node.platform not in build.platforms:
+        return f"no CUDA build for {node.platform}"
+    if image.python and image.python not in one.python:
+        return f"no wheel for Python {image.python}"
+    if image.hyperpod_agent and not accepts(package(AGENT)["requires"]["torch"], one.version):
+        return f"the HyperPod agent requires torch{package(AGENT)['requires']['torch']}"
+    if node.driver and version_of(node.driver) < Version(build.minimum_driver):
+        return f"needs driver {build.minimum_driver}, the nodes have {node.driver}"
+    if node.capability and not build.runs_on(node.capability, node.platform):
+        return f"no code for {node.gpu} (compute capability {node.capability})"
+    return None
+
+
+def _release_asked(version: str | None) -> Release | None:
+    if version is None:
+        return None
+    found = release(version)
+    if found is None:
+        known = ", ".join(one.version for one in releases()[:8])
+        raise UserError(f"image.torch={version} is not in the table", evidence=f"it has {known}, …")
+    return found
+
+
+def _why_torch(run: Run, refused: list[str], pinned: Wanted | None) -> str:
+    if run.image.torch:
+        return "image.torch asks for it"
+    if pinned:
+        return f"{pinned.place} asks for it"
+    return f"the newest that fits; {refused[0]}" if refused else "the newest"
+
+
+def _why_cuda(build: Build, node: Node) -> str:
+    where = "PyPI's own build" if build.index is None else f"from {build.index}"
+    driver = f"driver {node.driver} is enough" if node.driver else "the driver of the nodes is not known"
+    gpu = f"; it has code for {node.gpu}" if node.capability else ""
+    return f"{where}; {driver} (needs {build.minimum_driver}){gpu}"
+
+
+def _driver_source(build: Build) -> str:
+    return str(next((e["source"] for e in facts()["drivers"] if e["cuda_major"] == build.cuda_major), ""))
+
+
+def _python_and_base(
+    run: Run, node: Node, base: Base | None, build: Build | None, known: Release | None, compiled: tuple[str, ...]
+) -> tuple[str | None, Base, list[Choice]]:
+    image, bases = run.image, facts()["bases"]
+    own = bases["ubuntu"]["python"]
+    python = image.python or own
+    if Version(python) < Version(OLDEST_PYTHON):
+        raise UserError(f"windlass needs Python {OLDEST_PYTHON} or newer, and image.python is {python}",
+                        fix=f"image.python='\"{own}\"'")  # fmt: skip
+    if base:
+        if image.python and base.python and base.python != image.python:
+            raise UserError(f"{base.image} has Python {base.python}, and image.python asks for {image.python}")
+        known_system = facts()["systems"].get(base.system or "", {})
+        found = base.python or (known_system.get("python") if base.family in ("system", "cuda") else None)
+        found = found if base.family in ("python", "system", "cuda") else None
+        if found and Version(found) < Version(OLDEST_PYTHON):
+            raise UserError(f"windlass needs Python {OLDEST_PYTHON} or newer, and {base.image} has {found}",
+                            fix="image.base=null    lets windlass choose")  # fmt: skip
+        if found and known and found not in known.python:
+            raise UserError(f"torch {known.version} has no wheel for Python {found} of {base.image}",
+                            evidence=f"it has wheels for {', '.join(known.python)}")  # fmt: skip
+        return found, base, [Choice("base image", base.image, "image.base asks for it")]
+    if known and python not in known.python:
+        raise UserError(f"torch {known.version} has no wheel for Python {python}",
+                        evidence=f"it has wheels for {', '.join(known.python)}",
+                        fix=f"image.python='\"{own}\"'")  # fmt: skip
+    if build and compiled:
+        tag = bases["cuda_devel"].get(build.cuda)
+        if tag is None or python != own:
+            raise UserError(f"{compiled[0]} is compiled with nvcc, and no base in the table has CUDA {build.cuda} with "
+                            f"Python {python}", fix="image.base=…    names one that has")  # fmt: skip
+        chosen = Choice("base image", tag, f"{compiled[0]} is compiled with nvcc {build.cuda}", bases["cuda_source"])
+    elif python == own:
+        chosen = Choice("base image", bases["ubuntu"]["image"], "torch brings CUDA itself, so the base needs none; "
+                        "EFA's NCCL plugin is made for Ubuntu", bases["ubuntu"]["source"])  # fmt: skip
+    elif node.efa:
+        raise UserError(
+            f"EFA's NCCL plugin is made for Ubuntu, whose Python is {own}; image.python asks for {python}",
+            fix=f"image.python='\"{own}\"'    or image.efa=false",
+        )
+    else:
+        value = bases["python"]["image"].format(python=python)
+        chosen = Choice("base image", value, f"Python {python} is asked for", bases["python"]["source"])
+    why = "image.python asks for it" if image.python else f"the one of {chosen.value.split(':')[0]}"
+    return python, base_of(chosen.value), [Choice("Python", python, why), chosen]
+
+
+def _check_base(base: Base, run: Run, node: Node) -> None:
+    asked = run.image.torch
+    if asked and base.torch and base.torch != asked and not accepts(f"=={asked}.*", base.torch):
+        raise UserError(f"image.torch asks for {asked} but {base.image} brings torch {base.torch}",
+                        fix="drop one of image.base and image.torch")  # fmt: skip
+    if node.driver and base.cuda:
+        needed = minimum_driver(base.cuda)
+        if version_of(node.driver) < Version(needed):
+            raise UserError(f"{base.image} has CUDA {base.cuda}, which needs driver {needed}; there is {node.driver}",
+                            fix="image.base=null    lets windlass choose")  # fmt: skip
+
+
+def _check_efa(base: Base) -> None:
+    known = facts()["efa"]["distributions"]
+    system = (base.system or "").replace("ubuntu", "ubuntu:")
+    if base.system and system not in known:
+        raise UserError(f"EFA's NCCL plugin is made for {' and '.join(known)}, not for {base.image}",
+                        fix="image.base=null    lets windlass choose, or image.efa=false")  # fmt: skip
+
+
+def _own_requirements(run: Run, files: Mapping[str, str]) -> tuple[list[Wanted], tuple[str, ...]]:
+    """What image.requirements asks for, with the files that it names."""
+    name = run.image.requirements
+    if name is None:
+        return [], ()
+    if name not in files:
+        raise UserError(f"there is no file {name}", evidence="image.requirements names it")
+    parsed = parse_requirements(name, files)
+    if parsed.missing:
+        other, place = parsed.missing[0]
+        raise UserError(f"there is no file {other}", evidence=f"{place} names it")
+    return list(parsed.wanted), tuple(f"{option} {value}".strip() for option, value, _ in parsed.options)
+
+
+def _warnings(node: Node, build: Build | None, files: Mapping[str, str]) -> Iterator[str]:
+    if build and not node.driver:
+        yield f"the driver of the nodes is not known: this image needs {build.minimum_driver} or newer (--driver)"
+    if build and not node.gpu:
+        yield "the GPU of the nodes is not known: name it with --gpu or resources.instance"
+    for name, text in files.items():
+        if "--hash" in text:
+            yield f"the hashes of {name} are not checked: torch is chosen here, and pip wants hashes for all or none"
+
+
+def _companions(torch: str, asked: list[Wanted]) -> Iterator[str]:
+    local = torch.partition("+")[2]
+    for name, version in companions_of(torch).items():
+        if any(one.name == name and not one.constraint for one in asked):
+            yield f"{name}=={version}+{local}" if local else f"{name}=={version}"
+
+
+def companions_of(torch: str) -> dict[str, str]:
+    """The torchvision and torchaudio that go with a torch, by name."""
+    found = {name: companion(name, torch) for name in ("torchvision", "torchaudio")}
+    return {name: version for name, version in found.items() if version}

@@ -1,0 +1,153 @@
+"""The commands of a RUN or of a script, word by word with their lines. Pure; nothing is run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from windlass.image.read.dockerfile import Instruction, substitute
+from windlass.image.read.requirements import Place
+
+# Words that stand before a command and do not change what it installs.
+SKIPPED = ("sudo", "exec", "env", "time", "then", "do", "else", "nice", "!", "{", "}", "command", "-E", "-H")
+NOT_COMMANDS = ("if", "elif", "for", "while", "until", "case", "fi", "done", "esac", "[", "[[", "in")
+SHELLS = ("sh", "bash", "dash", "zsh")
+COMMENT = re.compile(r"(^|\s)#.*$")
+SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
+MARK = re.compile(r"\x00(\d+)\x00")
+
+
+class Word(str):
+    """A word of a command, with the line that it stands on."""
+
+    line: int = 0
+
+    def at(self, line: int) -> Word:
+        self.line = line
+        return self
+
+
+@dataclass(frozen=True)
+class Command:
+    """One simple command; `variables` are those that it sets for itself."""
+
+    words: tuple[Word, ...]
+    file: str
+    variables: Mapping[str, str]
+    after: str = ""  # the operator before it: &&, ||, ;
+
+    @property
+    def program(self) -> str:
+        return self.words[0].rsplit("/", 1)[-1]
+
+    @property
+    def place(self) -> Place:
+        return Place(self.file, self.words[0].line)
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+
+def run_commands(instruction: Instruction, file: str, variables: Mapping[str, str]) -> Iterator[Command]:
+    """The commands of a RUN, with the values of ARG and ENV put in."""
+    text = instruction.text.strip()
+    if text.startswith("["):
+        try:
+            words = [Word(substitute(word, variables)).at(instruction.first) for word in json.loads(text)]
+        except ValueError:
+            words = []
+        if words:
+            yield from _unwrapped(Command(tuple(words), file, {}), variables)
+            return
+    if not text.startswith("<<"):
+        lines = list(zip(instruction.text.split("\n"), instruction.lines, strict=False))
+        yield from _commands(lines, file, dict(variables))
+    for heredoc in instruction.heredocs:
+        if not text.startswith("cat"):
+            yield from script_commands(heredoc.text, file, variables, first=heredoc.first)
+
+
+def script_commands(text: str, file: str, variables: Mapping[str, str], *, first: int = 1) -> Iterator[Command]:
+    """The commands of a shell script."""
+    group: list[tuple[str, int]] = []
+    known = dict(variables)
+    for number, line in enumerate(text.splitlines(), start=first):
+        if line.rstrip().endswith("\\"):
+            group.append((line.rstrip()[:-1], number))
+            continue
+        yield from _commands([*group, (line, number)], file, known)
+        group = []
+    yield from _commands(group, file, known)
+
+
+def _commands(lines: list[tuple[str, int]], file: str, known: dict[str, str]) -> Iterator[Command]:
+    """`known`: variables, to which assignments are added."""
+    # The line of every word is carried through the lexer by marks that no Dockerfile contains.
+    text = " ".join(f"\x00{number}\x00 {COMMENT.sub('', line)}" for line, number in lines)
+    text = SUBSTITUTION.sub(lambda found: "$?" + re.sub(r"[^\w.]+", "_", found[0]), text)
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()")
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    line, operator = (lines[0][1] if lines else 0), ""
+    current: list[Word] = []
+    try:
+        tokens = [*lexer, ";"]
+    except ValueError:  # quotes that do not end
+        return
+    for token in tokens:
+        for number in MARK.findall(token):
+            line = int(number)
+        plain = MARK.sub("", token).strip() if MARK.search(token) else token
+        if not plain and MARK.search(token):
+            continue
+        if plain and set(plain) <= set(";&|()"):
+            yield from _finished(current, file, known, operator)
+            current, operator = [], plain
+        else:
+            current.append(Word(plain).at(line))
+
+
+def _finished(words: list[Word], file: str, known: dict[str, str], operator: str) -> Iterator[Command]:
+    """A command with its variables put in; assignments and exports are remembered for those after it."""
+    own: dict[str, str] = {}
+    words = list(words)
+    while words:
+        assignment = re.fullmatch(r"(\w+)=(.*)", words[0], re.DOTALL)
+        if assignment:
+            own[assignment[1]] = substitute(assignment[2], known)
+        elif words[0] not in SKIPPED:
+            break
+        words = words[1:]
+    if not words:
+        known.update(own)
+        return
+    if words[0] in ("export", "declare"):
+        for word in words[1:]:
+            name, equals, value = word.partition("=")
+            if equals:
+                known[name] = substitute(value, known)
+        return
+    if words[0] in NOT_COMMANDS:
+        return
+    filled = tuple(Word(part).at(word.line) for word in words for part in _filled(word, {**known, **own}))
+    if filled:
+        yield from _unwrapped(Command(filled, file, {**known, **own}, operator), known)
+
+
+def _filled(word: Word, values: Mapping[str, str]) -> list[str]:
+    """A variable that is a word of its own may hold several words."""
+    value = substitute(word, values)
+    return value.split() if re.fullmatch(r"\$\{?\w+\}?", word) and value != word else [value]
+
+
+def _unwrapped(command: Command, variables: Mapping[str, str]) -> Iterator[Command]:
+    """`bash -c "…"`: the commands inside."""
+    words = command.words
+    inner = next((n for n, word in enumerate(words[:4]) if re.fullmatch(r"-\w*c", word)), None)
+    if command.program in SHELLS and inner is not None and len(words) > inner + 1:
+        yield from _commands([(words[inner + 1], words[inner + 1].line)], command.file, dict(variables))
+    else:
+        yield command

@@ -1,0 +1,1 @@
+"""Registries: names, credentials, push, pins, overlays."""

@@ -1,0 +1,125 @@
+"""Who we are to a registry: from the environment, from what docker and podman know, or from ECR. Never printed."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from windlass.errors import UserError
+from windlass.image.build.process import capture
+
+USER_VARIABLE, PASSWORD_VARIABLE = "WINDLASS_REGISTRY_USER", "WINDLASS_REGISTRY_PASSWORD"
+HUB_KEY = "https://index.docker.io/v1/"
+MEMORY_FOLDER = "/dev/shm"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A user and a password, or a token in its place."""
+
+    user: str
+    password: str = field(repr=False)
+
+    @property
+    def basic(self) -> str:
+        return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+    def as_auth_file(self, registry: str) -> str:
+        return json.dumps({"auths": {registry: {"auth": self.basic}}})
+
+
+def find_credentials(registry: str, environment: Mapping[str, str] = os.environ) -> Credentials | None:
+    """From our two variables; else from the files and helpers that docker and podman keep. None: we are nobody."""
+    user, password = environment.get(USER_VARIABLE), environment.get(PASSWORD_VARIABLE)
+    if user and password:
+        return Credentials(user, password)
+    if user or password:
+        missing = PASSWORD_VARIABLE if user else USER_VARIABLE
+        raise UserError(f"{missing} is not set", fix=f"set both {USER_VARIABLE} and {PASSWORD_VARIABLE}, or neither")
+    for path in _auth_files(environment):
+        found = _from_file(path, registry)
+        if found:
+            return found
+    return None
+
+
+@contextlib.contextmanager
+def in_memory_file(credentials: Credentials, registry: str) -> Iterator[tuple[str, int]]:
+    """An authentication file that is on no disk and has no name: only a child that inherits the descriptor can read it.
+
+    The path is one that the child opens: its own descriptor.
+    """
+    descriptor = os.memfd_create("auth")
+    try:
+        os.write(descriptor, credentials.as_auth_file(registry).encode())
+        yield f"/proc/self/fd/{descriptor}", descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def in_memory_folder(credentials: Credentials, registry: str) -> Iterator[str]:
+    """For docker, which reads a folder: one in memory (tmpfs), readable by us only, and gone at once."""
+    if not os.path.ismount(MEMORY_FOLDER):
+        raise UserError(
+            "docker reads credentials from a folder, and this machine has no folder in memory to put them in",
+            fix=f"docker login {registry}    then push again, without {PASSWORD_VARIABLE}",
+        )
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER, prefix="windlass-") as folder:
+        file = os.open(os.path.join(folder, "config.json"), os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(file, "w") as config:
+            config.write(credentials.as_auth_file(registry))
+        yield folder
+
+
+def _auth_files(environment: Mapping[str, str]) -> Iterator[Path]:
+    """Where podman and docker look, in that order."""
+    home = Path(environment.get("HOME", "~")).expanduser()
+    if environment.get("REGISTRY_AUTH_FILE"):
+        yield Path(environment["REGISTRY_AUTH_FILE"])
+    runtime = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    yield Path(runtime) / "containers" / "auth.json"
+    yield Path(f"/run/containers/{os.getuid()}/auth.json")
+    yield Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json"
+    yield Path(environment.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
+
+
+def _from_file(path: Path, registry: str) -> Credentials | None:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    keys = (
+        registry,
+        f"https://{registry}",
+        f"https://{registry}/v1/",
+        *((HUB_KEY,) if registry == "docker.io" else ()),
+    )
+    for key in keys:
+        helper = (values.get("credHelpers") or {}).get(key) or (values.get("credsStore") if key in keys else None)
+        entry = (values.get("auths") or {}).get(key)
+        if entry and entry.get("auth"):
+            user, _, password = base64.b64decode(entry["auth"]).decode().partition(":")
+            return Credentials(user, password)
+        if helper and (entry is not None or key in (values.get("credHelpers") or {})):
+            found = _from_helper(helper, key)
+            if found:
+                return found
+    return None
+
+
+def _from_helper(helper: str, registry: str) -> Credentials | None:
+    try:
+        code, text, _ = capture([f"docker-credential-{helper}", "get"], text_in=registry, timeout=60)
+    except UserError:
+        return None
+    if code != 0:
+        return None
+    values = json.loads(text)
+    return Credentials(values["Username"], values["Secret"])

@@ -1,0 +1,177 @@
+"""Push an image, and believe it only when the registry itself shows the same digest."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.errors import ExitCode, UserError
+from windlass.image.build.builders.protocol import Builder, PushRequest
+from windlass.image.build.obstacles import obstacle_in
+from windlass.image.build.process import Outcome, capture, stream
+from windlass.image.registry.credentials import Credentials, in_memory_file, in_memory_folder
+from windlass.image.registry.reference import ImageReference, is_loopback
+from windlass.image.registry.registry import Manifest, Repository, denied, unreachable
+
+DOCKER_DIGEST = re.compile(r"digest: (sha256:[0-9a-f]{64})")
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """An image in a registry."""
+
+    image: ImageReference
+    """By tag."""
+    digest: str
+    size: int
+    """Bytes of all its layers, compressed."""
+    already_there: bool = False
+
+    @property
+    def pinned(self) -> ImageReference:
+        return self.image.pinned(self.digest)
+
+
+def push_image(
+    builder: Builder,
+    image: str,
+    destination: ImageReference,
+    credentials: Credentials | None,
+    *,
+    plain_http: bool = False,
+    replace: bool = False,
+    on_line: Callable[[str], None] | None = None,
+) -> Pushed:
+    """`replace`: a tag that is there and means another image is moved to this one."""
+    if destination.tag is None:
+        raise UserError(f"{destination} has no tag to push to", fix=f"{destination.name}:TAG")
+    repository = Repository(destination, credentials, plain_http=plain_http)
+    there = repository.manifest(destination.tag)
+    if there is not None:
+        if _is_local_image(builder, image, there):
+            return Pushed(destination, _verified(repository, destination, there.digest), _size(there), True)
+        if not replace:
+            raise UserError(
+                f"{destination} is there already, and is another image",
+                evidence=f"{there.digest} in the registry",
+                cause="a tag that moves makes two runs of one run file different",
+                fix="--tag NEW    or --replace, where the registry lets tags move",
+            )
+    digest = _push(builder, image, destination, credentials, plain_http=plain_http, on_line=on_line)
+    verified = _verified(repository, destination, digest)
+    manifest = repository.manifest(verified)
+    assert manifest is not None
+    return Pushed(destination, verified, _size(manifest))
+
+
+def look_up(pinned: ImageReference, credentials: Credentials | None, *, plain_http: bool = False) -> Pushed:
+    """An image that was built elsewhere and is in its registry already: looked at there, and not taken on trust."""
+    repository = Repository(pinned, credentials, plain_http=plain_http)
+    manifest = repository.manifest(pinned.pointer)
+    if manifest is None:
+        raise UserError(f"{pinned} is not in the registry any more", fix="windlass image build")
+    return Pushed(pinned, manifest.digest, _size(manifest), already_there=True)
+
+
+def _push(
+    builder: Builder,
+    image: str,
+    destination: ImageReference,
+    credentials: Credentials | None,
+    *,
+    plain_http: bool,
+    on_line: Callable[[str], None] | None,
+) -> str:
+    registry = destination.registry or ""
+    with tempfile.TemporaryDirectory() as folder, _authentication(builder, credentials, registry) as (place, inherit):
+        digest_file = Path(folder) / "digest"
+        request = PushRequest(image, str(destination), plain_http or is_loopback(registry), digest_file)
+        said = ""
+        for command in builder.push(request, place):
+            outcome = stream(command, on_line, environment=builder.push_environment(place), inherit=inherit)
+            said += outcome.output
+            if not outcome.succeeded:
+                raise _not_pushed(destination, outcome, known=credentials is not None)
+        if digest_file.is_file():
+            return digest_file.read_text().strip()
+    found = DOCKER_DIGEST.findall(said)
+    if not found:
+        raise UserError(f"{builder.name} did not say what it pushed", evidence=said[-400:], exit_code=ExitCode.FAILED)
+    return str(found[-1])
+
+
+@contextlib.contextmanager
+def _authentication(
+    builder: Builder, credentials: Credentials | None, registry: str
+) -> Iterator[tuple[str | None, tuple[int, ...]]]:
+    """Where the builder reads the credentials. Never a file on disk, never its command line."""
+    if credentials is None:
+        yield None, ()
+    elif builder.name == "docker":
+        with in_memory_folder(credentials, registry) as folder:
+            yield folder, ()
+    else:
+        with in_memory_file(credentials, registry) as (path, descriptor):
+            yield path, (descriptor,)
+
+
+def _verified(repository: Repository, destination: ImageReference, digest: str) -> str:
+    """The registry is asked for the tag, for the digest, and for every part of the image."""
+    by_tag, by_digest = repository.manifest(destination.tag or ""), repository.manifest(digest)
+    if by_digest is None or by_digest.digest != digest or by_tag is None or by_tag.digest != digest:
+        seen = by_tag.digest if by_tag else "nothing"
+        raise UserError(
+            f"{destination} was pushed as {digest}, but the registry has {seen}",
+            cause="another push moved the tag meanwhile, or something between here and the registry changes images",
+            fix="windlass image push    again",
+            exit_code=ExitCode.FAILED,
+        )
+    for part in _parts(repository, by_digest):
+        if not repository.has_blob(part):
+            raise UserError(f"{destination}: the registry lost {part} of it", exit_code=ExitCode.FAILED)
+    return digest
+
+
+def _parts(repository: Repository, manifest: Manifest) -> Iterator[str]:
+    values = manifest.values
+    for one in values.get("manifests", ()):
+        below = repository.manifest(one["digest"])
+        if below:
+            yield from _parts(repository, below)
+    if "config" in values:
+        yield values["config"]["digest"]
+        yield from (layer["digest"] for layer in values["layers"])
+
+
+def _is_local_image(builder: Builder, image: str, there: Manifest) -> bool:
+    code, out, error = capture(builder.image_id(image))
+    if code != 0:
+        raise UserError(
+            f"{builder.name} has no image {image}", evidence=error.strip()[-300:] or None, fix="windlass image build"
+        )
+    local = out.strip().removeprefix("sha256:")
+    return bool(there.values.get("config", {}).get("digest") == f"sha256:{local}")
+
+
+def _size(manifest: Manifest) -> int:
+    return sum(layer["size"] for layer in manifest.values.get("layers", ()))
+
+
+def _not_pushed(destination: ImageReference, outcome: Outcome, *, known: bool) -> UserError:
+    found = obstacle_in(outcome.output)
+    registry = destination.registry or ""
+    if found and found.what == "a registry denies access":
+        return denied(registry, destination.repository, found.evidence or "", known=known)
+    if found and found.what == "a registry does not answer":
+        return unreachable(registry, found.evidence or "")
+    return UserError(
+        f"{destination} was not pushed" + (f": {found.what}" if found else ""),
+        evidence=outcome.tail(),
+        cause=found.cause if found else None,
+        fix=found.fix if found else None,
+        exit_code=ExitCode.FAILED,
+    )

@@ -1,0 +1,209 @@
+"""Rules about what is compiled in the image: against which torch, with which nvcc, and for which GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from windlass.image.facts.table import facts, minor
+from windlass.image.rules.finding import Case, Finding
+from windlass.image.rules.repairs import after_torch, devel_base
+from windlass.image.rules.torch import torch_environments
+from windlass.image.state.model import Compiled, Package
+
+FLASH_WHEEL = re.compile(r"cu(\d+)torch(\d+\.\d+)cxx11abi(true|false)")
+
+
+def built_here(case: Case) -> Iterator[tuple[Package, Compiled, str]]:
+    """Packages that are built from source and need torch for it, with what they need beside it."""
+    needs = facts()["builds_against_torch"]["names"]
+    seen = set()
+    for step in case.trace.steps:
+        if step.stage not in case.trace.used_stages:
+            continue
+        for name, package in step.after.items():
+            if (
+                package.compiled
+                and name in needs
+                and step.before.get(name) != package
+                and (name, package.where) not in seen
+            ):
+                seen.add((name, package.where))
+                yield package, package.compiled, needs[name]
+
+
+def torch_while_building(case: Case) -> Iterator[Finding]:
+    """setup.py imports torch: it must be there before, and pip must not build in an empty environment."""
+    for package, compiled, need in built_here(case):
+        if need == "torch" and not _precompiles(compiled):
+            continue
+        if compiled.isolated:
+            yield case.error(
+                "build-isolation",
+                f"{package.name} imports torch while it is built, and pip builds it in an environment without torch",
+                package.where,
+                *after_torch(case, package),
+            )
+        elif compiled.torch is None and case.trace.final.base.family is not None:
+            yield case.error(
+                "build-before-torch",
+                f"{package.name} imports torch while it is built, and no earlier step installs torch",
+                package.where,
+                *after_torch(case, package),
+            )
+
+
+def nvcc(case: Case) -> Iterator[Finding]:
+    """nvcc: there, of torch's CUDA, and new enough for the GPU."""
+    for package, compiled, need in built_here(case):
+        uses = need == "nvcc" or (need == "torch" and _precompiles(compiled))
+        if not uses or case.node.cpu_only or _skips_cuda(compiled):
+            continue
+        torch = compiled.torch or case.trace.final.torch
+        if compiled.nvcc is None:
+            if compiled.nvcc_known:
+                yield case.error(
+                    "no-nvcc",
+                    f"{package.name} is compiled with nvcc, which {case.trace.final.base.image} does not have",
+                    package.where,
+                    *devel_base(case, package),
+                )
+            continue
+        if torch and torch.cuda and torch.cuda != "cpu" and torch.cuda.split(".")[0] != compiled.nvcc.split(".")[0]:
+            yield case.error(
+                "nvcc-of-torch",
+                f"{package.name} is compiled with nvcc {compiled.nvcc} against torch {torch.version}, which "
+                f"is built with "
+                f"CUDA {torch.cuda}: torch's extension builder refuses another major version",
+                package.where,
+                *devel_base(case, package),
+            )
+        yield from _for_the_gpu(case, package, compiled)
+
+
+def _for_the_gpu(case: Case, package: Package, compiled: Compiled) -> Iterator[Finding]:
+    capability, known = case.node.capability, facts()["nvcc"]
+    if not capability or compiled.nvcc is None:
+        return
+    first, last = known["first"].get(capability), known["last"].get(capability)
+    if first and Version(compiled.nvcc) < Version(first):
+        yield case.error(
+            "nvcc-too-old",
+            f"nvcc {compiled.nvcc} cannot compile {package.name} for {case.node.gpu} (compute capability "
+            f"{capability}): "
+            f"CUDA {first} is the first that can",
+            package.where,
+        )
+    if last and Version(compiled.nvcc) > Version(last):
+        yield case.error(
+            "nvcc-too-new",
+            f"nvcc {compiled.nvcc} no longer compiles {package.name} for {case.node.gpu} (compute capability "
+            f"{capability})",
+            package.where,
+        )
+
+
+def architecture_list(case: Case) -> Iterator[Finding]:
+    """TORCH_CUDA_ARCH_LIST without the GPU of the nodes."""
+    capability = case.node.capability
+    for package, compiled, _ in built_here(case):
+        text = compiled.variables.get("TORCH_CUDA_ARCH_LIST", "")
+        listed = re.findall(r"(\d+\.\d)(a?)(\+PTX)?", text)
+        if not capability or not listed:
+            continue
+        major, own = int(capability.split(".")[0]), Version(capability)
+        covered = any(
+            (Version(one).major == major and Version(one) <= own) or (ptx and Version(one) <= own)
+            for one, _, ptx in listed
+        )
+        if not covered:
+            where = case.trace.final.exported.get("TORCH_CUDA_ARCH_LIST", package.where)
+            yield case.error(
+                "architecture-list",
+                f"{package.name} is compiled for {text}, which has no code for {case.node.gpu} "
+                f"(compute capability {capability})",
+                where,
+            )
+            return
+
+
+def compiler(case: Case) -> Iterator[Finding]:
+    """A package that is compiled where there is no C compiler."""
+    for step in case.trace.steps:
+        for name, package in step.after.items():
+            compiled = package.compiled
+            if compiled is None or step.before.get(name) == package or compiled.programs is None:
+                continue
+            need = facts()["builds_against_torch"]["names"].get(name)
+            if need in ("nvcc", "c++") and not compiled.programs & {"gcc", "g++"}:
+                yield case.error(
+                    "no-compiler",
+                    f"{name} is compiled, and {case.trace.states[step.stage].base.image} has no C++ compiler",
+                    package.where,
+                )
+
+
+def other_torch(case: Case) -> Iterator[Finding]:
+    """Compiled against one torch, and another one is there in the end; or a ready wheel for another torch."""
+    for environment, torch in torch_environments(case):
+        for package in environment.packages.values():
+            before = (
+                package.compiled.torch
+                if package.compiled and package.name in facts()["builds_against_torch"]["names"]
+                else None
+            )
+            if before and before.version and torch.version and before.version != torch.version:
+                yield case.error(
+                    "compiled-for-another-torch",
+                    f"{package.name} is compiled against torch {before.version}, and the image ends with "
+                    f"torch {torch.version}",
+                    torch.where,
+                )
+            yield from _flash_wheel(case, package, torch)
+            if (
+                package.name == "flash-attn"
+                and package.compiled
+                and before
+                and re.search(r"\d(a|b|rc)\d", before.public)
+            ) and package.compiled.variables.get("FLASH_ATTENTION_FORCE_BUILD", "").upper() != "TRUE":
+                yield case.error(
+                    "flash-attn-prebuilt",
+                    f"flash-attn fetches its ready wheel for torch {minor(before.public)}, which does not "
+                    f"fit the base "
+                    f"image's own torch {before.version}: undefined symbols; "
+                    f"FLASH_ATTENTION_FORCE_BUILD=TRUE compiles it",
+                    package.where,
+                )
+
+
+def _flash_wheel(case: Case, package: Package, torch: Package) -> Iterator[Finding]:
+    """A ready flash-attn wheel names the torch, CUDA and C++ ABI that it is made for."""
+    named = FLASH_WHEEL.search((package.wheel or "").lower())
+    if not named:
+        return
+    problems = []
+    if named[2] != minor(torch.public):
+        problems.append(f"torch {named[2]}, not {torch.version}")
+    if torch.cuda and torch.cuda != "cpu" and named[1][:2] != torch.cuda.split(".")[0]:
+        problems.append(f"CUDA {named[1][:2]}, not {torch.cuda}")
+    new_abi = torch.at_least(facts()["flash_attention"]["cxx11abi_since"])
+    if (named[3] == "true") != new_abi and torch.origin == "pip":
+        problems.append(f"the {'new' if named[3] == 'true' else 'old'} C++ ABI, not torch's")
+    if problems:
+        yield case.error(
+            "flash-attn-abi",
+            f"this {package.name} wheel is made for {'; '.join(problems)}: importing it ends with an undefined symbol",
+            package.where,
+            *after_torch(case, package),
+        )
+
+
+def _precompiles(compiled: Compiled) -> bool:
+    """deepspeed compiles its operators at installation only where it is told to."""
+    return any(name.startswith("DS_BUILD_") and value in ("1", "true") for name, value in compiled.variables.items())
+
+
+def _skips_cuda(compiled: Compiled) -> bool:
+    return compiled.variables.get("FLASH_ATTENTION_SKIP_CUDA_BUILD", "").upper() == "TRUE"

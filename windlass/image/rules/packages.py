@@ -1,0 +1,235 @@
+"""Rules about packages: what cannot be resolved, what does not fit together, what replaces what, numpy's ABI."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from windlass.image.facts.table import facts
+from windlass.image.read.requirements import Wanted, wheel_of
+from windlass.image.rules.finding import Case, Finding
+from windlass.image.rules.repairs import companion_of_torch, hold_version, pin_below, resolvable
+from windlass.image.state.model import Environment, Package, Step, Where
+
+# A wrong version of these fails at import or in the first step; of others it is a remark.
+CRITICAL = re.compile(
+    r"torch.*|numpy|triton|nvidia-.*|transformers|tokenizers|huggingface-hub|xformers|vllm|flash-attn.*|deepspeed|"
+    r"accelerate|peft|pydantic|protobuf|setuptools|ray"
+)
+
+
+def unresolvable(case: Case) -> Iterator[Finding]:
+    """No versions suit each other, or no wheel suits this Python and platform."""
+    for step in case.trace.steps:
+        trouble = step.answer.trouble
+        if not trouble or not step.answer.checked or step.stage not in case.trace.used_stages:
+            continue
+        if step.environment.python is None or case.trace.states[step.stage].base.family is None:
+            case.trace.unknown.append(f"{step.where}: {_sentence(trouble)} (with a Python that is assumed)")
+            continue
+        blamed = _blamed(step, trouble)
+        where = step.where if blamed is None else _at(step, blamed)
+        yield case.error(_kind(trouble), _sentence(trouble), where, *resolvable(case, step, blamed))
+
+
+def unsatisfied(case: Case) -> Iterator[Finding]:
+    """A package of the final image whose own metadata asks for another version of one that is there."""
+    case.index.prefetch(package.found for _, package in case.trace.final.everywhere)
+    for environment in case.trace.final.environments.values():
+        for package in list(environment.packages.values()):
+            for text in case.index.requires(package.found):
+                yield from _unsatisfied(case, environment, package, text)
+
+
+def _unsatisfied(case: Case, environment: Environment, package: Package, text: str) -> Iterator[Finding]:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        return
+    name = canonicalize_name(requirement.name)
+    other = environment.packages.get(name)
+    marker = str(requirement.marker or "")
+    # transformers asks for torch in an extra alone, and refuses an older one at import.
+    optional = package.name == "transformers" and name == "torch" and "extra == 'torch'" in marker.replace('"', "'")
+    if (
+        other is None
+        or not other.version
+        or (requirement.marker and not optional and not _true(requirement, environment))
+    ):
+        return
+    try:
+        fits = requirement.specifier.contains(Version(other.public), prereleases=True)
+    except InvalidVersion:
+        return
+    if fits or (other.origin == "conda" and other.version.count(".") < 2):
+        return
+    if re.search(r"\d(a|b|rc)\d", other.public) and requirement.specifier.contains(other.public.split("a")[0]):
+        return
+    later = package if _order(case, package) > _order(case, other) else other
+    sentence = (
+        f"{package.name} {package.version} requires {name}{requirement.specifier}, and the image has "
+        f"{name} {other.version}"
+    )
+    if not CRITICAL.fullmatch(name):
+        yield case.remark("requirement-broken", sentence, later.where)
+        return
+    repairs = companion_of_torch(case, package, other) if name == "torch" else hold_version(case, other, requirement)
+    yield case.error(f"{name}-of-{package.name}", sentence, later.where, *repairs)
+
+
+def replaced(case: Case) -> Iterator[Finding]:
+    """A step that puts another version in the place of one that an earlier step pinned, or that the base brings."""
+    for step in case.trace.steps:
+        if step.stage not in case.trace.used_stages or step.kind == "uninstall":
+            continue
+        final = case.trace.states[step.stage].environments.get(step.environment.prefix)
+        for name, before in step.before.items():
+            after = step.after.get(name)
+            if after is None or before.version is None or after.version in (None, before.version):
+                continue
+            if final and (left := final.packages.get(name)) and left.version == before.version:
+                continue  # a later step put it back
+            yield from _replaced(case, step, before, after)
+
+
+def _replaced(case: Case, step: Step, before: Package, after: Package) -> Iterator[Finding]:
+    asked = step.asks(after.name)
+    by_base = before.origin == "base"
+    implied = after.name == "torch" and asked is None and _other_build(before, after)
+    if not before.pinned and not by_base and not implied:
+        return
+    if asked and asked.pin and by_base and case.trace.final.base.family != "nvidia-torch":
+        yield case.remark(
+            "base-torch",
+            f"the base image brings {before.name} {before.version}, and {asked.text} is installed over it",
+            _at(step, asked),
+        )
+        return
+    if after.name != "torch" and asked and (asked.pin or "--upgrade" in step.options):
+        return  # the user asks for the other version himself
+    reason = (
+        f"{asked.text} asks for another"
+        if asked and asked.bounded
+        else "a package that this step installs wants another"
+    )
+    source = "the base image brings" if by_base else f"{before.where} installed"
+    sentence = f"{after.name} {before.version}, which {source}, is replaced by {after.version}: {reason}"
+    where = _at(step, asked) if asked else after.where
+    severe = after.name == "torch" or before.pinned
+    if severe:
+        yield case.error(f"{after.name}-replaced", sentence, where, *hold_version(case, after, None, before))
+    else:
+        yield case.remark(f"{after.name}-replaced", sentence, where)
+
+
+def numpy_abi(case: Case) -> Iterator[Finding]:
+    """numpy 2 under code that was compiled for numpy 1."""
+    known = facts()["numpy2"]
+    for environment in case.trace.final.environments.values():
+        numpy, torch = environment.packages.get("numpy"), environment.packages.get("torch")
+        if numpy is None or not numpy.at_least("2"):
+            continue
+        old = [torch] if torch and torch.version and not torch.at_least(known["torch_since"]) else []
+        for package in environment.packages.values():
+            compiled = bool(package.wheel) and not (package.wheel or "").endswith("-any.whl")
+            before = package.uploaded is not None and package.uploaded < known["compiles_since"]
+            if compiled and before and package.name != "torch" and _uses_numpy(case, package):
+                old.append(package)
+        if old:
+            names = ", ".join(f"{one.name} {one.version}" for one in old[:3])
+            later = max([numpy, *old], key=lambda one: _order(case, one))
+            yield case.error(
+                "numpy-abi",
+                f"numpy {numpy.version} with {names}, compiled for numpy 1: it fails when they exchange arrays",
+                later.where if later in (numpy,) or later.pinned else numpy.where,
+                *pin_below(case, numpy, "2"),
+            )
+
+
+def _uses_numpy(case: Case, package: Package) -> bool:
+    return any(re.match(r"numpy\b", one) and "extra" not in one for one in case.index.requires(package.found))
+
+
+def wheel_tags(case: Case) -> Iterator[Finding]:
+    """A wheel that is named by its address, for another Python or machine."""
+    machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[case.node.platform]
+    for environment, package in case.trace.final.everywhere:
+        wheel = wheel_of(package.url) if package.url and package.pinned else None
+        if not wheel or not package.url or "://" not in package.url or "files.pythonhosted" in package.url:
+            continue
+        machines = {tag.split("-")[-1] for tag in wheel[2]}
+        pythons = {tag.split("-")[0] for tag in wheel[2]}
+        own = f"cp{(environment.python or '').replace('.', '')}"
+        if not any(one == "any" or one.endswith(machine) for one in machines):
+            yield case.error(
+                "wheel-platform", f"{package.wheel} is for {', '.join(machines)}; the nodes are {case.node.platform}",
+                package.where)  # fmt: skip
+        elif environment.python and not any(
+            one == own or one.startswith("py3") or "abi3" in str(wheel[2]) for one in pythons
+        ):
+            yield case.error(
+                "wheel-python",
+                f"{package.wheel} is for {', '.join(pythons)}; the image has Python {environment.python}",
+                package.where,
+            )
+
+
+def _kind(trouble: str) -> str:
+    if re.search(r"no wheels with a matching|no usable wheels|no source distribution", trouble):
+        return "no-wheel"
+    if re.search(r"does not satisfy Python|not supported by your dependencies", trouble):
+        return "python-version"
+    if re.search(r"was not found in the package registry|there is no version of|not found", trouble):
+        return "no-version"
+    return "contradiction"
+
+
+def _sentence(trouble: str) -> str:
+    """uv's own reason in one sentence."""
+    text = " ".join(trouble.split())
+    text = re.sub(r"^error: No solution found when resolving dependencies cause: ", "", text)
+    text = re.sub(r"\s*hint: Wheels are required for.*$", "", text)
+    text = re.sub(r", we can conclude that (your )?requirements are unsatisfiable\.?", "", text)
+    return text[:400]
+
+
+def _blamed(step: Step, trouble: str) -> Wanted | None:
+    """The requirement that the resolver names last in its first reason; torch's where it is named."""
+    named = [
+        one
+        for one in step.wanted
+        if re.search(rf"(?<![\w.-]){re.escape(one.name)}(?![\w-])", trouble.split("hint:")[0])
+    ]
+    bounded = [one for one in named if one.bounded] or named
+    return bounded[0] if bounded else None
+
+
+def _at(step: Step, wanted: Wanted) -> Where:
+    inside = wanted.place.file == step.where.place.file
+    place = wanted.place if inside and step.where.first <= wanted.place.line <= step.where.last else step.where.place
+    return replace(step.where, place=place, cause=wanted.place)
+
+
+def _true(requirement: Requirement, environment: Environment) -> bool:
+    python = environment.python or "3.12"
+    values = {"python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux", "extra": "",
+              "platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython",
+              "platform_python_implementation": "CPython"}  # fmt: skip
+    return requirement.marker is None or requirement.marker.evaluate(values)
+
+
+def _order(case: Case, package: Package) -> int:
+    """How late a package came: the number of the step that brought it."""
+    for number, step in reversed(list(enumerate(case.trace.steps))):
+        if step.after.get(package.name) == package and step.before.get(package.name) != package:
+            return number
+    return -1
+
+
+def _other_build(before: Package, after: Package) -> bool:
+    return before.cuda != after.cuda or "+" in (before.version or "")

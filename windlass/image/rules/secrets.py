@@ -1,0 +1,125 @@
+"""Rules about secrets: what ENV, ARG, COPY or RUN writes into a layer can be read by everyone who pulls it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from windlass.image.read.dockerfile import Instruction
+from windlass.image.rules.finding import Case, Finding
+
+NAME = re.compile(
+    r"(?i)(^|_)(token|password|passwd|secret|api_?key|access_?key|secret_?key|private_?key|credentials?|pat|auth)$"
+)
+HARMLESS = re.compile(r"(?i)tokenizers?_|_?tokenizer|pad_token|path$|_file$|_dir$")
+VALUE = re.compile(
+    r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|AKIA[0-9A-Z]{16}|"
+    r"sk-[A-Za-z0-9_-]{20,}|xox[bp]-[\w-]{10,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+IN_ADDRESS = re.compile(r"https?://[^\s/@:'\"]+:([^\s/@'\"]+)@|https?://([A-Za-z0-9_-]{20,})@")
+FILES = re.compile(
+    r"(^|/)(\.env(\.\w+)?|\.netrc|\.pypirc|\.git-credentials|id_rsa|id_ed25519|\.ssh/?|\.aws/?|\.aws/credentials|"
+    r"kaggle\.json|credentials(\.json)?|service[-_]account\S*\.json|\.npmrc|\.docker/config\.json|\S+\.pem|"
+    r"\.huggingface/?|\.cache/huggingface/token|\.kube/?)$"
+)
+FIX = "give it to one RUN: RUN --mount=type=secret,id={name} …, and windlass image build --secret {name}=FILE"
+
+
+def secrets(case: Case) -> Iterator[Finding]:
+    arguments: dict[str, Instruction] = {}
+    for one in case.dockerfile.instructions:
+        if one.keyword == "ARG":
+            yield from _argument(case, one, arguments)
+        elif one.keyword == "ENV":
+            yield from _environment(case, one, arguments)
+        elif one.keyword in ("COPY", "ADD") and "from" not in one.flags:
+            yield from _copied(case, one)
+        elif one.keyword == "RUN":
+            yield from _run(case, one, arguments)
+
+
+def _argument(case: Case, one: Instruction, arguments: dict[str, Instruction]) -> Iterator[Finding]:
+    for word in one.words.split():
+        name, _, value = word.partition("=")
+        if _secret_name(name) or VALUE.search(value):
+            if value.strip("\"'"):
+                yield _found(
+                    case,
+                    "secret-in-arg",
+                    f"ARG {name} holds a secret, and the history of the image keeps it",
+                    one.first,
+                    name,
+                )
+            else:
+                arguments[name] = one
+
+
+def _environment(case: Case, one: Instruction, arguments: dict[str, Instruction]) -> Iterator[Finding]:
+    pairs = re.findall(r"(\w+)=(\"[^\"]*\"|'[^']*'|\S*)", one.text) or [tuple(one.words.split(" ", 1))]
+    for pair in pairs:
+        name, value = pair[0], pair[1].strip("\"'") if len(pair) > 1 else ""
+        refers = re.fullmatch(r"\$\{?(\w+)\}?", value)
+        line = _line_of(one, name)
+        if refers and (refers[1] in arguments or _secret_name(name)):
+            if refers[1] in arguments:
+                yield _found(case, "secret-in-env", f"ENV {name} keeps what the ARG {refers[1]} was given", line, name)
+                arguments.pop(refers[1], None)
+        elif (_secret_name(name) and value and not value.startswith(("$", "/")) and len(value) > 3) or VALUE.search(
+            value
+        ):
+            yield _found(
+                case,
+                "secret-in-env",
+                f"ENV {name} holds a secret: everyone who pulls the image can read it",
+                line,
+                name,
+            )
+
+
+def _copied(case: Case, one: Instruction) -> Iterator[Finding]:
+    for word in one.words.strip("[]").replace(",", " ").split()[:-1]:
+        plain = word.strip("\"'")
+        if FILES.search(plain) and not plain.endswith((".example", ".sample", ".template")):
+            yield _found(case, "secret-copied", f"{plain} is copied into the image, where all can read it",
+                         one.first, plain.rsplit("/", 1)[-1].strip("."))  # fmt: skip
+
+
+def _run(case: Case, one: Instruction, arguments: dict[str, Instruction]) -> Iterator[Finding]:
+    text = "\n".join([one.text, *(heredoc.text for heredoc in one.heredocs)])
+    for name, argument in list(arguments.items()):
+        if re.search(rf"\$\{{?{name}\b", text):
+            del arguments[name]
+            yield _found(case, "secret-in-arg", f"the ARG {name} is used in a RUN, and the history keeps it",
+                         argument.first, name)  # fmt: skip
+    for number, line in enumerate(text.split("\n")):
+        address = IN_ADDRESS.search(line)
+        literal = address and not (address[1] or address[2] or "").startswith("$")
+        assigned = re.search(r"\b(?:export\s+)?(\w+)=(['\"]?)([^\s'\"$]{8,})\2", line)
+        by_name = assigned and _secret_name(assigned[1]) and not assigned[3].startswith(("/", "$"))
+        if VALUE.search(line) or literal or by_name:
+            told = one.lines[number] if number < len(one.lines) else one.first
+            yield _found(
+                case,
+                "secret-in-run",
+                "a secret stands in this RUN, and the history of the image keeps it",
+                told,
+                "token",
+            )
+            return
+
+
+def _secret_name(name: str) -> bool:
+    return bool(NAME.search(name)) and not HARMLESS.search(name)
+
+
+def _line_of(one: Instruction, name: str) -> int:
+    for number, line in enumerate(one.text.split("\n")):
+        if re.search(rf"(^|\s){re.escape(name)}[= ]", line) and number < len(one.lines):
+            return one.lines[number]
+    return one.first
+
+
+def _found(case: Case, id: str, sentence: str, line: int, name: str) -> Finding:
+    where = case.where_of(line)
+    # The line itself is not shown: it holds the secret.
+    return Finding(id, "error", f"{sentence}; {FIX.format(name=name.lower())}", where, ())

@@ -1,0 +1,232 @@
+"""Rules about the system around Python: programs, libraries, copied environments, EFA, search paths, platforms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from windlass.image.facts.table import facts
+from windlass.image.rules.finding import Case, Finding
+from windlass.image.rules.repairs import apt_install, environment_line, replace_in_instruction
+from windlass.image.state.model import UV_PYTHON
+
+SYSTEM = "system"
+
+
+def missing_program(case: Case) -> Iterator[Finding]:
+    """A command calls a program that no earlier step installs."""
+    seen = set()
+    for one in case.trace.missing:
+        if one.program in seen:
+            continue
+        seen.add(one.program)
+        package = {"pip": "python3-pip"}.get(one.program, one.program)
+        repairs = apt_install(case, one.where, package) if one.program != "uv" else ()
+        yield case.error(
+            "missing-program", f"{one.program} is called here, and nothing installs it before", one.where, *repairs
+        )
+
+
+def system_library(case: Case) -> Iterator[Finding]:
+    """A wheel that loads a library of the system, which no step installs."""
+    final = case.trace.final
+    slim = final.base.family in ("cuda", "system", "torch") or (
+        final.base.family == "python" and final.base.has_compiler is False
+    )
+    if not slim or "amazonaws" in final.base.image:
+        return
+    for name, known in facts()["system_libraries"]["packages"].items():
+        for environment in final.environments.values():
+            package = environment.packages.get(name)
+            if package is None or (known.get("before") and package.at_least(known["before"])):
+                continue
+            if known.get("source") and not package.compiled:
+                continue
+            if not set(known["apt"]) & set(final.apt):
+                yield case.error(
+                    "missing-library",
+                    f"{name} {package.version} loads {known['library']}, which nothing installs (Debian's "
+                    f"{known['apt'][0]})",
+                    package.where,
+                    *apt_install(case, package.where, known["apt"][0]),
+                )
+
+
+def managed_python(case: Case) -> Iterator[Finding]:
+    """Newer systems refuse pip in their own Python (PEP 668); uv wants an environment, or --system."""
+    for step in case.trace.steps:
+        if step.kind != "pip" or step.environment.prefix != SYSTEM or step.stage not in case.trace.used_stages:
+            continue
+        state = case.trace.states[step.stage]
+        allowed = "--break-system-packages" in step.options or "--target" in step.options or "--prefix" in step.options
+        variables = state.variables
+        if step.by_uv:
+            told = "--system" in step.options or "--python" in step.options or variables.get("UV_SYSTEM_PYTHON")
+            if (
+                not told
+                and not allowed
+                and "poetry" not in step.text
+                and state.base.family in ("python", "cuda", "system")
+            ):
+                yield case.error(
+                    "uv-without-environment",
+                    "uv pip install finds no virtual environment here and refuses; --system installs into "
+                    "the image's Python",
+                    step.where,
+                    environment_line(case, step, "UV_SYSTEM_PYTHON=1"),
+                )
+                return
+            allowed = allowed or bool(variables.get("UV_BREAK_SYSTEM_PACKAGES"))
+        allowed = allowed or bool(variables.get("PIP_BREAK_SYSTEM_PACKAGES"))
+        if step.environment.managed and not allowed:
+            yield case.error(
+                "externally-managed",
+                f"pip refuses to install into the Python of {state.system}: externally-managed-environment (PEP 668)",
+                step.where,
+                environment_line(case, step, "PIP_BREAK_SYSTEM_PACKAGES=1 UV_BREAK_SYSTEM_PACKAGES=1"),
+            )
+            return
+
+
+def copied_environment(case: Case) -> Iterator[Finding]:
+    """A virtual environment that was copied without the interpreter it links to, or beside another Python."""
+    for environment, state, where in case.trace.copied:
+        system = state.environments[SYSTEM]
+        if environment.prefix == SYSTEM:
+            if environment.python and system.python and environment.python != system.python:
+                yield case.error(
+                    "copied-environment",
+                    f"the packages are of Python {environment.python}, and this stage has Python "
+                    f"{system.python}: it never "
+                    "sees them",
+                    where,
+                )
+        elif environment.interpreter not in case.trace.states[-1].interpreters | state.interpreters:
+            whose = (
+                "the interpreter that uv downloaded"
+                if environment.interpreter.startswith(UV_PYTHON)
+                else environment.interpreter
+            )
+            yield case.error(
+                "copied-environment",
+                f"the environment links to {whose} of the other stage, which is not in this one: no such file "
+                f"or directory",
+                where,
+            )
+
+
+def python_of_system(case: Case) -> Iterator[Finding]:
+    """A Python that the archive of the system does not have."""
+    for number, state in enumerate(case.trace.states):
+        known = facts()["systems"].get(state.system or "")
+        if not known or number not in case.trace.used_stages or "ppa:deadsnakes" in state.apt:
+            continue
+        for name, where in state.apt.items():
+            found = re.fullmatch(r"python(3\.\d+)(-\w+)?", name)
+            own = {
+                known["python"],
+                *(("3.11",) if state.system == "ubuntu22.04" else ()),
+                *(("3.9",) if state.system == "ubuntu20.04" else ()),
+            }
+            if found and found[1] not in own:
+                yield case.error(
+                    "no-such-python",
+                    f"{state.system} has Python {known['python']} and no {name}: apt cannot locate it without "
+                    f"another archive",
+                    where,
+                )
+                break
+
+
+def efa(case: Case) -> Iterator[Finding]:
+    """EFA: its installer new enough, its libraries found by the loader; and there at all where the nodes have it."""
+    final, known = case.trace.final, facts()["efa"]
+    if (
+        final.efa
+        and final.efa_where
+        and final.efa != "latest"
+        and Version(final.efa) < Version(known["floor_for_nccl_2_19"])
+    ):
+        nccl = final.packages.get("nvidia-nccl-cu12") or final.packages.get("nvidia-nccl-cu13")
+        if nccl and nccl.at_least("2.19"):
+            yield case.error(
+                "efa-too-old",
+                f"EFA installer {final.efa} with NCCL {nccl.version}: unable to register memory; "
+                f"{known['floor_for_nccl_2_19']} is the oldest that works",
+                final.efa_where,
+                replace_in_instruction(final.efa_where, final.efa, known["installer"]),
+            )
+    path = final.variables.get("LD_LIBRARY_PATH")
+    if final.efa and path is not None and "LD_LIBRARY_PATH" in final.exported:
+        where = final.exported["LD_LIBRARY_PATH"]
+        after = final.efa_where is None or where.place.line > final.efa_where.place.line
+        if after and "amazon" not in path and "$LD_LIBRARY_PATH" not in path and "efa" not in path:
+            yield case.error(
+                "efa-not-found",
+                "LD_LIBRARY_PATH leaves out EFA's libraries and its NCCL plugin (/opt/amazon/…): NCCL falls "
+                "back to TCP",
+                where,
+            )
+    lacks = final.base.family in ("cuda", "torch", "python", "system") and "amazonaws" not in final.base.image
+    if case.node.efa and not final.efa and not final.base.efa and final.torch and lacks:
+        yield case.remark(
+            "no-efa",
+            f"the nodes have EFA ({case.node.origin}), and nothing installs its NCCL plugin: NCCL falls back to TCP",
+            case.base_where(),
+        )
+
+
+def library_path(case: Case) -> Iterator[Finding]:
+    """LD_LIBRARY_PATH and LD_PRELOAD that put other libraries before torch's own."""
+    final = case.trace.final
+    for name in ("LD_LIBRARY_PATH", "LD_PRELOAD"):
+        value, where = final.variables.get(name, ""), final.exported.get(name)
+        if where is None:
+            continue
+        if re.search(r"cuda[^:\s]*/compat", value):
+            yield case.error(
+                "cuda-compat",
+                "CUDA's compatibility libraries hide the driver's own: error 803 or 804 where the driver is newer",
+                where,
+            )
+        if name == "LD_PRELOAD" and "libnccl.so" in value and final.torch:
+            yield case.error(
+                "nccl-preloaded", "LD_PRELOAD puts another NCCL under torch than the one it is built with", where
+            )
+
+
+def platform(case: Case) -> Iterator[Finding]:
+    """A stage for another machine than the nodes."""
+    for stage in case.stages():
+        if stage.platform and stage.platform.startswith("linux/") and stage.platform != case.node.platform:
+            where = case.base_where(stage)
+            yield case.error(
+                "platform",
+                f"the image is made for {stage.platform}, and the nodes are {case.node.platform}: exec format error",
+                where,
+                replace_in_instruction(where, f"--platform={stage.platform}", f"--platform={case.node.platform}"),
+            )
+
+
+def cuda_packages(case: Case) -> Iterator[Finding]:
+    """Packages whose wheel wants one CUDA major version that neither torch nor the base image brings."""
+    final = case.trace.final
+    for name, entries in facts()["cuda_packages"]["packages"].items():
+        package = final.packages.get(name)
+        if package is None or not package.version:
+            continue
+        entry = next(one for one in entries if package.at_least(one["since"]))
+        brought = {
+            cuda.split(".")[0]
+            for cuda in (final.base.cuda, final.torch.cuda if final.torch else None)
+            if cuda and cuda != "cpu"
+        }
+        if brought and entry["cuda"] not in brought:
+            yield case.error(
+                "cuda-of-package",
+                f"{name} {package.version} is built for CUDA {entry['cuda']}, and the image has CUDA "
+                f"{' and '.join(sorted(brought))}",
+                package.where,
+            )

@@ -1,0 +1,157 @@
+"""Rules about torch itself against the nodes: GPU, driver, CPU-only builds, and what is built for another torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from windlass.image.facts.table import (
+    driver_cuda,
+    facts,
+    minimum_driver,
+    minor,
+    release,
+    version_of,
+)
+from windlass.image.rules.finding import Case, Finding
+from windlass.image.rules.repairs import another_build, companion_of_torch
+from windlass.image.state.model import Environment, Package
+
+COMPANIONS = ("torchvision", "torchaudio")
+
+
+def torch_environments(case: Case) -> Iterator[tuple[Environment, Package]]:
+    """The environments of the final image that hold torch."""
+    for environment in case.trace.final.environments.values():
+        torch = environment.packages.get("torch")
+        if torch and torch.version:
+            yield environment, torch
+
+
+def cpu_only(case: Case) -> Iterator[Finding]:
+    """A build without CUDA on nodes with GPUs."""
+    for _, torch in torch_environments(case):
+        if torch.cuda == "cpu" and case.node.gpu and not case.node.cpu_only:
+            reason = "conda sees no GPU while it builds and takes the build for CPUs" if torch.origin == "conda" else (
+                f"torch {torch.version} on {case.node.platform} is a build for CPUs alone")  # fmt: skip
+            yield case.error(
+                "cpu-only-torch",
+                f"{reason}; the nodes have {case.node.gpu}",
+                torch.where,
+                *another_build(case, torch),
+            )
+
+
+def gpu_code(case: Case) -> Iterator[Finding]:
+    """torch's build has no code for the GPU."""
+    capability = case.node.capability
+    for _, torch in torch_environments(case):
+        known = release(torch.public) if torch.version else None
+        build = known.build(torch.cuda) if known and torch.cuda and torch.cuda != "cpu" else None
+        if not capability or not build or build.runs_on(capability, case.node.platform):
+            continue
+        compiled = " ".join(build.architectures(case.node.platform) or ())
+        yield case.error(
+            "gpu-architecture",
+            f"torch {torch.version} (CUDA {build.cuda}) has no code for {case.node.gpu}, compute capability "
+            f"{capability}: "
+            f"it is compiled for {compiled}",
+            torch.where,
+            *another_build(case, torch),
+        )
+
+
+def driver_too_old(case: Case) -> Iterator[Finding]:
+    """The driver does not run programs of torch's CUDA, or NVIDIA's container runtime refuses the base image."""
+    driver = case.node.driver
+    if not driver or case.node.cpu_only:
+        return
+    torch_found = False
+    for _, torch in torch_environments(case):
+        if not torch.cuda or torch.cuda == "cpu":
+            continue
+        needed = minimum_driver(torch.cuda)
+        if version_of(driver) < Version(needed):
+            torch_found = True
+            yield case.error(
+                "driver-too-old",
+                f"torch {torch.version} is built with CUDA {torch.cuda}, which needs driver {needed} or newer; "
+                f"the nodes have {driver}",
+                torch.where,
+                *another_build(case, torch),
+            )
+    base = case.trace.final.base
+    native = driver_cuda(driver)
+    checked = base.repository.endswith("nvidia/cuda") or (base.family == "torch" and base.has_nvcc)
+    if not checked or not base.cuda or base.cuda == "cpu" or not native or torch_found:
+        return
+    accepted = facts()["driver_branches"]["accepted"].get(base.cuda, [])
+    if Version(native) < Version(base.cuda) and version_of(driver).major not in accepted:
+        if "NVIDIA_REQUIRE_CUDA" in case.trace.final.exported or "NVIDIA_DISABLE_REQUIRE" in case.trace.final.variables:
+            return
+        yield case.error(
+            "base-needs-driver",
+            f"{base.image} is refused by NVIDIA's container runtime: it wants a driver with CUDA {base.cuda}, "
+            f"or one of "
+            f"the branches {', '.join(map(str, accepted))}; {driver} has CUDA {native}",
+            case.base_where(),
+        )
+
+
+def companion_build(case: Case) -> Iterator[Finding]:
+    """torchvision and torchaudio of another release or another build than torch."""
+    for environment, torch in torch_environments(case):
+        for name in COMPANIONS:
+            package = environment.packages.get(name)
+            if package is None or not package.version or (package.where == torch.where and package.origin == "base"):
+                continue
+            if _differ(torch.cuda, package.cuda):
+                yield case.error(
+                    f"{name}-build",
+                    f"{name} {package.version} is built for {_build(package.cuda)}, torch {torch.version} for "
+                    f"{_build(torch.cuda)}: its operators do not load",
+                    package.where,
+                    *companion_of_torch(case, package, torch),
+                )
+        audio = environment.packages.get("torchaudio")
+        if audio and audio.version and not _same_minor(audio.public, torch.public):
+            yield case.error(
+                "torchaudio-of-torch",
+                f"torchaudio {audio.version} is made for torch {minor(audio.public)}, and the image has "
+                f"{torch.version}: "
+                "it does not load",
+                audio.where,
+                *companion_of_torch(case, audio, torch),
+            )
+
+
+def two_nccl(case: Case) -> Iterator[Finding]:
+    """One NCCL: the one that torch requires."""
+    for environment, torch in torch_environments(case):
+        found = [one for name, one in environment.packages.items() if name.startswith("nvidia-nccl-cu")]
+        if len(found) > 1 and torch.cuda:
+            own = f"nvidia-nccl-cu{torch.cuda.split('.')[0]}"
+            other = next((one for one in found if one.name != own), found[-1])
+            yield case.error(
+                "two-nccl",
+                f"{' and '.join(f'{one.name} {one.version}' for one in found)}: two NCCL libraries in one process",
+                other.where,
+            )
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    if not one or not other:
+        return False
+    return one.split(".")[0] != other.split(".")[0]
+
+
+def _build(cuda: str | None) -> str:
+    return "CPUs" if cuda == "cpu" else f"CUDA {cuda}"
+
+
+def _same_minor(audio: str, torch: str) -> bool:
+    """torchaudio 2.11 goes with every later torch; each one before with its own release alone."""
+    if minor(audio) == minor(torch):
+        return True
+    return Version(audio) >= Version("2.11") and Version(torch.split("a0")[0]) >= Version("2.11")

@@ -1,0 +1,1 @@
+"""What is installed after each step, by a real resolver."""

@@ -1,0 +1,546 @@
+"""What a pip or uv command installs: its requirements gathered, resolved, and put into the environment."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from windlass.image.facts.node import Node
+from windlass.image.facts.table import facts
+from windlass.image.read.dockerfile import (
+    Dockerfile,
+    Instruction,
+)
+from windlass.image.read.installs import (
+    PipInstall,
+)
+from windlass.image.read.project import (
+    NotUnderstoodError,
+    locked_requirements,
+    project_requirements,
+    python_of_project,
+)
+from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of, wheel_of
+from windlass.image.read.shell import Command, Word
+from windlass.image.read.texts import Texts
+from windlass.image.state.model import (
+    UV_PYTHON,
+    Compiled,
+    Environment,
+    Missing,
+    Package,
+    State,
+    Step,
+    Trace,
+    Where,
+    torch_cuda,
+)
+from windlass.image.state.resolver import Answer, Index, Question, Stub, find_uv
+
+DEFAULT_PYTHON = "3.12"
+SYSTEM = "system"
+
+
+class Installer:
+    """What pip, uv and conda commands do to the state of a stage; `walk` calls it command by command."""
+
+    def __init__(
+        self, texts: Texts, node: Node, index: Index, dockerfile: Dockerfile, arguments: dict[str, str]
+    ) -> None:
+        self.texts, self.node, self.index, self.dockerfile = texts, node, index, dockerfile
+        self.arguments = arguments
+        self.trace = Trace([])
+        self.state: State
+        self.instruction: Instruction
+        self.cwd = "/"
+        self.active: str | None = None  # an environment that a command activated for the rest of its RUN
+        self.inline: dict[str, tuple[str, int]] = {}  # files that a heredoc writes
+
+    # pip and uv
+
+    def _pip(self, install: PipInstall) -> None:
+        where = self._where(install.command.words[0].line, install.command)
+        environment = self._environment(install.interpreter, install)
+        wanted: list[Wanted] = []
+        extras = [str(one) for one in install.arguments.values("--extra")]
+        groups = [str(one) for one in install.arguments.values("--group")]
+        if install.verb == "sync":
+            wanted += self._synced(install, where, extras, groups)
+        for word in (*install.arguments.words, *install.arguments.values("--editable")):
+            wanted += self._wanted(word, install, where, editable=word in install.arguments.values("--editable"))
+        files = [(word, False) for word in install.arguments.values("--requirement")]
+        files += [(word, True) for word in install.arguments.values("--constraint")]
+        variables = {**self.state.variables, **install.command.variables}
+        files += [
+            (Word(one).at(where.place.line), True)
+            for one in variables.get("PIP_CONSTRAINT", "").split()
+            if not install.by_uv
+        ]
+        options: list[tuple[str, str]] = []
+        for word, constraint in files:
+            more, own = self._file(word, where, constraint=constraint)
+            wanted += more
+            options += own
+        provided = {one.name for one in wanted} & {"uv", "poetry", "ninja", "cmake"}
+        self._provide(frozenset(provided))
+        if wanted:
+            self._resolve(wanted, where, str(install.command), environment, install, options)
+
+    def _synced(self, install: PipInstall, where: Where, extras: list[str], groups: list[str]) -> list[Wanted]:
+        folder = self._context_folder(".")
+        folder = "." if folder is None else folder
+        lock = posixpath.normpath(posixpath.join(folder, "uv.lock"))
+        options = [f"--{name}={value}" for name in ("extra", "group", "only-group", "no-group")
+                   for value in install.arguments.values(f"--{name}")]  # fmt: skip
+        options += [name for name in ("--no-dev", "--all-extras", "--no-default-groups") if install.arguments.has(name)]
+        try:
+            if (
+                lock in self.texts.files
+                and posixpath.normpath(posixpath.join(folder, "pyproject.toml")) in self.texts.files
+            ):
+                return locked_requirements(self.texts.files, folder, options, find_uv())
+            default = [] if install.arguments.has("--no-dev", "--no-default-groups") else ["dev"]
+            return project_requirements(self.texts.files, folder, extras, [*groups, *default])
+        except NotUnderstoodError as error:
+            self.trace.unknown.append(f"{where}: {error}")
+            return []
+
+    def _wanted(self, word: Word, install: PipInstall, where: Where, *, editable: bool = False) -> list[Wanted]:
+        place = Place(install.command.file, word.line)
+        if "$" in word:
+            self.trace.unknown.append(f"{where}: {word}: its value is not known before the build")
+            return []
+        path, _, extra = str(word).partition("[")
+        extras = [one.strip() for one in extra.rstrip("]").split(",") if one.strip()]
+        is_path = path in (".", "..") or path.startswith(("./", "../", "/", "file:")) or (editable and "+" not in path)
+        absolute = posixpath.normpath(posixpath.join(self.cwd, path))
+        if path.endswith(".whl") and "://" not in path:
+            wheel = wheel_of(path)
+            return [wanted_of(path, place)] if wheel else []
+        if not is_path and not (absolute in self.state.folders and "/" in path):
+            return [wanted_of(str(word), place)]
+        source = self.state.folders.get(absolute) or next(
+            (self.state.folders[one] for one in self.state.folders if absolute.startswith(one.rstrip("/") + "/")
+             and self.state.folders[one].startswith("git+")), None)  # fmt: skip
+        if source and source.startswith("git+"):
+            return [wanted_of(f"{project_name(source)} @ {source}", place)]
+        folder = self._context_folder(path)
+        try:
+            if folder is None:
+                raise NotUnderstoodError(f"{path} is not in the context")
+            return project_requirements(self.texts.files, folder, extras)
+        except NotUnderstoodError as error:
+            self.trace.unknown.append(f"{where}: {error}")
+            return []
+
+    def _file(self, word: Word, where: Where, *, constraint: bool) -> tuple[list[Wanted], list[tuple[str, str]]]:
+        absolute = posixpath.normpath(posixpath.join(self.cwd, word))
+        if absolute in self.inline:
+            text, first = self.inline[absolute]
+            parsed = parse_requirements("inline", {"inline": text}, constraint=constraint)
+            wanted = [replace(one, place=Place(self.texts.name, first + one.place.line - 1)) for one in parsed.wanted]
+            return wanted, [(option, value) for option, value, _ in parsed.options]
+        path = self._context_file(word)
+        if path is None:
+            self.trace.unknown.append(f"{where}: {word} is not in the context, so what it asks for is not checked")
+            return [], []
+        if path.endswith("pyproject.toml"):
+            try:
+                return project_requirements(self.texts.files, posixpath.dirname(path) or "."), []
+            except NotUnderstoodError as error:
+                self.trace.unknown.append(f"{where}: {error}")
+                return [], []
+        parsed = parse_requirements(path, self.texts.files, constraint=constraint)
+        for name, place in parsed.missing:
+            self.trace.unknown.append(f"{place}: {name} is not in the context")
+        wanted = []
+        for one in parsed.wanted:
+            if one.requirement is None and one.url in (".", "-e ."):
+                try:
+                    wanted += project_requirements(self.texts.files, posixpath.dirname(path) or ".")
+                except NotUnderstoodError as error:
+                    self.trace.unknown.append(f"{place}: {error}" if parsed.missing else f"{path}: {error}")
+            else:
+                wanted.append(one)
+        return wanted, [(option, value) for option, value, _ in parsed.options]
+
+    def _resolve(
+        self,
+        wanted: list[Wanted],
+        where: Where,
+        text: str,
+        environment: Environment,
+        install: PipInstall,
+        file_options: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        before = dict(environment.packages)
+        wanted = [one for one in wanted if _applies(one, environment.python or DEFAULT_PYTHON, self.node.platform)]
+        requirements: list[str] = []
+        constraints: list[str] = []
+        stubs: list[Stub] = []
+        for one in wanted:
+            if one.requirement is None or one.url:
+                stubs += self._by_address(one, where, environment, install, text, requirements)
+            elif one.constraint:
+                constraints.append(_plain(one.requirement))
+            else:
+                requirements.append(_plain(one.requirement))
+        arguments = install.arguments
+        indexes, extra = self._indexes(install, file_options)
+        named = {one.name for one in wanted}
+        fresh = arguments.has("--force-reinstall", "--ignore-installed", "-I") or arguments.values(
+            "--upgrade-strategy"
+        ) == ("eager",)
+        upgraded = named if arguments.has("--upgrade") else {str(one) for one in arguments.values("--upgrade-package")}
+        held = (
+            {}
+            if fresh
+            else {name: package for name, package in before.items() if name not in upgraded and package.version}
+        )
+        stubs += [Stub(name, package.version or "") for name, package in held.items() if _not_on_an_index(package)]
+        if self.state.base.family == "nvidia-torch" and environment.prefix == SYSTEM and not install.by_uv:
+            constraints += [f"torch=={before['torch'].version}"] if "torch" in before else []  # its own PIP_CONSTRAINT
+        constraints += [
+            f"{name}>={package.public}" for name, package in held.items() if re.search(r"\d(a|b|rc)\d", package.public)
+        ]
+        question = Question(
+            requirements=tuple(sorted(set(requirements))),  # in one order, wherever a line stands
+            constraints=tuple(sorted(set(constraints))),
+            python=environment.python or DEFAULT_PYTHON,
+            platform=self.node.platform,
+            glibc=facts()["systems"].get(self.state.system or "", {}).get("glibc", Question.glibc),
+            index=indexes,
+            extra_indexes=tuple(extra),
+            held=tuple(sorted((name, package.version or "") for name, package in held.items())),
+            stubs=tuple(dict.fromkeys(stubs)),
+            by_uv=install.by_uv,
+            no_deps=arguments.has("--no-deps"),
+            prereleases=arguments.has("--pre"),
+        )
+        answer = self.index.resolve(question) if requirements else Answer()
+        self.trace.assumed += answer.notes
+        self.trace.unknown += [f"{where}: {one}" for one in answer.unknown]
+        if answer.trouble and not answer.checked:
+            self.trace.unknown.append(f"{where}: {answer.trouble.splitlines()[-1][:160]}")
+        by_name = {one.name: one for one in wanted if not one.constraint}
+        for found in answer.packages:
+            asked = by_name.get(found.name)
+            old = before.get(found.name)
+            if old and old.version == found.version and not fresh:
+                continue
+            cause = replace(where, cause=asked.place if asked else where.cause)
+            environment.packages[found.name] = Package(
+                found.name,
+                found.version,
+                cause,
+                pinned=bool(asked and asked.pin),
+                wheel=found.wheel,
+                url=found.url,
+                uploaded=found.uploaded,
+                cuda=self._cuda_of(found.name, found.version, environment),
+                compiled=None if found.wheel else self._compiled(install, environment, before, text),
+            )
+        if answer.trouble:  # what was asked for by version is there as far as the rules are concerned
+            for one in by_name.values():
+                if one.pin and one.requirement:
+                    environment.packages[one.name] = Package(
+                        one.name, one.pin, replace(where, cause=one.place), pinned=True,
+                        wheel="", cuda=self._cuda_of(one.name, one.pin, environment))  # fmt: skip
+        options = frozenset(arguments.options)
+        self._record(where, text, before, environment, wanted, answer, (indexes or "", *extra), options, install.by_uv)
+
+    def _by_address(
+        self,
+        one: Wanted,
+        where: Where,
+        environment: Environment,
+        install: PipInstall,
+        text: str,
+        requirements: list[str],
+    ) -> list[Stub]:
+        """A wheel or a repository that is named by its address: no index is asked for it, but the rest must fit."""
+        cause = replace(where, cause=one.place)
+        wheel = wheel_of(one.url or one.text)
+        if wheel:
+            name, version = canonicalize_name(wheel[0]), str(wheel[1])
+            file = re.split(r"[/\\]", (one.url or one.text).split("#")[0])[-1].replace("%2B", "+")
+            environment.packages[name] = Package(name, version, cause, pinned=True, wheel=file, url=one.url,
+                                                 cuda=self._cuda_of(name, version, environment))  # fmt: skip
+            self.trace.unknown.append(f"{cause}: {file}: what this wheel requires is not checked")
+            requirements.append(f"{name}=={version}")
+            return [Stub(name, version)]
+        address = one.url or one.text
+        known_lack = self.state.programs is not None and "git" not in self.state.programs
+        if "git+" in f"{address} {one.text}" and known_lack and environment.prefix == SYSTEM:
+            self._miss("git", install.command)
+        tagged = re.search(r"@v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:#.*)?$", address)
+        known = one.name in facts()["builds_against_torch"]["names"]
+        if tagged and not known:
+            requirements.append(f"{one.name}=={tagged[1]}")
+            self.trace.assumed.append(f"{cause}: {one.name} of its repository is taken to be release {tagged[1]}")
+            return []
+        self.trace.unknown.append(f"{cause}: {address[:100]}: what it requires is known when it is fetched")
+        self._built(one.name, tagged[1] if tagged else None, cause, text, environment=environment,
+                    isolated=not install.arguments.has("--no-build-isolation"), install=install)  # fmt: skip
+        return []
+
+    def _built(
+        self,
+        name: str,
+        version: str | None,
+        where: Where,
+        text: str,
+        *,
+        isolated: bool,
+        environment: Environment | None = None,
+        install: PipInstall | None = None,
+    ) -> None:
+        place = environment or self._environment("")
+        before = dict(place.packages)
+        compiled = self._compiled(install, place, before, text) if install else Compiled(
+            isolated, before.get("torch"), self.state.nvcc, self.state.nvcc_known, self.state.programs,
+            dict(self.state.variables), text)  # fmt: skip
+        place.packages[name] = Package(name, version, where, compiled=compiled)
+        if environment is None:
+            self._record(where, text, before, place)
+
+    def _compiled(
+        self, install: PipInstall, environment: Environment, before: Mapping[str, Package], text: str
+    ) -> Compiled:
+        variables = {**self.state.variables, **install.command.variables}
+        isolated = not install.arguments.has("--no-build-isolation", "--no-build-isolation-package")
+        isolated = (
+            isolated
+            and variables.get("PIP_NO_BUILD_ISOLATION", "") == ""
+            and not variables.get("UV_NO_BUILD_ISOLATION")
+        )
+        if environment.prefix == SYSTEM and environment.packages is self.state.environments[SYSTEM].packages:
+            torch = before.get("torch")
+        else:
+            torch = before.get("torch")
+        return Compiled(isolated, torch, self.state.nvcc, self.state.nvcc_known, self.state.programs, variables, text)
+
+    def _cuda_of(self, name: str, version: str, environment: Environment) -> str | None:
+        if name not in ("torch", "torchvision", "torchaudio"):
+            return None
+        if name == "torch":
+            return torch_cuda(version, self.node.platform)
+        local = version.partition("+")[2]
+        if local:
+            return torch_cuda(f"0+{local}", self.node.platform)
+        torch = environment.packages.get("torch")
+        return torch_cuda(torch.public, self.node.platform) if torch and torch.version else None
+
+    def _indexes(self, install: PipInstall, file_options: Sequence[tuple[str, str]]) -> tuple[str | None, list[str]]:
+        variables = {**self.state.variables, **install.command.variables}
+        names = ("UV_DEFAULT_INDEX", "UV_INDEX_URL") if install.by_uv else ("PIP_INDEX_URL",)
+        index = next((variables[name] for name in names if variables.get(name)), None)
+        extras = ("UV_INDEX", "UV_EXTRA_INDEX_URL") if install.by_uv else ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
+        extra = [url for name in extras for url in variables.get(name, "").split()]
+        values = install.arguments.values("--index-url", "--default-index")
+        index = str(values[-1]) if values else index
+        extra += [str(one) for one in install.arguments.values("--extra-index-url", "--index", "--find-links")]
+        for option, value in file_options:
+            if option in ("--index-url", "-i"):
+                index = value
+            elif option in ("--extra-index-url", "--find-links", "-f"):
+                extra.append(value)
+        for backend in (*install.arguments.values("--torch-backend"), variables.get("UV_TORCH_BACKEND", "")):
+            if re.fullmatch(r"cu\d+|cpu", backend):
+                extra.append(f"{facts()['torch_index']['url']}{backend}")
+        plain = [url.partition("=")[2] if re.match(r"[\w-]+=http", url) else url for url in extra]
+        return index, [url for url in dict.fromkeys(plain) if not url.startswith(("/", "./", "file:"))]
+
+    # Where things are
+
+    def _where(self, line: int, command: Command | None = None) -> Where:
+        cause = Place(command.file if command else self.texts.name, line)
+        outside = command is not None and command.file != self.texts.name
+        place = Place(self.texts.name, self.instruction.first if outside else line)
+        return Where(place, cause, self.instruction.first, self.instruction.last)
+
+    def _environment(self, interpreter: str, install: PipInstall | None = None) -> Environment:
+        """The environment that a pip installs into, by its path, its version, and what is active."""
+        state = self.state
+        variables = {**state.variables, **(install.command.variables if install else {})}
+        if install and install.by_uv:
+            return self._uv_environment(install, interpreter, variables)
+        folder = posixpath.normpath(posixpath.join(self.cwd, posixpath.dirname(interpreter), ".."))
+        if "/" in interpreter and folder in state.environments:
+            return state.environments[folder]
+        name = self.active or state.active
+        version = version_in(posixpath.basename(interpreter))
+        environment = state.environments[name]
+        if version and environment.python and version != environment.python and name == SYSTEM:
+            own = f"python{version}"
+            if own not in state.environments:
+                state.environments[own] = Environment(own, version, f"/usr/bin/python{version}", False)
+            return state.environments[own]
+        return environment
+
+    def _uv_environment(self, install: PipInstall, interpreter: str, variables: Mapping[str, str]) -> Environment:
+        state = self.state
+        folder = posixpath.normpath(posixpath.join(self.cwd, interpreter))
+        for candidate in (folder, posixpath.dirname(posixpath.dirname(folder))):
+            if interpreter and candidate in state.environments:
+                return state.environments[candidate]
+        if install.arguments.has("--system") or variables.get("UV_SYSTEM_PYTHON") in ("1", "true"):
+            return state.environments[SYSTEM]
+        prefix = variables.get("VIRTUAL_ENV") or ""
+        if install.verb in ("sync", "add"):
+            prefix = variables.get("UV_PROJECT_ENVIRONMENT") or posixpath.join(self.cwd, ".venv")
+            prefix = posixpath.normpath(posixpath.join(self.cwd, prefix))
+            if prefix in ("/usr/local", "/usr"):
+                return state.environments[SYSTEM]
+            if prefix not in state.environments:
+                folder_ = self._context_folder(".") or "."
+                asked = version_in(interpreter) or version_in(variables.get("UV_PYTHON", ""))
+                pinned = self.texts.files.get(posixpath.normpath(posixpath.join(folder_, ".python-version")), "")
+                needs = python_of_project(self.texts.files, folder_) or ""
+                exact = re.search(r"==\s*(3\.\d+)", needs)
+                self._new_uv_environment(prefix, asked or version_in(pinned) or (exact[1] if exact else None))
+        if posixpath.normpath(prefix or "-") in state.environments:
+            return state.environments[posixpath.normpath(prefix)]
+        local = posixpath.normpath(posixpath.join(self.cwd, ".venv"))
+        if self.active is None and state.active == SYSTEM and local in state.environments:
+            return state.environments[local]
+        return state.environments[self.active or state.active]
+
+    def _context_file(self, path: str) -> str | None:
+        """The file of the context that a path in the image was copied from."""
+        absolute = posixpath.normpath(posixpath.join(self.cwd, path))
+        best: str | None = None
+        for folder, source in self.state.folders.items():
+            if source.startswith("git+"):
+                continue
+            if absolute == folder and source in self.texts.files:
+                return source
+            if absolute.startswith(folder.rstrip("/") + "/"):
+                inside = posixpath.normpath(posixpath.join(source, absolute[len(folder.rstrip("/")) + 1 :]))
+                best = inside if inside in self.texts.files else best
+        if best:
+            return best
+        plain = posixpath.normpath(str(path).lstrip("/"))
+        if plain in self.texts.files:  # a bind mount, or a copy that was not understood
+            return plain
+        same = [one for one in self.texts.files if posixpath.basename(one) == posixpath.basename(plain)]
+        return same[0] if len(same) == 1 else None
+
+    def _context_folder(self, path: str) -> str | None:
+        absolute = posixpath.normpath(posixpath.join(self.cwd, path))
+        for folder, source in sorted(self.state.folders.items(), key=lambda one: -len(one[0])):
+            if source.startswith("git+"):
+                continue
+            if absolute == folder or absolute.startswith(folder.rstrip("/") + "/"):
+                inside = posixpath.normpath(posixpath.join(source, absolute[len(folder.rstrip("/")) + 1 :]))
+                if source in self.texts.files:
+                    continue
+                return inside
+        # Single files were copied into it: the folder of the context that they came from.
+        inside_ = [posixpath.dirname(source) or "." for folder, source in self.state.folders.items()
+                   if posixpath.dirname(folder) == absolute and posixpath.basename(source) in
+                   ("pyproject.toml", "setup.py", "setup.cfg", "uv.lock")]  # fmt: skip
+        if inside_:
+            return inside_[0]
+        return "." if absolute == self.cwd and "pyproject.toml" in self.texts.files else None
+
+    def _record(
+        self,
+        where: Where,
+        text: str,
+        before: Mapping[str, Package],
+        environment: Environment,
+        wanted: Sequence[Wanted] = (),
+        answer: Answer | None = None,
+        index: Sequence[str] = (),
+        options: frozenset[str] = frozenset(),
+        by_uv: bool = False,
+        kind: str = "pip",
+    ) -> None:
+        self.trace.steps.append(
+            Step(where, len(self.trace.states) - 1, text, dict(before), dict(environment.packages), environment,
+                 tuple(wanted), answer or Answer(), kind, tuple(one for one in index if one), options, by_uv)
+        )  # fmt: skip
+
+    def _new_uv_environment(self, prefix: str, wanted: str | None) -> None:
+        """uv takes the interpreter that is there where it is the right one, else it downloads one."""
+        system = self.state.environments[SYSTEM]
+        fits = wanted in (None, system.python) and system.python and system.interpreter in self.state.interpreters
+        has_python = (
+            self.state.base.family != "cuda" or "python3" in self.state.apt or f"python{wanted}" in self.state.apt
+        )
+        if fits and has_python:
+            environment = Environment(prefix, system.python, system.interpreter)
+        else:
+            version = wanted or DEFAULT_PYTHON
+            own = f"/usr/bin/python{version}"
+            interpreter = own if own in self.state.interpreters else f"{UV_PYTHON}/{version}"
+            environment = Environment(prefix, version, interpreter)
+            self.state.interpreters |= {interpreter}
+        self.state.environments[prefix] = environment
+        self._activate_by_path()
+
+    def _activate_by_path(self) -> None:
+        """PATH and VIRTUAL_ENV decide which Python and pip a command finds."""
+        state = self.state
+        folders = [
+            state.variables.get("VIRTUAL_ENV", ""),
+            *(one.removesuffix("/bin") for one in state.variables.get("PATH", "").split(":") if one.endswith("/bin")),
+        ]
+        for folder in folders:
+            if posixpath.normpath(folder or "-") in state.environments:
+                state.active = posixpath.normpath(folder)
+                return
+
+    def _miss(self, program: str, command: Command) -> None:
+        self.trace.missing.append(Missing(program, self._where(command.words[0].line, command), str(command)))
+
+    def _provide(self, programs: set[str] | frozenset[str]) -> None:
+        if self.state.programs is not None:
+            self.state.programs |= programs
+
+
+def _applies(wanted: Wanted, python: str, platform: str) -> bool:
+    """Whether the marker of a requirement is true in the image."""
+    marker = wanted.requirement.marker if wanted.requirement else None
+    machine = "x86_64" if platform == "linux/amd64" else "aarch64"
+    environment = {
+        "python_version": python,
+        "python_full_version": f"{python}.9",
+        "platform_machine": machine,
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+        "extra": "",
+    }
+    return marker is None or marker.evaluate(environment)
+
+
+def _plain(requirement: Requirement) -> str:
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"{requirement.name}{extras}{requirement.specifier}"
+
+
+def _not_on_an_index(package: Package) -> bool:
+    return "+" in (package.version or "") or package.origin != "pip" or package.wheel is None
+
+
+def version_in(text: str) -> str | None:
+    found = re.search(r"(3\.\d+)", text)
+    return found[1] if found else None
+
+
+def project_name(source: str) -> str:
+    """apex of git+https://github.com/NVIDIA/apex.git@24.04"""
+    address = re.sub(r"@[\w.-]+$", "", source.split("#")[0])
+    name = address.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
+    return {"flash-attention": "flash-attn", "TransformerEngine": "transformer-engine"}.get(
+        name, canonicalize_name(name)
+    )

@@ -1,0 +1,200 @@
+"""What an image holds after each step: packages with the line that brought them, interpreters, compilers, programs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from packaging.version import InvalidVersion, Version
+
+from windlass.image.facts.bases import Base
+from windlass.image.facts.table import release
+from windlass.image.read.requirements import Place, Wanted
+from windlass.image.state.resolver import Answer, Found
+
+UV_PYTHON = "/root/.local/share/uv/python"  # where uv puts the interpreters that it downloads
+
+
+@dataclass(frozen=True)
+class Where:
+    """The line of the Dockerfile, and the line of the file that asks where that is another one."""
+
+    place: Place  # the command in the Dockerfile
+    cause: Place  # the requirement; the same place where it stands in the command
+    first: int  # first line of the instruction
+    last: int
+
+    def __str__(self) -> str:
+        return str(self.place) if self.cause == self.place else f"{self.place} ({self.cause})"
+
+
+@dataclass(frozen=True)
+class Package:
+    """One installed distribution."""
+
+    name: str
+    version: str | None  # None: not known before it is built
+    where: Where
+    origin: str = "pip"  # pip, base, conda
+    pinned: bool = False  # the user named this version
+    wheel: str | None = None
+    url: str | None = None
+    uploaded: str | None = None
+    cuda: str | None = None  # that it is built with: 12.1, cpu; None: it is not said
+    compiled: Compiled | None = None  # it is built from source in the image
+
+    @property
+    def public(self) -> str:
+        return (self.version or "").split("+")[0]
+
+    def at_least(self, version: str) -> bool:
+        try:
+            return Version(self.public) >= Version(version)
+        except InvalidVersion:
+            return False
+
+    @property
+    def found(self) -> Found:
+        return Found(self.name, self.version or "", self.wheel, self.url, self.uploaded)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What stood around a package while it was built from source."""
+
+    isolated: bool
+    torch: Package | None  # before the step
+    nvcc: str | None  # its CUDA; None: there is none
+    nvcc_known: bool
+    programs: frozenset[str] | None
+    variables: Mapping[str, str]
+    command: str
+
+
+@dataclass
+class Environment:
+    """A Python with its packages: the system's, a venv, one of conda."""
+
+    prefix: str
+    python: str | None
+    interpreter: str  # the real one that it links to
+    managed: bool = False  # pip refuses to install here (PEP 668)
+    packages: dict[str, Package] = field(default_factory=dict)
+
+
+@dataclass
+class State:
+    """A stage at one moment."""
+
+    base: Base
+    platform: str
+    environments: dict[str, Environment]
+    active: str
+    system: str | None = None
+    nvcc: str | None = None
+    nvcc_known: bool = True
+    programs: frozenset[str] | None = None  # None: the base is not known well enough
+    interpreters: frozenset[str] = frozenset()
+    apt: dict[str, Where] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    exported: dict[str, Where] = field(default_factory=dict)  # where ENV set a variable
+    folders: dict[str, str] = field(
+        default_factory=dict
+    )  # folder in the image → context path, or address it was cloned from
+    workdir: str = "/"
+    user: str = "root"
+    efa: str | None = None
+    efa_where: Where | None = None
+
+    def copy(self) -> State:
+        return copy.deepcopy(self)
+
+    @property
+    def environment(self) -> Environment:
+        return self.environments[self.active]
+
+    @property
+    def packages(self) -> dict[str, Package]:
+        return self.environment.packages
+
+    @property
+    def torch(self) -> Package | None:
+        return self.packages.get("torch")
+
+    @property
+    def everywhere(self) -> Iterator[tuple[Environment, Package]]:
+        for environment in self.environments.values():
+            for package in environment.packages.values():
+                yield environment, package
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command that changes what is installed."""
+
+    where: Where
+    stage: int
+    text: str
+    before: Mapping[str, Package]
+    after: Mapping[str, Package]
+    environment: Environment
+    wanted: tuple[Wanted, ...] = ()
+    answer: Answer = field(default_factory=Answer)
+    kind: str = "pip"
+    index: tuple[str, ...] = ()
+    options: frozenset[str] = frozenset()
+    by_uv: bool = False
+
+    def asks(self, name: str) -> Wanted | None:
+        return next((one for one in reversed(self.wanted) if one.name == name and not one.constraint), None)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A program that a command calls and that is not there."""
+
+    program: str
+    where: Where
+    text: str
+
+
+@dataclass
+class Trace:
+    """Everything that is known of a Dockerfile after it was walked."""
+
+    states: list[State]  # of each stage at its end
+    steps: list[Step] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+    copied: list[tuple[Environment, State, Where]] = field(default_factory=list)  # environments of other stages
+    assumed: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    final_stage: int = -1
+    used_stages: frozenset[int] = frozenset()
+
+    @property
+    def final(self) -> State:
+        return self.states[self.final_stage]
+
+    def steps_of(self, name: str) -> list[Step]:
+        """The steps that changed a package."""
+        return [one for one in self.steps if one.before.get(name) != one.after.get(name)]
+
+
+def torch_cuda(version: str, platform: str) -> str | None:
+    """The CUDA of a torch build by its version: the local part, else what PyPI's wheel for the platform has."""
+    local = version.partition("+")[2]
+    if local.startswith("cu") and local[2:].isdigit():
+        return f"{local[2:-1]}.{local[-1]}"
+    if local == "cpu":
+        return "cpu"
+    known = release(version)
+    if known is None or local:
+        return None
+    if platform in known.cpu_only:
+        return "cpu"
+    return known.pypi.cuda if known.pypi else None
+
+
+def moved(package: Package, where: Where) -> Package:
+    return replace(package, where=where)

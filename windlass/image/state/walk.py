@@ -1,0 +1,522 @@
+"""Walk a Dockerfile step by step and keep what is installed after each, by resolving what every command asks for."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from packaging.utils import canonicalize_name
+
+from windlass.image.facts.bases import base_of
+from windlass.image.facts.node import Node
+from windlass.image.facts.table import facts
+from windlass.image.read.dockerfile import (
+    PREDEFINED,
+    Dockerfile,
+    Instruction,
+    Stage,
+    assignments,
+    parse_dockerfile,
+    substitute,
+)
+from windlass.image.read.installs import (
+    PIP,
+    PYTHON,
+    Arguments,
+    PipInstall,
+    apt_packages,
+    conda_install,
+    pip_install,
+    pip_uninstall,
+)
+from windlass.image.read.project import (
+    NotUnderstoodError,
+    conda_environment,
+    project_requirements,
+)
+from windlass.image.read.requirements import Place, Wanted
+from windlass.image.read.shell import SHELLS, Command, Word, run_commands, script_commands
+from windlass.image.read.texts import Texts
+from windlass.image.state.install import SYSTEM, Installer, project_name, version_in
+from windlass.image.state.model import (
+    UV_PYTHON,
+    Environment,
+    Package,
+    State,
+    Trace,
+    Where,
+)
+from windlass.image.state.resolver import Index
+
+CALLED = ("git", "curl", "wget", "pip", "gcc", "make", "conda", "uv", "nvcc")  # programs whose absence is said
+PROVIDES = {  # Debian's package → programs
+    "git": {"git"}, "curl": {"curl"}, "wget": {"wget"}, "build-essential": {"gcc", "g++", "make"}, "gcc": {"gcc"},
+    "g++": {"g++", "gcc"}, "clang": {"gcc", "g++"}, "make": {"make"}, "python3-pip": {"pip"}, "cmake": {"cmake"},
+    "ninja-build": {"ninja"}, "python3-dev": {"headers"}, "python-is-python3": set(), "git-lfs": {"git"},
+    "python3-full": {"pip"},
+}  # fmt: skip
+CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
+
+
+def walk(
+    texts: Texts,
+    node: Node,
+    index: Index,
+    *,
+    arguments: Mapping[str, str] | None = None,
+    target: str | None = None,
+) -> Trace:
+    dockerfile = parse_dockerfile(texts.dockerfile or "", arguments)
+    walker = _Walker(texts, node, index, dockerfile, dict(arguments or {}))
+    final = dockerfile.stage(target)
+    if final is None:
+        return Trace([], unknown=["there is no FROM in the Dockerfile"])
+    walker.trace.final_stage = final.number
+    used = _used_stages(dockerfile, final.number)
+    walker.trace.used_stages = used
+    for stage in dockerfile.stages[: final.number + 1]:
+        walker.stage(stage, skip=stage.number not in used)
+    return walker.trace
+
+
+def _used_stages(dockerfile: Dockerfile, final: int) -> frozenset[int]:
+    """The stages that the final one is made from: its parents, and those that it copies from."""
+    used: set[int] = set()
+    waiting = [final]
+    while waiting:
+        number = waiting.pop()
+        if number in used:
+            continue
+        used.add(number)
+        stage = dockerfile.stages[number]
+        waiting += [stage.parent] if stage.parent is not None else []
+        for one in stage.instructions:
+            sources = [one.flags.get("from"), *re.findall(r"from=([\w.-]+)", one.flags.get("mount", ""))]
+            waiting += [found.number for name in sources if name and (found := dockerfile.stage(name))]
+    return frozenset(used)
+
+
+class _Walker(Installer):
+    # Stages and instructions
+
+    def stage(self, stage: Stage, *, skip: bool) -> None:
+        if stage.parent is not None:
+            self.state = self.trace.states[stage.parent].copy()
+        else:
+            self.state = self._start(stage, quiet=skip)
+        self.trace.states.append(self.state)
+        if skip:
+            return
+        given: dict[str, str] = dict(PREDEFINED)
+        for one in self.dockerfile.instructions:
+            if one.stage == -1 and one.keyword == "ARG":
+                given.update(assignments(one.text, given))
+        given |= self.arguments
+        for instruction in stage.instructions:
+            self.instruction = instruction
+            self._instruction(instruction, given)
+
+    def _start(self, stage: Stage, *, quiet: bool) -> State:
+        base = base_of(stage.image)
+        where = Where(Place(self.texts.name, stage.start.first), Place(self.texts.name, stage.start.first),
+                      stage.start.first, stage.start.last)  # fmt: skip
+        if "$" in stage.image and not quiet:
+            self.trace.unknown.append(f"{where}: {stage.image}: an ARG has no value; give it by --build-arg")
+        elif base.family is None and not quiet and base.image != "scratch":
+            self.trace.unknown.append(
+                f"{where}: the base image {base.image} is not known: what it brings is not checked"
+            )
+        known = facts()["systems"].get(base.system or "", {})
+        own = base.own_python
+        python = base.python or (known.get("python") if base.family in ("cuda", "system", "nvidia-torch") else None)
+        if base.family in ("torch", "nvidia-torch") and python is None and not quiet:
+            self.trace.unknown.append(f"{where}: which Python {base.image} has is not known")
+        interpreter = f"/usr/local/bin/python{python}" if own else f"/usr/bin/python{python}"
+        packages = {
+            name: Package(name, version, where, "base", cuda=base.cuda if name.startswith("torch") else None)
+            for name, version in base.packages
+        }
+        managed = bool(known.get("managed")) and not own and base.family != "nvidia-torch"
+        environment = Environment(SYSTEM, python, interpreter, managed, packages)
+        return State(
+            base=base,
+            platform=self.node.platform,
+            environments={SYSTEM: environment},
+            active=SYSTEM,
+            system=base.system,
+            nvcc=base.cuda if base.has_nvcc else None,
+            nvcc_known=base.has_nvcc is not None,
+            programs=base.programs if base.family in ("python", "cuda", "system") else None,
+            interpreters=frozenset({interpreter} if python else ()),
+        )
+
+    def _instruction(self, one: Instruction, given: Mapping[str, str]) -> None:
+        state = self.state
+        if one.keyword == "ENV":
+            values = assignments(one.text, state.variables)
+            state.variables.update(values)
+            state.exported.update({name: self._where(one.first) for name in values})
+            self._activate_by_path()
+        elif one.keyword == "ARG":
+            for name, value in assignments(one.text, {**given, **state.variables}).items():
+                state.variables.setdefault(name, value)
+                if name in self.arguments:
+                    state.variables[name] = self.arguments[name]
+            for name in one.words.split():
+                if "=" not in name and name in given:
+                    state.variables.setdefault(name, given[name])
+        elif one.keyword == "WORKDIR":
+            state.workdir = posixpath.normpath(
+                posixpath.join(state.workdir, substitute(one.words, state.variables).strip("\"'"))
+            )
+        elif one.keyword == "USER":
+            state.user = one.words
+        elif one.keyword in ("COPY", "ADD"):
+            self._copy(one)
+        elif one.keyword == "RUN":
+            self.cwd, self.active = state.workdir, None
+            for command in run_commands(one, self.texts.name, state.variables):
+                if command.after != "||":
+                    self._command(command)
+
+    def _copy(self, one: Instruction) -> None:
+        state = self.state
+        try:
+            words = [str(word) for word in json.loads(one.text)] if one.text.startswith("[") else one.words.split()
+        except ValueError:
+            words = one.words.split()
+        words = [substitute(word, state.variables) for word in words if not word.startswith("<<")]
+        if one.heredocs and words:
+            self.inline[posixpath.join(state.workdir, words[-1])] = (one.heredocs[0].text, one.heredocs[0].first)
+            return
+        if len(words) < 2:
+            return
+        *sources, destination = words
+        target = posixpath.join(state.workdir, destination)
+        source_stage = one.flags.get("from")
+        if source_stage is None:
+            for source in sources:
+                plain = posixpath.normpath(source.lstrip("/")) if source not in (".", "./", "/") else "."
+                into = target.endswith("/") or len(sources) > 1 or destination in (".", "./")
+                folder = any(name.startswith(f"{plain}/") for name in self.texts.files)
+                is_file = plain in self.texts.files or (not folder and "." in posixpath.basename(plain).strip("."))
+                state.folders[
+                    posixpath.normpath(
+                        posixpath.join(target, posixpath.basename(plain)) if is_file and into else target
+                    )
+                ] = plain
+            return
+        stage = self.dockerfile.stage(source_stage)
+        if stage is None:
+            if re.search(r"astral-sh/uv", source_stage):
+                self._provide({"uv"})
+            return
+        other = self.trace.states[stage.number]
+        for source in sources:
+            self._copy_environment(other, posixpath.normpath(source), posixpath.normpath(target), one)
+
+    def _copy_environment(self, other: State, source: str, target: str, one: Instruction) -> None:
+        state, where = self.state, self._where(one.first)
+        if source in (
+            "/usr/local",
+            "/usr",
+            "/opt",
+            "/root/.local/share/uv",
+            UV_PYTHON,
+            "/opt/uv",
+            "/root/.local",
+            "/python",
+        ):
+            state.interpreters |= other.interpreters
+        site = re.fullmatch(r"(.*)/lib/python(3\.\d+)(?:/(?:site|dist)-packages)?", source)
+        for prefix, environment in other.environments.items():
+            in_system = prefix == SYSTEM and (bool(site) or source in ("/usr/local", "/usr", "/usr/local/lib"))
+            below = prefix != SYSTEM and (prefix == source or prefix.startswith(source.rstrip("/") + "/"))
+            if not (in_system or below):
+                continue
+            own = SYSTEM if in_system else target + prefix.removeprefix(source)
+            copied = Environment(
+                own,
+                environment.python,
+                environment.interpreter,
+                environment.managed,
+                {name: replace(package, where=where) for name, package in environment.packages.items()},
+            )
+            if in_system and SYSTEM in state.environments:
+                self.trace.copied.append((environment, state.copy(), where))
+                state.environments[SYSTEM].packages.update(copied.packages)
+            else:
+                state.environments[own] = copied
+                self.trace.copied.append((copied, state.copy(), where))
+            self._activate_by_path()
+
+    # Commands
+
+    def _command(self, command: Command) -> None:
+        self._check_program(command)
+        install = pip_install(command)
+        if install:
+            if install.arguments.has("--dry-run", "--help"):
+                return
+            self._pip(install)
+        elif removed := pip_uninstall(command):
+            self._uninstall(command, removed)
+        elif (packages := apt_packages(command)) is not None:
+            self._apt(packages, command)
+        elif (conda := conda_install(command)) is not None:
+            self._conda(
+                conda.arguments.words, conda.files, conda.environment, command, conda.arguments.values("--channel")
+            )
+        else:
+            self._other(command)
+
+    def _check_program(self, command: Command) -> None:
+        known = self.state.programs
+        program = "pip" if PIP.match(command.program) else command.program
+        if PYTHON.match(command.program) and "pip" in command.words[1:3]:
+            program = "pip"
+        if self.active or self.state.active != SYSTEM or "/" in command.words[0]:
+            return  # a virtual environment has a pip of its own
+        if known is not None and program in CALLED and program not in known:
+            if program in ("gcc", "make", "nvcc"):
+                return
+            self._miss(program, command)
+
+    def _other(self, command: Command) -> None:
+        words, program = [str(word) for word in command.words], command.program
+        if program == "cd" and len(words) > 1:
+            self.cwd = posixpath.normpath(posixpath.join(self.cwd, words[1]))
+        elif program == "git" and "clone" in words:
+            self._clone(words)
+        elif program in ("source", ".") and len(words) > 1 and words[1].endswith("/bin/activate"):
+            self._activate(posixpath.normpath(posixpath.join(self.cwd, words[1].removesuffix("/bin/activate"))))
+        elif program in ("conda", "mamba", "micromamba") and len(words) > 2 and words[1] == "activate":
+            self._activate(words[2])
+        elif program in ("conda", "mamba", "micromamba") and len(words) > 3 and words[1] == "run":
+            self._conda_run(command)
+        elif (
+            PYTHON.match(program) and words[1:3] in (["-m", "venv"], ["-m", "virtualenv"])
+        ) or program == "virtualenv":
+            self._venv(words, python=version_in(program))
+        elif program == "uv" and words[1:2] == ["venv"]:
+            self._uv_venv(words)
+        elif program in ("poetry", "pdm") and "install" in words:
+            self._poetry(command)
+        elif PYTHON.match(program) and len(words) > 2 and words[1].endswith("setup.py"):
+            self._setup_py(command, words)
+        elif program in ("ln", "update-alternatives") and (found := re.search(r"python(3\.\d+)", " ".join(words))):
+            self._link_python(found[1], words)
+        elif program in SHELLS or words[0].endswith(".sh"):
+            self._script(command)
+        elif PYTHON.match(program) and any("get-pip" in word for word in words):
+            self._provide({"pip"})
+        elif program == "pip" or (program == "uv" and words[1:2] == ["python"]):
+            self._configure(words)
+        elif "efa_installer.sh" in words[0]:
+            self.state.efa_where = self._where(command.words[0].line, command)
+        if any("get-pip.py" in word for word in words):
+            self._provide({"pip"})
+        if any("astral.sh/uv" in word for word in words):
+            self._provide({"uv"})
+        if any("iniconda" in word or "iniforge" in word for word in words):
+            self._provide({"conda"})
+        if installer := re.search(r"aws-efa-installer-(latest|\d+\.\d+(?:\.\d+)?)\.tar", " ".join(words)):
+            self.state.efa = installer[1]
+            self.state.efa_where = self._where(command.words[0].line, command)
+        if runfile := re.search(r"cuda_(\d+\.\d+)\.\d+_\S*linux\S*\.run", " ".join(words)):
+            self.state.nvcc, self.state.nvcc_known = runfile[1], True
+
+    def _configure(self, words: list[str]) -> None:
+        if words[1:3] == ["config", "set"] and len(words) > 4:
+            name = "PIP_" + words[3].rpartition(".")[2].upper().replace("-", "_")
+            self.state.variables[name] = words[4]
+        elif words[1:3] == ["python", "install"] and len(words) > 3 and (found := version_in(words[3])):
+            self.state.variables.setdefault("UV_PYTHON", found)
+
+    def _clone(self, words: list[str]) -> None:
+        rest = [one for one in words[words.index("clone") + 1 :] if not one.startswith("-")]
+        url = next((one for one in rest if "://" in one or one.startswith("git@")), None)
+        if url is None:
+            return
+        after = rest[rest.index(url) + 1 :]
+        name = after[0] if after else url.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
+        branch = re.search(r"(?:-b|--branch)[ =](\S+)", " ".join(words))
+        self.state.folders[posixpath.normpath(posixpath.join(self.cwd, name))] = f"git+{url}" + (
+            f"@{branch[1]}" if branch else ""
+        )
+
+    def _activate(self, name: str) -> None:
+        prefix = next((one for one in self.state.environments if one == name or one.endswith(f"/{name}")), None)
+        self.active = prefix or self.active
+
+    def _conda_run(self, command: Command) -> None:
+        words = list(command.words)
+        at = next((n for n, word in enumerate(words) if word in ("-n", "-p", "--name")), None)
+        before = self.active
+        if at is not None and len(words) > at + 2:
+            self._activate(str(words[at + 1]))
+            rest = [word for word in words[at + 2 :] if not word.startswith("--")]
+            self._command(Command(tuple(rest), command.file, command.variables, command.after))
+        self.active = before
+
+    def _venv(self, words: list[str], python: str | None) -> None:
+        plain = [one for one in words[1:] if not one.startswith("-") and one not in ("venv", "virtualenv")]
+        if plain:
+            current = self.state.environments[SYSTEM]
+            version = python or current.python
+            prefix = posixpath.normpath(posixpath.join(self.cwd, plain[-1]))
+            inherited = dict(current.packages) if "--system-site-packages" in words else {}
+            interpreter = f"/usr/bin/python{version}" if python else current.interpreter
+            self.state.environments[prefix] = Environment(prefix, version, interpreter, False, inherited)
+            self._activate_by_path()
+
+    def _uv_venv(self, words: list[str]) -> None:
+        version, plain, rest = self.state.variables.get("UV_PYTHON"), [], words[2:]
+        while rest:
+            word = rest.pop(0)
+            if word in ("--python", "-p") and rest:
+                version = rest.pop(0)
+            elif word.startswith("--python="):
+                version = word.partition("=")[2]
+            elif not word.startswith("-"):
+                plain.append(word)
+        prefix = posixpath.normpath(posixpath.join(self.cwd, plain[-1] if plain else ".venv"))
+        self._new_uv_environment(prefix, version_in(version or ""))
+
+    def _link_python(self, version: str, words: list[str]) -> None:
+        if (
+            any(re.search(r"/python3?$", word) for word in words)
+            and f"/usr/bin/python{version}" in self.state.interpreters
+        ):
+            system = self.state.environments[SYSTEM]
+            system.python, system.interpreter, system.managed = version, f"/usr/bin/python{version}", False
+
+    def _script(self, command: Command) -> None:
+        word = next((one for one in command.words if one.endswith(".sh")), None)
+        path = self._context_file(word) if word else None
+        if path is None:
+            if (
+                word
+                and command.program in (*SHELLS, word.rsplit("/", 1)[-1])
+                and "efa" not in word
+                and "conda" not in word.lower()
+            ):
+                self.trace.unknown.append(
+                    f"{self._where(command.words[0].line, command)}: the script {word} is not in the context"
+                )
+            return
+        folder = self.cwd
+        for inner in script_commands(self.texts.files[path], path, command.variables):
+            if inner.after != "||":
+                self._command(inner)
+        self.cwd = folder
+
+    def _uninstall(self, command: Command, names: Sequence[str]) -> None:
+        environment = self._environment(str(command.words[0]))
+        before = dict(environment.packages)
+        for name in names:
+            environment.packages.pop(canonicalize_name(name), None)
+        self._record(self._where(command.words[0].line, command), str(command), before, environment, kind="uninstall")
+
+    def _apt(self, packages: Sequence[Word], command: Command) -> None:
+        state = self.state
+        known = facts()["systems"].get(state.system or "", {})
+        for word in packages:
+            name = re.split(r"[=:/]", word)[0]
+            where = self._where(word.line, command)
+            state.apt[name] = where
+            self._provide(PROVIDES.get(name, set()))
+            if python := re.fullmatch(r"python(3\.\d+)(-\w+)?", name):
+                state.interpreters |= {f"/usr/bin/python{python[1]}"}
+            if name in ("python3", "python3-pip", "python3-dev") and known:
+                state.interpreters |= {f"/usr/bin/python{known['python']}"}
+            if gcc := re.fullmatch(r"(gcc|g\+\+)-(\d+)", name):
+                self._provide({gcc[1], name})
+            if name == "nvidia-cuda-toolkit" and not state.nvcc:
+                state.nvcc, state.nvcc_known = known.get("cuda"), True
+            elif toolkit := re.fullmatch(r"cuda(?:-toolkit|-nvcc|-compiler)?-(\d+)-(\d+)", name):
+                state.nvcc, state.nvcc_known = f"{toolkit[1]}.{toolkit[2]}", True
+
+    def _conda(
+        self, words: Sequence[Word], files: Sequence[Word], name: str | None, command: Command, channels: Sequence[Word]
+    ) -> None:
+        state, where = self.state, self._where(command.words[0].line, command)
+        asked = [(str(word), Place(command.file, word.line)) for word in words]
+        pip: list[Wanted] = []
+        if "env" in command.words[:3]:
+            files = files or (Word("environment.yml").at(command.words[0].line),)
+        for file in files:
+            path = self._context_file(file)
+            if path is None:
+                self.trace.unknown.append(f"{where}: {file} is not in the context")
+                continue
+            try:
+                more, own = conda_environment(self.texts.files, path)
+            except NotUnderstoodError as error:
+                self.trace.unknown.append(f"{where}: {error}")
+                continue
+            asked += more
+            pip += own
+        prefix = SYSTEM if name in (None, "base") else str(name)
+        if prefix not in state.environments:
+            state.environments[prefix] = Environment(prefix, None, f"/opt/conda/{prefix}")
+        environment = state.environments[prefix]
+        environment.managed = False
+        before = dict(environment.packages)
+        names = {re.split(r"[=<>! ]", text.rsplit("::", 1)[-1])[0] for text, _ in asked}
+        cuda = None
+        for text, place in asked:
+            plain = text.rsplit("::", 1)[-1]
+            found = re.match(r"([\w.-]+)\s*(?:[=<>!~]+\s*([\w.*+]+))?(?:=(\S+))?", plain)
+            if not found:
+                continue
+            version = (found[2] or "").rstrip(".*") or None
+            if found[1] == "python" and version:
+                environment.python = ".".join(version.split(".")[:2])
+            elif found[1] in ("pytorch-cuda", "cudatoolkit", "cuda-version") and version:
+                cuda = ".".join(version.split(".")[:2])
+            elif found[1] in ("cuda-nvcc", "cuda-toolkit", "cuda", "cudatoolkit-dev"):
+                state.nvcc, state.nvcc_known = version or cuda or state.nvcc, True
+            own_name = canonicalize_name(CONDA_NAMES.get(found[1], found[1]))
+            environment.packages[own_name] = Package(
+                own_name, version, replace(where, cause=place), "conda", bool(version)
+            )
+        torch = environment.packages.get("torch")
+        if torch and torch.origin == "conda" and torch.where.place == where.place:
+            gpu = cuda or "pytorch-gpu" in names or any("cuda" in text and "pytorch" in text for text, _ in asked)
+            told = "CONDA_OVERRIDE_CUDA" in {**state.variables, **command.variables}
+            environment.packages["torch"] = replace(torch, cuda=cuda if gpu or told else "cpu")
+        if "mambaorg" in state.base.repository or state.base.family == "conda":
+            self._provide({"pip"})
+        self._record(where, str(command), before, environment, kind="conda")
+        self.trace.unknown.append(f"{where}: what conda takes beside the versions that are written is not checked")
+        if pip:
+            self._resolve(pip, where, str(command), environment, PipInstall(command, Arguments(()), "install", False))
+
+    def _setup_py(self, command: Command, words: list[str]) -> None:
+        source = self.state.folders.get(self.cwd)
+        if (
+            source
+            and source.startswith("git+")
+            and any(verb in words for verb in ("install", "develop", "bdist_wheel"))
+        ):
+            self._built(
+                project_name(source), None, self._where(command.words[0].line, command), str(command), isolated=False
+            )
+
+    def _poetry(self, command: Command) -> None:
+        where = self._where(command.words[0].line, command)
+        folder = self._context_folder(".")
+        try:
+            wanted = project_requirements(self.texts.files, folder if folder is not None else ".")
+        except NotUnderstoodError as error:
+            self.trace.unknown.append(f"{where}: {error}")
+            return
+        flat = {**self.state.variables, **command.variables}
+        environment = self._environment("")
+        if flat.get("POETRY_VIRTUALENVS_CREATE", "").lower() in ("false", "0"):
+            environment = self.state.environment
+        self._resolve(wanted, where, str(command), environment, PipInstall(command, Arguments(()), "install", True))
