@@ -146,12 +146,3 @@ class Overlay(Printed):
     layer_bytes: int
     seconds: float
     run_file: str | None
-
-
-class AwsCall(Printed):
-    """A request to AWS that was made."""
-
-    service: str
-    operation: str
-    made: bool
-    """False: it was there already."""

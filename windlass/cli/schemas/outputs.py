@@ -101,7 +101,6 @@ OUTPUTS = (
         dict[str, Any],
         note="a CloudFormation template: its form is not ours",
     ),
-    Output("image infrastructure", "--apply", list[images.AwsCall]),
     Output("doctor", "", runs.Examination),
     Output("schema", "", dict[str, Any], note="a JSON Schema"),
     Output("schema", "--keys", list[runs.SchemaKey]),
