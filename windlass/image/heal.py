@@ -43,7 +43,9 @@ def heal(
         return judge(changed, node, index, arguments=arguments, target=target)
 
     before = current = verdict_on(texts)
-    patched, fixed, changes = texts, [], []
+    patched = texts
+    fixed: list[Finding] = []
+    changes: list[str] = []
     withheld: set[tuple[str, str]] = set()
     while repair and len(changes) < MOST_REPAIRS:
         finding = next((one for one in current.errors if one.repairs and one.key not in withheld), None)
