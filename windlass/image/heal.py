@@ -43,7 +43,8 @@ def heal(
         return judge(changed, node, index, arguments=arguments, target=target)
 
     before = current = verdict_on(texts)
-    patched, fixed = texts, list[Finding]()
+    patched = texts
+    fixed: list[Finding] = []
     changes: list[str] = []
     withheld: set[tuple[str, str]] = set()
     while repair and len(changes) < MOST_REPAIRS:

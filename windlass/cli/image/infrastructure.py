@@ -21,6 +21,7 @@ from windlass.errors import ExitCode, UserError
     show_default=True,
 )
 @click.option("--minutes", type=click.IntRange(5, 480), default=120, show_default=True, help="A build is ended then.")
+@click.option("--json", "as_json", is_flag=True, help="It is JSON in any case.")
 def infrastructure(
     name: str,
     repository: str,
@@ -30,6 +31,7 @@ def infrastructure(
     platform: str,
     compute: str,
     minutes: int,
+    as_json: bool,
 ) -> int:
     """Print what CodeBuild needs in AWS, as a CloudFormation template.
 
