@@ -50,6 +50,12 @@ def workload(name, kind, status, reason, message):
     CASES.append((name, {"workload": {"status": {"conditions": [condition]}}}))
 
 
+def pyxis(name, *lines):
+    logged = [f"pyxis:     {line}" for line in lines]
+    ends = ("pyxis: couldn't start container", "spank: required plugin spank_pyxis.so: task_init() failed with rc=-1")
+    printed(name, *(f"slurmstepd: error: {line}" for line in (*logged, *ends)), pre="pyxis: importing docker image ...")
+
+
 def known(name, **facts):
     CASES.append((name, facts))
 
@@ -288,6 +294,47 @@ known("cuda_oom",logs={"rank3-error":json.dumps({"message":{"message":"OutOfMemo
 known("disk_full",logs={"rank0":"\n".join(json.dumps(x) for x in [{"time":"2026-11-15T10:00:00Z","level":"info","msg":"step 1 loss 2"},{"time":"2026-11-15T10:01:00Z","level":"error","msg":"checkpoint failed","exc_info":T("OSError: [Errno 28] No space left on device",MINE)}])})
 known("gpu_count",slurm={"scontrol":"JobId=7 JobName=x\n   JobState=FAILED Reason=NonZeroExitCode\n   ExitCode=1:0\n   TRES=cpu=4,mem=16G,node=1,billing=4"},logs={"slurm-7.out":T("RuntimeError: No CUDA GPUs are available",LIB)})
 known("user_code",logs={"rank0":PROGRESS+"\n"+T("RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",LIB),"kernel":"NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus."})
+# containers under Slurm: what enroot or apptainer says decides, not the plugin's last words
+pyxis("container_start")
+pyxis("gpu_runtime","nvidia-container-cli: mount error: file creation failed: /raid/enroot-data/run/nvidia-persistenced/socket: no such device or address","[ERROR] /etc/enroot/hooks.d/98-nvidia.sh exited with return code 1")
+pyxis("gpu_runtime","[ERROR] Command not found: nvidia-container-cli, see https://github.com/NVIDIA/libnvidia-container")
+pyxis("container_start","enroot-switchroot: failed to execute: /bin/sh: No such file or directory")
+pyxis("container_start","mkdir: cannot create directory '/run/enroot': Permission denied")
+pyxis("mount_failed","enroot-mount: failed to mount: /home/a/coco at /tmp/enroot-data/user-0/pyxis_1/data: Permission denied")
+pyxis("image_missing","[ERROR] No such file or directory: /shared/images/train.sqsh")
+pyxis("image_missing","[INFO] Fetching image manifest list","[ERROR] URL https://nvcr.io/v2/nvidia/pytorch/manifests/99.01-py3 returned error code: 404 Not Found")
+pyxis("image_auth","[ERROR] URL https://registry-1.docker.io/v2/library/foo/manifests/latest returned error code: 401 Unauthorized")
+printed("image_missing","FATAL:   could not open image /scratch/train.sif: failed to retrieve path for /scratch/train.sif: lstat /scratch/train.sif: no such file or directory",pre="")
+printed("container_start",'FATAL:   "torchrunn": executable file not found in $PATH',pre="")
+printed("mount_failed","FATAL:   container creation failed: mount hook function failure: mount /mmfs1->/mmfs1 error: while mounting /mmfs1: destination /mmfs1 doesn't exist in container",pre="")
+printed("node_lost","srun: error: Task launch for StepId=96.0 failed on node n1: Socket timed out on send/recv operation","srun: Job step aborted",pre="")
+# ranks that a signal ended, by launcher
+DEEPSPEED = "[2026-07-19 10:43:21,982] [ERROR] [launch.py:321:sigkill_handler] ['/opt/conda/bin/python', '-u', 'train.py', "+"'--flag', "*150+"'--deepspeed'] exits with return code = "
+for signal, name in {9: "host_oom", 11: "segfault", 7: "shm"}.items():
+    printed(name,f"{DEEPSPEED}-{signal}")
+    printed(name,f"mpirun noticed that process rank 7 with PID 0 on node gpu-{'x' * 60} exited on signal {signal} (x).")
+    printed(name,"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",f"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: x (signal {signal})")
+printed("host_oom","/var/spool/slurm/job474687/slurm_script: line 31:  6521 Killed                  singularity exec --nv pytorch.sif python train.py")
+printed("segfault","train.sh: line 12: 77 Segmentation fault      (core dumped) python train.py")
+# services
+raised("file_system","torch._inductor.exc.InductorError: OSError: [Errno 116] Stale file handle: '/root/.triton/cache/ABC/cuda_utils.so'",LIB)
+raised("cuda_oom","ValueError: Free memory on device (31.44/47.38 GiB) on startup is less than desired GPU memory utilization (0.95, 45.01 GiB).",LIB)
+INTERNAL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, internal error - please report this issue to the NCCL developers, NCCL version 2.27.3\nncclInternalError: Internal check failed."
+raised("nccl_efa",INTERNAL,pre="n1:1:2 [1] accept_wait_for_connection:4909 NCCL WARN NET/OFI Unexpected number of remote rails for dev 3. Expected 4 but got 2")
+raised("hub_missing","requests.exceptions.HTTPError: 404 Client Error: Not Found for url: https://huggingface.co/org/m/resolve/step-12000/config.json",HF)
+raised("user_arguments","huggingface_hub.errors.HfHubHTTPError: 409 Client Error: Conflict for url: https://huggingface.co/api/repos/create (Request ID: x)\n\nYou already created this model repo",HF)
+raised("checkpoint_mismatch","megatron.core.dist_checkpointing.core.CheckpointingException: Global shape mismatch for loaded (torch.Size([1024, 768])) and expected ((512, 768)) tensor for key model.embedding.weight",LIB)
+raised("node_lost","ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: RayTrainWorker\nThe actor is dead because its node has died. Node Id: 677df2",LIB)
+raised("store_transient","wandb.errors.UsageError: Error communicating with wandb process\nFor more info see: https://docs.wandb.ai/library/init#init-start-error",LIB)
+raised("store_access","wandb.errors.CommError: It appears that you do not have permission to access the requested resource. Please reach out to the project owner to grant you access.",LIB)
+raised("user_code","KeyError: 'labels'",'  File "/workspace/train.py", line 96, in <module>\n    for batch in loader:\n  File "/workspace/collate.py", line 31, in __call__\n    labels = torch.stack([s["labels"] for s in samples])\n')
+# a worker that runs again: for a job that failed it is the cause, unless the program says another
+OOM_BEFORE = [pod(state={"running": {}})]
+OOM_BEFORE[0]["status"]["containerStatuses"][0]["lastState"] = exited(137, "OOMKilled")
+RAY_FAILED = {"metadata": {"name": "r"}, "status": {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed", "reason": "AppFailed", "message": "Job entrypoint command failed with exit code 1"}}
+known("host_oom",job=RAY_FAILED,pods=OOM_BEFORE)
+known("user_code",job=RAY_FAILED,pods=OOM_BEFORE,logs={"driver":OWN_ERROR})
+known("running",job={"metadata":{"name":"r"},"status":{"jobStatus":"RUNNING","jobDeploymentStatus":"Running"}},pods=OOM_BEFORE)
 # fmt: on
 
 

@@ -204,6 +204,10 @@ class Facts:
         return {pod.node for pod in self.pods if pod.node}
 
     @property
+    def job_failed(self) -> bool:
+        return any(one.type.lower() == "failed" and one.status == "True" for one in self.job_conditions)
+
+    @property
     def asks_for_gpus(self) -> bool | None:
         """Whether its pods or its Slurm job ask for GPUs; None where that is not known."""
         asked = [" ".join(pod.requests) for pod in self.pods if pod.requests]
@@ -232,7 +236,8 @@ def _conditions(value: Any) -> tuple[Condition, ...]:
 def _job_conditions(value: Any) -> tuple[Condition, ...]:
     """The conditions of a job; a status with a state, reason or message of its own counts as one."""
     status = read.mapping(read.at(value, "status"))
-    phase = status.get("phase") or status.get("state")
+    of_ray = "Failed" if status.get("jobDeploymentStatus") == "Failed" else status.get("jobStatus")
+    phase = status.get("phase") or status.get("state") or of_ray
     state = read.text(read.at(phase, "phase") or phase)
     found = _conditions(value)
     message = read.text(status.get("message") or read.at(phase, "message"))

@@ -194,7 +194,8 @@ def _fatal_lines(facts: Facts, view: LogView) -> Iterator[tuple[Finding, int]]:
     for line in view.lines[-MOST_SCANNED_LINES:]:
         if line.order in view.covered or (line.level in ("INFO", "DEBUG") and line.source == "text"):
             continue
-        rule = first_rule("line", "", line.text[:1000])
+        # a launcher quotes the whole command before it says how it ended
+        rule = first_rule("line", "", line.text if len(line.text) <= 1000 else line.text[:700] + line.text[-300:])
         if rule is None or rule.name in seen:
             continue
         if line.level == "WARNING" and IN_LOGS.get(rule.name, Weight.OWN) > Weight.TRANSPORT:

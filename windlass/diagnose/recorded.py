@@ -37,7 +37,7 @@ def _by(rule: Rule, weight: Weight, grounds: str, evidence: Evidence) -> Finding
 
 def _ended(facts: Facts) -> Iterator[Finding]:
     for pod in facts.pods:
-        yield from _ended_by_state(pod)
+        yield from _ended_by_state(pod, job_failed=facts.job_failed)
     for condition in (*facts.job_conditions, *facts.workload_conditions):
         rule = first_rule("ended", condition.reason or condition.type, condition.message)
         if rule and condition.status != "False":
@@ -59,7 +59,7 @@ def _ended(facts: Facts) -> Iterator[Finding]:
             yield _by(rule, Weight.REPORTED, BY_EVENT, evidence_of("event", str(event), event.time))
 
 
-def _ended_by_state(pod: Pod) -> Iterator[Finding]:
+def _ended_by_state(pod: Pod, *, job_failed: bool) -> Iterator[Finding]:
     source = f"pod {pod.name}"
     for condition in pod.conditions:
         rule = first_rule("ended", condition.reason, condition.message)
@@ -79,7 +79,11 @@ def _ended_by_state(pod: Pod) -> Iterator[Finding]:
         survived = (container.is_last and pod.running) or not container.is_main
         evidence = evidence_of(source, str(container), container.time, host=pod.node)
         if rule := first_rule("ended", container.reason, container.message):
-            yield _by(rule, Weight.ECHO if survived else Weight.RECORDED, BY_STATE, evidence)
+            # it runs again; but the work that was on it may have been what the job failed for
+            weight = (
+                Weight.RECORDED if not survived else Weight.ENDED if job_failed and container.is_main else Weight.ECHO
+            )
+            yield _by(rule, weight, BY_STATE, evidence)
         elif container.is_main and not survived:
             yield from _by_signal((container.exit_code or 0) - 128, container.exit_code, evidence)
 

@@ -102,7 +102,7 @@ ENDED_WELL = re.compile(
 def _outcome(facts: Facts, views: Sequence[LogView], *, failed: bool) -> str:
     """succeeded, running, failed or unknown: by the platform, or by the logs where there is nothing else."""
     job = {condition.type.lower(): condition.status for condition in facts.job_conditions}
-    if job.get("failed") == "True":
+    if facts.job_failed:
         return "failed"
     if any(job.get(name) == "True" for name in ("complete", "succeeded", "completed", "successcriteriamet")):
         return "succeeded"

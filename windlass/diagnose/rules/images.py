@@ -7,6 +7,8 @@ from windlass.diagnose.rules.shapes import line, pull, start
 NOT_STARTED = r"""
     RunContainerError|CreateContainerError|StartError|ContainerCannotRun|PostStartHookError|CrashLoopBackOff|Failed
     Error"""
+PYXIS = r"(?:slurmstepd\S*: error: )?(?:pyxis|enroot)"
+DOCKER = r"(?:docker: )?Error response from daemon"
 GPU_RUNTIME = r"""
     nvidia-container-cli|failed to initialize NVML|Driver Not Loaded|nvml error|libnvidia-ml|nvidia-container-runtime
     could not select device driver|UnexpectedAdmissionError.{0,200}nvidia|unresolvable CDI devices
@@ -75,23 +77,28 @@ RULES = (
     # the same where the container's process, docker or Slurm's container plugin says it
     line("image_platform", r"(?:\S+: )?(?:exec )?\S{0,200}:? ?(?:cannot execute binary file: )?exec format error"),
     line("driver_too_old", r".{0,400}nvidia-container-cli: requirement error: unsatisfied condition"),
-    line("gpu_runtime", r"""
-        (?:docker: )?Error response from daemon.{0,400}(?:nvidia|could not select device driver)|NVIDIA-SMI has failed
-        .{0,80}nvidia-container-cli: |Failed to initialize NVML: |No devices were found$"""),
-    line("image_missing", r"""
-        (?:slurmstepd\S*: error: )?(?:pyxis|enroot).{0,120}(?:manifest unknown|not found|does not exist|404|No such)
-        (?:docker: )?Error response from daemon.{0,200}(?:manifest (?:for|unknown)|repository does not exist)"""),
-    line("image_auth", r"""
-        (?:slurmstepd\S*: error: )?(?:pyxis|enroot).{0,120}(?:401|403|unauthorized|denied)
-        (?:docker: )?Error response from daemon.{0,200}(?:unauthorized|denied)"""),
-    line("image_rate_limit", r"""
-        (?:slurmstepd\S*: error: )?(?:pyxis|enroot).{0,120}(?:429|toomanyrequests|Could not resolve|timed out)
-        (?:docker: )?Error response from daemon.{0,200}(?:toomanyrequests|timeout|TLS handshake)"""),
+    line("gpu_runtime", rf"""
+        {DOCKER}.{{0,400}}(?:nvidia|could not select device driver)|NVIDIA-SMI has failed
+        .{{0,80}}nvidia-container-cli: |{PYXIS}.{{0,60}}Command not found: nvidia-container-cli
+        Failed to initialize NVML: |No devices were found$"""),
+    line("mount_failed", rf"""
+        {PYXIS}.{{0,40}}enroot-mount: |container creation failed: .{{0,400}}while mounting (?!image )"""),
+    line("container_start", rf"{PYXIS}.{{0,40}}enroot-\w+: |{PYXIS}: +mkdir: |container creation failed: "),
+    line("image_missing", rf"""
+        {PYXIS}.{{0,200}}(?:manifest unknown|not found|does not exist|404|No such)
+        {DOCKER}.{{0,200}}(?:manifest (?:for|unknown)|repository does not exist)
+        (?:.{{0,60}}: )?could not open image |: Image path .{{0,300}}doesn't exist"""),
+    line("image_auth", rf"""
+        {PYXIS}.{{0,200}}(?:401|403|unauthorized|(?<!permission )denied)|{DOCKER}.{{0,200}}(?:unauthorized|denied)"""),
+    line("image_rate_limit", rf"""
+        {PYXIS}.{{0,200}}(?:429|toomanyrequests|Could not resolve|timed out|error code: 50\d)
+        {DOCKER}.{{0,200}}(?:toomanyrequests|timeout|TLS handshake)"""),
     line("container_start", r"""
+        (?:slurmstepd\S*: error: )?(?:pyxis: couldn't start container|spank: required plugin spank_pyxis)
+        "\S+": executable file not found in \$PATH|exec /\.singularity\.d/actions/\S+ failed
         (?:\S+: ){0,3}(?:line \d+: )?(?:exec: )?"?\S+"?: (?:command not found|not found|cannot execute)
         (?:\S+: ){0,3}(?:line \d+: )?(?:exec: )?"?\S+"?: (?:Permission denied|No such file or directory)$
         (?:\S+: )?can't open file|exec \S+: no such file|python\S*: can't open file|slurmstepd: error: couldn't chdir
         (?:slurmstepd|srun): error: execve\(\): \S+: (?:No such file|Permission denied)
-        (?:slurmstepd\S*: error: )?pyxis: couldn't start container|.{0,40}enroot-switchroot: failed to execute
         (?:docker: )?Error response from daemon.{0,300}executable file not found""", confidence=0.75),
 )  # fmt: skip

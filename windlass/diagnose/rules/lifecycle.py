@@ -54,7 +54,9 @@ RULES = (
         {CANCELLED_AT}(?:PREEMPTION|JOB REQUEUE)|.{{0,80}}this job is preempted|.{{0,80}}DUE TO PREEMPTION
         .{{0,40}}Spot (?:instance )?interruption notice""", confidence=0.95),
     line("node_lost", rf"""
-        {CANCELLED_AT}NODE FAILURE|srun: error: Node failure on|.{{0,80}}DUE TO (?:NODE FAILURE|to SLURM_NODE)
+        {CANCELLED_AT}NODE FAILURE|srun: error: Node failure on
+        srun: error: Task launch for \S+ failed on node \S+: (?:Socket timed out|Communication|Zero Bytes|No route)
+        .{{0,80}}DUE TO (?:NODE FAILURE|to SLURM_NODE)
         .{{0,80}}The node with node id: \S+ and address.{{0,200}}(?:dead|failed)""", confidence=0.95),
     line("cancelled", r"""
         \$ (?:kubectl delete|scancel|windlass stop)\b|\S+ "[\w.-]+" (?:force )?deleted$""", confidence=0.7),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from windlass.diagnose.rules.shapes import ended, line, node, raised, slurm
+from windlass.diagnose.rules.shapes import by_launcher, ended, line, node, raised, slurm
 
 TORCH = r"""
     OutOfMemoryError|ResourceExhaustedError|RuntimeError|AcceleratorError|DistBackendError|CUDAError|CudaError
@@ -15,7 +15,7 @@ CUDA_FULL = r"""
     ^cuda runtime error \(2\)|^cudaMalloc(?:Async)? failed.{0,40}out of memory|CUDA_ERROR_OUT_OF_MEMORY
     ^(?:CUDA driver error|CUDA error|hip error).{0,6}out of memory|cudaErrorMemoryAllocation|^Allocation on device
     ^RESOURCE_EXHAUSTED.{0,400}(?:memory|alloc)|Failed to CUDA calloc|^OOM when allocating tensor
-    No available memory for the cache blocks"""
+    No available memory for the cache blocks|^Free memory on device .{0,60} is less than desired"""
 UNITS = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "bytes": 2**-30, "B": 2**-30, "TiB": 2**10, "GB": 1.0, "MB": 2**-10}
 AMOUNT = r"([\d.]{1,20}) (KiB|MiB|GiB|TiB|bytes|GB|MB|B)\b"
 
@@ -94,19 +94,18 @@ RULES = (
     raised("segfault", None, r"^DataLoader worker .{0,60}killed by signal: (?:Segmentation|Aborted)"),
     line("shm", r"""
         (?:ERROR: )?Unexpected bus error|Bus error(?: \(core dumped\))?$|Fatal Python error: Bus error
-        \S{0,80}line \d+: +\d+ Bus error|srun: error: \S+: tasks?.{0,60}: Bus error|.{0,60}Signal: Bus error
-        .{0,80}failed \(exitcode: -7\)""", confidence=0.75),
+        (?:\S{0,120}: )?line \d+: +\d+ Bus error|srun: error: \S+: tasks?.{0,60}: Bus error|.{0,60}Signal: Bus error
+        """, confidence=0.75),
+    line("shm", by_launcher("7", "SIGBUS"), confidence=0.75),
     line("host_oom", r"""
         (?:slurmstepd|srun)\S*: error: .{0,120}(?:oom[-_ ]?kill|Out Of Memory|exceeded (?:job |step )?memory)
         (?:slurmstepd\S*: error: )?.{0,40}Exceeded (?:job|step) memory limit|oom-kill:|.{0,80}invoked oom-killer
         (?:Memory cgroup o|O)ut of memory: Kill(?:ed)? process|.{0,120}OOM Killed
         .{0,60}killed due to (?:the node running low on memory|memory pressure)""", confidence=0.95),
     line("host_oom", r"""
-        Killed$|\S{0,120}line \d+: +\d+ Killed\b|terminate called after throwing an instance of 'std::bad_alloc'
+        Killed$|(?:\S{0,120}: )?line \d+: +\d+ Killed\b|terminate called after throwing an instance of 'std::bad_alloc'
         """, confidence=0.6),
-    line("host_oom", r"""
-        .{0,200}(?:failed \(exitcode: -9\)|died with <Signals\.SIGKILL|return code = -9\b|exited on signal 9\b)
-        """, confidence=0.5),
+    line("host_oom", by_launcher("9", "SIGKILL"), confidence=0.5),
     line("too_many_files", r"""
         OpenBLAS blas_thread_init: pthread_create failed|libgomp: Thread creation failed
         \S+: fork: (?:retry: )?Resource temporarily unavailable|.{0,80}fork failed: Resource temporarily"""),

@@ -57,6 +57,8 @@ RULES = (
         (?:connect|connection) to (?:the )?(?:GCS|head node|ray cluster).{0,60}(?:fail|timed)""", confidence=0.85),
     raised("cancelled", r"KeyboardInterrupt", confidence=0.6),
     raised("cancelled", r"SignalException", r"got signal: [12]\b", confidence=0.55),
+    raised("node_lost", r"Ray\w*Error|\w+DiedError|ObjectLostError", r"""
+        its node has died|node has crashed|node (?:was|is|has been marked) dead"""),
     # Echoes: another rank ended first.
     raised("echo", DIST, r"""
         remote process (?:has )?(?:exited|terminated)|ncclRemoteError|Connection (?:was )?(?:closed|reset) by
@@ -117,7 +119,8 @@ RULES = (
     near("collective_mismatch", ANY_SOFT, r"Mismatched collective detected|Message truncated ?: rece"),
     near("gpu_count", ANY_SOFT, r"Duplicate GPU detected"),
     near("nccl_efa", ANY_SOFT + " segfault", r"""
-        NET/OFI.{0,200}(?:fail|error|unable|no eligible|could ?n.t)|fi_[a-z_]+ .{0,60}(?:failed|error)
+        NET/OFI.{0,200}(?:fail|error|unable|no eligible|could ?n.t|unexpected|invalid|mismatch|time-?out|timed out)
+        fi_[a-z_]+ .{0,60}(?:failed|error)
         libfabric:.{0,200}(?:err|fail|unable|cannot)|Unable to register memory|No eligible providers
         efa_\w+.{0,100}(?:fail|err|unable)|EFA.{0,60}Couldn't enable endpoint|provider efa output empty"""),
     near("gpu_hardware", ANY_SOFT, r"""

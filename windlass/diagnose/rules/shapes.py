@@ -67,6 +67,15 @@ def line(name: str, pattern: str, *, confidence: float = 0.85) -> Rule:
     return Rule(name, "line", None, words(pattern, at_begin=True), confidence)
 
 
+def by_launcher(signal: str, name: str) -> str:
+    """For `line`: how torchrun, accelerate, DeepSpeed, Open MPI and MPICH report a rank that a signal ended."""
+    return rf"""
+        .{{0,200}}failed \(exitcode: -{signal}\)|.{{0,1000}}died with <Signals\.{name}\b
+        \[launch\.py:\d+:\w+\] .{{0,1000}}exits with return code = -{signal}$
+        (?:\w+ noticed that process .{{0,300}}exited on )?signal {signal} \(
+        YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .{{0,60}}\(signal {signal}\)|= +KILLED BY SIGNAL: {signal} """
+
+
 def near(name: str, of: str, pattern: str, *, confidence: float = 0.8) -> Rule:
     return Rule(name, "near", None, words(pattern), confidence, of=frozenset(of.split()))
 

@@ -6,7 +6,7 @@ from windlass.diagnose.rules.shapes import line, near, node, raised, refusal
 
 OS = r"""
     OSError|IOError|FileNotFoundError|BlockingIOError|RuntimeError|SafetensorError|Error|ArrowInvalid|Exception
-    CheckpointException|InternalTorchDynamoError|OperationalError|ENOSPC|HDF5\w*|UserError|StorageError
+    CheckpointException|InternalTorchDynamoError|InductorError|OperationalError|ENOSPC|HDF5\w*|UserError|StorageError
     ConnectionAbortedError|TimeoutError|ConnectionResetError|XetError|NotADirectoryError|PermissionError"""
 HUB = r"huggingface|hf\.co|the Hub|\bhub\b|hf_hub|modelscope"
 HUB_FRAMES = r"huggingface_hub|transformers/|datasets/|from_pretrained|load_dataset|snapshot_download|modelscope"
@@ -22,7 +22,10 @@ HTTP = r"""
     ProtocolError|RemoteDisconnected|EnvironmentError|NameResolutionError|ClientError|RuntimeError|ReadTimeoutError
     ConnectError|TimeoutError|ServerDisconnectedError|ClientResponseError|ClientPayloadError|IncompleteRead|ReadError
     RemoteProtocolError|ConnectionResetError|ClientOSError|ContentTypeError|FileNotFoundError|gaierror|URLError"""
-UNREACHED = r"Max retries|NewConnectionError|Name or service|resolve|unreachable|refused|timed out|Proxy|No route|SSL"
+TRACKER = r"wandb\.(?:\w+\.)*\w+Error|(?:\w+\.)*MlflowException"
+UNREACHED = (
+    r"Max retries|NewConnectionError|Name or service|(?<!/)resolve|unreachable|refused|timed out|Proxy|No route|SSL"
+)
 BUSY = r"429|50[0234]\b|Read timed out|Too Many|rate.?limit|Gateway Time|Service Unavailable|Internal Server Error"
 
 RULES = (
@@ -42,8 +45,9 @@ RULES = (
         test=lambda text: "404 Client Error" not in text and "is not a local folder" not in text),
     raised("hub_missing", r"""
         RepositoryNotFoundError|RevisionNotFoundError|EntryNotFoundError|RemoteEntryNotFoundError|HFValidationError
-        DatasetNotFoundError""", test=lambda text: "401" not in text[:200]),
+        DatasetNotFoundError|DisabledRepoError""", test=lambda text: "401" not in text[:200]),
     raised("hub_gated", r"RepositoryNotFoundError", confidence=0.6),
+    raised("user_arguments", r"HfHubHTTPError|BadRequestError", r"4(?:00|09|13|22) Client Error|Bad request"),
     raised("hub_rate_limit", HTTP, r"""
         (?:429|50\d) (?:Client|Server) Error|Too Many Requests|status code:? ?(?:429|50\d)|rate.?limit""",
         frames=HUB_FRAMES),
@@ -125,7 +129,8 @@ RULES = (
         (?:shape|size) (?:mismatch|of the param).{0,200}(?:checkpoint|saved)|Trying to set a tensor of shape
         checkpoint.{0,120}(?:does not match|mismatch|different (?:model|world|architecture|config))
         value from checkpoint .{0,60}not equal|checkpoint being loaded used a DP world size|ignore_mismatched_sizes
-        (?:shapes?|sizes?) .{0,80}(?:do not|does not|doesn't) match.{0,80}checkpoint"""),
+        (?:shapes?|sizes?) .{0,80}(?:do not|does not|doesn't) match.{0,80}checkpoint
+        shape mismatch for loaded"""),
     raised("checkpoint_damaged", None, r"""
         PytorchStreamReader failed|central directory|invalid load key|InvalidHeader|HeaderToo|MetadataIncompleteBuffer
         Error while deserializing|unexpected EOF
@@ -149,6 +154,11 @@ RULES = (
         ReadonlyFilesystem=? ?True|XFS .{0,60}(?:corruption|shutdown)|blk_update_request: I/O error|StorageReady=False
         """),
     refusal("store_access", r"Unable to locate credentials|NoSuchBucket"),
+    # a tracker of experiments
+    raised("store_access", TRACKER, r"returned error 40[13]|permission to access the requested resource"),
+    raised("store_transient", TRACKER, r"""
+        returned error 50\d|Run initialization has timed out|communicat\w+ with (?:wandb|backend)
+        API request to .{0,200} failed""", confidence=0.6),
     # some other service over HTTP: not the program's fault, and not the ranks' network
     raised("store_transient", r"""
         (?:requests|urllib3|httpx|httpcore|aiohttp)\.(?:\w+\.)*\w*(?:Connect\w*|Timeout|ProtocolError|MaxRetryError)\w*

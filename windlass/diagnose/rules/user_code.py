@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from windlass.diagnose.rules.shapes import line, raised
+from windlass.diagnose.rules.shapes import by_launcher, line, raised
 
 NAN = r"\b(?:nan|inf|infinite|infinity|non-?finite|not finite|diverged|divergence)\b"
+ARGPARSE = r"(?!slurmstepd|srun)\S{1,200}: error: "  # a program's own usage, not what Slurm says of its plugins
 STOPS = r"(?:stop|abort|exit|halt|terminat|quit)"
 PLAIN = r"""
     ValueError|RuntimeError|IndexError|KeyError|TypeError|AssertionError|OSError|StopIteration|Exception|PIL\.\w+
@@ -44,7 +45,7 @@ RULES = (
         Expected (?:object|value|a?n? ?array) .{0,60}json|inhomogeneous shape|Unable to allocate output buffer"""),
     raised("user_data", r"KeyError|IndexError|ValueError|TypeError", r"in DataLoader worker process", confidence=0.7),
     raised("user_data", PLAIN, frames=r"""
-        collate|__getitem__|dataset|data_loader|dataloader|tokenize|preprocess|/data/|json\.loads|read_record
+        __getitem__|dataset|data_loader|dataloader|tokenize|preprocess|/data/|json\.loads|read_record
         parse_row""",
         confidence=0.6),
     raised("user_code", r"RuntimeError|Exception", r"""
@@ -80,10 +81,10 @@ RULES = (
         TypeError|AttributeError|KeyError|IndexError|ValueError|AssertionError|Unsupported|InternalTorchDynamoError
         BackendCompilerFailed|LoweringException|ReferenceError|LookupError|OverflowError|InductorError
         TorchRuntimeError""", confidence=0.8),
-    line("user_arguments", r"""
+    line("user_arguments", rf"""
         Flags parsing error|In '\S+': Could not find '|No such option: |Could not override|Key '\S+' (?:is )?not in
-        \S{1,200}: error: (?:unrecognized arguments|the following arguments are required|argument |ambiguous option)
-        \S{1,200}: error: (?:one of the arguments|too few arguments|expected|invalid choice|.{0,40}required)
+        {ARGPARSE}(?:unrecognized arguments|the following arguments are required|argument |ambiguous option)
+        {ARGPARSE}(?:one of the arguments|too few arguments|expected|invalid choice|.{0,40}required)
         Error: (?:No such option|Invalid value|Missing (?:option|argument|parameter)|Got unexpected)
         error: (?:run file|unknown key|\S+ is not a key)""", confidence=0.9),
     line("user_import", r"""
@@ -93,9 +94,10 @@ RULES = (
         .{{0,20}}(?:nan|non-finite).{{0,40}}(?:detected|encountered|loss).{{0,80}}{STOPS}|Loss is (?:nan|inf)"""),
     line("segfault", r"""
         Segmentation fault(?: \(core dumped\))?|Fatal Python error: (?:Segmentation fault|Aborted|Illegal instruction)
-        \S{0,120}line \d+: +\d+ (?:Segmentation fault|Aborted|Illegal instruction)|.{0,40}Signal: Segmentation fault
+        (?:\S{0,120}: )?line \d+: +\d+ (?:Segmentation fault|Aborted|Illegal instruction)
+        .{0,40}Signal: Segmentation fault
         free\(\): invalid|double free or corruption|malloc\(\): |munmap_chunk\(\)|corrupted (?:size|double)
         Aborted \(core dumped\)|srun: error: \S+: tasks?.{0,60}: (?:Segmentation fault|Aborted)
-        !+ ?Segfault encountered|.{0,80}(?:failed \(exitcode: -11\)|return code = -11\b|exited on signal 11\b)
-        .{0,200}died with <Signals\.SIG(?:SEGV|ABRT|ILL)|.{0,60}Caught signal 11|\*\*\* SIGSEGV""", confidence=0.8),
+        !+ ?Segfault encountered|.{0,60}Caught signal 11|\*\*\* SIGSEGV""", confidence=0.8),
+    line("segfault", by_launcher("(?:4|6|11)", "SIG(?:SEGV|ABRT|ILL)"), confidence=0.8),
 )  # fmt: skip
