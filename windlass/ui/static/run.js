@@ -89,7 +89,11 @@ class RunPage {
       this.detail.row = row;
       this.showRow();
     }
-    if (gone.includes(`row ${this.id}`)) setText(this.reason, "The folder of this run is gone. What is shown was read before.");
+    if (gone.includes(`row ${this.id}`)) {
+      setText(this.reason, "The folder of this run is gone. What is shown was read before.");
+      this.reason.hidden = false;
+      return;
+    }
     if (row || changed[`view ${this.id}`]) this.refresh?.();
     if (changed[`logs ${this.id}`] !== undefined) this.logs?.grow();
   }
