@@ -114,6 +114,7 @@ def test_what_logs_and_names_hold_is_text(runs, open_tab):
     shutil.rmtree(hostile.path)  # while the page is open
     tab.wait_for("document.querySelector('main').textContent.includes('is gone')")
     assert tab.page.locator("figure[data-metric=loss] .uplot").count() == 1  # what was read stays
+    tab.complaints = [text for text in tab.complaints if "404" not in text]  # of a request that was under way
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

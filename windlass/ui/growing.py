@@ -32,9 +32,8 @@ class GrowingRecords:
         self.was_replaced = False
         try:
             file = self.path.open("rb")
-        except OSError:
-            self.was_replaced, self.at_end = self.offset > 0, True
-            self.offset, self._inode = 0, None
+        except OSError:  # not there yet, or its folder is being deleted: what was read stays
+            self.at_end = True
             return
         with file:
             about = os.fstat(file.fileno())

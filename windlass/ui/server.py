@@ -197,7 +197,7 @@ class Server:
         try:
             while True:
                 state = await run_sync(self._state, watched)
-                changed = {key: value for key, value in state.items() if sent.get(key) != value}
+                changed = {key: value for key, value in state.items() if key not in sent or sent[key] != value}
                 gone = [key for key in sent if key not in state]
                 if changed or gone:
                     spoke = time.monotonic()
@@ -217,11 +217,8 @@ class Server:
             return {f"row {run_id}": row for run_id, row in rows.items()}
         state: dict[str, Any] = {}
         for run_id in watched:
-            row = rows.get(run_id)
-            if row is None:
-                continue
-            state[f"row {run_id}"] = row
-            if row.get("folder") is None:
+            row = state[f"row {run_id}"] = rows.get(run_id)  # None: it is gone, also for a page that comes back
+            if row is None or row.get("folder") is None:
                 continue
             try:
                 view = self.library.view(run_id)

@@ -105,10 +105,9 @@ export class Charts {
     const answers = await Promise.all(
       this.ids.map((id) => this.fetch({ id, axis: this.axis, smooth: this.smooth || null, from, to }).catch(() => null)), // a run may be gone
     );
-    if (this.asked !== asked) return false; // somebody has zoomed since
-    this.answers = answers;
+    if (this.asked !== asked) return; // somebody has zoomed since
+    this.answers = answers.map((answer, index) => answer ?? this.answers?.[index] ?? null); // of one that is gone: what was read
     this.show();
-    return answers.every((answer) => !answer || answer.complete);
   }
 
   async fetch(parameters) {

@@ -43,7 +43,7 @@ export async function showComparison(main, ids) {
   await load();
   const refresh = throttled(load, 2000);
   watch(ids, (changed) => {
-    for (const [key, row] of Object.entries(changed)) if (key.startsWith("row ")) states.set(row.id, row.state);
+    for (const [key, row] of Object.entries(changed)) if (key.startsWith("row ")) states.set(key.slice(4), row?.state ?? "gone");
     showLegend();
     refresh();
   });

@@ -75,7 +75,7 @@ class RunPage {
     await curves;
     this.logs.load();
     this.file.load();
-    watch([this.id], (changed, gone) => this.change(changed, gone));
+    watch([this.id], (changed) => this.change(changed));
   }
 
   elsewhere() {
@@ -83,13 +83,17 @@ class RunPage {
     return h("div", { class: "card empty" }, "This run has no folder on this machine. Following it brings its numbers here:", h("br"), h("pre", {}, command));
   }
 
-  change(changed, gone = []) {
+  change(changed) {
     const row = changed[`row ${this.id}`];
     if (row) {
       this.detail.row = row;
       this.showRow();
     }
-    if (gone.includes(`row ${this.id}`)) setText(this.reason, "The folder of this run is gone. What is shown was read before.");
+    if (row === null) {
+      setText(this.reason, "The folder of this run is gone. What is shown was read before.");
+      this.reason.hidden = false;
+      return;
+    }
     if (row || changed[`view ${this.id}`]) this.refresh?.();
     if (changed[`logs ${this.id}`] !== undefined) this.logs?.grow();
   }
