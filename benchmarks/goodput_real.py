@@ -265,7 +265,16 @@ def report(folder: Path) -> int:
     records = list(read_json_lines(folder / FAULTS))
     kinds = {cause.name: cause for cause in (RANK_KILLED, POD_KILLED)}
     faults = [(record["time"], kinds[record["cause"]]) for record in records]
-    campaign = Campaign(RunFolder(Path(records[0]["run"])), faults)
+    folder_of_run = RunFolder(Path(records[0]["run"]))
+    trained = len(
+        [
+            one
+            for one in Campaign(folder_of_run, []).account().attempts
+            if one.parts["training"] or one.parts["repeated"]
+        ]
+    )
+    campaign = Campaign(folder_of_run, faults[: trained - 1])  # of one that was broken off, those that were made up for
+    faults = list(campaign.faults)
     calibrating = range(0, len(faults), CALIBRATE_EVERY)
     job = measured_job(campaign, calibrating)
     predicted, measured = predict(job, campaign), campaign.costs()

@@ -17,7 +17,7 @@ from windlass.trainer.distributed.peers import Standing, recent_collectives
 from windlass.trainer.state import TrainState
 
 EVERY_S = 30.0  # between two comparisons, at least
-NOTICE_S = 3.0  # for all ranks to learn after which step they measure
+NOTICE_S = 5.0  # for all ranks to learn after which step they measure: a message takes up to two
 SAMPLES = 32  # collectives that are compared
 MOST_RANKS = 64  # that a record lists; of more, the slowest few
 SLOWEST = 8
