@@ -142,15 +142,15 @@ class RunFolder:
             return None
         return real(record.get("time")) if record else None
 
-    def errors(self, attempt: int) -> list[dict[str, Any]]:
-        """The error files that ranks wrote in one attempt, the first one first."""
+    def errors(self, attempt: int | None = None) -> list[dict[str, Any]]:
+        """The error files that ranks wrote, in one attempt or at all, the first one first."""
         errors = []
         for path in self.logs.glob("rank-*.error.json"):
             try:
                 error = parse_record(path.read_bytes())
             except OSError:
                 continue
-            if error is not None and error.get("attempt") == attempt:  # one torn by a kill says nothing
+            if error is not None and attempt in (None, error.get("attempt")):  # one torn by a kill says nothing
                 errors.append(error)
         return sorted(errors, key=lambda error: real(error.get("time")) or 0.0)
 

@@ -56,6 +56,29 @@ def test_lines_for_files_and_pipes(folder, capsys):
     ]
 
 
+def test_a_rank_error_is_shown_before_the_job_has_ended(folder, capsys):
+    """A cluster takes its time to say so; ranks that lost a peer are no news beside the one that failed."""
+    old = {"rank": 0, "attempt": 1, "time": 1.0, "type": "KeyError", "traceback": "KeyError: 'old'\n"}
+    folder.rank_error(0).write_text(json.dumps(old))
+
+    class Failing(Ending):
+        def status(self, _job):
+            self.looks += 1
+            if self.looks == 2:
+                lost = {**old, "rank": 1, "time": 2.0, "traceback": "PeerLostError: rank 2\n", "retry": True}
+                wrong = {**old, "rank": 2, "time": 3.0, "traceback": "Traceback\n  line 1\nKeyError: 'new'\n"}
+                for error in (lost, wrong, {**wrong, "rank": 3, "time": 4.0}):
+                    self.folder.rank_error(error["rank"]).write_text(json.dumps(error))
+            if self.looks == 4:
+                shown.append(capsys.readouterr().out)
+            return JobStatus("failed" if self.looks == 4 else "running", exit_code=1)
+
+    shown: list[str] = []
+    Follower(folder).follow(Failing(folder), JobRef("kubernetes", "r", folder), Lines())
+    assert shown == ["rank 2 failed\nTraceback\n  line 1\nKeyError: 'new'\n"]
+    assert capsys.readouterr().out == ""
+
+
 def test_what_happened_between_two_looks_is_told_in_its_order(folder, capsys):
     """A short run is over before it is looked at again: its events stand in one file, its steps in another."""
 

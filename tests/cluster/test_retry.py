@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import time
 
 import pytest
@@ -13,6 +14,9 @@ from tests.cluster.test_survival import pod_on_expendable_node
 
 pytestmark = pytest.mark.cluster
 NAME = "unlucky"
+TRACEBACK = re.compile(
+    r'transformers.py", line 1, in <module>\n.*\nModuleNotFoundError: No module named .no_such_module.'
+)
 
 
 @pytest.fixture
@@ -70,12 +74,12 @@ def test_a_user_error_is_on_the_screen_at_once_and_not_tried_again(bench):
     code.mkdir()
     (code / "transformers.py").write_text("import no_such_module\n")
     asked = ("resources.nodes=1", "train.global_batch=2", "target.kubernetes.job=job", f"target.kubernetes.code={code}")
-    answer = bench.windlass("run", bench.file, "name=wrong", *asked)
-    ended = time.time()
-    assert answer.returncode == 1, answer
-    assert "ModuleNotFoundError: No module named 'no_such_module'" in answer.stderr
-    assert 'transformers.py", line 1, in <module>' in answer.stderr
+    with bench.following("run", bench.file, "name=wrong", *asked) as follower:
+        bench.wait(lambda: TRACEBACK.search(bench.said()), "the traceback on the screen", "wrong")
+        shown = time.time()
+        assert follower.wait(timeout=120) == 1, bench.said()
+    assert "error: ModuleNotFoundError: No module named 'no_such_module'\n  evidence  Traceback" in bench.said()
     folder = bench.run_folder("wrong")
-    assert ended - json.loads(folder.rank_error(0).read_text())["time"] < 10
+    assert shown - json.loads(folder.rank_error(0).read_text())["time"] < 10
     assert [one["event"] for one in events(folder, "launched", "retry", "restart")] == ["launched"]
     assert events(folder, "gave-up")[0]["class"] == "user_import"

@@ -29,7 +29,7 @@ from windlass.targets.kubernetes.pod.messages import (
     proof,
 )
 from windlass.targets.kubernetes.pod.verdict import NodeEnd, verdict
-from windlass.targets.launch.decision import Done
+from windlass.targets.launch.decision import Done, RankDeath
 
 PATIENCE = 60.0
 TOKEN = "secret of the submission"
@@ -376,8 +376,15 @@ ENDS = st.fixed_dictionaries(
         "errors": st.lists(st.dictionaries(st.sampled_from(NAMED), ANYTHING, max_size=4), max_size=3) | ANYTHING,
         "leaving": ANYTHING,
         "trouble": ANYTHING,
+        "out_of_memory": ANYTHING,
     },
 )
+
+
+def test_nothing_of_what_a_pod_reports_is_lost_on_the_way():
+    death, error = RankDeath(1, -9, "12:00"), {"rank": 1, "exit_code": 1, "time": 2.0, "error": "x"}
+    end = NodeEnd(0, -9, (death,), (error,), trouble=True, leaving=True, out_of_memory="the pod's memory limit")
+    assert end_of_node(json.loads(json.dumps(end.as_dict())), 0) == end
 
 
 @settings(deadline=None, max_examples=60)

@@ -29,6 +29,7 @@ from windlass.cli.output import (
     wrapped,
 )
 from windlass.common.files import real, whole, words
+from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec.compatibility import shown
 from windlass.targets.launch.decision import how_it_died
@@ -189,6 +190,8 @@ class Follower:
         self.metrics = Tail(folder.metrics, from_end=True)
         self.history = Tail(folder.history, from_end=True)
         self.logs = {path.name: Tail(path, from_end=True) for path in folder.logs.glob("rank-*.log")}
+        self.old_errors = folder.errors()
+        self.error_reported = False
 
     def follow(
         self, target: Target[Any], job: JobRef, news: Reporter, is_held: Callable[[JobStatus], bool] | None = None
@@ -209,6 +212,8 @@ class Follower:
         while True:
             status = target.status(job)  # before the reading, so that nothing written before the end is missed
             self._read(news)
+            if job.target != "local":  # whose end comes at once, with its error
+                self._report_error(news)
             if status.state == "running" and job.target != "local" and status.reason != hindrance:
                 reason = status.reason or f"all is well again (it was: {hindrance})"
                 hindrance = status.reason
@@ -243,9 +248,26 @@ class Follower:
         for _, report in sorted(reports, key=lambda pair: pair[0]):
             report()
 
+    def _report_error(self, news: Reporter) -> None:
+        """The first error that would come again, while a cluster has yet to say that the job has ended."""
+        if self.error_reported:
+            return
+        for error in self.folder.errors():
+            if not error.get("retry") and error not in self.old_errors:
+                self.error_reported = True
+                rank = whole(error.get("rank"))
+                news.say(plain(f"rank {rank} failed\n{_as_raised(error)}"), {"kind": "error", "rank": rank})
+                return
+
     def _step(self, record: dict[str, Any], news: Reporter) -> None:
         self.recent.append(record)
         news.step({**record, "seconds_left": seconds_left(self.recent)})
+
+
+def _as_raised(error: dict[str, Any]) -> str:
+    """The traceback of an error file; an error that is written for users goes without."""
+    raised = words(error.get("traceback"))
+    return raised.rstrip() if raised and error.get("type") != UserError.__name__ else str(UserError.from_dict(error))
 
 
 def _when(record: dict[str, Any]) -> float:

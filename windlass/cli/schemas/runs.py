@@ -301,6 +301,15 @@ class LogLineShown(Printed):
     text: str
 
 
+class ErrorLine(Printed):
+    """The error that a rank of a run on a cluster failed with, before the job has ended."""
+
+    kind: Literal["error"]
+    rank: int | None
+    text: str
+    """With its traceback."""
+
+
 class EventLine(BaseModel):
     """A record of history.jsonl, with a sentence for people. Its other keys depend on the event."""
 
@@ -321,7 +330,7 @@ class StateLine(Printed):
     pods: list[Pod] | None = None
 
 
-ProgressLine = StepLine | ValidationLine | LogLineShown | StateLine | EventLine
+ProgressLine = StepLine | ValidationLine | LogLineShown | ErrorLine | StateLine | EventLine
 
 
 class ListedRun(Printed):

@@ -195,6 +195,7 @@ def end_of_node(value: Any, node: int) -> NodeEnd | None:
         errors=tuple(_error(one) for one in errors[:MOST_ENTRIES] if isinstance(one, dict)),
         trouble=value.get("trouble") is True,
         leaving=value.get("leaving") is True,
+        out_of_memory=text(value.get("out_of_memory")) or None,
     )
 
 
