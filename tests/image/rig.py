@@ -22,8 +22,11 @@ PACKAGES = (
     *("dash", "coreutils", "grep", "sed", "findutils", "tar", "gzip", "diffutils", "libc-bin", "base-files", "dpkg"),
     *("apt", "libstdc++6", "python3", "python3-pip"),
 )
+# What a planned Dockerfile asks apt for: there already, so that no test asks the network.
+TOOLS = ("ca-certificates", "curl", "git", "gcc", "g++", "libc6-dev", "python3-dev")
 LEFT_OUT = tuple(f"/usr/share/{name}" for name in ("doc", "man", "locale", "info", "lintian", "bash-completion"))
 BASE = "localhost/machine:12"
+BASE_WITH_TOOLS = "localhost/machine-with-tools:12"
 USER, PASSWORD = "keeper", "open-sesame-4711"
 PASSWORD_HASH = "$2b$05$1B75gPMHKEw/bEzFRNjvtecv5ocoffbc4Nvn0bl3ttfzuddGs67Su"
 
@@ -72,21 +75,28 @@ class Workplace:
 
     def make_base(self, wheels: list[Wheel]) -> str:
         """The base image; pip in it knows only the given wheels, so that no test asks the network."""
-        context = self.folder / "base"
+        return self._make_base(BASE, PACKAGES, wheels, "/wheels")
+
+    def make_base_with_tools(self, wheels: str) -> str:
+        """The base image with a compiler; pip in it knows only the wheels at an address."""
+        return self._make_base(BASE_WITH_TOOLS, (*PACKAGES, *TOOLS), [], wheels)
+
+    def _make_base(self, tag: str, packages: tuple[str, ...], wheels: list[Wheel], links: str) -> str:
+        context = self.folder / tag.split("/")[1].replace(":", "-")
         context.mkdir()
-        write_root(context / "root.tar")
+        write_root(context / "root.tar", packages)
         make_index(context / "wheels", wheels)
         make_apt_repository(context / "debs", "make")
         (context / "sources.list").write_text("deb [trusted=yes] file:/debs ./\n")
-        (context / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+        (context / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {links}\n")
         (context / "Dockerfile").write_text(
             "FROM scratch\nADD root.tar /\nCOPY wheels /wheels\nCOPY debs /debs\nCOPY pip.conf /etc/pip.conf\n"
             "COPY sources.list /etc/apt/sources.list\n"
             "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
             "ENV PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1\n"
         )
-        self.tool("buildah", "build", "--quiet", "--tag", BASE, str(context))
-        return BASE
+        self.tool("buildah", "build", "--quiet", "--tag", tag, str(context))
+        return tag
 
     def close(self) -> None:
         subprocess.run(
@@ -99,9 +109,9 @@ class Workplace:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def write_root(archive: Path) -> None:
-    """The files of PACKAGES and of all that they depend on, as dpkg knows them, and dpkg's record of them."""
-    chosen = closure(PACKAGES)
+def write_root(archive: Path, packages: tuple[str, ...]) -> None:
+    """The files of some packages and of all that they depend on, as dpkg knows them, and dpkg's record of them."""
+    chosen = closure(packages)
     listed = _output("dpkg", "--listfiles", *sorted(chosen)).splitlines()
     files: set[str] = set()
     for name in listed:

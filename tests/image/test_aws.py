@@ -119,6 +119,7 @@ def project(aws):
     }
     role = f"arn:aws:iam::{ACCOUNT}:role/{WANTED.name}"
     lower["source"]["buildspec"] = lower["source"].pop("buildSpec")
+    aws("ecr").create_repository(repositoryName=WANTED.repository)
     aws("codebuild").create_project(name=WANTED.name, serviceRole=role, **lower)
     return CloudWorkshop(Cloud(WANTED.name, WANTED.bucket, REGION), wait=lambda seconds: None)
 

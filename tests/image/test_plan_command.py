@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 
 import pytest
 
+from tests.image.score import CASES, recorded_index
 from windlass.cli.main import run_command
 
 RUN = "model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\nresources: {instance: p5.48xlarge}\n"
@@ -92,3 +95,104 @@ def test_from_cluster_reads_the_labels_of_the_nodes(plan, monkeypatch):
     assert code == 0
     assert (value["node"]["driver"], value["node"]["origin"]) == ("570.86.15", "1 node of the cluster")
     assert value["choices"][1]["value"] == "2.14.1+cu126"
+
+
+@pytest.fixture
+def case(tmp_path, monkeypatch, capfd):
+    """Judge a case of tests/image/cases by the recorded answers of the index, as a user would: code, stdout, stderr."""
+    cache = tmp_path / "cache" / "windlass" / "index"
+    cache.mkdir(parents=True)
+    recorded_index(cache)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_DEFAULT_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(name, *arguments):
+        folder = tmp_path / name
+        if not folder.exists():
+            shutil.copytree(CASES / name, folder, ignore=shutil.ignore_patterns("expect.json"))
+        monkeypatch.chdir(folder)
+        capfd.readouterr()
+        code = run_command(["image", "plan", "Dockerfile", "--no-resolve", "--platform", "linux/amd64", *arguments])
+        return int(code), *capfd.readouterr()
+
+    return call
+
+
+REQUIREMENTS = ("034-index-line-inside-requirements", "--gpu", "a10g", "--driver", "535.183.01")
+
+
+def test_a_dockerfile_alone_is_judged_and_left_as_it_is(case, tmp_path):
+    code, out, _ = case(*REQUIREMENTS)
+    assert code == 1
+    assert "error: Dockerfile:5 (reqs/common.txt:2): torch 2.3.1+cpu on linux/amd64 is a build for CPUs alone" in out
+    assert "+torch==2.3.1+cu121\n" in out
+    assert out.endswith("nothing is left after it\n")
+    original = CASES / REQUIREMENTS[0] / "reqs" / "common.txt"
+    assert (tmp_path / REQUIREMENTS[0] / "reqs" / "common.txt").read_text() == original.read_text()
+
+
+def test_the_patch_applies_with_git_and_leaves_nothing(case, tmp_path):
+    code, diff, _ = case(*REQUIREMENTS, "--diff")
+    assert code == 1
+    subprocess.run(["git", "apply", "-"], input=diff, text=True, check=True, cwd=tmp_path / REQUIREMENTS[0])
+    code, out, _ = case(*REQUIREMENTS)
+    assert (code, out) == (0, "Dockerfile: no conflicts found\n")
+
+
+def test_the_healed_files_go_beside(case, tmp_path):
+    case(*REQUIREMENTS, "-o", "healed")
+    folder = tmp_path / REQUIREMENTS[0]
+    assert (folder / "healed" / "Dockerfile.windlass").read_text() == (folder / "Dockerfile").read_text()
+    assert "torch==2.3.1+cu121\n" in (folder / "healed" / "reqs" / "common.txt").read_text()
+
+
+def test_strict_fails_on_what_could_not_be_checked(case, tmp_path):
+    sound = ("066-matched-set", "--gpu", "h100", "--driver", "570.86")
+    assert case(*sound, "--strict")[0] == 0
+    with open(tmp_path / sound[0] / "Dockerfile", "a") as file:
+        file.write("RUN pip install -r gone.txt\n")
+    code, out, err = case(*sound)
+    assert (code, out) == (0, "Dockerfile: no conflicts found\n")
+    assert "not checked: Dockerfile:6: gone.txt is not in the context" in err
+    assert case(*sound, "--strict")[0] == 1
+    value = json.loads(case(*sound, "--strict", "--json")[1])
+    assert any("gone.txt" in one for one in value["unchecked"])
+
+
+def test_no_index_is_said_and_is_no_conflict(tmp_path, monkeypatch, capfd):
+    for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12-bookworm\nRUN pip install --no-cache-dir torch==2.15.0\n")
+    code = run_command(["image", "plan", "Dockerfile", "--gpu", "h100", "--driver", "580.95"])
+    out, err = capfd.readouterr()
+    assert (int(code), out) == (0, "Dockerfile: no conflicts found\n")
+    assert "not checked: Dockerfile:2: the index cannot be reached: http://127.0.0.1:9/simple" in err
+
+
+CLONE = b"git clone https://h/x"
+ODD = {
+    "empty": (b"", 2, "error: nothing can be built from Dockerfile: there is no FROM"),
+    "no FROM": (b"RUN true\n", 2, "error: nothing can be built from Dockerfile: there is no FROM"),
+    "binary": (b"\x89PNG\r\n\x1a\n\x00\xff", 2, "error: the Dockerfile Dockerfile cannot be read"),
+    "scratch": (b"FROM scratch\nCOPY a /a\n", 0, "Dockerfile: no conflicts found"),
+    "CRLF": (b"FROM python:3.12-slim\r\nRUN true && \\\r\n  " + CLONE + b"\r\n", 1, "Dockerfile:3: git "),
+    "heredoc": (b"FROM python:3.12-slim\nRUN <<EOF\ntrue\n" + CLONE + b"\nEOF\n", 1, "Dockerfile:4: git "),
+    "ARG": (b"# syntax=docker/dockerfile:1\nARG V=3.12\nFROM python:${V}-slim\nRUN " + CLONE, 1, "Dockerfile:4: git "),
+    "no value": (b"FROM python:$V\n", 0, "not checked: Dockerfile:1: python:$V: an ARG has no value"),
+    "ONBUILD": (b"FROM python:3.12-slim\nONBUILD RUN " + CLONE, 0, "not checked: Dockerfile:2: ONBUILD runs in"),
+    "typo": (b"FROM python:3.12-slim\nRUNN " + CLONE, 0, "not checked: Dockerfile:2: RUNN is no instruction"),
+    "huge": (b"FROM python:3.12-slim\n" + b"RUN true && true\n" * 10_000, 0, "Dockerfile: no conflicts found"),
+}
+
+
+@pytest.mark.parametrize(("content", "code", "said"), ODD.values(), ids=ODD)
+def test_odd_files(tmp_path, monkeypatch, capfd, content, code, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Dockerfile").write_bytes(content)
+    found = run_command(["image", "plan", "Dockerfile", "--gpu", "h100", "--driver", "580.95", "--no-resolve"])
+    out, err = capfd.readouterr()
+    assert int(found) == code, out + err
+    assert said in out + err

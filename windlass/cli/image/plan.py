@@ -175,6 +175,8 @@ def _check(
                         fix="windlass image plan RUN.yaml    chooses one") from None  # fmt: skip
     files = text_files(context, leave_out=(path.name,)) if context.is_dir() else {}
     healed = heal(Texts(text, files, path.name), node, index, arguments=arguments, target=target)
+    if not healed.before.trace.states:
+        raise UserError(f"nothing can be built from {path}: {healed.before.unknown[0]}")
     if out:
         changed = healed.patched.changed_files(healed.texts)
         _write(out, {"Dockerfile.windlass": healed.patched.dockerfile or "", **changed})

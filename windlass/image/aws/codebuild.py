@@ -104,7 +104,7 @@ class CloudWorkshop:
                     raise
                 raise UserError(
                     f"there is no CodeBuild project {self.cloud.project} in {self.cloud.region}",
-                    fix="windlass image infrastructure --apply    makes it; without --apply it is only shown",
+                    fix="windlass image infrastructure    prints the CloudFormation template that makes it",
                 ) from None
         return str(started["build"]["id"])
 

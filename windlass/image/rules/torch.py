@@ -86,15 +86,18 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
     checked = base.repository.endswith("nvidia/cuda") or (base.family == "torch" and base.has_nvcc)
     if not checked or not base.cuda or base.cuda == "cpu" or not native or torch_found:
         return
-    accepted = facts()["driver_branches"]["accepted"].get(base.cuda, [])
-    if Version(native) < Version(base.cuda) and version_of(driver).major not in accepted:
-        if "NVIDIA_REQUIRE_CUDA" in case.trace.final.exported or "NVIDIA_DISABLE_REQUIRE" in case.trace.final.variables:
-            return
+    if "NVIDIA_REQUIRE_CUDA" in case.trace.final.exported or "NVIDIA_DISABLE_REQUIRE" in case.trace.final.variables:
+        return
+    accepted = facts()["driver_branches"]["accepted"].get(base.cuda)
+    if accepted is None and Version(native) < Version(base.cuda):
+        case.trace.unknown.append(
+            f"{case.base_where()}: which drivers {base.image} accepts is not in the table; {driver} has CUDA {native}"
+        )
+    elif accepted is not None and Version(native) < Version(base.cuda) and version_of(driver).major not in accepted:
         yield case.error(
             "base-needs-driver",
             f"{base.image} is refused by NVIDIA's container runtime: it wants a driver with CUDA {base.cuda}, "
-            f"or one of "
-            f"the branches {', '.join(map(str, accepted))}; {driver} has CUDA {native}",
+            f"or one of the branches {', '.join(map(str, accepted))}; {driver} has CUDA {native}",
             case.base_where(),
         )
 

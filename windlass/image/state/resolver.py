@@ -178,7 +178,12 @@ class Index:
             sources[stub.name] = stub.version
             question = replace(question, stubs=(*question.stubs, stub))
         told = "\n".join(line for line in done.splitlines() if not line.startswith("warning:")).strip()
-        checked = "No solution found" in told and not UNREACHABLE.search(told)
+        if UNREACHABLE.search(told):
+            address = re.search(r"https?://[^\s`'\")]+", told)
+            cause = told.splitlines()[-1].replace("cause:", "").strip()
+            told = f"the index cannot be reached: {address[0] if address else ''} {cause}"
+            return Answer(trouble=told, checked=False, notes=notes, unknown=unknown)
+        checked = "No solution found" in told
         checked = checked and not (unknown and re.search("not found|no version", told))
         return Answer(trouble=told, checked=checked, notes=notes, unknown=unknown)
 
@@ -414,4 +419,8 @@ def _key(kind: str, value: Any) -> str:
 
 
 def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windlass" / "index"
+    """One folder for each choice of the machine's own index: another index has other answers."""
+    own = _environment(os.environ)
+    indexes = [own[name] for name in ("UV_DEFAULT_INDEX", "UV_INDEX") if own.get(name)]
+    folder = f"index-{_key('machine', indexes)[:8]}" if indexes else "index"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windlass" / folder

@@ -58,6 +58,9 @@ PROVIDES = {  # Debian's package → programs
     "ninja-build": {"ninja"}, "python3-dev": {"headers"}, "python-is-python3": set(), "git-lfs": {"git"},
     "python3-full": {"pip"},
 }  # fmt: skip
+INSTALL_NOTHING = (
+    *("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "VOLUME", "HEALTHCHECK", "SHELL", "STOPSIGNAL", "MAINTAINER", "FROM"),
+)
 CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
 
 
@@ -73,7 +76,7 @@ def walk(
     walker = _Walker(texts, node, index, dockerfile, dict(arguments or {}))
     final = dockerfile.stage(target)
     if final is None:
-        return Trace([], unknown=["there is no FROM in the Dockerfile"])
+        return Trace([], unknown=[f"there is no stage {target}" if dockerfile.stages else "there is no FROM"])
     walker.trace.final_stage = final.number
     used = _used_stages(dockerfile, final.number)
     walker.trace.used_stages = used
@@ -181,6 +184,12 @@ class _Walker(Installer):
             for command in run_commands(one, self.texts.name, state.variables):
                 if command.after != "||":
                     self._command(command)
+        elif one.keyword == "ONBUILD":
+            self.trace.unknown.append(
+                f"{self._where(one.first)}: ONBUILD runs in images that are built on this one"
+            )
+        elif one.keyword not in INSTALL_NOTHING:
+            self.trace.unknown.append(f"{self._where(one.first)}: {one.keyword[:20]} is no instruction of a Dockerfile")
 
     def _copy(self, one: Instruction) -> None:
         state = self.state
