@@ -69,7 +69,9 @@ class Quantity:
 TIMES = {
     "step": Quantity(6.0, "Llama 3 405B: 16M tokens a step on 16,384 GPUs at 400 TFLOP/s each (its table 4)"),
     "detect crash": Quantity(
-        8.0, "a killed rank to the decision: 3 to 16 s on two busy cores (benchmarks/goodput_real.py)", measured=True
+        8.0,
+        "a killed rank to the decision: 2 s on free cores, 13 s (median) at a load of 30 (benchmarks/goodput_real.py)",
+        measured=True,
     ),
     "detect silence": Quantity(
         50.0, "Kubernetes notices a lost node after 40 to 50 s (docs/kubernetes.md)", measured=True
