@@ -211,6 +211,18 @@ def test_a_link_that_swallows_what_is_sent_is_reported(ring, capsys, monkeypatch
     assert json.loads(capsys.readouterr().out.removeprefix(inside.MARK))["error"]
 
 
+def test_a_pod_that_asks_whether_another_is_there_is_not_measured(ring, capsys):
+    ring.close()
+    receiver = inside.Receiver()
+    receiver.start()
+    inside.connect("127.0.0.1").close()
+    inside.send("127.0.0.1")
+    receiver.join(timeout=30)
+    receiver.server.close()
+    links = [json.loads(line.removeprefix(inside.MARK)) for line in capsys.readouterr().out.splitlines()]
+    assert [(link["check"], link["origin"], link["gbit_s"] > 0) for link in links] == [("link", 1, True)]
+
+
 def test_a_node_without_ipv6_is_tried_over_ipv4(ring, monkeypatch):
     ring.close()
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)

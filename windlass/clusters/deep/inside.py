@@ -20,9 +20,12 @@ MARK = "WINDLASS-DEEP "
 PORT = 29650  # the ring; collectives meet at the next one
 SECONDS = 2.0
 PATIENCE = 120.0
+SILENT_TRIES = 4  # of five seconds each, to a pod that does not even refuse
+LATE_SECONDS = 30.0  # for a pod that is there to send what it has to send
 CHUNK = 1 << 20
 SIZES = (1 << 20, 1 << 24, 1 << 26)  # bytes of an all-reduce
 ROUNDS = 5
+LONGEST = 5.0  # seconds of an all-reduce: over a slow network larger ones are left out
 
 
 def report(check: str, **facts: object) -> None:
@@ -65,34 +68,63 @@ class Receiver(threading.Thread):
             self.server = socket.create_server(("", PORT), family=socket.AF_INET6, dualstack_ipv6=True)
         else:  # a kernel without IPv6
             self.server = socket.create_server(("", PORT))
-        self.server.settimeout(PATIENCE)
 
     def run(self) -> None:
-        origin = (index() - 1) % int(os.environ["WINDLASS_DEEP_PODS"])
         try:
-            connection, _ = self.server.accept()
-            connection.settimeout(SECONDS * 10)
-            received, begin = 0, time.monotonic()
-            while chunk := connection.recv(CHUNK):
-                received += len(chunk)
-            seconds = max(time.monotonic() - begin, 1e-6)
-            report("link", origin=origin, gbit_s=round(received * 8 / seconds / 1e9, 4))
+            while not (received := self._receive()):
+                pass  # somebody who asks whether this pod is there
+            report("link", origin=before(), gbit_s=received)
         except OSError as error:
-            report("link", origin=origin, error=f"nothing came: {error}")
+            report("link", origin=before(), error=f"nothing came: {error}")
+
+    def _receive(self) -> float | None:
+        connection, _ = self.server.accept()
+        connection.settimeout(SECONDS * 10)
+        received, begin = 0, time.monotonic()
+        while chunk := connection.recv(CHUNK):
+            received += len(chunk)
+        return round(received * 8 / max(time.monotonic() - begin, 1e-6) / 1e9, 4) if received else None
+
+    def wait(self) -> None:
+        """Until the pod before this one has sent, or is there and has not: without waiting for what cannot come."""
+        self.join(SECONDS)
+        address = resolve(name_of(before())) if self.is_alive() else None
+        problem = f"no connection within {LATE_SECONDS:.0f} s from a pod that is there"
+        if address:
+            try:
+                connect(address).close()
+                self.join(LATE_SECONDS)
+            except OSError as error:
+                problem = str(error)
+        if self.is_alive():
+            report("link", origin=before(), error=f"nothing came: {problem}")
+
+
+def before() -> int:
+    return (index() - 1) % int(os.environ["WINDLASS_DEEP_PODS"])
+
+
+def connect(address: str) -> socket.socket:
+    """To the ring's port of a pod. One whose container has not started refuses; silence is a network that drops."""
+    begin, silent = time.monotonic(), 0
+    while True:
+        try:
+            return socket.create_connection((address, PORT), timeout=5.0)
+        except OSError as error:
+            silent += isinstance(error, TimeoutError)
+            if silent >= SILENT_TRIES or time.monotonic() - begin > PATIENCE:
+                raise
+            time.sleep(1.0)
 
 
 def send(address: str) -> None:
     """To the next pod of the ring, for some seconds."""
-    to, begin = (index() + 1) % int(os.environ["WINDLASS_DEEP_PODS"]), time.monotonic()
-    while True:
-        try:
-            connection = socket.create_connection((address, PORT), timeout=5.0)
-            break
-        except OSError as error:
-            if time.monotonic() - begin > PATIENCE:
-                report("port", to=to, port=PORT, error=str(error))
-                return
-            time.sleep(1.0)
+    to = (index() + 1) % int(os.environ["WINDLASS_DEEP_PODS"])
+    try:
+        connection = connect(address)
+    except OSError as error:
+        report("port", to=to, port=PORT, error=str(error))
+        return
     with connection:
         connection.settimeout(SECONDS * 10)
         until, chunk = time.monotonic() + SECONDS, bytes(CHUNK)
@@ -180,7 +212,7 @@ def rank() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group(backend)
     world = dist.get_world_size()
-    for size in SIZES:
+    for size, larger in zip(SIZES, (*SIZES[1:], 0), strict=True):
         values = torch.full((size // 4,), float(dist.get_rank() + 1), device=device)
         dist.all_reduce(values)
         expected = world * (world + 1) / 2
@@ -204,6 +236,10 @@ def rank() -> None:
                 wrong=wrong,
                 gbit_s=round(moved / median / 1e9, 4),
             )
+        slowest = torch.tensor([median], device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)  # all ranks stop at the same size
+        if float(slowest) * larger / size > LONGEST:
+            break
     dist.destroy_process_group()
 
 
@@ -216,7 +252,7 @@ def main() -> None:
         following = resolve(name_of((index() + 1) % num_pods))
         if following:
             send(following)
-        receiver.join(PATIENCE)
+        receiver.wait()
     if os.environ.get("WINDLASS_DEEP_FOLDER"):
         disk(os.environ["WINDLASS_DEEP_FOLDER"])
     if first or num_pods == 1:

@@ -121,7 +121,7 @@ def _collectives(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
     if not tried:
         yield Result("all-reduce", "fail", "no all-reduce was tried", "no pod came that far; the checks above say why")
     right = [line for line in tried if "error" not in line and not line["wrong"]]
-    large = [line for line in right if line["bytes"] >= LARGE]
+    large = [line for line in right if line["bytes"] >= LARGE] or right  # over a slow network none was tried
     if large and len(right) == len(tried):
         best = max(float(line["gbit_s"]) for line in large)
         yield Result(

@@ -107,7 +107,14 @@ def _pod_spec(needs: Needs, name: str) -> Object:
         "volumeMounts": [mount for mount in trained.get("volumeMounts") or () if mount["name"] in kept],
     }
     secret_free = [entry for entry in container["env"] if not _needs_our_secret(entry)]
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {LABEL: name}},
+    }
     return {
+        "topologySpreadConstraints": [spread],  # small pods too try as many nodes as they can
         **{key: value for key, value in spec.items() if key not in ("initContainers", "containers", "volumes")},
         "containers": [{**container, "env": secret_free}, *beside],
         "volumes": volumes,

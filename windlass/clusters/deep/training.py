@@ -26,11 +26,13 @@ def train(run_file: str, overrides: Sequence[str], access: Access) -> Result:
     name = f"deep-check-{secrets.token_hex(3)}"
     place = {"context": access.context, "namespace": access.namespace}
     target = run.target.model_dump(mode="json", exclude_unset=True)
+    gpus = run.resources.gpus_per_node
+    ranks = run.resources.nodes * (run.resources.processes_per_node or (8 if gpus is None else max(gpus, 1)))
     values = {
         "name": name,
         "model": {"preset": "llama-tiny"},
         "data": {"source": "corpus:austen", "sequence_length": 128},
-        "train": {"steps": STEPS, "global_batch": 8 * run.resources.nodes * 8},
+        "train": {"steps": STEPS, "global_batch": 8 * ranks},
         "resources": run.resources.model_dump(mode="json", exclude_unset=True),
         "image": run.image.model_dump(mode="json", exclude_unset=True),
         "target": {**target, "kubernetes": {**target.get("kubernetes", {}), **place}},
@@ -46,6 +48,7 @@ def train(run_file: str, overrides: Sequence[str], access: Access) -> Result:
             subprocess.run([*windlass, "stop", name], capture_output=True, timeout=60)
             return Result("training", "fail", f"a tiny model was not trained within {PATIENCE_SECONDS} s")
         if done.returncode == 0:
+            subprocess.run([*windlass, "stop", name], capture_output=True, timeout=60)  # its objects in the cluster
             subprocess.run([*windlass, "rm", name, "--yes"], capture_output=True, timeout=60)
             return Result("training", "pass", f"a tiny model was trained for {STEPS} steps on the run's own nodes")
         return Result(
