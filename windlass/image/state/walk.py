@@ -185,9 +185,7 @@ class _Walker(Installer):
                 if command.after != "||":
                     self._command(command)
         elif one.keyword == "ONBUILD":
-            self.trace.unknown.append(
-                f"{self._where(one.first)}: ONBUILD runs in images that are built on this one"
-            )
+            self.trace.unknown.append(f"{self._where(one.first)}: ONBUILD runs in images that are built on this one")
         elif one.keyword not in INSTALL_NOTHING:
             self.trace.unknown.append(f"{self._where(one.first)}: {one.keyword[:20]} is no instruction of a Dockerfile")
 
