@@ -16,6 +16,7 @@ from tests.image.score import CASES, Score, load, recorded_index, score_case
 from windlass.image.heal import heal
 from windlass.image.judge import judge
 from windlass.image.read.texts import Texts
+from windlass.image.rules.packages import _sentence
 
 NAMES = sorted(one.name for one in CASES.iterdir() if (one / "expect.json").is_file())
 
@@ -93,6 +94,31 @@ def test_what_is_not_understood_is_said(index):
     assert "Dockerfile:1: the base image example.com/team/base:3 is not known" in unknown
     assert "gone.txt is not in the context" in unknown
     assert "setup.sh is not in the context" in unknown
+
+
+def test_what_the_table_does_not_have_is_said(index):
+    texts, node, _ = load(CASES / "066-matched-set")
+    assert judge(texts, node, index).unknown == ()
+    assert judge(texts, replace(node, gpu="RTX 9999"), index).unknown == (
+        "the GPU RTX 9999 is not in the table: whether torch has code for it",
+    )
+    newer = Texts("FROM nvidia/cuda:13.9.0-devel-ubuntu24.04\n")
+    (drivers,) = judge(newer, replace(node, driver="580.95"), index).unknown
+    assert drivers.startswith("Dockerfile:1: which drivers nvidia/cuda:13.9.0-devel-ubuntu24.04 accepts is not in the")
+    old = Texts("FROM nvidia/cuda:13.2.1-devel-ubuntu24.04\n")
+    assert judge(old, replace(node, driver="580.95"), index).findings == ()
+    (refused,) = judge(old, replace(node, driver="575.51"), index).errors
+    assert refused.id == "base-needs-driver"
+
+
+def test_a_contradiction_is_told_in_one_sentence():
+    told = (
+        "error: No solution found when resolving dependencies\n"
+        "  cause: Because torchaudio==2.7.0 depends on torch==2.7.0 and you require torch==2.8.0, we can conclude\n"
+        "    that your requirements and torchaudio==2.7.0 are incompatible.\n"
+        "    And because you require torchaudio==2.7.0, we can conclude that your requirements are unsatisfiable."
+    )
+    assert _sentence(told) == "torchaudio==2.7.0 depends on torch==2.7.0 and you require torch==2.8.0"
 
 
 def test_a_gpu_decides(index):

@@ -9,6 +9,7 @@ from windlass.image.facts.node import Node
 from windlass.image.judge import Verdict, judge
 from windlass.image.read.texts import Texts
 from windlass.image.rules import Finding, Repair
+from windlass.image.state.model import Package
 from windlass.image.state.resolver import Index
 
 MOST_REPAIRS = 8  # more than any file needed; each costs a resolution
@@ -86,5 +87,11 @@ def _moved(before: Verdict, after: Verdict) -> set[str]:
         for prefix, environment in old.items()
         for name, package in environment.packages.items()
         if package.pinned and prefix in new and package.version
-        and (other := new[prefix].packages.get(name)) and other.version != package.version
+        and (other := new[prefix].packages.get(name)) and not _same(package, other)
     }  # fmt: skip
+
+
+def _same(before: Package, after: Package) -> bool:
+    """A pin of a step that could not be resolved says nothing of the build: 2.6.0 may have become 2.6.0+cu124."""
+    unresolved = before.wheel == ""
+    return after.version == before.version or (unresolved and after.public == before.version)

@@ -194,8 +194,10 @@ def _sentence(trouble: str) -> str:
     text = " ".join(trouble.split())
     text = re.sub(r"^error: No solution found when resolving dependencies cause: ", "", text)
     text = re.sub(r"\s*hint: Wheels are required for.*$", "", text)
-    text = re.sub(r", we can conclude that (your )?requirements are unsatisfiable\.?", "", text)
-    return text[:400]
+    text = re.sub(r", we can conclude that (?:your )?requirements are unsatisfiable\.?", "", text)
+    first, *more = text.removeprefix("Because ").split(", we can conclude that ")
+    short = not more or (len(more) == 1 and re.search(r"And because you require \S+$", more[0]))
+    return (first if short else text)[:400]
 
 
 def _blamed(step: Step, trouble: str) -> Wanted | None:

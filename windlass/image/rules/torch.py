@@ -46,9 +46,16 @@ def cpu_only(case: Case) -> Iterator[Finding]:
 def gpu_code(case: Case) -> Iterator[Finding]:
     """torch's build has no code for the GPU."""
     capability = case.node.capability
+    if case.node.gpu and capability is None:
+        case.trace.unknown.append(f"the GPU {case.node.gpu} is not in the table: whether torch has code for it")
     for _, torch in torch_environments(case):
         known = release(torch.public) if torch.version else None
         build = known.build(torch.cuda) if known and torch.cuda and torch.cuda != "cpu" else None
+        if capability and build is None and torch.cuda != "cpu":
+            case.trace.unknown.append(
+                f"{torch.where}: torch {torch.version} with CUDA {torch.cuda or 'unknown'} is not in the table: "
+                f"whether it has code for {case.node.gpu}"
+            )
         if not capability or not build or build.runs_on(capability, case.node.platform):
             continue
         compiled = " ".join(build.architectures(case.node.platform) or ())
