@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.outputs import WrongOutputError, check_printed, check_value, command_in, outputs_of
-from windlass.cli import output, schemas
+from windlass.cli import output
 from windlass.cli.main import cli
-from windlass.cli.schemas import OUTPUTS, schema_of
+from windlass.cli.schemas import OUTPUTS, runs, schema_of
 from windlass.image.registry.overlay import Overlay
 from windlass.image.registry.reference import ImageReference
 from windlass.targets.kubernetes.network import Finding
@@ -110,10 +110,10 @@ def fields(kind):
 
 def test_what_only_clusters_and_registries_print_is_made_of_what_the_code_has():
     """Fast tests do not see these outputs; the tests with clusters validate them whole."""
-    assert set(schemas.Pod.model_fields) == fields(PodRow)
-    assert set(schemas.NetworkCheck.model_fields) == fields(Finding)
-    assert set(schemas.StepLine.model_fields) == fields(StepMetrics) | {"kind", "seconds_left"}
-    assert set(schemas.Status.model_fields) == fields(JobStatus)
+    assert set(runs.Pod.model_fields) == fields(PodRow)
+    assert set(runs.NetworkCheck.model_fields) == fields(Finding)
+    assert set(runs.StepLine.model_fields) == fields(StepMetrics) | {"kind", "seconds_left"}
+    assert set(runs.Status.model_fields) == fields(JobStatus)
     used = {"pod": "a-0", "node": "n", "node_rank": 0, "tokens_per_s": None, **inside.usage()}
     use = {"name": "a", "step": 1, "steps": 2, "tokens_per_s": 3.5, "pods": [used]}
     check_value(use, outputs_of("top", []), "top")
