@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from tests.outputs import WrongOutputError, check_printed, check_value, command_in, outputs_of
 from windlass.cli import output
 from windlass.cli.main import cli
-from windlass.cli.schemas import OUTPUTS, runs, schema_of
+from windlass.cli.schemas import OUTPUTS, SCHEMA_VERSION, runs, schema_of
 from windlass.image.registry.overlay import Overlay
 from windlass.image.registry.reference import ImageReference
 from windlass.targets.kubernetes.network import Finding
@@ -46,7 +46,7 @@ def test_every_command_with_json_has_a_schema_and_no_other():
 def test_the_schema_is_one_and_unknown_keys_are_allowed():
     schema = schema_of(OUTPUTS)
     Draft202012Validator.check_schema(schema)
-    assert schema["schema_version"] == schemas.SCHEMA_VERSION
+    assert schema["schema_version"] == SCHEMA_VERSION
     listed = Draft202012Validator(schema_of([one for one in OUTPUTS if one.name == "ls"]))
     assert listed.is_valid([ROW])
     assert listed.is_valid([{**ROW, "new_in_a_later_version": 1}])
