@@ -120,15 +120,10 @@ def sources(places: tuple[str, ...] = ()) -> Sources:
 
 
 def goodput_of(folder: RunFolder) -> float | None:
-    """Seconds of the steps that count, over all seconds from the first launch to the newest record."""
-    from windlass.common.files import read_json_lines, real
-    from windlass.runfolder import steps_of
+    """The share of its time that trained, as `windlass show` counts it."""
+    from windlass.cli.runs import summary
 
-    steps = steps_of(folder).values()
-    times = [when for record in read_json_lines(folder.history) if (when := real(record.get("time"))) is not None]
-    times += [when for record in steps if (when := real(record.get("time"))) is not None]
-    paid = max(times) - min(times) if times else 0.0
-    return min(1.0, sum(real(record.get("step_s")) or 0.0 for record in steps) / paid) if steps and paid > 0 else None
+    return summary.goodput_of(folder, under_way=False).goodput
 
 
 def verdict_of(folder: RunFolder) -> dict[str, Any]:
