@@ -57,6 +57,9 @@ def test_an_image_is_built_proven_pushed_and_pulled_back(project, registry, work
     )
     assert said.strip() == "first"
 
+    tested = project.result("test", pushed["pinned"], "--level", "quick", "--builder", "podman")
+    assert (tested["image"], tested["passed"]) == (pushed["pinned"], True)
+
     again = project.result("push", "my.yaml", "--to", f"{registry.host}/team/train")
     assert again["already_there"]
     assert again["digest"] == digest

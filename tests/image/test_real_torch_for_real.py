@@ -73,7 +73,7 @@ def test_a_planned_image_with_torchs_own_wheel_trains_and_comes_back_by_digest(
     pushed = bench.result("push", "my.yaml")
     assert pushed["pinned"] == f"{name}@{pushed['digest']}"
     again = elsewhere.result("test", pushed["pinned"], "--level", "standard", "--builder", "podman")
-    assert again["passed"]
+    assert (again["image"], again["passed"]) == (pushed["pinned"], True)
     assert again["loaded"]["torch"] == built["proof"]["loaded"]["torch"]
     print(json.dumps({"built": built["proof"], "pushed": pushed, "again": again}))
 
