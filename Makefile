@@ -20,7 +20,7 @@ RUN ?= examples/demo.yaml
 NAME ?= demo
 
 .PHONY: help setup demo test test-fast test-campaigns test-slurm test-image test-cluster test-gpu test-architectures test-oldest-torch \
-	lint docs bench bench-gpu bench-wheels bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick
+	lint docs bench bench-gpu bench-wheels bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick check-cluster
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | awk -F'\t' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ stop: setup  ## windlass stop NAME=my
 
 logs-follow: setup  ## windlass logs NAME=my --follow
 	$(BIN)/windlass logs $(NAME) --follow
+
+check-cluster: setup  ## whether the current cluster can train
+	$(BIN)/windlass cluster check
 
 validate-setup: setup  ## whether this machine can train
 	$(BIN)/windlass doctor
