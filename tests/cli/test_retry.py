@@ -11,7 +11,7 @@ from windlass.cli.runs.retry import overrides_of_decisions, wait_before
 from windlass.common.files import read_json_lines
 from windlass.diagnose.decision import verdict_of
 from windlass.diagnose.facts import Facts
-from windlass.diagnose.remedies import KEPT, amount, may_edit, remedy_for
+from windlass.diagnose.remedies import amount, may_edit, remedy_for
 from windlass.runfolder import RunFolder, steps_of
 from windlass.spec import load_run, parse_run
 
@@ -25,6 +25,7 @@ def on_kubernetes(**options):
     return run_with(target={"kind": "kubernetes", "kubernetes": options})
 
 
+EFA_NODES = [{"metadata": {"name": "n1"}, "status": {"allocatable": {"vpc.amazonaws.com/efa": "4"}}}]
 NODES = [{"metadata": {"name": "n1"}, "status": {"allocatable": {"memory": "8Gi", "cpu": "4"}}}]
 
 
@@ -49,7 +50,8 @@ def asks_for(**requests):
         ("host_oom", on_kubernetes(memory="6Gi"), asks_for(), {"target.kubernetes.memory": "7372Mi"}),
         ("host_oom", on_kubernetes(memory="8Gi"), asks_for(), None),
         ("host_oom", run_with(), Facts(), None),
-        ("efa_unavailable", on_kubernetes(), asks_for(), {"target.kubernetes.efa": 0}),
+        ("efa_unavailable", on_kubernetes(), asks_for(), None),  # none at all: TCP is nobody's wish
+        ("efa_unavailable", on_kubernetes(), Facts.read({"nodes": EFA_NODES}), {"target.kubernetes.efa": 4}),
         ("shm", on_kubernetes(shm="64Mi"), asks_for(), {"target.kubernetes.shm": "128Mi"}),
         ("taint", on_kubernetes(), asks_for(), None),
         ("image_missing", on_kubernetes(), asks_for(), None),
@@ -67,7 +69,6 @@ def test_what_a_run_computes_is_nobodys_to_edit():
         assert not may_edit([key, "train.micro_batch"])
     assert may_edit(["train.micro_batch"])
     assert [amount(one) for one in ("2", "500m", "64Gi", "1k", "much", None)] == [2, 0.5, 64 * 2**30, 1000, 0, 0]
-    assert all(kept for kept in KEPT)
 
 
 def test_decisions_hold_until_somebody_changes_the_run_file(windlass, tmp_path):

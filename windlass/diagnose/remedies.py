@@ -77,9 +77,9 @@ def _more_memory(run: Run, facts: Facts) -> Remedy | None:
 
 
 def _as_many_interfaces(facts: Facts) -> Remedy | None:
-    if not facts.nodes:
-        return None
     have = int(_most(facts.nodes, EFA))
+    if not have:  # the plugin is missing, or the nodes are others: training over TCP is nobody's wish
+        return None
     return Remedy({"target.kubernetes.efa": have}, f"each pod asks for {have} EFA interfaces, as the nodes have")
 
 

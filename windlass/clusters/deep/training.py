@@ -48,9 +48,15 @@ def train(run_file: str, overrides: Sequence[str], access: Access) -> Result:
             subprocess.run([*windlass, "stop", name], capture_output=True, timeout=60)
             return Result("training", "fail", f"a tiny model was not trained within {PATIENCE_SECONDS} s")
         if done.returncode == 0:
-            subprocess.run([*windlass, "stop", name], capture_output=True, timeout=60)  # its objects in the cluster
-            subprocess.run([*windlass, "rm", name, "--yes"], capture_output=True, timeout=60)
-            return Result("training", "pass", f"a tiny model was trained for {STEPS} steps on the run's own nodes")
+            trained = f"a tiny model was trained for {STEPS} steps on the run's own nodes"
+            for clean_up in (["stop", name], ["rm", name, "--yes"]):  # its objects in the cluster, its folder here
+                left = subprocess.run([*windlass, *clean_up], capture_output=True, text=True, timeout=60)
+                if left.returncode:
+                    fix = f"windlass {' '.join(clean_up)}"
+                    return Result(
+                        "training", "warn", f"{trained}; it could not be taken away", _error(left.stderr), fix
+                    )
+            return Result("training", "pass", trained)
         return Result(
             "training", "fail", "a tiny model could not be trained", _error(done.stderr), f"windlass why {name}"
         )
