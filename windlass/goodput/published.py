@@ -70,7 +70,7 @@ TIMES = {
     "step": Quantity(6.0, "Llama 3 405B: 16M tokens a step on 16,384 GPUs at 400 TFLOP/s each (its table 4)"),
     "detect crash": Quantity(
         8.0,
-        "assumed: killed rank to decision, measured 2 s on free cores, 13 s at a load of 30 (benchmarks/goodput_real.py)",
+        "assumed: killed rank to decision, measured 2 s idle, 13 s at a load of 30 (benchmarks/goodput_real.py)",
     ),
     "detect silence": Quantity(
         50.0, "Kubernetes notices a lost node after 40 to 50 s (docs/kubernetes.md)", measured=True
