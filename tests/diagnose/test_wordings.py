@@ -209,6 +209,8 @@ CASES.append(("preempted",{"pods":[pod(phase="Failed",state=exited(143))],"event
 CASES.append(("preempted",{"pods":[pod(phase="Failed",reason="Terminated",message="Pod was terminated in response to imminent node shutdown.")]}))
 CASES.append(("node_lost",{"pods":[pod(phase="Running",state={"running":{}},conditions=[{"type":"DisruptionTarget","status":"True","reason":"DeletionByTaintManager","message":"Taint manager: deleting due to NoExecute taint"}])],"nodes":[{"metadata":{"name":"node-a"},"spec":{"taints":[{"key":"node.kubernetes.io/unreachable","effect":"NoExecute"}]},"status":{"conditions":[{"type":"Ready","status":"Unknown","reason":"NodeStatusUnknown","message":"Kubelet stopped posting node status."}]}}]}))
 CASES.append(("time_limit",{"job":{"kind":"Job","metadata":{"name":"train"},"status":{"conditions":[{"type":"Failed","status":"True","reason":"DeadlineExceeded","message":"Job was active longer than specified deadline"}]}}}))
+CASES.append(("preempted",{"pods":[pod(phase="Failed",state=exited(143))],"events":[event("Evicted","Evicted pod: Underutilized")]}))
+printed("store_access","google.api_core.exceptions.Forbidden: 403 GET https://storage.googleapis.com/storage/v1/b/data?projection=noAcl: sa@p.iam.gserviceaccount.com does not have storage.buckets.get access to the Google Cloud Storage bucket.")
 workload("queue_wait","QuotaReserved","False","Pending","couldn't assign flavors to pod set worker: insufficient unused quota for nvidia.com/gpu in flavor h100, 8 more needed")
 workload("queue_never","QuotaReserved","False","Inadmissible","LocalQueue team-queue doesn't exist")
 workload("preempted","Evicted","True","Preempted","Preempted to accommodate a workload (UID: abc, JobUID: def) due to prioritization in the ClusterQueue")

@@ -100,8 +100,8 @@ HEADER = re.compile(r"\s*(?:\+ |\| )*(?:traceback +: )?(?:Exception Group )?Trac
 FRAME = re.compile(r'[\s>]*(?:\| )*File "(?P<file>[^"]{1,500})", line (?P<line>\d+)(?:, in (?P<function>.{1,200}))?')
 RAISED = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.){0,12}[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$", re.DOTALL)
 BARE_EXCEPTION = re.compile(
-    r"(?P<type>(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt|Fault|NotFound"
-    r"|Timeout)): (?P<message>\S.*)$"
+    r"(?P<type>(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt|Fault|NotFound|Timeout)"
+    r"|(?:[a-z_]\w*\.){1,12}(?:exceptions?|errors?)\.[A-Z]\w*): (?P<message>\S.*)$"
 )
 CAUSE_LINK = "The above exception was the direct cause of the following exception"
 CONTEXT_LINK = "During handling of the above exception, another exception occurred"

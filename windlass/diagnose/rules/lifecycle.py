@@ -15,7 +15,7 @@ RULES = (
         DeletionByTaintManager|EvictionByEvictionAPI|Drain\w*|TaintManagerEviction|InterruptionNotice|Rebalance\w*
         Evict""", r"""
         preempt|spot|reclaim|interrupt|shut ?down|drain|evict(?:ion)? API|maintenance|rebalance|higher.priority
-        fair sharing""", confidence=0.9),
+        fair sharing|Underutilized|Drifted|Consolidat|Evicted pod: Empty""", confidence=0.9),
     ended("preempted", r"""
         Preempted|Preempting|PreemptionBy\w+|EvictedDueToPreempted|EvictedByPreemption|SpotInterruption\w*|Shutdown
         NodeShutdown|EvictionByEvictionAPI|InCohort\w+|InClusterQueue""", confidence=0.85),
