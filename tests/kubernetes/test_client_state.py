@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.common.files import append_json_line
+from windlass.common.quantities import parse_quantity, show_quantity
 from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.manifests.capacity import charge, node_room, why_not
-from windlass.targets.kubernetes.manifests.cluster_facts import parse_quantity, show_quantity
 from windlass.targets.kubernetes.manifests.request import PodLayout
 from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import newest_by_node, pod_of

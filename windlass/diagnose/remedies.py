@@ -6,10 +6,10 @@ model or its global batch. Fewer sequences at once means more accumulated, and r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from windlass.common.quantities import parse_quantity
 from windlass.diagnose.decision import Remedy
 from windlass.diagnose.facts import Facts, Node
 from windlass.diagnose.verdict import Verdict
@@ -18,8 +18,6 @@ from windlass.spec import Run
 KEPT = ("data.", "image.", "model.", "target.kubernetes.image", "train.global_batch")
 SHARE = 0.9  # of what a node can give: the rest is for its daemons
 MEMORY, CPU, EFA = "memory", "cpu", "vpc.amazonaws.com/efa"
-UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-UNITS |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", start=1)}
 
 
 def remedy_for(verdict: Verdict, run: Run, facts: Facts) -> Remedy | None:
@@ -97,8 +95,10 @@ def _most(nodes: Iterable[Node], resource: str) -> float:
 
 def amount(quantity: str | None) -> float:
     """A quantity of Kubernetes as a number; 0 of what is none."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]{0,2})", quantity or "")
-    return float(match[1]) * UNITS[match[2]] if match and match[2] in UNITS else 0.0
+    try:
+        return parse_quantity(quantity or "0")
+    except ValueError:
+        return 0.0
 
 
 def _written(resource: str, number: float) -> str:

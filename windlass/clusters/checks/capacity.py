@@ -8,9 +8,10 @@ from typing import Any
 from windlass.clusters.needs import EFA, GPU, Needs
 from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.common.quantities import parse_quantity, show_quantity
 from windlass.targets.kubernetes.api.http import Object
 from windlass.targets.kubernetes.manifests.capacity import requests, why_not
-from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, PLURALS, parse_quantity, show_quantity
+from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, PLURALS
 
 
 def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:

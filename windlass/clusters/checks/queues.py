@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from windlass.clusters.needs import Needs
 from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.common.quantities import parse_quantity, show_quantity
 from windlass.targets.kubernetes.api.discovery import KUEUE
 from windlass.targets.kubernetes.api.http import Object
 from windlass.targets.kubernetes.manifests.capacity import COUNTED, requests
-from windlass.targets.kubernetes.manifests.cluster_facts import parse_quantity, show_quantity
 
 
 def kueue(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:

@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Iterator
 
+from windlass.common.quantities import parse_quantity, show_quantity
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.api.discovery import kueue_version, no_namespace
@@ -13,7 +14,7 @@ from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import NO_WEBHOOK, Api, Object
 from windlass.targets.kubernetes.jobfile import object_path, plural_of
 from windlass.targets.kubernetes.manifests.capacity import requests
-from windlass.targets.kubernetes.manifests.cluster_facts import ServedKind, parse_quantity, show_quantity
+from windlass.targets.kubernetes.manifests.cluster_facts import ServedKind
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest
 
 NO_DRY_RUN = "does not support dry run"

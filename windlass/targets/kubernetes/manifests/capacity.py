@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windlass.targets.kubernetes.manifests.cluster_facts import parse_quantity, show_quantity
+from windlass.common.quantities import parse_quantity, show_quantity
 
 Amounts = dict[str, float]
 ENDED = ("Succeeded", "Failed")

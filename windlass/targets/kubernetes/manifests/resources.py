@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from windlass.catalog.instances import Instance, instance
+from windlass.common.quantities import parse_quantity
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.manifests.capacity import tolerates
-from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, NodeFacts, parse_quantity
+from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, NodeFacts
 from windlass.targets.protocol import with_ranks
 
 GPU = "nvidia.com/gpu"
