@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from windlass.errors import UserError
+from windlass.spec.loading import parse_run
 from windlass.spec.run import Run
 
 # What may change between two attempts of one run without changing what it computes: how long it goes, what is
@@ -44,7 +45,7 @@ def adopt(requested: Run, earlier: Run) -> Run:
         section, name = key.split(".")
         if values[section][name] is None:
             values[section][name] = before[section][name]
-    return Run.model_validate(values)
+    return parse_run(values, source=f"the run {earlier.name} as it began")
 
 
 Changes = dict[str, tuple[Any, Any]]  # by key: the value there was, the value there is
