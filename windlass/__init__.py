@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from windlass.api.runs import load as load
     from windlass.api.runs import plan_run as plan_run
     from windlass.api.runs import submit as submit
+    from windlass.api.training import train as train
     from windlass.errors import UserError as UserError
     from windlass.spec import Run as Run
 
@@ -35,8 +36,9 @@ _PLACES = {
     "load": "windlass.api.runs",
     "plan_run": "windlass.api.runs",
     "submit": "windlass.api.runs",
+    "train": "windlass.api.training",
 }
-__all__ = ["Job", "Run", "UserError", "dry_run", "job", "jobs", "load", "plan_run", "submit"]
+__all__ = ["Job", "Run", "UserError", "dry_run", "job", "jobs", "load", "plan_run", "submit", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -174,7 +174,7 @@ def shown_run(
         name=job.name,
         folder=str(job.folder.path),
         **status.as_dict(),
-        model=run.model.preset or run.model.path,
+        model=run.model.label,
         started=history.began,
         seconds=history.seconds(time.time()) if is_timed else None,
         summary=summarize(job.folder, history),

@@ -78,4 +78,4 @@ def _settle(run: Run, gpu_name: str | None) -> tuple[Run, Hardware | None]:
 def _why_unknown(run: Run, hardware: Hardware | None) -> str:
     if hardware is None:
         return "no GPU is known: give --gpu H200 or --instance p5.48xlarge"
-    return f"the layout of {run.model.preset or run.model.path} is not known before it is built"
+    return f"the layout of {run.model.label} is not known before it is built"

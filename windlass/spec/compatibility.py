@@ -14,7 +14,7 @@ from windlass.spec.run import Run
 QUIET_KEYS = frozenset(
     f"train.{key}"
     for key in (
-        *("log_every", "validate_every", "validation_sequences", "early_stopping", "tensorboard"),
+        *("log_every", "validate_every", "validation_sequences", "early_stopping", "tensorboard", "callbacks"),
         *("micro_batch", "compile", "fused_head", "bf16_weights", "lean_blocks"),
     )
 )
@@ -96,7 +96,7 @@ def _all_differences(earlier: Run, now: Run) -> Changes:
 def _is_free(key: str) -> bool:
     parts = key.split(".")
     free = QUIET_KEYS | STEERING_KEYS
-    return ".".join(parts[:2]) in free or parts[0] in FREE_SECTIONS or key == "name"
+    return ".".join(parts[:2]) in free or parts[0] in FREE_SECTIONS or key in ("name", "code")
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
