@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
+import re
 import sys
 import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import windlass
+from windlass.api.schemas import OUTPUTS, SCHEMA_VERSION, Output, schema_of
 from windlass.cli.reference import Key, options_of_targets, sections
-from windlass.cli.schemas import OUTPUTS, SCHEMA_VERSION, Output, schema_of
 from windlass.diagnose.classes import CLASSES
 from windlass.diagnose.facts import schema as facts_schema
 from windlass.spec import Run
@@ -182,6 +185,31 @@ def why_page() -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
 
 
+REFERENCE, END_OF_REFERENCE = "<!-- reference: written by `make docs` -->", "<!-- end of reference -->"
+
+
+def python_page() -> str:
+    """docs/python.md with the functions of `import windlass` and the methods of a job, from their docstrings."""
+    functions = [name for name in windlass.__all__ if inspect.isfunction(getattr(windlass, name))]
+    entries = [(f"windlass.{name}", getattr(windlass, name)) for name in functions]
+    methods = {name: value for name, value in vars(windlass.Job).items() if not name.startswith("_") and value.__doc__}
+    entries += [(f"Job.{name}", value) for name, value in methods.items()]
+    lines: list[str] = []
+    for name, value in entries:
+        signature = _signature(value) if inspect.isfunction(value) else ""
+        lines += [f"**`{name}{signature}`**", "", inspect.getdoc(value) or "", ""]
+    text = (DOCS / "python.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(REFERENCE)
+    body = "\n".join(lines)
+    return f"{before}{REFERENCE}\n\n{body}{END_OF_REFERENCE}{rest.partition(END_OF_REFERENCE)[2]}"
+
+
+def _signature(function: Any) -> str:
+    """Annotations are text, and shown without their quotes."""
+    shown = re.sub(r"""(?<=: |> )(['"])(.*?)\1(?=[,) ]|$)""", r"\2", str(inspect.signature(function)))
+    return re.sub(r"^\(self(, )?", "(", shown)
+
+
 def pages() -> dict[Path, str]:
     return {
         DOCS / "run-file.md": run_file_page(),
@@ -191,6 +219,7 @@ def pages() -> dict[Path, str]:
         ROOT / "ARCHITECTURE.md": architecture_page(),
         DOCS / "facts.schema.json": json.dumps(facts_schema(), indent=2) + "\n",
         DOCS / "why.md": why_page(),
+        DOCS / "python.md": python_page(),
     }
 
 

@@ -34,7 +34,7 @@ class DataSection(Section):
     source: str = "hf:allenai/c4"
     """`corpus:austen` (shipped) · a folder of token shards (`windlass data tokenize`) · JSONL, CSV, text or parquet
     files (a path or a glob; tokenized once into a cache) · either of them as `s3://BUCKET/…` · `hf:NAME` (a `datasets`
-    source, streamed)."""
+    source, streamed) · `python:my.module:dataset` (your own, docs/extending.md)."""
     sources: tuple[MixedSource, ...] = ()
     """Several sources instead of one, mixed by weight: `[{source: shards, weight: 3}, {source: "hf:NAME"}]`."""
     cache_gib: Annotated[float, Field(gt=0.0)] = 200.0

@@ -6,6 +6,7 @@ import hashlib
 
 import torch
 
+from windlass.common import own_code
 from windlass.errors import ExitCode
 from windlass.plan.schedule import learning_rate
 from windlass.runfolder import RunFolder
@@ -55,7 +56,8 @@ def train(
 ) -> ExitCode:
     """Train a resolved run to its last step, or until all ranks agree to stop."""
     state = begin(run, prepared, folder, ranks, faults, preemption, peers)
-    callbacks = [callback(state) for callback in CALLBACKS]
+    own = [own_code.load(path, "train.callbacks") for path in run.train.callbacks]
+    callbacks = [callback(state) for callback in (*CALLBACKS, *own)]
     for callback in callbacks:
         callback.on_start(state)
     end = state.step if state.stopping else run.train.steps
