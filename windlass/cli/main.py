@@ -152,6 +152,7 @@ def _as_user_error(error: click.ClickException) -> UserError:
         error.format_message(),
         fix=f"{context.command_path} --help" if context else None,
         exit_code=ExitCode.BAD_INPUT,
+        error_code="usage",
     )
 
 
@@ -192,6 +193,7 @@ def _as_bug(error: Exception) -> UserError:
         f"unexpected {type(error).__name__}: {error}",
         evidence=f"the traceback is in {file.name}",
         exit_code=ExitCode.FAILED,
+        error_code="unexpected",
     )
 
 

@@ -254,17 +254,11 @@ def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
 
 
 def _move_aside(prepared: Prepared, *, yes: bool, as_json: bool) -> None:
-    import sys
-
+    from windlass.cli.output import must_be_asked
     from windlass.cli.preparation import move_aside
 
     if not yes:
-        if not sys.stdin.isatty():
-            raise UserError(
-                f"--fresh would move {prepared.folder.path} aside",
-                cause="nobody can be asked: stdin is not a terminal",
-                fix="--fresh --yes",
-            )
+        must_be_asked(f"--fresh would move {prepared.folder.path} aside", fix="--fresh --yes")
         click.confirm(f"Move {prepared.folder.path} aside and start anew?", abort=True)
     aside = move_aside(prepared.folder)
     click.echo(f"the old run is now {aside.path}", err=as_json)
