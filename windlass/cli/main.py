@@ -39,6 +39,7 @@ COMMANDS = {
     "ckpt": ("windlass.cli.runs.ckpt:ckpt", "List, verify, fetch and export checkpoints."),
     "data": ("windlass.cli.data:data", "Data: fetch, tokenize to shards, inspect."),
     "image": ("windlass.cli.image:image", "Images: plan, build, test, push."),
+    "agent": ("windlass.agent.command:agent", "Coding agents: an MCP server, skills."),
     "doctor": ("windlass.cli.doctor:doctor", "Say whether this machine can train."),
     "schema": ("windlass.cli.schema:schema", "Print the schema of the run file."),
     "completion": ("windlass.cli.completion:completion", "Print the completion script of a shell."),
