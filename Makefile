@@ -28,7 +28,7 @@ help:  ## this list
 setup: $(READY)  ## make .venv with everything in it
 
 $(READY): pyproject.toml constraints.txt
-	PYTHON=$(PYTHON) tools/setup $(VENV) -c constraints.txt -e '.[train,tensorboard,k8s,aws,image,ui,flash,dev]'
+	PYTHON=$(PYTHON) tools/setup $(VENV) -c constraints.txt -e '.[train,tensorboard,k8s,aws,image,ui,mcp,flash,dev]'
 	@touch $@
 
 demo: setup  ## train a small Llama on two processes, kill one, watch it recover
@@ -82,8 +82,9 @@ lint: setup  ## style, types, and which room may import which
 	$(BIN)/mypy --strict windlass
 	$(BIN)/lint-imports
 
-docs: setup  ## write the reference pages anew, from the code
+docs: setup  ## write the reference pages anew, from the code, and build the site; a dead link fails
 	$(BIN)/python tools/make_docs.py
+	$(BIN)/mkdocs build --quiet
 
 bench: setup  ## measure: tokenizing, saving, training, resuming
 	$(BIN)/python -m benchmarks

@@ -210,6 +210,46 @@ def _signature(function: Any) -> str:
     return re.sub(r"^\(self(, )?", "(", shown)
 
 
+SYMPTOMS = {
+    "resources": "It waits: there is no room for it",
+    "lifecycle": "It waits, was stopped or was taken away",
+    "access": "It may not",
+    "image": "The image cannot be pulled or does not fit",
+    "user": "Settings, data or code",
+    "infra": "Nodes, GPUs, network, storage",
+    "training": "It trains, and the numbers go wrong",
+    "unknown": "Nobody can say yet",
+}
+AGAIN = {"yes": "yes", "no": "no", "wait": "when it is its turn", "policy": "as [the policy](retry.md) says"}
+
+
+def troubleshooting_page() -> str:
+    """The classes of failure by what a user sees first."""
+    lines = [
+        "# Troubleshooting by symptom",
+        "",
+        "Written by `make docs` from the rules of `windlass why`.",
+        "",
+        "```sh",
+        "windlass why my                      # the cause, its evidence, and what to do",
+        "windlass show my --history           # everything that happened, and what was decided",
+        "windlass logs my --tail 100",
+        "windlass why pytorchjob/NAME -n NAMESPACE   # a job that windlass did not launch",
+        "```",
+        "",
+        "`why` names one of the classes below. What it takes as evidence, and how sure it is: [why](why.md).",
+        "*Again* says whether `windlass run` tries it again by itself.",
+    ]
+    for kind, symptom in SYMPTOMS.items():
+        lines += ["", f"## {symptom}", "", "| what happened | what to do | again | class |", "|---|---|---|---|"]
+        lines += [
+            f"| {_cell(one.cause)} | {_cell(one.fix)} | {AGAIN[one.retry]} | `{one.name}` |"
+            for one in CLASSES.values()
+            if one.kind == kind
+        ]
+    return "\n".join(lines) + "\n"
+
+
 def pages() -> dict[Path, str]:
     return {
         DOCS / "run-file.md": run_file_page(),
@@ -220,6 +260,7 @@ def pages() -> dict[Path, str]:
         DOCS / "facts.schema.json": json.dumps(facts_schema(), indent=2) + "\n",
         DOCS / "why.md": why_page(),
         DOCS / "python.md": python_page(),
+        DOCS / "troubleshooting.md": troubleshooting_page(),
     }
 
 

@@ -17,8 +17,15 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+CODES = {ExitCode.BAD_INPUT: "bad-input", ExitCode.PREEMPTED: "preempted", ExitCode.INTERRUPTED: "interrupted"}
+
+
 class UserError(Exception):
-    """Something the user can act on: what happened, the evidence, the cause and the command that fixes it."""
+    """Something the user can act on: what happened, the evidence, the cause and the command that fixes it.
+
+    `error_code` is a short word for programs, which may branch on it; the sentences may change. docs/exit-codes.md
+    lists the words.
+    """
 
     def __init__(
         self,
@@ -28,6 +35,7 @@ class UserError(Exception):
         cause: str | None = None,
         fix: str | None = None,
         exit_code: ExitCode = ExitCode.BAD_INPUT,
+        error_code: str | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
@@ -35,6 +43,10 @@ class UserError(Exception):
         self.cause = cause
         self.fix = fix
         self.exit_code = exit_code
+        self.error_code = error_code or self.default_code()
+
+    def default_code(self) -> str:
+        return CODES.get(self.exit_code, "failed")
 
     def __str__(self) -> str:
         lines = [f"error: {self.what}"]
@@ -49,6 +61,7 @@ class UserError(Exception):
     def as_dict(self) -> dict[str, Any]:
         return {
             "error": self.what,
+            "code": self.error_code,
             "evidence": self.evidence,
             "cause": self.cause,
             "fix": self.fix,
@@ -63,9 +76,13 @@ class UserError(Exception):
             cause=value.get("cause"),
             fix=value.get("fix"),
             exit_code=ExitCode(value.get("exit_code", ExitCode.FAILED)),
+            error_code=value.get("code"),
         )
 
 
 class NoAnswerError(UserError):
     """A cluster or scheduler could not be asked, or its answer did not arrive: what it was asked to do may have
     happened or not."""
+
+    def default_code(self) -> str:
+        return "no-answer"

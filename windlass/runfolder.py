@@ -61,6 +61,7 @@ class RunFolder:
             f"there is no run {name!r} under {runs_root()}/",
             evidence=f"runs there: {', '.join(known)}" if known else "no runs there",
             fix="windlass ls",
+            error_code="no-such-run",
         )
 
     @property

@@ -128,6 +128,7 @@ def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
     if is_under_way(earlier):
         raise UserError(
             f"the run {run.name} is under way with other settings",
+            error_code="under-way",
             evidence="\n".join(change_lines(changes)),
             fix=f"windlass stop {run.name}    and then this again: it goes on with the new ones",
         )
@@ -225,6 +226,7 @@ def _status_where_it_was(before: Run, run: Run, where: Target[Any], folder: RunF
     if is_under_way(status):
         raise UserError(
             f"the run {run.name} is under way on the target {kind}",
+            error_code="under-way",
             evidence=f"{folder.path}: {status.state}" + (f", {status.reason}" if status.reason else ""),
             fix=f"windlass stop {run.name}    and then this again",
         )
@@ -262,6 +264,7 @@ def move_aside(folder: RunFolder) -> RunFolder:
     if status is not None and is_under_way(status):
         raise UserError(
             f"the run {folder.name} is already running",
+            error_code="under-way",
             evidence=f"on the target {section.kind}: {status.state}",
             fix=f"windlass stop {folder.name}    and then --fresh again",
         )

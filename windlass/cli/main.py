@@ -39,6 +39,7 @@ COMMANDS = {
     "ckpt": ("windlass.cli.runs.ckpt:ckpt", "List, verify, fetch and export checkpoints."),
     "data": ("windlass.cli.data:data", "Data: fetch, tokenize to shards, inspect."),
     "image": ("windlass.cli.image:image", "Images: plan, build, test, push."),
+    "agent": ("windlass.agent.command:agent", "Coding agents: an MCP server, skills."),
     "doctor": ("windlass.cli.doctor:doctor", "Say whether this machine can train."),
     "schema": ("windlass.cli.schema:schema", "Print the schema of the run file."),
     "completion": ("windlass.cli.completion:completion", "Print the completion script of a shell."),
@@ -152,6 +153,7 @@ def _as_user_error(error: click.ClickException) -> UserError:
         error.format_message(),
         fix=f"{context.command_path} --help" if context else None,
         exit_code=ExitCode.BAD_INPUT,
+        error_code="usage",
     )
 
 
@@ -192,6 +194,7 @@ def _as_bug(error: Exception) -> UserError:
         f"unexpected {type(error).__name__}: {error}",
         evidence=f"the traceback is in {file.name}",
         exit_code=ExitCode.FAILED,
+        error_code="unexpected",
     )
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from windlass.errors import UserError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -82,6 +84,17 @@ def wrapped(text: str, indent: str = "", *, stderr: bool = False) -> str:
     return textwrap.fill(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
     )
+
+
+def must_be_asked(what: str, *, fix: str, as_json: bool = False) -> None:
+    """Refuse a step that somebody must confirm where nobody can be asked; the caller then asks."""
+    if as_json or not sys.stdin.isatty():
+        raise UserError(
+            what,
+            cause="nobody can be asked: stdin is not a terminal" if not as_json else "--json asks nothing",
+            fix=fix,
+            error_code="needs-confirmation",
+        )
 
 
 def warn(text: str) -> None:

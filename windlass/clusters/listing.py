@@ -126,4 +126,5 @@ def _no_such_cluster(client: Any, name: str) -> UserError:
         f"there is no EKS or HyperPod cluster {name!r} in {client.meta.region_name}",
         evidence=f"EKS clusters there: {', '.join(names) or 'none'}",
         fix=f"windlass cluster use {near[0]}" if near else "--region REGION",
+        error_code="no-such-cluster",
     )

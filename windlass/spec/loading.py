@@ -57,6 +57,7 @@ def read_yaml(path: Path) -> Values:
         raise UserError(
             f"there is no run file {path}",
             fix=f"windlass run {path.parent / near[0]}" if near else f"windlass init {path}",
+            error_code="no-such-file",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the run file {path} cannot be read", evidence=str(error)) from None

@@ -34,6 +34,8 @@ class Error(Printed):
 
     error: str
     """What happened."""
+    code: str
+    """A word that programs may branch on (exit-codes.md lists them)."""
     evidence: str | None
     cause: str | None
     fix: str | None

@@ -101,6 +101,7 @@ OUTPUTS = (
         dict[str, Any],
         note="a CloudFormation template: its form is not ours",
     ),
+    Output("agent install", "", runs.InstalledSkills),
     Output("doctor", "", runs.Examination),
     Output("schema", "", dict[str, Any], note="a JSON Schema"),
     Output("schema", "--keys", list[runs.SchemaKey]),

@@ -546,6 +546,13 @@ class Examination(Printed):
     rows: list[DoctorRow]
 
 
+class InstalledSkills(Printed):
+    """Skills and slash commands that were written."""
+
+    project: str
+    files: list[str]
+
+
 class SchemaKey(Printed):
     """A key of the run file."""
 

@@ -303,14 +303,11 @@ def _show(proposals: list[Proposal], *, as_json: bool) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    import sys
-
-    from windlass.errors import UserError
+    from windlass.cli.output import must_be_asked
 
     if yes:
         return
-    if not sys.stdin.isatty():
-        raise UserError("nobody is there to confirm", fix="--yes")
+    must_be_asked(question, fix="--yes")
     click.confirm(question, abort=True, err=True)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windlass.checkpoint import TIERS
-from windlass.cli.output import print_json
+from windlass.cli.output import must_be_asked, print_json
 
 if TYPE_CHECKING:
     from windlass.runfolder import RunFolder
@@ -158,7 +158,6 @@ def prune(
 ) -> None:
     """Delete older checkpoints, and what saves and uploads that were cut off left behind (in a store: after a day)."""
     from windlass.checkpoint.pruning import expired_rows
-    from windlass.errors import UserError
     from windlass.runfolder import RunFolder
 
     folder = RunFolder.find(name)
@@ -169,8 +168,9 @@ def prune(
             click.echo(f"{row['tier']:<8}step {row['step']:>8}  {row['bytes'] / 2**20:>10.1f} MiB  {row['path']}")
     leftovers = 0
     if not dry_run:
-        if going and not yes and (as_json or not click.confirm(f"delete these {len(going)}?")):
-            raise UserError("nothing was deleted", fix="--yes")
+        if going and not yes:
+            must_be_asked(f"prune would delete {len(going)} checkpoints", fix="--yes", as_json=as_json)
+            click.confirm(f"delete these {len(going)}?", abort=True, err=True)
         for view, expired in going:
             view.delete(expired.step)
         from windlass.checkpoint.pruning import clear_leftovers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,17 +24,15 @@ def rm(names: tuple[str, ...], yes: bool, quiet: bool, as_json: bool) -> None:
     Their folders with checkpoints, logs and exports. A run under way is refused; nothing is deleted if one of several
     is. What a store (checkpoint.store) or a cluster keeps stays there.
     """
-    from windlass.cli.output import plural, print_json
+    from windlass.cli.output import must_be_asked, plural, print_json
 
     folders = [_removable(name) for name in dict.fromkeys(names)]
     rows = [_described(folder) for folder in folders]
     if not yes:
-        if not sys.stdin.isatty():
-            raise UserError(
-                f"rm would delete {', '.join(str(folder.path) for folder in folders)}",
-                cause="nobody can be asked: stdin is not a terminal",
-                fix=f"windlass rm {' '.join(names)} --yes",
-            )
+        must_be_asked(
+            f"rm would delete {', '.join(str(folder.path) for folder in folders)}",
+            fix=f"windlass rm {' '.join(names)} --yes",
+        )
         for row in rows:
             saved = plural(row["checkpoints"], "checkpoint")
             click.echo(f"  {row['folder']}    {saved}, {row['bytes'] / 2**30:.2f} GiB", err=True)
@@ -61,6 +58,7 @@ def _removable(name: str) -> RunFolder:
             f"there is no run {name!r} under {runs_root()}/",
             evidence=f"runs there: {', '.join(known)}" if known else "no runs there",
             fix="windlass ls",
+            error_code="no-such-run",
         )
     if path.is_symlink():
         raise UserError(f"{path} is a link to {path.resolve()}", fix=f"rm {path}    removes the link alone")
@@ -83,6 +81,7 @@ def _must_have_ended(folder: RunFolder) -> None:
             f"the run {folder.name} is under way",
             evidence=f"on the target {kind}: {status.state}" + (f", {status.reason}" if status.reason else ""),
             fix=f"windlass stop {folder.name}    and then rm again",
+            error_code="under-way",
         )
     with alone(folder) as nobody_trains:  # ranks that were started without `windlass run` hold their checkpoints alone
         if not nobody_trains:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windlass.cli.jobs import complete_overrides, complete_target
+from windlass.cli.runs.idempotency import checked_key
 from windlass.errors import ExitCode, NoAnswerError, UserError
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ if TYPE_CHECKING:
 )
 @click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--idempotency-key",
+    "key",
+    metavar="KEY",
+    callback=checked_key,
+    help="Start once for this key: with the same one again, say where the run stands.",
+)
 @click.option("--inject", "faults", metavar="FAULTS", help="Faults to survive, for example kill:rank=1,step=60.")
 @click.option("--quiet", "-q", is_flag=True, help="Print errors only; the exit code says how it ended.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; progress as JSON lines on stderr.")
@@ -68,6 +76,7 @@ def run(
     patience: float,
     fresh: bool,
     yes: bool,
+    key: str | None,
     faults: str | None,
     quiet: bool,
     as_json: bool,
@@ -111,7 +120,13 @@ def run(
         )
     if dry_run:
         return _print_request(*_prepare_dry(run_file, changes, fresh, faults, offline=offline), as_json=as_json)
-    attempts = Attempts(run_file, changes, faults, patience if retry else None)
+    if key:
+        from windlass.cli.runs.idempotency import answer_again
+
+        code = answer_again(key, run_file, changes, as_json=as_json)
+        if code is not None:
+            return code
+    attempts = Attempts(run_file, changes, faults, patience if retry else None, key)
     prepared = prepare(load_run(run_file, changes), fresh=True, faults=faults) if fresh else attempts.prepare()
     if prepared.is_finished:
         return _say_finished(prepared, as_json=as_json)
@@ -130,6 +145,7 @@ class Attempts:
     changes: list[str]
     faults: str | None
     patience: float | None  # None: nothing is decided here
+    key: str | None = None  # of --idempotency-key
 
     def prepare(self) -> Prepared:
         from windlass.api.preparation import prepare
@@ -254,17 +270,11 @@ def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
 
 
 def _begin_afresh(prepared: Prepared, *, yes: bool, as_json: bool) -> None:
-    import sys
-
     from windlass.api.submission import clear_the_way
+    from windlass.cli.output import must_be_asked
 
     if prepared.folder.path.exists() and not yes:
-        if not sys.stdin.isatty():
-            raise UserError(
-                f"--fresh would move {prepared.folder.path} aside",
-                cause="nobody can be asked: stdin is not a terminal",
-                fix="--fresh --yes",
-            )
+        must_be_asked(f"--fresh would move {prepared.folder.path} aside", fix="--fresh --yes")
         click.confirm(f"Move {prepared.folder.path} aside and start anew?", abort=True)
     for note in clear_the_way(prepared):
         click.echo(note, err=as_json)
@@ -277,6 +287,10 @@ def _train(prepared: Prepared, attempts: Attempts, *, detach: bool, as_json: boo
     while True:
         follower = Follower(prepared.folder)  # before it is started: it reads what is new from here on
         job = _start(prepared)
+        if attempts.key:
+            from windlass.cli.runs.idempotency import remember
+
+            remember(prepared.folder, attempts.key)
         if detach:
             if as_json:
                 _print_result(prepared, prepared.target.status(job))

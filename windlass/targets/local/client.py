@@ -247,6 +247,7 @@ def already_running(folder: RunFolder) -> UserError:
         who = f"process {', '.join(map(str, ranks))}, which nobody watches, trains in {folder.path}"
     return UserError(
         f"the run {folder.name} is already running",
+        error_code="under-way",
         evidence=who,
         fix=f"windlass logs {folder.name} --follow",
     )
