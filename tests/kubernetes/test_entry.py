@@ -1,6 +1,7 @@
 """What pods run, without a cluster: every pod is a process group here, and is killed as a pod would be."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,8 @@ from tests.trainer.harness import train
 from windlass.common.files import read_json_lines
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder, steps_of
-from windlass.spec import dump_run, parse_run
+from windlass.spec import dump_run, load_run, parse_run
+from windlass.targets.kubernetes.manifests.job_kinds import log_rules
 from windlass.targets.kubernetes.pod.verdict import LEFT
 from windlass.targets.launch import processes
 
@@ -235,6 +237,12 @@ def test_a_hyperpod_pod_runs_the_agent_and_says_its_records(pods, tmp_path):
     said = [line for line in run.words(0).splitlines() if line.startswith("windlass-record history ")]
     assert [line.split(maxsplit=3)[3] for line in said] == run.folder.history.read_text().splitlines()
     assert '"preempted"' in said[-1]
+    ready, steps = log_rules(load_run(run.root / "run.yaml", saved=True))
+    lines = run.words(0).splitlines()
+    assert [line for line in lines if re.match(ready["logPattern"], line)], lines
+    (first, *_) = [line for line in lines if re.match(steps["logPattern"], line)]
+    assert "step 1/40" in first
+    assert not [line for line in lines if re.match(steps["stopPattern"], line)]  # it was told to leave
 
 
 def test_a_hyperpod_image_without_the_agent_says_what_to_do(pods):

@@ -71,6 +71,11 @@ class KubernetesOptions(Section):
     """`hosts`: no two pods of the run on one node. Default: that, where pods take whole GPU nodes."""
     same_zone: bool | None = None
     """All pods in one availability zone. Default: on EFA, which does not cross zones."""
+    required_topology: str | None = None
+    """Label of nodes within one value of which all pods must be, `topology.k8s.aws/network-node-layer-3` say: asked of
+    Kueue where the run has a `queue`, else of the scheduler."""
+    preferred_topology: str | None = None
+    """The same, where there is room."""
     queue: str | None = None
     """Kueue LocalQueue."""
     queue_priority: str | None = None
@@ -88,6 +93,8 @@ class KubernetesOptions(Section):
     """The job is ended when it has run this long: `90min`, `4h`, `2d`."""
     keep_for: str | None = None
     """The job and its pods are deleted so long after the end: `1h`, `7d`. Default: they stay until `windlass stop`."""
+    spares: NonNegativeInt = 0
+    """Pods of a `hyperpod` job beside those of resources.nodes, ready to take a lost one's place. They are paid for."""
     max_pod_failures: NonNegativeInt | None = None
     """Failed pods that are replaced before a `job` or `trainjob` fails. Default: target.max_restarts for every node.
     Pods that had to leave (a drain, a preemption, a lost node) do not count."""

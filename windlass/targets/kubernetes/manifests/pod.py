@@ -38,6 +38,7 @@ CONTAINERS = {  # Kubeflow's operators look for theirs by name
 RUNS_VOLUME = "windlass-runs"
 GRACE_MARGIN = 60  # seconds beside the save itself: ranks finish their step first, and files are synced after
 HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
+HYPERPOD_UNHEALTHY = ("Unschedulable", "UnschedulablePendingReboot", "UnschedulablePendingReplacement")
 LOST_NODE_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 ZONE, HOSTNAME = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 
@@ -88,7 +89,7 @@ def pod_template(
     return {
         "metadata": {
             "labels": {**asked.labels, **labels_of(run.name), SUBMISSION_LABEL: submission},
-            "annotations": {**asked.annotations, NAME_ANNOTATION: run.name},
+            "annotations": {**_kueue_topology(run), **asked.annotations, NAME_ANNOTATION: run.name},
         },
         "spec": _with_names(merge_pod(spec, asked.pod, container=CONTAINERS[kind])),
     }
@@ -159,6 +160,7 @@ def _identity(run: Run) -> dict[str, Any]:
 
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts) -> dict[str, Any]:
@@ -179,11 +181,23 @@ def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts)
         found["tolerations"] = tolerations
     if run.resources.nodes > 1:
         found |= _together_and_apart(run, shape)
+    term: dict[str, Any] = {}
     if asked.exclude_nodes:  # a field takes one value, and all fields of a term must fit
         fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in asked.exclude_nodes]
-        away = {REQUIRED: {"nodeSelectorTerms": [{"matchFields": fields}]}}
+        term["matchFields"] = fields
+    if kind is not JobKind.HYPERPOD and any(HYPERPOD_HEALTH in node.labels for node in cluster.nodes):
+        unfit = {"key": HYPERPOD_HEALTH, "operator": "NotIn", "values": list(HYPERPOD_UNHEALTHY)}
+        term["matchExpressions"] = [unfit]  # fits nodes without the label too: not all need be HyperPod's
+    if term:
+        away = {REQUIRED: {"nodeSelectorTerms": [term]}}
         found["affinity"] = {**found.get("affinity", {}), "nodeAffinity": away}
     return found
+
+
+def _kueue_topology(run: Run) -> dict[str, str]:
+    asked = run.target.kubernetes
+    labels = {"required": asked.required_topology, "preferred": asked.preferred_topology} if asked.queue else {}
+    return {f"kueue.x-k8s.io/podset-{how}-topology": label for how, label in labels.items() if label}
 
 
 def _of_lost_nodes(run: Run) -> Iterator[dict[str, Any]]:
@@ -204,8 +218,14 @@ def _together_and_apart(run: Run, shape: NodeShape) -> dict[str, Any]:
     asked = run.target.kubernetes
     mine = {"labelSelector": {"matchLabels": {RUN_LABEL: safe_name(run.name)}}}
     affinity: dict[str, Any] = {}
-    if asked.same_zone if asked.same_zone is not None else shape.efa:
-        affinity["podAffinity"] = {REQUIRED: [{**mine, "topologyKey": ZONE}]}
+    together = [ZONE] if (asked.same_zone if asked.same_zone is not None else shape.efa) else []
+    if asked.required_topology and not asked.queue:
+        together.append(asked.required_topology)
+    if together:
+        affinity["podAffinity"] = {REQUIRED: [{**mine, "topologyKey": label} for label in together]}
+    if asked.preferred_topology and not asked.queue:
+        near = {"weight": 100, "podAffinityTerm": {**mine, "topologyKey": asked.preferred_topology}}
+        affinity["podAffinity"] = {**affinity.get("podAffinity", {}), PREFERRED: [near]}
     spread = asked.spread or ("hosts" if shape.whole_node else None)
     if spread == "hosts":
         affinity["podAntiAffinity"] = {REQUIRED: [{**mine, "topologyKey": HOSTNAME}]}

@@ -149,6 +149,12 @@ def check(run: Run, kind: JobKind = JobKind.INDEXED) -> list[str]:
             fix="target.kubernetes.job=trainjob    or pytorchjob; target.kubernetes.queue=NAME has Kueue admit the job "
             "as a whole; target.kubernetes.gang=none starts pods one by one",
         )
+    if asked.spares and kind is not JobKind.HYPERPOD:
+        raise UserError(
+            f"target.kubernetes.spares is {asked.spares}, which a {kind} does not have",
+            cause="only HyperPod's training operator keeps pods ready for lost ones",
+            fix="target.kubernetes.job=hyperpod    or leave target.kubernetes.spares out",
+        )
     if asked.min_nodes and asked.min_nodes > num_nodes:
         raise UserError(
             f"target.kubernetes.min_nodes is {asked.min_nodes} but the run has {num_nodes} nodes",
