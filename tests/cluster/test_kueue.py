@@ -1,4 +1,4 @@
-"""A run in a real Kueue: it waits with Kueue's reason, is admitted, is preempted, comes back and goes on where it was."""
+"""A run in a real Kueue: it waits with Kueue's reason, is admitted, is preempted, and goes on where it was."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The job operators, from the manifests in their own Go modules: JobSet, Kubeflow Trainer, the training operator; Kueue."""
+"""Operators from the manifests in their own Go modules: JobSet, Kubeflow Trainer, the training operator, Kueue."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ KUEUE = Operator(
     skipped_kinds=(
         "Secret",
         "APIService",
-    ),  # an API that is served by a pod keeps namespaces from going when it is late
+    ),  # a late API of a pod keeps namespaces from going
     configuration={
         "featureGates": {"VisibilityOnDemand": False},
         "integrations": {

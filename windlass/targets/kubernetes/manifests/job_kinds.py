@@ -142,8 +142,8 @@ def _gang(run: Run, served: Served, num_nodes: int) -> dict[str, Any]:
 
 REPLICAS = "pod"
 EVALUATION_SECONDS = 3600  # the time within which restarts are counted; a node's replacement takes half of it
-# HyperPod's agent restarts a job whose lines stop. It comes after windlass' own watch, which names the rank: so it waits
-# long, and a save or a validation between two lines fits in.
+# HyperPod's agent restarts a job whose lines stop. It comes after windlass' own watch, which names the rank: so it
+# waits long, and a save or a validation between two lines fits in.
 START_SECONDS, STEP_SECONDS, SHORTEST_SECONDS = 3600, 180, 1800
 
 
