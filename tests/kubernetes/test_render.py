@@ -552,6 +552,7 @@ def test_pods_lock_memory_where_the_namespace_allows_it(level, locks):
     request = render(run, cluster, Carried(), submission="a")
     assert ("IPC_LOCK" in str(container_of(request)[0].get("securityContext"))) == locks
     assert any("IPC_LOCK" in warning for warning in request.warnings) != locks
+    assert ("runAsNonRoot" in str(container_of(request)[0].get("securityContext"))) == (level == "restricted")
 
 
 def test_pods_on_the_hosts_network_find_each_other_by_name():
@@ -632,3 +633,28 @@ def test_hyperpods_log_rules_wait_longer_than_windlass_own_watch(hang, every, se
     assert steps["expectedRecurringFrequencyInSeconds"] == seconds
     assert "expectedStartCutOffInSeconds" not in steps  # pods without rank 0 print no steps
     assert monitored(0, every) is None  # a run that is allowed to stand still
+
+
+@pytest.mark.parametrize(
+    ("resource", "taint"), [("amd.com/gpu", "amd.com/gpu"), ("nvidia.com/mig-3g.40gb", "nvidia.com/gpu")]
+)
+def test_gpus_of_other_makes_parts_of_gpus_and_further_devices_by_name(resource, taint):
+    allocatable = {"cpu": "16", "memory": "64Gi", resource: "1", "rdma/hca": "4"}
+    taints = [{"key": taint, "effect": "NoSchedule"}]
+    nodes = [NodeFacts(f"node{i}", allocatable=allocatable, taints=taints) for i in range(2)]
+    run, request = on(nodes, gpu_resource=resource, devices={"rdma/hca": 2})
+    assert run.resources.gpus_per_node == 1
+    spec = request.template["spec"]
+    asked = spec["containers"][0]["resources"]
+    assert (asked["limits"][resource], asked["limits"]["rdma/hca"]) == ("1", "2")
+    assert (asked["requests"][resource], asked["requests"]["rdma/hca"]) == ("1", "2")
+    assert "nvidia.com/gpu" not in asked["limits"]
+    assert spec["tolerations"][0]["key"] == taint
+    assert request.warnings == ()
+
+
+def test_a_process_sees_one_part_of_a_divided_gpu():
+    with pytest.raises(UserError, match="cannot train on 2 nvidia.com/mig-3g.40gb"):
+        on([big(0), big(1)], gpus=2, gpu_resource="nvidia.com/mig-3g.40gb")
+    with pytest.raises(UserError, match="'gpu' is no device"):
+        on([big(0)], gpu_resource="gpu")

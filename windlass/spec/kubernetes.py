@@ -11,6 +11,7 @@ from windlass.spec.section import Section
 
 DURATION = re.compile(r"(\d+)(s|min|h|d)")
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
+DEVICE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?")
 STORAGE = re.compile(r"none|pvc:[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*|hostpath:/.+")
 SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(=(file:.+|secret:[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._A-Za-z0-9]+))?")
 
@@ -53,6 +54,10 @@ class KubernetesOptions(Section):
     """CPUs per pod, `8` or `500m`. Default: with GPUs nearly all that the node has; else threads × processes."""
     memory: str | None = None
     """Memory per pod, `64Gi` say. Default: with GPUs nearly all that the node has; else no request."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """What the nodes call a GPU: `amd.com/gpu`, or a part of one, such as `nvidia.com/mig-3g.40gb`."""
+    devices: dict[str, PositiveInt] = Field(default_factory=dict)
+    """Further devices of every pod, by the names that nodes offer them under: `{rdma/hca_shared: 1}`."""
     efa: NonNegativeInt | None = None
     """EFA interfaces per pod. Default: what the instance or the nodes have, where whole GPU nodes are used."""
     shm: str | None = None
@@ -115,6 +120,11 @@ class KubernetesOptions(Section):
             value = getattr(self, name)
             if value is not None and not QUANTITY.fullmatch(value):
                 raise ValueError(f"target.kubernetes.{name} {value!r} is no quantity; for example 8, 500m or 64Gi")
+        for name in (self.gpu_resource, *self.devices):
+            if not DEVICE.fullmatch(name):
+                raise ValueError(
+                    f"target.kubernetes: {name!r} is no device; for example amd.com/gpu or rdma/hca_shared"
+                )
         if not STORAGE.fullmatch(self.storage):
             raise ValueError(
                 f"target.kubernetes.storage {self.storage!r} is not understood; for example pvc:CLAIM, "

@@ -20,9 +20,9 @@ from windlass.targets.kubernetes.manifests.labels import (
 )
 from windlass.targets.kubernetes.manifests.request import Manifest
 from windlass.targets.kubernetes.manifests.resources import (
-    GPU,
     INSTANCE_LABEL,
     NodeShape,
+    gpu_taint,
     instance_label,
     limits_of,
     requests_of,
@@ -75,7 +75,7 @@ def pod_template(
         "ports": _ports(run, kind),
         "resources": _resources(shape),
         "volumeMounts": [mount for _, mount in pairs],
-        **(_lock_memory() if shape.efa and may_lock_memory(cluster) else {}),
+        **_security(shape, cluster),
     }
     spec = {
         "containers": [container],
@@ -134,9 +134,15 @@ def may_lock_memory(cluster: ClusterFacts) -> bool:
     return cluster.pod_security not in ("baseline", "restricted")
 
 
-def _lock_memory() -> dict[str, Any]:
-    """EFA pins memory; containers of EKS' own nodes may do so without this."""
-    return {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+def _security(shape: NodeShape, cluster: ClusterFacts) -> dict[str, Any]:
+    """EFA pins memory; containers of EKS' own nodes may do so without IPC_LOCK. PodSecurity `restricted` lets no pod in
+    that does not say all of this, and an image that runs as root is then refused by the node, by name."""
+    if cluster.pod_security == "restricted":
+        allowed = {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
+        return {"securityContext": {**allowed, "seccompProfile": {"type": "RuntimeDefault"}}}
+    if shape.efa and may_lock_memory(cluster):
+        return {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+    return {}
 
 
 def _restart_policy(kind: JobKind) -> dict[str, str]:
@@ -173,7 +179,7 @@ def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts)
         selector.setdefault(HYPERPOD_HEALTH, "Schedulable")
     tolerations = [*_of_lost_nodes(run), *(dict(one) for one in asked.tolerations)]
     if shape.gpus:
-        tolerations.insert(0, {"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
+        tolerations.insert(0, {"key": gpu_taint(run), "operator": "Exists", "effect": "NoSchedule"})
     found: dict[str, Any] = {"schedulerName": asked.scheduler} if asked.scheduler else {}
     if selector:
         found["nodeSelector"] = selector
