@@ -163,11 +163,18 @@ def check(run: Run, kind: JobKind = JobKind.INDEXED) -> list[str]:
     warnings = plain_secrets(run)
     if is_shared(run):
         return warnings
-    if num_nodes > 1:
+    if num_nodes > 1 and not run.checkpoint.store:
         raise UserError(
             f"{num_nodes} pods have no place in common for their checkpoints",
             cause="target.kubernetes.storage is none: every pod writes to its own disk, and no checkpoint is whole",
-            fix="target.kubernetes.storage=pvc:CLAIM    a ReadWriteMany claim, such as FSx or EFS",
+            fix="target.kubernetes.storage=pvc:CLAIM    a ReadWriteMany claim, such as FSx or EFS; or "
+            "checkpoint.store=s3://BUCKET/PREFIX",
+        )
+    if num_nodes > 1 and run.checkpoint.export:
+        raise UserError(
+            "checkpoint.export needs a whole checkpoint in one place, and every pod has its own files alone",
+            cause="target.kubernetes.storage is none",
+            fix=f"checkpoint.export=false, and afterwards: windlass ckpt get {run.name} && windlass ckpt export {run.name}",
         )
     if run.checkpoint.store:
         return warnings
