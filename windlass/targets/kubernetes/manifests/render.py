@@ -174,7 +174,7 @@ def check(run: Run, kind: JobKind = JobKind.INDEXED) -> list[str]:
         raise UserError(
             "checkpoint.export needs a whole checkpoint in one place, and every pod has its own files alone",
             cause="target.kubernetes.storage is none",
-            fix=f"checkpoint.export=false; at the end `windlass ckpt get {run.name}`, `windlass ckpt export {run.name}`",
+            fix="checkpoint.export=false; at the end `windlass ckpt get NAME` and `windlass ckpt export NAME`",
         )
     if run.checkpoint.store:
         return warnings
