@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,12 @@ from tests.cluster.bench import Bench
 from tests.cluster.box import host
 from tests.cluster.box.layout import NODES
 from tests.cluster.test_refusals import as_user, quota  # noqa: F401
+from tests.kubernetes.golden import cluster_of, run_of
 from windlass.clusters.deep.inside import PORT
+from windlass.plan import resolve
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.code import Carried
+from windlass.targets.kubernetes.manifests.render import render, settle
 
 pytestmark = pytest.mark.cluster
 
@@ -134,6 +140,19 @@ def test_fix_gives_a_user_what_is_missing_and_takes_it_away(bench, as_user):  # 
     bench.must("cluster", "fix", bench.file, *options, "--undo", "--yes")
     accounts = bench.cluster.get("serviceaccounts", namespace=bench.namespace)["items"]
     assert "trainer" not in {account["metadata"]["name"] for account in accounts}
+
+
+def test_a_restricted_namespace_takes_the_pods_of_an_image_that_is_not_roots(cluster, namespace):
+    """Up to the API server's admission: what runs in the box mounts folders of the host, which no such pod may."""
+    cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    facts = replace(cluster_of("llama-tiny"), namespace=namespace, pod_security="restricted")
+    users = {"securityContext": {"runAsUser": 1000, "fsGroup": 1000}}
+    run = resolve(settle(run_of("llama-tiny", JobKind.INDEXED, pod=users), facts))
+    request = render(run, facts, Carried(token="t"), submission="0a1b2c3d")
+    pod = json.dumps(request.example_pod)
+    assert "created (server dry run)" in cluster.kubectl(
+        "create", "--dry-run=server", "-n", namespace, "-f", "-", stdin=pod
+    )
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -221,6 +222,57 @@ def test_a_pod_that_asks_whether_another_is_there_is_not_measured(ring, capsys):
     receiver.server.close()
     links = [json.loads(line.removeprefix(inside.MARK)) for line in capsys.readouterr().out.splitlines()]
     assert [(link["check"], link["origin"], link["gbit_s"] > 0) for link in links] == [("link", 1, True)]
+
+
+def test_a_pod_that_pulls_its_image_is_waited_for_and_a_silent_network_is_not(ring, monkeypatch):
+    ring.close()  # refused: the pod's address is there, its container is not
+    monkeypatch.setattr(inside, "PATIENCE", 0.5)
+    late = []
+    timer = threading.Timer(2.5, lambda: late.append(socket.create_server(("127.0.0.1", inside.PORT))))
+    timer.start()
+    inside.connect("127.0.0.1").close()
+    late[0].close()
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: (_ for _ in ()).throw(TimeoutError("timed out")))
+    monkeypatch.setattr(inside, "SILENT_TRIES", 1)
+    with pytest.raises(TimeoutError):
+        inside.connect("127.0.0.1")
+
+
+def test_a_name_that_is_unknown_for_long_is_said_and_corrected(ring, monkeypatch, capsys):
+    monkeypatch.setattr(inside, "PATIENCE", 0.5)
+    answers = iter([socket.gaierror(socket.EAI_NONAME, "Name or service not known")] * 2)
+
+    def look_up(*_, **__):
+        for error in answers:
+            raise error
+        return [(None, None, None, None, ("10.0.0.9", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert inside.resolve("deep-1.deep") == "10.0.0.9"
+    lines = [json.loads(line.removeprefix(inside.MARK)) for line in capsys.readouterr().out.splitlines()]
+    assert ["error" in line for line in lines] == [True, False]
+    results = judge([told(0, *lines, END), told(1, SOUND, END)], needs(), None)
+    assert [result.status for result in results if result.check == "dns"] == ["pass"]
+
+
+def test_the_wait_ends_when_nothing_moves_and_not_while_an_image_is_pulled(cluster, monkeypatch):
+    reasons = ["ContainerCreating"] * 30 + ["ImagePullBackOff"]
+    pod = named("p", "team", spec={"nodeName": "a"})
+
+    def listed(handler):
+        reason = reasons.pop(0) if len(reasons) > 1 else reasons[0]
+        state = {"waiting": {"reason": reason, "message": "no such image"}}
+        pod["status"] = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]}
+        handler.json({"items": [pod]})
+
+    for path in ("/api/v1/namespaces/team/services", "/apis/batch/v1/namespaces/team/jobs"):
+        cluster.server.on(path, lambda handler: handler.json({}))
+    cluster.server.on("/api/v1/namespaces/team/pods", listed)
+    monkeypatch.setattr(pods, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(pods, "DEADLINE_SECONDS", 0.5)
+    answers = pods.run(Api(access()), needs(1), "team")
+    assert reasons == ["ImagePullBackOff"]  # 30 answers took longer than the deadline
+    assert "no such image" in answers[0].reason
 
 
 def test_a_node_without_ipv6_is_tried_over_ipv4(ring, monkeypatch):

@@ -1,6 +1,8 @@
 """`windlass cluster fix` over HTTP: shows, creates, checks again, undoes; never touches what it did not make."""
 
 import json
+import os
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -8,6 +10,7 @@ import yaml
 from tests.clusters.conftest import LISTS, named
 from tests.clusters.test_check import RUN
 from windlass.clusters.fixing import FIX_LABEL
+from windlass.clusters.helm import CHARTS
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 KINDS = {
@@ -217,3 +220,74 @@ def test_somebody_else_gets_every_verb_and_a_role_of_their_own(windlass, keeping
     assert [binding["subjects"][0]["name"] for binding in bindings] == ["bob", "eve"]
     assert len(roles) == 2
     assert {"create", "watch", "delete"} <= {verb for rule in roles[0]["rules"] for verb in rule["verbs"]}
+
+
+HELM = """\
+#!/bin/sh
+echo "$@" >> {log}
+[ "$5" = 9.9.9 ] && {{ echo "Error: chart not found" >&2; exit 1; }}
+cat <<END
+---
+# Source: hooks.yaml
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: plugin-settings}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: plugin, namespace: team}}
+END
+"""
+
+
+@pytest.fixture
+def helm(tmp_path, monkeypatch):
+    """A helm that renders one chart."""
+    program = tmp_path / "bin" / "helm"
+    program.parent.mkdir()
+    program.write_text(HELM.format(log=tmp_path / "helm.log"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return tmp_path / "helm.log"
+
+
+def test_a_helm_release_is_shown_made_and_undone(windlass, keeping, helm, monkeypatch):
+    monkeypatch.setitem(CHARTS, "nvidia-device-plugin", replace(CHARTS["nvidia-device-plugin"], namespace="team"))
+    keeping.serve_keeping()
+    release = ("--helm", "nvidia-device-plugin@0.17.4")
+    answer = windlass("cluster", "fix", *release, "--yes")
+    assert "# helm: nvidia-device-plugin@0.17.4" in answer.out
+    assert "kind: ConfigMap" in answer.out
+    assert {path.rpartition("/")[2] for path in keeping.kept} >= {"plugin-settings", "plugin"}
+    asked = helm.read_text().splitlines()[0]
+    assert asked.startswith(
+        "template nvidia-device-plugin nvidia-device-plugin --version 0.17.4 --namespace team --repo"
+    )
+    answer = windlass("cluster", "fix", *release, "--undo", "--yes")
+    assert answer.code == 0, answer.err
+    assert not any("plugin" in path for path in keeping.kept)
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("nvidia-device-plugin", "is no release that windlass knows"),
+        ("other@1.0", "known: nvidia-device-plugin, aws-efa-k8s-device-plugin"),
+        ("kueue@9.9.9", "Error: chart not found"),
+    ],
+)
+def test_a_release_that_cannot_be_rendered(windlass, keeping, helm, release, words):
+    keeping.serve_keeping()
+    answer = windlass("cluster", "fix", "--helm", release, "--yes")
+    assert words in answer.err
+    assert not keeping.kept
+
+
+def test_without_helm_its_command_is_said(windlass, keeping, monkeypatch, tmp_path):
+    keeping.serve_keeping()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = windlass("cluster", "fix", "--helm", "cert-manager@1.19.1", "--yes")
+    assert "helm is not installed" in answer.err
+    assert "helm template cert-manager cert-manager --version 1.19.1" in answer.err
+    assert "windlass cluster fix --manifest cert-manager.yaml" in answer.err

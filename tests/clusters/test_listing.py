@@ -152,3 +152,15 @@ def test_who_may_not_ask_sagemaker_is_still_told_which_clusters_there_are(windla
     answer = windlass("cluster", "use", "trainnig")
     refusing.stop()
     assert "windlass cluster use training" in answer.err
+
+
+@pytest.mark.parametrize("odd", ["contexts: {a: b}", "users: [1, 2]", "clusters: text"])
+def test_use_leaves_a_file_that_is_no_kubeconfig_alone(windlass, aws, home, odd):
+    make_eks(aws, "training")
+    path = home / ".kube" / "config"
+    path.parent.mkdir()
+    path.write_text(odd)
+    answer = windlass("cluster", "use", "training")
+    assert answer.code == 2
+    assert "no list of named things" in answer.err
+    assert path.read_text() == odd

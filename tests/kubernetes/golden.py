@@ -22,6 +22,7 @@ from windlass.targets.kubernetes.manifests.render import render, settle
 from windlass.targets.kubernetes.manifests.resources import INSTANCE_LABEL
 
 GOLDEN = Path(__file__).parent / "golden"
+LAYER = "topology.k8s.aws/network-node-layer-3"
 KINDS = {
     JobKind.TRAINJOB: ServedKind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs"),
     JobKind.PYTORCHJOB: ServedKind("kubeflow.org/v1", "PyTorchJob", "pytorchjobs"),
@@ -34,9 +35,9 @@ CPU_NODES = [NodeFacts(f"node{i}", allocatable={"cpu": "16", "memory": "64Gi"}) 
 CLUSTERS = {
     "llama2-7b": (2, "p4d.24xlarge", {"same_zone": False}),
     "llama2-13b": (2, "p4de.24xlarge", {"priority_class": "high"}),
-    "llama2-70b": (16, "p5.48xlarge", {"queue": "research", "queue_priority": "high"}),
+    "llama2-70b": (16, "p5.48xlarge", {"queue": "research", "queue_priority": "high", "preferred_topology": LAYER}),
     "llama3.1-8b": (2, "p5.48xlarge", {"secrets": ["HF_TOKEN", "WANDB_API_KEY=secret:wandb/key"]}),
-    "llama3.1-70b": (16, "p5en.48xlarge", {"deadline": "7d", "keep_for": "1d"}),
+    "llama3.1-70b": (16, "p5en.48xlarge", {"deadline": "7d", "keep_for": "1d", "required_topology": LAYER}),
     "llama3.1-405b": (64, "p6-b200.48xlarge", {"min_nodes": 48}),
     "llama3.2-1b": (1, "g6e.12xlarge", {"environment": {"HF_HOME": "/windlass/runs/hub"}}),
     "llama3.2-3b": (4, "g5.48xlarge", {"spread": "none", "shm": "64Gi"}),

@@ -1,6 +1,8 @@
 """What pods run, without a cluster: every pod is a process group here, and is killed as a pod would be."""
 
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +15,8 @@ from tests.trainer.harness import train
 from windlass.common.files import read_json_lines
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder, steps_of
-from windlass.spec import dump_run, parse_run
+from windlass.spec import dump_run, load_run, parse_run
+from windlass.targets.kubernetes.manifests.job_kinds import log_rules
 from windlass.targets.kubernetes.pod.verdict import LEFT
 from windlass.targets.launch import processes
 
@@ -33,7 +36,7 @@ TINY = {
 class Pods:
     """Three pods of one run that share a folder."""
 
-    def __init__(self, root, port, *, steps=16, nodes=3, faults=None):
+    def __init__(self, root, port, *, steps=16, nodes=3, faults=None, checkpoint=None, storage="pvc:claim"):
         self.root, self.port, self.nodes, self.faults = root, port, nodes, faults
         root.mkdir()
         self.folder = RunFolder(root / "runs" / "tiny")
@@ -41,13 +44,14 @@ class Pods:
             {
                 **TINY,
                 "train": {**TINY["train"], "steps": steps},
+                "checkpoint": {**TINY["checkpoint"], **(checkpoint or {})},
                 "resources": {
                     "nodes": nodes,
                     "gpus_per_node": 0,
                     "processes_per_node": 1,
                     "threads_per_process": 1,
                 },
-                "target": {"kind": "kubernetes", "kubernetes": {"storage": "pvc:claim"}},
+                "target": {"kind": "kubernetes", "kubernetes": {"storage": storage}},
             }
         )
         (root / "run.yaml").write_text(dump_run(resolve(run)))
@@ -209,6 +213,35 @@ def test_an_error_that_would_come_again_ends_all_pods_with_its_words(pods):
     assert len([one for one in read_json_lines(run.folder.history) if one["event"] == "launched"]) == 1
 
 
+def test_pods_with_disks_of_their_own_share_checkpoints_through_a_store(pods, tmp_path, monkeypatch):
+    """The pod that is lost takes its disk along: the store alone has what it saved, in files of both."""
+    monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path / "cache"))
+    whole, store = train(tmp_path / "whole", TINY, ranks=2), tmp_path / "store"
+    slow = ";".join(f"sleep:rank=0,step={step},seconds=1" for step in range(9, 16))
+    run = pods("apart", nodes=2, checkpoint={"store": str(store), "keep": 1}, storage="none", faults=slow)
+
+    def start(node, life):
+        run.start(node, WINDLASS_RUNS=str(run.root / f"disk-{node}-{life}"), WINDLASS_SHARED="0")
+
+    run.folder = RunFolder(run.root / "disk-0-first" / "tiny")  # rank 0's
+    for node in range(2):
+        start(node, "first")
+    run.wait_for("uploaded", step=8)
+    run.kill(1)
+    shutil.rmtree(run.root / "disk-1-first")
+    start(1, "second")
+    assert [run.ended(node) for node in range(2)] == [0, 0], run.words(0)
+    assert run.losses == whole.losses
+    resumed = [one for one in read_json_lines(run.folder.history) if one["event"] == "resumed"]
+    assert resumed[-1]["tier"] == "store"
+    assert resumed[-1]["step"] >= 8
+    (stored,) = store.glob("tiny/*/step-00000016")
+    names = {path.name for path in stored.iterdir()}
+    assert {"__0_0.distcp", "__1_0.distcp", "manifest.json"} <= names
+    for disk in ("disk-0-first", "disk-1-second"):  # each lets go of the same steps
+        assert [path.name for path in (run.root / disk / "tiny" / "checkpoints").glob("step-*")] == ["step-00000016"]
+
+
 AGENT = """\
 #!{python}
 # stands in for HyperPod's agent: starts the ranks it is given as torchrun would, passes SIGTERM on
@@ -235,6 +268,12 @@ def test_a_hyperpod_pod_runs_the_agent_and_says_its_records(pods, tmp_path):
     said = [line for line in run.words(0).splitlines() if line.startswith("windlass-record history ")]
     assert [line.split(maxsplit=3)[3] for line in said] == run.folder.history.read_text().splitlines()
     assert '"preempted"' in said[-1]
+    ready, steps = log_rules(load_run(run.root / "run.yaml", saved=True))
+    lines = run.words(0).splitlines()
+    assert [line for line in lines if re.match(ready["logPattern"], line)], lines
+    (first, *_) = [line for line in lines if re.match(steps["logPattern"], line)]
+    assert "step 1/40" in first
+    assert not [line for line in lines if re.match(steps["stopPattern"], line)]  # it was told to leave
 
 
 def test_a_hyperpod_image_without_the_agent_says_what_to_do(pods):

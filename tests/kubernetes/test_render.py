@@ -552,6 +552,7 @@ def test_pods_lock_memory_where_the_namespace_allows_it(level, locks):
     request = render(run, cluster, Carried(), submission="a")
     assert ("IPC_LOCK" in str(container_of(request)[0].get("securityContext"))) == locks
     assert any("IPC_LOCK" in warning for warning in request.warnings) != locks
+    assert ("runAsNonRoot" in str(container_of(request)[0].get("securityContext"))) == (level == "restricted")
 
 
 def test_pods_on_the_hosts_network_find_each_other_by_name():
@@ -568,3 +569,92 @@ def test_pods_get_the_labels_and_annotations_that_are_asked_for():
     assert template["metadata"]["labels"]["team"] == "maths"
     assert template["metadata"]["labels"]["windlass.dev/run"] == "llama-tiny"  # by which windlass finds them
     assert template["metadata"]["annotations"]["cost"] == "7"
+
+
+LAYER = "topology.k8s.aws/network-node-layer-2"
+
+
+@pytest.mark.parametrize("kind", JobKind)
+def test_pods_are_placed_near_each_other_by_kueue_or_by_the_scheduler(kind):
+    _, request = on([big(0), big(1)], kind, required_topology=LAYER, preferred_topology="rack")
+    pods = request.template["spec"]["affinity"]["podAffinity"]
+    assert LAYER in [term["topologyKey"] for term in pods["requiredDuringSchedulingIgnoredDuringExecution"]]
+    (near,) = pods["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert near["podAffinityTerm"]["topologyKey"] == "rack"
+    _, request = on([big(0), big(1)], kind, required_topology=LAYER, preferred_topology="rack", queue="research")
+    annotations = request.template["metadata"]["annotations"]
+    assert annotations["kueue.x-k8s.io/podset-required-topology"] == LAYER
+    assert annotations["kueue.x-k8s.io/podset-preferred-topology"] == "rack"
+    assert LAYER not in json.dumps(request.template["spec"])
+
+
+@pytest.mark.parametrize("kind", JobKind)
+def test_hyperpods_nodes_are_taken_only_while_they_are_healthy(kind):
+    health = "sagemaker.amazonaws.com/node-health-status"
+    labelled = NodeFacts("node0", {health: "Schedulable"}, big(0).allocatable)
+    spec = on([labelled, big(1)], kind, exclude_nodes=["node7"])[1].template["spec"]
+    if kind is JobKind.HYPERPOD:
+        assert spec["nodeSelector"][health] == "Schedulable"
+    else:
+        (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ]
+        (rule,) = term["matchExpressions"]
+        assert (rule["key"], rule["operator"]) == (health, "NotIn")
+        assert "UnschedulablePendingReplacement" in rule["values"]
+        assert term["matchFields"][0]["values"] == ["node7"]
+    assert health not in json.dumps(on([big(0), big(1)], JobKind.INDEXED)[1].template)
+
+
+def test_spare_pods_are_hyperpods_alone():
+    _, request = on([big(0), big(1)], JobKind.HYPERPOD, spares=1)
+    (replicas,) = request.job["spec"]["replicaSpecs"]
+    assert (replicas["replicas"], replicas["spares"]) == (2, 1)
+    with pytest.raises(UserError, match="spares is 1, which a pytorchjob does not have"):
+        on([big(0), big(1)], JobKind.PYTORCHJOB, spares=1)
+
+
+def monitored(hang_seconds, log_every):
+    run = run_of("llama-tiny", JobKind.HYPERPOD)
+    changed = {
+        "train": run.train.model_copy(update={"log_every": log_every}),
+        "parallel": run.parallel.model_copy(update={"hang_seconds": hang_seconds}),
+    }
+    cluster = cluster_of("llama-tiny")
+    run = resolve(settle(run.model_copy(update=changed), cluster))
+    request = render(run, cluster, Carried({}, {}, token="t"), submission="0a1b2c3d")
+    return request.job["spec"]["runPolicy"].get("logMonitoringConfiguration")
+
+
+@pytest.mark.parametrize(("hang", "every", "seconds"), [(None, 10, 1800), (None, 100, 18000), (2000, 10, 4000)])
+def test_hyperpods_log_rules_wait_longer_than_windlass_own_watch(hang, every, seconds):
+    ready, steps = monitored(hang, every)
+    assert ready["expectedStartCutOffInSeconds"] == 3600
+    assert steps["expectedRecurringFrequencyInSeconds"] == seconds
+    assert "expectedStartCutOffInSeconds" not in steps  # pods without rank 0 print no steps
+    assert monitored(0, every) is None  # a run that is allowed to stand still
+
+
+@pytest.mark.parametrize(
+    ("resource", "taint"), [("amd.com/gpu", "amd.com/gpu"), ("nvidia.com/mig-3g.40gb", "nvidia.com/gpu")]
+)
+def test_gpus_of_other_makes_parts_of_gpus_and_further_devices_by_name(resource, taint):
+    allocatable = {"cpu": "16", "memory": "64Gi", resource: "1", "rdma/hca": "4"}
+    taints = [{"key": taint, "effect": "NoSchedule"}]
+    nodes = [NodeFacts(f"node{i}", allocatable=allocatable, taints=taints) for i in range(2)]
+    run, request = on(nodes, gpu_resource=resource, devices={"rdma/hca": 2})
+    assert run.resources.gpus_per_node == 1
+    spec = request.template["spec"]
+    asked = spec["containers"][0]["resources"]
+    assert (asked["limits"][resource], asked["limits"]["rdma/hca"]) == ("1", "2")
+    assert (asked["requests"][resource], asked["requests"]["rdma/hca"]) == ("1", "2")
+    assert "nvidia.com/gpu" not in asked["limits"]
+    assert spec["tolerations"][0]["key"] == taint
+    assert request.warnings == ()
+
+
+def test_a_process_sees_one_part_of_a_divided_gpu():
+    with pytest.raises(UserError, match="cannot train on 2 nvidia"):
+        on([big(0), big(1)], gpus=2, gpu_resource="nvidia.com/mig-3g.40gb")
+    with pytest.raises(UserError, match="'gpu' is no device"):
+        on([big(0)], gpu_resource="gpu")

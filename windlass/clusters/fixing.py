@@ -33,6 +33,7 @@ class Proposal:
     check: str
     what: str
     objects: Sequence[Object]
+    namespace: str | None = None  # of objects that name none; None: the run's
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,18 @@ def from_manifests(paths: Iterable[Path]) -> list[Proposal]:
 def apply(api: Api, proposals: Sequence[Proposal], namespace: str) -> list[Outcome]:
     """Create what is missing, in order. What is refused is said, and the rest is tried."""
     plurals = Plurals(api)
-    return [_create(api, plurals, _labelled(value), namespace) for proposal in proposals for value in proposal.objects]
+    return [
+        _create(api, plurals, _labelled(value), proposal.namespace or namespace)
+        for proposal in proposals
+        for value in proposal.objects
+    ]
 
 
 def undo(api: Api, proposals: Sequence[Proposal], namespace: str) -> list[Outcome]:
     """Delete what `apply` made, the last first; an object without our label is somebody else's and stays."""
     plurals = Plurals(api)
-    values = [value for proposal in proposals for value in proposal.objects]
-    return [_delete(api, plurals, value, namespace) for value in reversed(values)]
+    values = [(value, proposal.namespace or namespace) for proposal in proposals for value in proposal.objects]
+    return [_delete(api, plurals, value, place) for value, place in reversed(values)]
 
 
 def made_here(api: Api, namespace: str) -> list[Proposal]:

@@ -86,6 +86,12 @@ def _credentials_command(cluster: EksCluster) -> dict[str, Any]:
 
 def _put(values: dict[str, Any], key: str, entry: dict[str, Any]) -> None:
     entries = values.get(key) or []
+    if not isinstance(entries, list) or not all(isinstance(other, dict) for other in entries):
+        raise UserError(
+            f"the kubeconfig's {key} are no list of named things",
+            evidence=str(entries)[:80],
+            fix=f"mend the file, or {KUBECONFIG}=OTHER windlass cluster use …",
+        )
     names = [other.get("name") for other in entries]
     if entry["name"] in names:
         entries[names.index(entry["name"])] = entry

@@ -17,21 +17,15 @@ from windlass.targets.kubernetes.api.execution import interactively
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import object_path
 
-# aws:///us-west-2a/i-0123… of EC2; HyperPod's nodes are called hyperpod-i-0123… and have no such provider ID
 EC2_NODE = re.compile(r"aws:///(?P<region>[a-z]+(?:-[a-z]+)+-\d+)[a-z0-9-]*/(?P<instance>i-[0-9a-f]+)$")
+HYPERPOD_NODE = re.compile(r"hyperpod-(?P<instance>i-[0-9a-f]+)$")  # they have no provider ID of that form
+REGION_LABEL = "topology.kubernetes.io/region"
 START_SECONDS = 120.0
 
 
 def ssm(node: Object) -> int:
     """An SSM session on the instance of a node."""
     name = node["metadata"]["name"]
-    match = EC2_NODE.match(str((node.get("spec") or {}).get("providerID") or ""))
-    if match is None:
-        raise UserError(
-            f"the node {name} is no EC2 instance that SSM could reach",
-            evidence=f"spec.providerID: {(node.get('spec') or {}).get('providerID') or 'none'}",
-            fix=f"windlass cluster shell {name} --debug-pod IMAGE",
-        )
     plugin = shutil.which("session-manager-plugin")
     if plugin is None:
         raise UserError(
@@ -39,13 +33,51 @@ def ssm(node: Object) -> int:
             evidence="no program of that name is in $PATH",
             fix=f"windlass cluster shell {name} --debug-pod IMAGE    needs none",
         )
-    client = aws.client("ssm", match["region"])
-    with aws.asking(f"starting a session on {match['instance']}"):
-        session = client.start_session(Target=match["instance"])
+    target, region = session_target(node)
+    client = aws.client("ssm", region)
+    with aws.asking(f"starting a session on {name}"):
+        session = client.start_session(Target=target)
     opened = {key: session[key] for key in ("SessionId", "TokenValue", "StreamUrl")}
-    arguments: list[Any] = [plugin, json.dumps(opened), match["region"], "StartSession", ""]
-    arguments += [json.dumps({"Target": match["instance"]}), client.meta.endpoint_url]
+    arguments: list[Any] = [plugin, json.dumps(opened), client.meta.region_name, "StartSession", ""]
+    arguments += [json.dumps({"Target": target}), client.meta.endpoint_url]
     return subprocess.run(arguments).returncode
+
+
+def session_target(node: Object) -> tuple[str, str | None]:
+    """What SSM calls the instance of a node, and its region."""
+    metadata, provider = node["metadata"], str((node.get("spec") or {}).get("providerID") or "")
+    match = EC2_NODE.match(provider)
+    if match is not None:
+        return match["instance"], match["region"]
+    match = HYPERPOD_NODE.match(metadata["name"])
+    if match is None:
+        raise UserError(
+            f"the node {metadata['name']} is no EC2 or HyperPod instance that SSM could reach",
+            evidence=f"spec.providerID: {provider or 'none'}",
+            fix=f"windlass cluster shell {metadata['name']} --debug-pod IMAGE",
+        )
+    region = (metadata.get("labels") or {}).get(REGION_LABEL)
+    return _hyperpod_target(match["instance"], region), region
+
+
+def _hyperpod_target(instance: str, region: str | None) -> str:
+    """`sagemaker-cluster:CLUSTER_GROUP-INSTANCE`: the cluster's id and the instance group are not in the node."""
+    client = aws.client("sagemaker", region)
+    with aws.asking(f"looking for the HyperPod cluster of {instance}"):
+        for page in client.get_paginator("list_clusters").paginate():
+            for cluster in page["ClusterSummaries"]:
+                try:
+                    answer = client.describe_cluster_node(ClusterName=cluster["ClusterName"], NodeId=instance)
+                except client.exceptions.ClientError as error:
+                    if aws.error_code(error) in ("ResourceNotFound", "ValidationException"):
+                        continue
+                    raise
+                group = answer["NodeDetails"]["InstanceGroupName"]
+                return f"sagemaker-cluster:{cluster['ClusterArn'].rpartition('/')[2]}_{group}-{instance}"
+    raise UserError(
+        f"no HyperPod cluster in {client.meta.region_name} has the instance {instance}",
+        fix="AWS_REGION=REGION, or another AWS_PROFILE",
+    )
 
 
 def debug_pod(api: Api, node: Object, namespace: str, image: str, command: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,10 +25,24 @@ def client(service: str, region: str | None = None) -> Any:
         ) from None
 
 
+# Parts of error codes, what they mean, and what helps.
+REASONS = (
+    (("AccessDenied", "Unauthorized", "NotAuthorized"), "the role may not do that", "allow {operation} to the role"),
+    (("Expired", "InvalidClientToken", "UnrecognizedClient"), "the credentials have expired", "aws sso login"),
+    (
+        ("Throttl", "TooManyRequests", "RequestLimitExceeded", "SlowDown"),
+        "too many requests of this account at once; windlass has already waited and tried again",
+        "again in a minute, or AWS_MAX_ATTEMPTS=10",
+    ),
+)
+ACCOUNT = re.compile(r"(?<!\d)\d{12}(?!\d)")
+ENDPOINT_REGION = re.compile(r"\.([a-z]{2}(?:-[a-z]+)+-\d+)\.")
+
+
 @contextlib.contextmanager
 def asking(what: str) -> Iterator[None]:
-    """Errors of AWS inside become errors that a user can act on."""
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    """Errors of AWS inside become errors that a user can act on. Refusals name ARNs: account numbers are left out."""
+    from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError, NoCredentialsError
 
     try:
         yield
@@ -38,17 +53,28 @@ def asking(what: str) -> Iterator[None]:
     except ClientError as error:
         values = error.response.get("Error", {})
         code = values.get("Code", "")
-        refused = any(word in code for word in ("AccessDenied", "Unauthorized", "NotAuthorized"))
-        expired = any(word in code for word in ("Expired", "InvalidClientToken", "UnrecognizedClient"))
+        reasons = (reason for reason in REASONS if any(word in code for word in reason[0]))
+        _, cause, fix = next(reasons, (None, None, ""))
         raise UserError(
             f"{what}: AWS answers {code}",
-            evidence=values.get("Message") or str(error),
-            cause="the role may not do that" if refused else "the credentials have expired" if expired else None,
-            fix=f"allow {error.operation_name} to the role" if refused else "aws sso login" if expired else None,
+            evidence=ACCOUNT.sub("ACCOUNT", values.get("Message") or str(error)),
+            cause=cause,
+            fix=fix.format(operation=error.operation_name) or None,
+            exit_code=ExitCode.FAILED,
+        ) from None
+    except EndpointConnectionError as error:
+        region = ENDPOINT_REGION.search(str(error))
+        raise UserError(
+            f"{what}: AWS does not answer",
+            evidence=str(error),
+            cause=f"there is no network, or no such service in {region[1]}" if region else "there is no network",
+            fix="--region REGION    or AWS_REGION" if region else None,
             exit_code=ExitCode.FAILED,
         ) from None
     except BotoCoreError as error:
-        raise UserError(f"{what}: AWS does not answer", evidence=str(error), exit_code=ExitCode.FAILED) from None
+        raise UserError(
+            f"{what}: AWS does not answer", evidence=ACCOUNT.sub("ACCOUNT", str(error)), exit_code=ExitCode.FAILED
+        ) from None
 
 
 def error_code(error: Exception) -> str:

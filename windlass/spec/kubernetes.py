@@ -11,6 +11,7 @@ from windlass.spec.section import Section
 
 DURATION = re.compile(r"(\d+)(s|min|h|d)")
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
+DEVICE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?")
 STORAGE = re.compile(r"none|pvc:[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*|hostpath:/.+")
 SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(=(file:.+|secret:[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._A-Za-z0-9]+))?")
 
@@ -53,6 +54,10 @@ class KubernetesOptions(Section):
     """CPUs per pod, `8` or `500m`. Default: with GPUs nearly all that the node has; else threads × processes."""
     memory: str | None = None
     """Memory per pod, `64Gi` say. Default: with GPUs nearly all that the node has; else no request."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """What the nodes call a GPU: `amd.com/gpu`, or a part of one, such as `nvidia.com/mig-3g.40gb`."""
+    devices: dict[str, PositiveInt] = Field(default_factory=dict)
+    """Further devices of every pod, by the names that nodes offer them under: `{rdma/hca_shared: 1}`."""
     efa: NonNegativeInt | None = None
     """EFA interfaces per pod. Default: what the instance or the nodes have, where whole GPU nodes are used."""
     shm: str | None = None
@@ -71,6 +76,11 @@ class KubernetesOptions(Section):
     """`hosts`: no two pods of the run on one node. Default: that, where pods take whole GPU nodes."""
     same_zone: bool | None = None
     """All pods in one availability zone. Default: on EFA, which does not cross zones."""
+    required_topology: str | None = None
+    """Label of nodes within one value of which all pods must be, `topology.k8s.aws/network-node-layer-3` say: asked of
+    Kueue where the run has a `queue`, else of the scheduler."""
+    preferred_topology: str | None = None
+    """The same, where there is room."""
     queue: str | None = None
     """Kueue LocalQueue."""
     queue_priority: str | None = None
@@ -88,6 +98,8 @@ class KubernetesOptions(Section):
     """The job is ended when it has run this long: `90min`, `4h`, `2d`."""
     keep_for: str | None = None
     """The job and its pods are deleted so long after the end: `1h`, `7d`. Default: they stay until `windlass stop`."""
+    spares: NonNegativeInt = 0
+    """Pods of a `hyperpod` job beside those of resources.nodes, ready to take a lost one's place. They are paid for."""
     max_pod_failures: NonNegativeInt | None = None
     """Failed pods that are replaced before a `job` or `trainjob` fails. Default: target.max_restarts for every node.
     Pods that had to leave (a drain, a preemption, a lost node) do not count."""
@@ -108,6 +120,11 @@ class KubernetesOptions(Section):
             value = getattr(self, name)
             if value is not None and not QUANTITY.fullmatch(value):
                 raise ValueError(f"target.kubernetes.{name} {value!r} is no quantity; for example 8, 500m or 64Gi")
+        for name in (self.gpu_resource, *self.devices):
+            if not DEVICE.fullmatch(name):
+                raise ValueError(
+                    f"target.kubernetes: {name!r} is no device; for example amd.com/gpu or rdma/hca_shared"
+                )
         if not STORAGE.fullmatch(self.storage):
             raise ValueError(
                 f"target.kubernetes.storage {self.storage!r} is not understood; for example pvc:CLAIM, "

@@ -142,7 +142,7 @@ def begin(
     checkpoint = find_checkpoint(run, folder, ranks, checkpointer)
     if ranks.is_first:
         folder.create(run)  # not before it is known that this run may go on from what is there
-        checkpointer.clear_unfinished()
+    checkpointer.clear_unfinished()
     clock.mark("checkpoints")
     model = build_model(run, prepared, ranks, draw=checkpoint is None)
     optimizer: Optimizer = (

@@ -7,7 +7,7 @@ import time
 
 from tests.cluster.box import host, keeper, machine
 from tests.cluster.box.api import Api
-from tests.cluster.box.build import binaries
+from tests.cluster.box.build import binary
 from tests.cluster.box.layout import KUBECONFIG
 
 
@@ -23,7 +23,9 @@ def up() -> int:
         hold.release()
         raise
     hold.keep()
-    print(f"up in {time.monotonic() - begin:.1f} s: export KUBECONFIG={KUBECONFIG} PATH={binaries()}:$PATH")
+    print(
+        f"up in {time.monotonic() - begin:.1f} s: export KUBECONFIG={KUBECONFIG} PATH={binary('kubectl').parent}:$PATH"
+    )
     return 0
 
 

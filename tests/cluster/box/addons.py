@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cluster.box.build import binaries
+from tests.cluster.box.build import binary
 from tests.cluster.box.images import SYSTEM_IMAGE
 from tests.cluster.box.layout import CLAIM, DNS_SERVICE, DOMAIN, STORAGE, SYSTEM_LABEL
 
@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 def program(name: str) -> tuple[Object, Object]:
     """A volume and its mount: one of the compiled programs, as /program. Saves an image per program."""
-    source = {"path": str(binaries() / name), "type": "File"}
+    source = {"path": str(binary(name)), "type": "File"}
     return (
         {"name": "program", "hostPath": source},
         {"name": "program", "mountPath": "/program", "readOnly": True},

@@ -53,7 +53,9 @@ PROGRAMS = (
     Program("jobset", "operators", "sigs.k8s.io/jobset"),
     Program("trainer-controller-manager", "operators", "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"),
     Program("training-operator", "operators", "github.com/kubeflow/training-operator/cmd/training-operator.v1"),
+    Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue"),
 )
+ON_REQUEST = ("kueue",)  # modules that no box starts with: a test that needs one builds it
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,16 @@ class Manifests:
     """The Kubernetes objects that an operator's Go module brings along."""
 
     name: str
-    path: str  # of the Go module
+    module: str  # folder below go/ that requires it
+    path: str  # of the operator's Go module
     inside: str
 
 
-JOBSET = Manifests("jobset", "sigs.k8s.io/jobset", "config")
-TRAINER = Manifests("trainer", "github.com/kubeflow/trainer/v2", "manifests")
-TRAINING_OPERATOR = Manifests("training-operator", "github.com/kubeflow/training-operator", "manifests")
-MANIFESTS = (JOBSET, TRAINER, TRAINING_OPERATOR)
+JOBSET = Manifests("jobset", "operators", "sigs.k8s.io/jobset", "config")
+TRAINER = Manifests("trainer", "operators", "github.com/kubeflow/trainer/v2", "manifests")
+TRAINING_OPERATOR = Manifests("training-operator", "operators", "github.com/kubeflow/training-operator", "manifests")
+KUEUE = Manifests("kueue", "kueue", "sigs.k8s.io/kueue", "config")
+MANIFESTS = (JOBSET, TRAINER, TRAINING_OPERATOR, KUEUE)
 
 
 def module_version(module: str, path: str) -> str:
@@ -80,30 +84,39 @@ def module_version(module: str, path: str) -> str:
     return found[1]
 
 
-def version_key() -> str:
-    """Names the results: anything that changes a program changes it."""
+def version_key(*modules: str) -> str:
+    """Names the results of modules (none named: of all): anything that changes one of their programs changes it."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(SOURCES)}\0".encode() + path.read_bytes())
-    digest.update(repr(PROGRAMS).encode())
-    return f"{module_version('kubernetes', 'k8s.io/kubernetes').removeprefix('v')}-{digest.hexdigest()[:10]}"
+    for module in modules or sorted({program.module for program in PROGRAMS}):
+        for path in sorted(path for path in (SOURCES / module).rglob("*") if path.is_file()):
+            digest.update(f"{path.relative_to(SOURCES)}\0".encode() + path.read_bytes())
+        digest.update(repr([program for program in PROGRAMS if program.module == module]).encode())
+    return digest.hexdigest()[:10]
 
 
-def folder() -> Path:
-    return cache_root() / "cluster" / version_key()
+def folder(module: str) -> Path:
+    """What is compiled from one module. Each has its own, so that a change of one compiles none of the others."""
+    return cache_root() / "cluster" / f"{module}-{version_key(module)}"
 
 
-def binaries() -> Path:
-    return folder() / "bin"
+def binary(name: str) -> Path:
+    (module,) = [program.module for program in PROGRAMS if program.name == name]
+    return folder(module) / "bin" / name
 
 
 def manifest_folder(manifests: Manifests) -> Path:
-    return folder() / "manifests" / manifests.name
+    return folder(manifests.module) / "manifests" / manifests.name
 
 
-def missing() -> list[Program | Manifests]:
-    programs = [program for program in PROGRAMS if not (binaries() / program.name).exists()]
-    return [*programs, *(one for one in MANIFESTS if not manifest_folder(one).exists())]
+def missing(*modules: str) -> list[Program | Manifests]:
+    """What is still to be made of these modules; without names, of those that every box starts with."""
+    programs = [program for program in PROGRAMS if not binary(program.name).exists()]
+    objects = [manifests for manifests in MANIFESTS if not manifest_folder(manifests).exists()]
+    return [part for part in (*programs, *objects) if _wanted(part.module, modules)]
+
+
+def _wanted(module: str, modules: tuple[str, ...]) -> bool:
+    return module in modules if modules else module not in ON_REQUEST
 
 
 def why_not() -> str | None:
@@ -132,32 +145,30 @@ def _version(go: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", answer)[:2]))
 
 
-def build() -> Path:
+def build(*modules: str) -> None:
     """Compile what is missing; what is finished stays, so that an interrupted build goes on where it was."""
-    if not missing():
-        return binaries()
-    binaries().mkdir(parents=True, exist_ok=True)
+    if not missing(*modules):
+        return
+    (cache_root() / "cluster").mkdir(parents=True, exist_ok=True)
     with _alone(cache_root() / "cluster" / "build.lock"):
-        for number, program in enumerate(PROGRAMS, start=1):
-            if (binaries() / program.name).exists():
+        parts = missing(*modules)
+        for number, part in enumerate(parts, start=1):
+            if isinstance(part, Manifests):
+                _copy(part)
                 continue
             begin = time.monotonic()
-            _say(f"compiling {program.name} ({number}/{len(PROGRAMS)})")
-            _compile(program)
-            _say(f"compiling {program.name} ({number}/{len(PROGRAMS)}): {time.monotonic() - begin:.0f} s")
-        for manifests in MANIFESTS:
-            if not manifest_folder(manifests).exists():
-                _copy(manifests)
-    return binaries()
+            _say(f"compiling {part.name} ({number}/{len(parts)})")
+            _compile(part)
+            _say(f"compiling {part.name} ({number}/{len(parts)}): {time.monotonic() - begin:.0f} s")
 
 
 def _copy(manifests: Manifests) -> None:
     """Out of Go's module cache, so that a later start needs no Go."""
-    _go("operators", "mod", "download", manifests.path)
-    module = Path(_go("operators", "list", "-m", "-f", "{{.Dir}}", manifests.path).strip())
+    _go(manifests.module, "mod", "download", manifests.path)
+    source = Path(_go(manifests.module, "list", "-m", "-f", "{{.Dir}}", manifests.path).strip())
     unfinished = manifest_folder(manifests).with_name(f".{manifests.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(module / manifests.inside, unfinished, copy_function=shutil.copyfile)
+    shutil.copytree(source / manifests.inside, unfinished, copy_function=shutil.copyfile)
     for path in unfinished.rglob("*"):  # the module cache is read-only, folders too
         path.chmod(0o755 if path.is_dir() else 0o644)
     unfinished.chmod(0o755)
@@ -171,9 +182,11 @@ def _compile(program: Program) -> None:
         major, minor = version.removeprefix("v").split(".")[:2]
         for variable, value in (("gitVersion", version), ("gitMajor", major), ("gitMinor", minor)):
             linker += f" -X k8s.io/component-base/version.{variable}={value}"
-    unfinished = binaries() / f".{program.name}"
+    finished = binary(program.name)
+    finished.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = finished.with_name(f".{program.name}")
     _go(program.module, "build", "-trimpath", "-ldflags", linker, "-o", str(unfinished), program.package)
-    unfinished.rename(binaries() / program.name)
+    unfinished.rename(finished)
 
 
 def _go(module: str, *arguments: str) -> str:
@@ -212,4 +225,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    print(build())
+    build(*sys.argv[1:])

@@ -29,7 +29,7 @@ class Cluster:
     def __init__(self, kubeconfig: Path, *, box: bool) -> None:
         self.kubeconfig = kubeconfig
         self.is_box = box
-        binary = build.binaries() / "kubectl"
+        binary = build.binary("kubectl")
         self.binary = str(binary) if binary.exists() else shutil.which("kubectl")
 
     # --- questions

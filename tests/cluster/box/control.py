@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.cluster.box import certificates
 from tests.cluster.box.api import Api
-from tests.cluster.box.build import binaries
+from tests.cluster.box.build import binary
 from tests.cluster.box.host import end, spawn, wait
 from tests.cluster.box.layout import API_PORT, HOST, KUBECONFIG, PODS, ROOT, SERVICES
 
@@ -38,7 +38,7 @@ def start_storage() -> None:
         "initial-advertise-peer-urls": peers,
         "initial-cluster": f"box={peers}",
     }
-    spawn("etcd", "control", [binaries() / "etcd", *_flags(flags)])
+    spawn("etcd", "control", [binary("etcd"), *_flags(flags)])
 
 
 def start_api() -> None:
@@ -76,7 +76,7 @@ def start_api() -> None:
         "default-unreachable-toleration-seconds": EVICTION,
         "event-ttl": "2h",
     }
-    spawn("kube-apiserver", "control", [binaries() / "kube-apiserver", *_flags(flags)])
+    spawn("kube-apiserver", "control", [binary("kube-apiserver"), *_flags(flags)])
 
 
 def wait_for_api() -> Api:
@@ -103,7 +103,7 @@ def start_controllers(*, without_node_care: bool = False, usual_timeouts: bool =
         "kube-api-qps": 200,
         "kube-api-burst": 400,
     }
-    spawn("kube-controller-manager", "control", [binaries() / "kube-controller-manager", *_flags(flags)])
+    spawn("kube-controller-manager", "control", [binary("kube-controller-manager"), *_flags(flags)])
 
 
 def restart_controllers(*, without_node_care: bool = False, usual_timeouts: bool = False) -> None:
@@ -120,7 +120,7 @@ def start_scheduler() -> None:
         "kube-api-qps": 200,
         "kube-api-burst": 400,
     }
-    spawn("kube-scheduler", "control", [binaries() / "kube-scheduler", *_flags(flags)])
+    spawn("kube-scheduler", "control", [binary("kube-scheduler"), *_flags(flags)])
 
 
 def _flags(settings: dict[str, object]) -> list[str]:

@@ -69,7 +69,7 @@ def up(say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, fl
     host.make_bridge()
     control.start_storage()
     control.start_api()
-    images.write(ROOT / "images.tar", build.binaries() / "pause")
+    images.write(ROOT / "images.tar", build.binary("pause"))
     with ThreadPoolExecutor(max_workers=len(NODES) + 1) as pool:
         rendered = pool.submit(operators.manifests)
         list(pool.map(_prepare, NODES))  # one that fails is raised here
@@ -134,7 +134,7 @@ def deployment_ready(api: Api, namespace: str, name: str) -> bool:
 def apply(objects: list[addons.Object]) -> None:
     """Create or change them, as `kubectl apply --server-side` does."""
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-    kubectl = [str(build.binaries() / "kubectl"), "--kubeconfig", str(KUBECONFIG)]
+    kubectl = [str(build.binary("kubectl")), "--kubeconfig", str(KUBECONFIG)]
     command = [*kubectl, "apply", "--server-side", "--force-conflicts", "-f", "-"]
 
     def applied() -> bool:

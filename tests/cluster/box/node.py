@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from tests.cluster.box import certificates, host
-from tests.cluster.box.build import binaries
+from tests.cluster.box.build import binary
 from tests.cluster.box.host import BoxError, run, spawn, wait
 from tests.cluster.box.layout import BRIDGE, DNS_SERVICE, DOMAIN, HOST, NAME, NODES, PAUSE_IMAGE, PODS, ROOT, Node
 
@@ -58,8 +58,8 @@ def make(node: Node) -> None:
 def start_containerd(node: Node, images: Path | None = None) -> None:
     (node.folder / "cni" / "10-pods.conflist").write_text(json.dumps(_network(node)))
     (node.folder / "containerd.toml").write_text(_containerd(node))
-    _inside(node, "containerd", [binaries() / "containerd", "-c", node.folder / "containerd.toml"])
-    ctr = [str(binaries() / "ctr"), "--address", str(node.socket), "--namespace", "k8s.io"]
+    _inside(node, "containerd", [binary("containerd"), "-c", node.folder / "containerd.toml"])
+    ctr = [str(binary("ctr")), "--address", str(node.socket), "--namespace", "k8s.io"]
 
     def answers() -> bool:
         try:
@@ -83,7 +83,7 @@ def start_kubelet(node: Node) -> None:
         "hostname-override": node.name,
         "node-ip": node.address,
     }
-    _inside(node, "kubelet", [binaries() / "kubelet", *(f"--{name}={value}" for name, value in flags.items())])
+    _inside(node, "kubelet", [binary("kubelet"), *(f"--{name}={value}" for name, value in flags.items())])
 
 
 def start_proxy(node: Node) -> None:
@@ -100,7 +100,7 @@ def start_proxy(node: Node) -> None:
         "metricsBindAddress": "127.0.0.1:10249",
     }
     (node.folder / "proxy.yaml").write_text(yaml.safe_dump(settings))
-    _inside(node, "kube-proxy", [binaries() / "kube-proxy", f"--config={node.folder}/proxy.yaml"])
+    _inside(node, "kube-proxy", [binary("kube-proxy"), f"--config={node.folder}/proxy.yaml"])
 
 
 def kill_kubelet(node: Node) -> None:
@@ -129,7 +129,7 @@ def _inside(node: Node, program: str, command: list[str | Path]) -> None:
         raise BoxError(f"{node.name} is not there: {(LOG / f'holder-{node.name}.log').read_text()[-500:]}")
     # nsenter, not `ip netns exec`, which hides the control groups behind a fresh /sys
     enter: list[str | Path] = ["nsenter", "-t", str(holder), "-m", "-n", "-u"]
-    path = f"{binaries()}:{host.SEARCH_PATH}"  # containerd looks for its shim there
+    path = f"{binary('containerd').parent}:{host.SEARCH_PATH}"  # containerd looks for its shim there
     spawn(f"{program}-{node.name}", f"{node.name}/daemons", [*enter, *command], {"PATH": path})
 
 

@@ -1,4 +1,4 @@
-"""The job operators, from the manifests in their own Go modules: JobSet, Kubeflow Trainer, the training operator."""
+"""Operators from the manifests in their own Go modules: JobSet, Kubeflow Trainer, the training operator, Kueue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import yaml
 
@@ -39,6 +41,8 @@ class Operator:
     secret: str
     authority: str  # the name it expects of the authority that signed its certificate
     without: tuple[str, ...] = ()  # resources of the overlay that are left out: they are on the internet
+    skipped_kinds: tuple[str, ...] = ("Secret",)  # objects that are left out
+    configuration: dict[str, Any] = field(default_factory=dict)  # in place of what its configuration file says
     arguments: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)  # files in /settings
     definitions: tuple[str, ...] = ()  # only these; empty: all
@@ -80,22 +84,52 @@ OPERATORS = (
         definitions=("pytorchjobs.kubeflow.org",),  # five others are as large
     ),
 )
+# Installed and removed again by the tests that need it: its webhooks see every pod and job of the cluster.
+KUEUE = Operator(
+    build.KUEUE,
+    "default",
+    "kueue",
+    "kueue-system",
+    "kueue-controller-manager",
+    "kueue-webhook-service",
+    "kueue-webhook-server-cert",
+    "kueue-ca",
+    skipped_kinds=(
+        "Secret",
+        "APIService",
+    ),  # a late API of a pod keeps namespaces from going
+    configuration={
+        "featureGates": {"VisibilityOnDemand": False},
+        "integrations": {
+            "frameworks": [
+                "batch/job",
+                "jobset.x-k8s.io/jobset",
+                "kubeflow.org/pytorchjob",
+                "trainer.kubeflow.org/trainjob",
+            ]
+        },
+    },
+)
 SETTINGS = "box-settings"
 DEPLOYMENTS = tuple((one.namespace, one.deployment) for one in OPERATORS)
 
 
-def manifests() -> list[Object]:
-    """Everything of every operator, with its program mounted instead of pulled."""
-    objects = [prepared for one in OPERATORS for prepared in _prepared(one)]
+def manifests(operators: Sequence[Operator] = OPERATORS) -> list[Object]:
+    """Everything of these operators, with their programs mounted instead of pulled."""
+    objects = [prepared for operator in operators for prepared in _prepared(operator)]
     # namespaces and definitions first: the rest needs them
     return sorted(objects, key=lambda o: ("Namespace", "CustomResourceDefinition", o["kind"]).index(o["kind"]))
 
 
 def runtimes(api: Api) -> list[Object]:
     """What only a working webhook lets in: the runtime that TrainJobs refer to."""
-    wait(lambda: patiently(lambda: _bundles(api)), "webhooks trust their operators", 120)
+    wait_for_webhooks(api)
     runtime = build.manifest_folder(build.TRAINER) / "base" / "runtimes" / "torch_distributed.yaml"
     return [one for one in yaml.safe_load_all(runtime.read_text()) if one]
+
+
+def wait_for_webhooks(api: Api) -> None:
+    wait(lambda: patiently(lambda: _bundles(api)), "webhooks trust their operators", 120)
 
 
 def _bundles(api: Api) -> bool:
@@ -110,7 +144,7 @@ def _bundles(api: Api) -> bool:
 def _prepared(operator: Operator) -> list[Object]:
     objects = []
     for one in _kustomized(operator):
-        if one["kind"] == "Secret":
+        if one["kind"] in operator.skipped_kinds:
             continue
         definition = one["kind"] == "CustomResourceDefinition"
         if definition and operator.definitions and one["metadata"]["name"] not in operator.definitions:
@@ -118,7 +152,7 @@ def _prepared(operator: Operator) -> list[Object]:
         if one["kind"] == "Deployment":
             _run_mounted(one, operator)
         if one["kind"] == "ConfigMap":
-            _without_election(one)
+            _configure(one, operator)
         objects.append(one)
     settings = {"apiVersion": "v1", "kind": "ConfigMap", "data": operator.settings}
     return [*objects, settings | {"metadata": addons.metadata(SETTINGS, operator.namespace)}, _certificate(operator)]
@@ -127,7 +161,7 @@ def _prepared(operator: Operator) -> list[Object]:
 def _kustomized(operator: Operator) -> list[Object]:
     """What kustomize makes of the overlay; kept beside the programs, because it is a megabyte that never changes."""
     asked = hashlib.sha256(repr((operator.overlay, operator.without)).encode()).hexdigest()[:8]
-    rendered = build.folder() / f"{operator.program}-{asked}.json"
+    rendered = build.folder(operator.manifests.module) / f"{operator.program}-{asked}.json"
     if not rendered.exists():
         unfinished = rendered.with_suffix(f".{os.getpid()}")
         unfinished.write_text(json.dumps(_kustomize(operator)))
@@ -143,7 +177,7 @@ def _kustomize(operator: Operator) -> list[Object]:
         settings = yaml.safe_load(path.read_text())
         settings["resources"] = [one for one in settings["resources"] if one not in operator.without]
         path.write_text(yaml.safe_dump(settings))
-    command = [str(build.binaries() / "kubectl"), "kustomize", str(path.parent)]
+    command = [str(build.binary("kubectl")), "kustomize", str(path.parent)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if result.returncode != 0:
         raise BoxError(f"{' '.join(command)}: {result.stderr[-2000:]}")
@@ -167,12 +201,12 @@ def _run_mounted(deployment: Object, operator: Operator) -> None:
     container.pop("livenessProbe", None)
 
 
-def _without_election(settings: Object) -> None:
+def _configure(settings: Object, operator: Operator) -> None:
     """The only replica leads: it need not give up when a lease was renewed late."""
     for name, text in settings.get("data", {}).items():
         configuration = yaml.safe_load(text)
         if isinstance(configuration, dict) and "leaderElection" in configuration:
-            configuration["leaderElection"] = {"leaderElect": False}
+            configuration |= {"leaderElection": {"leaderElect": False}} | operator.configuration
             settings["data"][name] = yaml.safe_dump(configuration)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -27,10 +28,21 @@ def test_every_program_comes_from_a_pinned_module():
         build.module_version("kubernetes", "example.org/nowhere")
 
 
-def test_the_cache_is_named_by_what_is_compiled(tmp_path, monkeypatch):
-    before = build.version_key()
+def test_each_module_has_a_cache_named_by_what_is_compiled_from_it(tmp_path, monkeypatch):
+    modules = sorted({program.module for program in build.PROGRAMS})
+    before = {module: build.folder(module) for module in modules}
+    box = build.version_key()
     monkeypatch.setattr(build, "PROGRAMS", build.PROGRAMS[1:])
-    assert build.version_key() != before
+    monkeypatch.setattr(build, "SOURCES", shutil.copytree(build.SOURCES, tmp_path / "go"))
+    (tmp_path / "go" / "kueue" / "go.sum").write_text("other")
+    assert {module for module in modules if build.folder(module) != before[module]} == {"kubernetes", "kueue"}
+    assert build.version_key() != box
+
+
+def test_a_box_starts_without_what_only_some_tests_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "cache_root", lambda: tmp_path)
+    assert "kueue" not in {part.module for part in build.missing()}
+    assert [part.name for part in build.missing("kueue")] == ["kueue", "kueue"]
 
 
 def test_images_are_complete_and_the_same_every_time(tmp_path, monkeypatch):

@@ -98,6 +98,14 @@ def check(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Objects to create too: an operator's release, a device plugin. May be given several times.",
 )
+@click.option(
+    "--helm",
+    "releases",
+    multiple=True,
+    metavar="NAME@VERSION",
+    help="A Helm release to create too: nvidia-device-plugin, aws-efa-k8s-device-plugin, cert-manager, jobset, "
+    "kubeflow-trainer, kueue. Needs helm. May be given several times.",
+)
 @click.option("--storage-class", metavar="CLASS", help="Make the run's claim, of this class, if it is not there.")
 @click.option(
     "--for", "user", metavar="USER", help="Who gets permissions: all that a run needs. Default: you, those you lack."
@@ -111,25 +119,28 @@ def fix(
     context: str | None,
     namespace: str | None,
     manifests: tuple[Path, ...],
+    releases: tuple[str, ...],
     storage_class: str | None,
     user: str | None,
     undo: bool,
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Make what a check found missing: the namespace, permissions, a service account, a claim, and given manifests.
+    """Make what a check found missing: the namespace, permissions, a service account, a claim; given manifests and Helm
+    releases.
 
     The objects are shown first. Nothing that is there is changed. Afterwards the check is run again, and what did not
     help is said; --undo deletes what was made.
     """
     from windlass.cli.output import print_json, print_table
-    from windlass.clusters import fixing
+    from windlass.clusters import fixing, helm
     from windlass.errors import ExitCode
 
+    given = fixing.from_manifests(manifests) + [helm.from_release(release) for release in releases]
     before = look(run_file, overrides, context, namespace)
     api, place = before.api, before.api.access.namespace
     if undo:
-        made = fixing.from_manifests(manifests) + fixing.made_here(api, place)
+        made = given + fixing.made_here(api, place)
         _show(made, as_json=as_json)
         confirm("Delete what windlass made of these?", yes=yes)
         outcomes = fixing.undo(api, made, place)
@@ -138,7 +149,7 @@ def fix(
         proposals = fixing.propose(
             before.snapshot, before.needs, user=who, is_self=user is None, storage_class=storage_class
         )
-        proposals += fixing.from_manifests(manifests)
+        proposals += given
         if not proposals and not as_json:
             click.echo("there is nothing that windlass can make: the fixes of `windlass cluster check` are for you")
             return _gravity(before.results)

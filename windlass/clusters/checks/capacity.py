@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from windlass.clusters.needs import EFA, GPU, Needs
+from windlass.clusters.needs import EFA, Needs
 from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
 from windlass.common.quantities import parse_quantity, show_quantity
 from windlass.targets.kubernetes.api.http import Object
 from windlass.targets.kubernetes.manifests.capacity import requests, why_not
 from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, PLURALS
+
+DEVICES = ("nvidia.com/", "amd.com/", "rdma/", EFA)  # how the names of devices begin that training uses
 
 
 def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
@@ -21,7 +23,7 @@ def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
         return
     rooms = list(snapshot.rooms.values())
     if needs.pod is None:
-        for resource in (GPU, EFA):
+        for resource in sorted({key for room in rooms for key in room.allocatable if key.startswith(DEVICES)}):
             total = sum(room.allocatable.get(resource, 0.0) for room in rooms)
             if total:
                 free = sum(max(0.0, room.free(resource)) for room in rooms if room.ready and room.schedulable)

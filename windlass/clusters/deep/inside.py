@@ -5,6 +5,7 @@ Carried as the text of a command, so it needs the standard library alone; collec
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ MARK = "WINDLASS-DEEP "
 PORT = 29650  # the ring; collectives meet at the next one
 SECONDS = 2.0
 PATIENCE = 120.0
+START_SECONDS = 1500.0  # for another pod to start: its node is made first, and pulls an image of many gigabytes
 SILENT_TRIES = 4  # of five seconds each, to a pod that does not even refuse
 LATE_SECONDS = 30.0  # for a pod that is there to send what it has to send
 CHUNK = 1 << 20
@@ -44,8 +46,8 @@ def name_of(pod: int) -> str:
 
 
 def resolve(name: str) -> str | None:
-    """The address of a pod; headless names appear once the pod runs, so it is asked for a while."""
-    begin, tries = time.monotonic(), 0
+    """The address of a pod. Its name appears with the address: a pod whose name is unknown may have no node yet."""
+    begin, tries, reported = time.monotonic(), 0, False
     while True:
         tries += 1
         try:
@@ -53,8 +55,12 @@ def resolve(name: str) -> str | None:
             report("dns", name=name, address=address, seconds=round(time.monotonic() - begin, 3), tries=tries)
             return str(address)
         except OSError as error:
-            if time.monotonic() - begin > PATIENCE:
+            waited = time.monotonic() - begin
+            if waited > PATIENCE and not reported:  # a later answer corrects it
                 report("dns", name=name, error=str(error))
+                reported = True
+            unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+            if waited > (START_SECONDS if unknown else PATIENCE):
                 return None
             time.sleep(1.0)
 
@@ -112,9 +118,19 @@ def connect(address: str) -> socket.socket:
             return socket.create_connection((address, PORT), timeout=5.0)
         except OSError as error:
             silent += isinstance(error, TimeoutError)
-            if silent >= SILENT_TRIES or time.monotonic() - begin > PATIENCE:
+            patience = START_SECONDS if isinstance(error, ConnectionRefusedError) else PATIENCE
+            if silent >= SILENT_TRIES or time.monotonic() - begin > patience:
                 raise
             time.sleep(1.0)
+
+
+def wait_for_all(num_pods: int) -> None:
+    """Until every pod has started: collectives are given up after PATIENCE, and a pod may still pull its image."""
+    for pod in range(num_pods):
+        address = resolve(name_of(pod)) if pod != index() else None
+        with contextlib.suppress(OSError):  # its neighbours in the ring report it
+            if address:
+                connect(address).close()
 
 
 def send(address: str) -> None:
@@ -253,6 +269,7 @@ def main() -> None:
         if following:
             send(following)
         receiver.wait()
+        wait_for_all(num_pods)
     if os.environ.get("WINDLASS_DEEP_FOLDER"):
         disk(os.environ["WINDLASS_DEEP_FOLDER"])
     if first or num_pods == 1:

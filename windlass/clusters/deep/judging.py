@@ -48,7 +48,7 @@ def _ran(told: Sequence[Told], needs: Needs) -> Iterator[Result]:
 
 
 def _names(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
-    asked = [line for line in lines if line["check"] == "dns"]
+    asked = {(line["pod"], line["name"]): line for line in lines if line["check"] == "dns"}.values()  # the last word
     for line in asked:
         if "error" in line:
             yield Result(

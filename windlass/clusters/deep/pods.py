@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,13 @@ from windlass.targets.kubernetes.manifests.render import QUEUE_LABEL
 from windlass.targets.kubernetes.pod.interface import POD_VARIABLES, RUNS
 
 LABEL = "windlass.dev/deep-check"
-DEADLINE_SECONDS = 600
+DEADLINE_SECONDS = 600  # without any pod that starts or ends
+LONGEST_SECONDS = 1800  # with progress: a node is made, an image pulled
 ASK_SECONDS = 2.0
+PROGRESSING = (
+    "ContainerCreating",
+    "PodInitializing",
+)  # also while an image is pulled
 KEPT_VOLUMES = ("emptyDir", "persistentVolumeClaim", "hostPath", "ephemeral", "csi")
 
 
@@ -61,7 +67,7 @@ def objects(needs: Needs, namespace: str, name: str) -> list[Object]:
             "completions": needs.num_pods,
             "parallelism": needs.num_pods,
             "backoffLimit": 0,
-            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "activeDeadlineSeconds": LONGEST_SECONDS,
             "ttlSecondsAfterFinished": DEADLINE_SECONDS,
             "template": {"metadata": {"labels": labels}, "spec": _pod_spec(needs, name)},
         },
@@ -130,14 +136,26 @@ def _needs_our_secret(entry: Mapping[str, Any]) -> bool:
 
 
 def _wait(api: Api, needs: Needs, namespace: str, name: str) -> list[Told]:
-    until = time.monotonic() + DEADLINE_SECONDS
-    container = str((needs.pod or {})["spec"]["containers"][0]["name"])
+    begin = changed = time.monotonic()
+    container, states = str((needs.pod or {})["spec"]["containers"][0]["name"]), Counter[str]()
     while True:
         pods = list(api.items(object_path("v1", "pods", namespace), labelSelector=f"{LABEL}={name}"))
         ended = [pod for pod in pods if _has_ended(pod, container)]
-        if len(ended) >= needs.num_pods or time.monotonic() > until:
+        now, before = time.monotonic(), states
+        states = Counter(_state(pod) for pod in pods)
+        if states != before or any(states[reason] for reason in PROGRESSING):
+            changed = now
+        if len(ended) >= needs.num_pods or now > min(changed + DEADLINE_SECONDS, begin + LONGEST_SECONDS):
             return [_told(api, namespace, pod, container) for pod in pods]
         time.sleep(ASK_SECONDS)
+
+
+def _state(pod: Object) -> str:
+    """The phase of a pod, or why its container waits."""
+    status = pod.get("status") or {}
+    states = [entry.get("state") or {} for entry in status.get("containerStatuses") or ()]
+    waiting = [str(state["waiting"].get("reason")) for state in states if "waiting" in state]
+    return next(iter(waiting), str(status.get("phase")))
 
 
 def _has_ended(pod: Object, container: str) -> bool:

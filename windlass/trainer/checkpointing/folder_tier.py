@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from windlass.checkpoint import Checkpoint, CheckpointFolder, FileRecord, Manife
 from windlass.checkpoint.manifest import METADATA_NAME
 from windlass.checkpoint.pickles import UnsafePickleError, load_pickle
 from windlass.spec.checkpoint import CheckpointSection
+from windlass.trainer.checkpointing.piece_tiers import Nodes
 from windlass.trainer.checkpointing.tiers import Describe, Offer
 from windlass.trainer.distributed.agreement import Agreement, SaveFailedError
 from windlass.trainer.distributed.faults import Faults
@@ -26,8 +28,12 @@ from windlass.trainer.distributed.ranks import Ranks
 class SharedTier:
     name = "shared"
 
-    def __init__(self, spec: CheckpointSection, folder: CheckpointFolder, ranks: Ranks, faults: Faults) -> None:
+    def __init__(
+        self, spec: CheckpointSection, folder: CheckpointFolder, ranks: Ranks, faults: Faults, nodes: Nodes
+    ) -> None:
         self.spec, self.folder, self.ranks, self.faults = spec, folder, ranks, faults
+        self.nodes = nodes  # several where each has a run folder of its own: it holds that node's files alone
+        self.leads = nodes.is_first_of_node(ranks.rank)
         self.agreement = Agreement(ranks, ranks.saving)
 
     def due(self, step: int) -> bool:
@@ -37,15 +43,15 @@ class SharedTier:
         checkpoint, together = self.folder.at(step), self.agreement.together
         self.faults.reach("save.staged", step)
         try:
-            together(lambda: _make_room(checkpoint), first_rank_only=True)
+            together(lambda: _make_room(checkpoint) if self.leads else None)
             together(lambda: self._write_tensors(checkpoint, state))
             self.faults.reach("save.written", step)
             records = together(lambda: self._hash_own_files(checkpoint))
             self.faults.reach("save.hashed", step)
             files = {name: record for part in records for name, record in part.items()}
-            together(lambda: self._publish(checkpoint, describe(files)), first_rank_only=True)
+            together(lambda: self._publish(checkpoint, describe(files)) if self.leads else None)
         except SaveFailedError:
-            if self.ranks.is_first:
+            if self.leads:
                 with contextlib.suppress(OSError):  # the failure itself may be that nothing can be done there
                     checkpoint.delete()
             raise
@@ -53,6 +59,8 @@ class SharedTier:
         return sum(record.size for record in files.values())
 
     def offers(self) -> list[Offer]:
+        if self.nodes.count > 1:
+            return []  # no node has a whole one: the store does
         if self.ranks.is_first:
             with contextlib.suppress(OSError):  # a folder that cannot be written to can be read
                 self.folder.recover()
@@ -67,14 +75,16 @@ class SharedTier:
         dcp.save(state, storage_writer=writer, process_group=self.ranks.saving)
 
     def _hash_own_files(self, checkpoint: Checkpoint) -> dict[str, FileRecord]:
-        mine = list(checkpoint.path.glob(f"__{self.ranks.rank}_*"))
-        if self.ranks.is_first:
-            mine.append(checkpoint.path / METADATA_NAME)
-        return {path.name: hash_file(path) for path in mine}
+        mine = written_by(self.ranks.rank, (path.name for path in checkpoint.path.iterdir()))
+        return {name: hash_file(checkpoint.path / name) for name in mine}
 
     def _publish(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
         self.faults.reach("save.manifest", checkpoint.step)
         checkpoint.publish(manifest)
+
+
+def written_by(rank: int, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(f"__{rank}_") or (rank == 0 and name == METADATA_NAME)]
 
 
 class SharedOffer:

@@ -48,7 +48,9 @@ def newest_whole(checkpointer: Checkpointer) -> Offer | None:
     folder, ranks = checkpointer.folder, checkpointer.ranks
     offers = [offer for tier in (*checkpointer.quick, checkpointer.shared) for offer in tier.offers()]
     if checkpointer.stored:
-        further, problem = store_offers(checkpointer.stored, checkpointer.checkpoints, ranks, checkpointer.faults)
+        further, problem = store_offers(
+            checkpointer.stored, checkpointer.checkpoints, ranks, checkpointer.faults, checkpointer.nodes
+        )
         if problem and not offers:
             raise UserError(
                 "the store cannot be asked for checkpoints, and there are none here",

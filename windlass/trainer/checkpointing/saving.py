@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import platform
 import shutil
@@ -27,7 +28,7 @@ from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.store import Store, StoreOptions, open_store
 from windlass.trainer.checkpointing.folder_tier import SharedTier
-from windlass.trainer.checkpointing.piece_tiers import ManagedTier, NodeTier
+from windlass.trainer.checkpointing.piece_tiers import ManagedTier, Nodes, NodeTier
 from windlass.trainer.checkpointing.pieces import local_parts
 from windlass.trainer.checkpointing.store_tier import Uploads
 from windlass.trainer.checkpointing.tiers import Offer, Progress, Tier
@@ -67,8 +68,10 @@ class Checkpointer:
         self.checkpoints = CheckpointFolder(folder.checkpoints)
         self.protected: set[int] = set()  # steps that retention never lets go
         self.describe_validations: Callable[[], dict[str, Any] | None] = lambda: None  # for manifests
-        self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults)
-        opened = open_tiers(run, folder, ranks, faults, self.protected)
+        # Without a store no node may have a folder of its own: nobody would ever have a whole checkpoint.
+        self.nodes = Nodes.of_folder(folder.path, ranks) if self.spec.store else Nodes((0,) * ranks.world_size)
+        self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults, self.nodes)
+        opened = open_tiers(run, folder, ranks, faults, self.protected, self.nodes)
         self.quick: list[Tier] = opened.quick
         self.stored, self.uploads = opened.stored, opened.uploads
         self.saved_step: int | None = None  # of the newest checkpoint that is published in the run folder
@@ -80,7 +83,9 @@ class Checkpointer:
         self._lock: int | None = None  # of the checkpoints' folder, on rank 0
 
     def clear_unfinished(self) -> None:
-        """Give back the room that killed saves and deletions took. Rank 0 calls it, before any save begins."""
+        """Give back the room that killed saves and deletions took, before any save begins."""
+        if not self.shared.leads:
+            return
         if self._lock is None:
             self._lock = hold(self.checkpoints.path)
         for leftover in self.checkpoints.unfinished():
@@ -94,6 +99,10 @@ class Checkpointer:
         """Before the first step: what was found is what is saved so far, and every tier must have room for more."""
         if checkpoint is not None and checkpoint.tier in ("shared", "store"):
             self.saved_step = checkpoint.step
+        if self.nodes.count > 1 and self.shared.leads:  # of other steps some node's files may be gone with it
+            for unknown in self.checkpoints.complete():
+                if checkpoint is None or unknown.step != checkpoint.step:
+                    unknown.delete()
         for tier in self.quick:
             if isinstance(tier, NodeTier):
                 tier.check_room(state)
@@ -221,8 +230,7 @@ class Checkpointer:
         if failure:
             raise failure
         if self.shared in tiers:
-            if self.ranks.is_first:
-                self._let_go(progress.step)
+            self._let_go(progress.step)
             if self.uploads:
                 self.uploads.request()
 
@@ -273,15 +281,24 @@ class Checkpointer:
         self.folder.record("checkpoint-failed", step=step, error=problem, tier=tier.name)
 
     def _let_go(self, step: int) -> None:
+        """Rank 0 decides, as only it knows which steps are being sent to a store; every node then does the same."""
+        gone = self._let_go_here(step) if self.ranks.is_first else []
+        if self.nodes.count == 1:
+            return
+        (gone, *_) = self.shared.agreement.gather(gone)
+        for old in gone if self.shared.leads else ():
+            self.checkpoints.at(old).delete()
+
+    def _let_go_here(self, step: int) -> list[int]:
         keep, keep_every = self.spec.keep, self.spec.keep_every
+        gone = []
         for expired in self.checkpoints.expired(step, keep=keep, keep_every=keep_every, protected=self.protected):
             self.faults.reach("save.retention", step)
-            if self.uploads is None:
-                expired.delete()
-                continue
-            with self.uploads.lock:
-                if expired.step not in self.uploads.reserved:
+            with self.uploads.lock if self.uploads else contextlib.nullcontext():
+                if not self.uploads or expired.step not in self.uploads.reserved:
                     expired.delete()
+                    gone.append(expired.step)
+        return gone
 
 
 @dataclass(frozen=True)
@@ -291,7 +308,9 @@ class OpenTiers:
     uploads: Uploads | None
 
 
-def open_tiers(run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protected: set[int]) -> OpenTiers:
+def open_tiers(
+    run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protected: set[int], nodes: Nodes
+) -> OpenTiers:
     """The tiers that a run asks for; what is wrong with one is said here, before anything is trained."""
     spec = run.checkpoint
     quick: list[Tier] = []
@@ -318,7 +337,7 @@ def open_tiers(run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protec
     if store is None:
         return OpenTiers(quick, None, None)
     stored = StoredCheckpoints.of_run(store, run.name, run_id)
-    return OpenTiers(quick, stored, Uploads(spec, folder, stored, ranks, faults, protected))
+    return OpenTiers(quick, stored, Uploads(spec, folder, stored, ranks, faults, protected, nodes))
 
 
 def _agree_on_id(folder: RunFolder, store: Store | None, ranks: Ranks) -> str:

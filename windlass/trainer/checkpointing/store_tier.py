@@ -20,7 +20,8 @@ from windlass.checkpoint.stored import StoredCheckpoints
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec.checkpoint import CheckpointSection
-from windlass.trainer.checkpointing.folder_tier import load_state
+from windlass.trainer.checkpointing.folder_tier import load_state, written_by
+from windlass.trainer.checkpointing.piece_tiers import Nodes
 from windlass.trainer.checkpointing.tiers import Offer
 from windlass.trainer.distributed.agreement import Agreement, SaveFailedError
 from windlass.trainer.distributed.faults import Faults
@@ -44,8 +45,10 @@ class Uploads:
         ranks: Ranks,
         faults: Faults,
         protected: set[int],
+        nodes: Nodes,
     ) -> None:
         self.spec, self.folder, self.stored, self.ranks, self.faults = spec, folder, stored, ranks, faults
+        self.nodes = nodes
         self.protected = protected
         self.local = CheckpointFolder(folder.checkpoints)
         self.lock = threading.Lock()
@@ -129,7 +132,9 @@ class Uploads:
         started, together, step = time.perf_counter(), self.agreement.together, checkpoint.step
         self.faults.reach("upload.begin", step)
         manifest: Manifest = together(checkpoint.manifest)[0]
-        mine = sorted(manifest.files)[self.ranks.rank :: self.ranks.world_size]
+        mine = self.nodes.share(manifest.files, self.ranks.rank)
+        if self.nodes.count > 1:  # a node has its own ranks' files alone
+            mine = written_by(self.ranks.rank, manifest.files)
         together(lambda: self._send(checkpoint, mine, manifest))
         self.faults.reach("upload.manifest", step)
         together(lambda: self.stored.publish(checkpoint), first_rank_only=True)
@@ -196,9 +201,10 @@ class StoreOffer:
     tier = "store"
 
     def __init__(
-        self, stored: StoredCheckpoints, step: int, folder: CheckpointFolder, ranks: Ranks, faults: Faults
+        self, stored: StoredCheckpoints, step: int, folder: CheckpointFolder, ranks: Ranks, faults: Faults, nodes: Nodes
     ) -> None:
         self.stored, self.step, self.folder, self.ranks, self.faults = stored, step, folder, ranks, faults
+        self.nodes, self.leads = nodes, nodes.is_first_of_node(ranks.rank)
         self.checkpoint, self.incoming = folder.at(step), folder.incoming(step)
         self.where = f"{stored.store.url}/{self.checkpoint.name}"
         self._manifest: Manifest | None = None
@@ -210,18 +216,19 @@ class StoreOffer:
         return self._manifest
 
     def prove(self) -> list[tuple[str, str]]:
-        problems = self._stage(lambda: self.incoming.prepare(self.manifest), first_rank_only=True)
+        problems = self._stage(lambda: self.incoming.prepare(self.manifest), once_per_node=True)
         problems = problems or self._stage(self._fetch_own_share)
-        if self.ranks.is_first and any(file not in (MANIFEST_NAME, "a file") for file, _ in problems):
+        if self.leads and any(file not in (MANIFEST_NAME, "a file") for file, _ in problems):
             self.incoming.delete()  # damaged in the store: to bring the rest again is no use
-        return problems or self._stage(self._take, first_rank_only=True)
+        return problems or self._stage(self._take, once_per_node=True)
 
     def load(self, state: dict[str, Tensor]) -> None:
         load_state(self.checkpoint, state, self.ranks)
 
     def _fetch_own_share(self) -> list[Damage]:
         problems = []
-        for name, record in sorted(self.manifest.files.items())[self.ranks.rank :: self.ranks.world_size]:
+        for name in self.nodes.share(self.manifest.files, self.ranks.rank):
+            record = self.manifest.files[name]
             if not self.incoming.holds(name, record, former=self.checkpoint):
                 damage = self.stored.fetch(self.step, name, record, self.incoming.path)
                 problems += [damage] if damage else []
@@ -232,18 +239,18 @@ class StoreOffer:
         self.incoming.publish(self.manifest)
         self.folder.take(self.incoming)
 
-    def _stage(self, action: Callable[[], Any], *, first_rank_only: bool = False) -> list[tuple[str, str]]:
+    def _stage(self, action: Callable[[], Any], *, once_per_node: bool = False) -> list[tuple[str, str]]:
         problems: list[tuple[str, str]] = []
-        if self.ranks.is_first or not first_rank_only:
+        if self.leads or not once_per_node:
             try:
                 problems = [(damage.file, damage.reason) for damage in action() or ()]
             except (UserError, OSError, ValueError, TypeError, KeyError) as error:
-                problems = [(MANIFEST_NAME if first_rank_only else "a file", _in_short(error))]
+                problems = [(MANIFEST_NAME if once_per_node else "a file", _in_short(error))]
         return sorted({problem for part in self.ranks.gather(problems, patient=True) for problem in part})
 
 
 def store_offers(
-    stored: StoredCheckpoints, folder: CheckpointFolder, ranks: Ranks, faults: Faults
+    stored: StoredCheckpoints, folder: CheckpointFolder, ranks: Ranks, faults: Faults, nodes: Nodes
 ) -> tuple[list[Offer], str | None]:
     """The steps of the store, or why it cannot be asked."""
     steps: list[int] = []
@@ -254,7 +261,7 @@ def store_offers(
         except (UserError, OSError) as error:
             problem = str(error)
     steps, problem = ranks.broadcast((steps, problem), patient=True)
-    return [StoreOffer(stored, step, folder, ranks, faults) for step in steps], problem
+    return [StoreOffer(stored, step, folder, ranks, faults, nodes) for step in steps], problem
 
 
 def _in_short(error: BaseException) -> str:

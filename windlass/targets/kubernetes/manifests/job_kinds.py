@@ -142,6 +142,9 @@ def _gang(run: Run, served: Served, num_nodes: int) -> dict[str, Any]:
 
 REPLICAS = "pod"
 EVALUATION_SECONDS = 3600  # the time within which restarts are counted; a node's replacement takes half of it
+# HyperPod's agent restarts a job whose lines stop. It comes after windlass' own watch, which names the rank: so it
+# waits long, and a save or a validation between two lines fits in.
+START_SECONDS, STEP_SECONDS, SHORTEST_SECONDS = 3600, 180, 1800
 
 
 def hyperpod_job(run: Run, metadata: Manifest, template: Manifest, kind: ServedKind) -> list[Manifest]:
@@ -155,10 +158,13 @@ def hyperpod_job(run: Run, metadata: Manifest, template: Manifest, kind: ServedK
             "maxFullJobRestarts": run.target.max_restarts,
         },
         "ttlSecondsAfterFinished": seconds(asked.keep_for) if asked.keep_for else -1,
+        **({"logMonitoringConfiguration": log_rules(run)} if run.parallel.hang_seconds != 0 else {}),
     }
     if asked.deadline:
         policy["activeDeadlineSeconds"] = seconds(asked.deadline)
     replicas: dict[str, Any] = {"name": REPLICAS, "replicas": num_nodes, "template": template}
+    if asked.spares:
+        replicas["spares"] = asked.spares
     spec: dict[str, Any] = {
         "nprocPerNode": str(run.resources.processes_per_node or 1),
         "replicaSpecs": [replicas],
@@ -173,3 +179,16 @@ def hyperpod_job(run: Run, metadata: Manifest, template: Manifest, kind: ServedK
             "gracefulShutdownTimeoutInSeconds": run.checkpoint.grace_seconds,
         }
     return [{"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec}]
+
+
+def log_rules(run: Run) -> list[dict[str, Any]]:
+    """Which lines HyperPod's agent expects, of the first rank of every pod, matched from the beginning of each line.
+
+    Every rank says that it is ready, so that line has a deadline; steps are said by rank 0 alone, and a rule without a
+    deadline waits for ever on the other pods.
+    """
+    between = max(SHORTEST_SECONDS, STEP_SECONDS * run.train.log_every, int(2 * (run.parallel.hang_seconds or 0)))
+    ready = {"logPattern": r".* rank \d+ INFO every rank takes ", "expectedStartCutOffInSeconds": START_SECONDS}
+    steps = {"logPattern": r".* rank 0 INFO step \d+/\d+ ", "expectedRecurringFrequencyInSeconds": between}
+    stop = r".* INFO finished after step "
+    return [{"name": "ready", **ready}, {"name": "steps", **steps, "stopPattern": stop}]

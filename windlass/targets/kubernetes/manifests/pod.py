@@ -20,9 +20,9 @@ from windlass.targets.kubernetes.manifests.labels import (
 )
 from windlass.targets.kubernetes.manifests.request import Manifest
 from windlass.targets.kubernetes.manifests.resources import (
-    GPU,
     INSTANCE_LABEL,
     NodeShape,
+    gpu_taint,
     instance_label,
     limits_of,
     requests_of,
@@ -38,6 +38,7 @@ CONTAINERS = {  # Kubeflow's operators look for theirs by name
 RUNS_VOLUME = "windlass-runs"
 GRACE_MARGIN = 60  # seconds beside the save itself: ranks finish their step first, and files are synced after
 HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
+HYPERPOD_UNHEALTHY = ("Unschedulable", "UnschedulablePendingReboot", "UnschedulablePendingReplacement")
 LOST_NODE_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 ZONE, HOSTNAME = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 
@@ -74,7 +75,7 @@ def pod_template(
         "ports": _ports(run, kind),
         "resources": _resources(shape),
         "volumeMounts": [mount for _, mount in pairs],
-        **(_lock_memory() if shape.efa and may_lock_memory(cluster) else {}),
+        **_security(shape, cluster),
     }
     spec = {
         "containers": [container],
@@ -88,7 +89,7 @@ def pod_template(
     return {
         "metadata": {
             "labels": {**asked.labels, **labels_of(run.name), SUBMISSION_LABEL: submission},
-            "annotations": {**asked.annotations, NAME_ANNOTATION: run.name},
+            "annotations": {**_kueue_topology(run), **asked.annotations, NAME_ANNOTATION: run.name},
         },
         "spec": _with_names(merge_pod(spec, asked.pod, container=CONTAINERS[kind])),
     }
@@ -133,9 +134,15 @@ def may_lock_memory(cluster: ClusterFacts) -> bool:
     return cluster.pod_security not in ("baseline", "restricted")
 
 
-def _lock_memory() -> dict[str, Any]:
-    """EFA pins memory; containers of EKS' own nodes may do so without this."""
-    return {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+def _security(shape: NodeShape, cluster: ClusterFacts) -> dict[str, Any]:
+    """EFA pins memory; containers of EKS' own nodes may do so without IPC_LOCK. PodSecurity `restricted` lets no pod in
+    that does not say all of this, and an image that runs as root is then refused by the node, by name."""
+    if cluster.pod_security == "restricted":
+        allowed = {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
+        return {"securityContext": {**allowed, "seccompProfile": {"type": "RuntimeDefault"}}}
+    if shape.efa and may_lock_memory(cluster):
+        return {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+    return {}
 
 
 def _restart_policy(kind: JobKind) -> dict[str, str]:
@@ -159,6 +166,7 @@ def _identity(run: Run) -> dict[str, Any]:
 
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts) -> dict[str, Any]:
@@ -171,7 +179,7 @@ def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts)
         selector.setdefault(HYPERPOD_HEALTH, "Schedulable")
     tolerations = [*_of_lost_nodes(run), *(dict(one) for one in asked.tolerations)]
     if shape.gpus:
-        tolerations.insert(0, {"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
+        tolerations.insert(0, {"key": gpu_taint(run), "operator": "Exists", "effect": "NoSchedule"})
     found: dict[str, Any] = {"schedulerName": asked.scheduler} if asked.scheduler else {}
     if selector:
         found["nodeSelector"] = selector
@@ -179,11 +187,23 @@ def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts)
         found["tolerations"] = tolerations
     if run.resources.nodes > 1:
         found |= _together_and_apart(run, shape)
+    term: dict[str, Any] = {}
     if asked.exclude_nodes:  # a field takes one value, and all fields of a term must fit
         fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in asked.exclude_nodes]
-        away = {REQUIRED: {"nodeSelectorTerms": [{"matchFields": fields}]}}
+        term["matchFields"] = fields
+    if kind is not JobKind.HYPERPOD and any(HYPERPOD_HEALTH in node.labels for node in cluster.nodes):
+        unfit = {"key": HYPERPOD_HEALTH, "operator": "NotIn", "values": list(HYPERPOD_UNHEALTHY)}
+        term["matchExpressions"] = [unfit]  # fits nodes without the label too: not all need be HyperPod's
+    if term:
+        away = {REQUIRED: {"nodeSelectorTerms": [term]}}
         found["affinity"] = {**found.get("affinity", {}), "nodeAffinity": away}
     return found
+
+
+def _kueue_topology(run: Run) -> dict[str, str]:
+    asked = run.target.kubernetes
+    labels = {"required": asked.required_topology, "preferred": asked.preferred_topology} if asked.queue else {}
+    return {f"kueue.x-k8s.io/podset-{how}-topology": label for how, label in labels.items() if label}
 
 
 def _of_lost_nodes(run: Run) -> Iterator[dict[str, Any]]:
@@ -204,8 +224,14 @@ def _together_and_apart(run: Run, shape: NodeShape) -> dict[str, Any]:
     asked = run.target.kubernetes
     mine = {"labelSelector": {"matchLabels": {RUN_LABEL: safe_name(run.name)}}}
     affinity: dict[str, Any] = {}
-    if asked.same_zone if asked.same_zone is not None else shape.efa:
-        affinity["podAffinity"] = {REQUIRED: [{**mine, "topologyKey": ZONE}]}
+    together = [ZONE] if (asked.same_zone if asked.same_zone is not None else shape.efa) else []
+    if asked.required_topology and not asked.queue:
+        together.append(asked.required_topology)
+    if together:
+        affinity["podAffinity"] = {REQUIRED: [{**mine, "topologyKey": label} for label in together]}
+    if asked.preferred_topology and not asked.queue:
+        near = {"weight": 100, "podAffinityTerm": {**mine, "topologyKey": asked.preferred_topology}}
+        affinity["podAffinity"] = {**affinity.get("podAffinity", {}), PREFERRED: [near]}
     spread = asked.spread or ("hosts" if shape.whole_node else None)
     if spread == "hosts":
         affinity["podAntiAffinity"] = {REQUIRED: [{**mine, "topologyKey": HOSTNAME}]}

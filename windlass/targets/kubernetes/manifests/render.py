@@ -149,6 +149,12 @@ def check(run: Run, kind: JobKind = JobKind.INDEXED) -> list[str]:
             fix="target.kubernetes.job=trainjob    or pytorchjob; target.kubernetes.queue=NAME has Kueue admit the job "
             "as a whole; target.kubernetes.gang=none starts pods one by one",
         )
+    if asked.spares and kind is not JobKind.HYPERPOD:
+        raise UserError(
+            f"target.kubernetes.spares is {asked.spares}, which a {kind} does not have",
+            cause="only HyperPod's training operator keeps pods ready for lost ones",
+            fix="target.kubernetes.job=hyperpod    or leave target.kubernetes.spares out",
+        )
     if asked.min_nodes and asked.min_nodes > num_nodes:
         raise UserError(
             f"target.kubernetes.min_nodes is {asked.min_nodes} but the run has {num_nodes} nodes",
@@ -157,11 +163,18 @@ def check(run: Run, kind: JobKind = JobKind.INDEXED) -> list[str]:
     warnings = plain_secrets(run)
     if is_shared(run):
         return warnings
-    if num_nodes > 1:
+    if num_nodes > 1 and not run.checkpoint.store:
         raise UserError(
             f"{num_nodes} pods have no place in common for their checkpoints",
             cause="target.kubernetes.storage is none: every pod writes to its own disk, and no checkpoint is whole",
-            fix="target.kubernetes.storage=pvc:CLAIM    a ReadWriteMany claim, such as FSx or EFS",
+            fix="target.kubernetes.storage=pvc:CLAIM    a ReadWriteMany claim, such as FSx or EFS; or "
+            "checkpoint.store=s3://BUCKET/PREFIX",
+        )
+    if num_nodes > 1 and run.checkpoint.export:
+        raise UserError(
+            "checkpoint.export needs a whole checkpoint in one place, and every pod has its own files alone",
+            cause="target.kubernetes.storage is none",
+            fix="checkpoint.export=false; at the end `windlass ckpt get NAME` and `windlass ckpt export NAME`",
         )
     if run.checkpoint.store:
         return warnings

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from windlass.catalog.instances import Instance, instance
 from windlass.common.quantities import parse_quantity
@@ -37,6 +37,8 @@ class NodeShape:
     huge_pages: bool = False  # for EFA, where the nodes have them: a pod that asks for what no node has waits for ever
     instance: Instance | None = None
     missing: str | None = None  # why it is not known what the nodes have
+    gpu_resource: str = GPU
+    devices: Mapping[str, int] = field(default_factory=dict)  # further ones, by name
 
 
 def settle(run: Run, cluster: ClusterFacts) -> Run:
@@ -54,7 +56,7 @@ def settle(run: Run, cluster: ClusterFacts) -> Run:
 def _gpus_there(run: Run, cluster: ClusterFacts) -> int:
     """The most GPUs that a node for this run has. A cluster without any is no reason to train on CPUs unasked."""
     nodes = nodes_for(run, cluster.nodes)
-    most = max((int(_amount(node, GPU)) for node in nodes), default=0)
+    most = max((int(_amount(node, run.target.kubernetes.gpu_resource)) for node in nodes), default=0)
     if most:
         return most
     selector = run.target.kubernetes.node_selector
@@ -81,8 +83,15 @@ def shape_of(run: Run, cluster: ClusterFacts) -> NodeShape:
         raise UserError(
             f"{machine.type} has {machine.gpus} GPUs, not {num_gpus}", fix=f"resources.gpus_per_node={machine.gpus}"
         )
+    if "/mig-" in asked.gpu_resource and num_gpus > 1:
+        raise UserError(
+            f"a pod cannot train on {num_gpus} {asked.gpu_resource}",
+            cause="CUDA shows a process the first part of a divided GPU alone",
+            fix="resources.gpus_per_node=1    with resources.nodes pods",
+        )
     nodes = nodes_for(run, cluster.nodes)
-    found = _of_instance(machine, num_gpus) if machine else _of_nodes(nodes, num_gpus)
+    usable = [node for node in nodes if _amount(node, asked.gpu_resource) >= num_gpus]
+    found = _of_instance(machine, num_gpus) if machine else _of_nodes(nodes, usable, num_gpus, asked.gpu_resource)
     if not num_gpus:
         cpus = float((run.resources.threads_per_process or 1) * (run.resources.processes_per_node or 1))
         found = NodeShape(cpus=min(cpus, found.cpus) if found.cpus else cpus, instance=machine)
@@ -93,7 +102,7 @@ def shape_of(run: Run, cluster: ClusterFacts) -> NodeShape:
             cause="a pod that asks for more waits for ever",
             fix=f"target.kubernetes.efa={machine.efa}",
         )
-    huge_pages = bool(efa) and _have_huge_pages(nodes, num_gpus)
+    huge_pages = bool(efa) and _have_huge_pages(usable)
     memory = found.memory_gib
     if huge_pages and memory is not None:
         memory -= HUGE_PAGES_OF_EFA / 1024
@@ -106,6 +115,8 @@ def shape_of(run: Run, cluster: ClusterFacts) -> NodeShape:
         huge_pages=huge_pages,
         instance=machine,
         missing=found.missing,
+        gpu_resource=asked.gpu_resource,
+        devices=asked.devices,
     )
 
 
@@ -117,9 +128,10 @@ def requests_of(shape: NodeShape) -> dict[str, str]:
     if shape.memory_gib is not None:
         found["memory"] = f"{max(1, int(shape.memory_gib * 1024))}Mi"
     if shape.gpus:
-        found[GPU] = str(shape.gpus)
+        found[shape.gpu_resource] = str(shape.gpus)
     if shape.efa:
         found[EFA] = str(shape.efa)
+    found |= {name: str(amount) for name, amount in shape.devices.items()}
     if shape.huge_pages:
         found[HUGE_PAGES] = f"{HUGE_PAGES_OF_EFA}Mi"
     return found
@@ -152,14 +164,13 @@ def _of_instance(machine: Instance, num_gpus: int) -> NodeShape:
     )
 
 
-def _of_nodes(nodes: Sequence[NodeFacts], num_gpus: int) -> NodeShape:
-    """What the smallest node with enough GPUs can give."""
+def _of_nodes(nodes: Sequence[NodeFacts], usable: Sequence[NodeFacts], num_gpus: int, gpu_resource: str) -> NodeShape:
+    """What the smallest node with enough GPUs, which are the usable ones, can give."""
     if not nodes:  # offline, or they may not be listed
         return NodeShape(missing="what the nodes have is not known here")
-    usable = [node for node in nodes if _amount(node, GPU) >= num_gpus]
     if not usable:
         return NodeShape(missing=f"no node is there that has {num_gpus} GPUs" if num_gpus else "no node is there")
-    gpus_there = min(int(_amount(node, GPU)) for node in usable)
+    gpus_there = min(int(_amount(node, gpu_resource)) for node in usable)
     share = num_gpus / gpus_there if num_gpus else 1.0
     whole = bool(num_gpus) and num_gpus == gpus_there
     return NodeShape(
@@ -170,9 +181,8 @@ def _of_nodes(nodes: Sequence[NodeFacts], num_gpus: int) -> NodeShape:
     )
 
 
-def _have_huge_pages(nodes: Sequence[NodeFacts], num_gpus: int) -> bool:
+def _have_huge_pages(usable: Sequence[NodeFacts]) -> bool:
     """Whether every node that the pods may come to has enough of them."""
-    usable = [node for node in nodes if _amount(node, GPU) >= num_gpus]
     return bool(usable) and all(_amount(node, HUGE_PAGES) >= HUGE_PAGES_OF_EFA * 2**20 for node in usable)
 
 
@@ -187,7 +197,8 @@ def nodes_for(run: Run, nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
     """The nodes that take the run's pods: ready, with the labels that are asked for, and no taint that they lack."""
     asked = run.target.kubernetes
     selector = {**asked.node_selector, **(asked.pod.get("nodeSelector") or {})}
-    tolerated = [*asked.tolerations, *(asked.pod.get("tolerations") or ()), {"key": GPU, "operator": "Exists"}]
+    gpus = {"key": gpu_taint(run), "operator": "Exists"}
+    tolerated = [*asked.tolerations, *(asked.pod.get("tolerations") or ()), gpus]
     found = []
     for node in nodes:
         kept_off = any(
@@ -198,6 +209,11 @@ def nodes_for(run: Run, nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
         if node.ready and node.schedulable and labelled and not kept_off and _is_instance(run, node):
             found.append(node)
     return found
+
+
+def gpu_taint(run: Run) -> str:
+    """The taint that keeps others off nodes with such GPUs: the same whether or not they are divided."""
+    return f"{run.target.kubernetes.gpu_resource.partition('/')[0]}/gpu"
 
 
 def _is_instance(run: Run, node: NodeFacts) -> bool:

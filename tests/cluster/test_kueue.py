@@ -1,0 +1,112 @@
+"""A run in a real Kueue: it waits with Kueue's reason, is admitted, is preempted, and goes on where it was."""
+
+import json
+
+import pytest
+
+from tests.cluster.bench import HELD_STEP, STEPS, Bench, events, hold
+from tests.cluster.box import build, machine, operators
+from tests.cluster.box.api import Api
+from tests.cluster.box.layout import KUBECONFIG
+
+pytestmark = pytest.mark.cluster
+QUEUE, FLAVOR = "team", "box"
+
+
+@pytest.fixture(scope="module")
+def kueue(cluster):
+    """Kueue, compiled on the first use, and gone afterwards: its webhooks are asked about every pod of the cluster."""
+    cluster.need_box("installs Kueue")
+    build.build("kueue")
+    objects = operators.manifests([operators.KUEUE])
+    machine.apply(objects)
+    api = Api(KUBECONFIG)
+    deployment = (operators.KUEUE.namespace, operators.KUEUE.deployment)
+    cluster.wait(lambda: machine.deployment_ready(api, *deployment), "Kueue is ready")
+    operators.wait_for_webhooks(api)
+    yield
+    hooks = [one for one in objects if one["kind"].endswith("WebhookConfiguration")]
+    definitions = [one for one in objects if one["kind"] == "CustomResourceDefinition"]
+    rest = [one for one in objects if one not in hooks and one not in definitions]
+    for group in (hooks, definitions, rest):  # the definitions while Kueue is there to let go of its objects
+        listing = json.dumps({"apiVersion": "v1", "kind": "List", "items": group})
+        cluster.kubectl("delete", "--ignore-not-found", "--timeout=60s", "-f", "-", stdin=listing)
+
+
+def kueue_object(kind, name, namespace=None, **parts):
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata, **parts}
+
+
+def cluster_queue(name, cpu, flavor=FLAVOR):
+    flavors = [{"name": flavor, "resources": [{"name": "cpu", "nominalQuota": cpu}]}]
+    spec = {
+        "namespaceSelector": {},
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [{"coveredResources": ["cpu"], "flavors": flavors}],
+    }
+    return kueue_object("ClusterQueue", name, spec=spec)
+
+
+@pytest.fixture
+def bench(kueue, cluster, namespace, tmp_path):
+    """A queue in the test's namespace, whose quota is what the small run asks for, and not a millicore more."""
+    machine.apply(
+        [
+            kueue_object("ResourceFlavor", FLAVOR),
+            kueue_object("WorkloadPriorityClass", "urgent", value=100),
+            cluster_queue(namespace, "300m"),
+            kueue_object("LocalQueue", QUEUE, namespace, spec={"clusterQueue": namespace}),
+        ]
+    )
+    yield Bench(cluster, namespace, tmp_path)
+    cluster.kubectl("delete", "jobs,trainjobs", "--all", "-n", namespace)
+    cluster.kubectl("delete", "clusterqueue", namespace)
+
+
+def rival(bench, name, priority=None):
+    """Somebody else's job that needs the whole quota."""
+    container = {"name": "main", "image": bench.cluster.shell_image, "command": ["sleep", "600"]}
+    container["resources"] = {"requests": {"cpu": "300m"}}
+    pod = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
+    labels = {"kueue.x-k8s.io/queue-name": QUEUE}
+    if priority:
+        labels["kueue.x-k8s.io/priority-class"] = priority
+    metadata = {"name": name, "namespace": bench.namespace, "labels": labels}
+    bench.cluster.apply(
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": metadata,
+            "spec": {"template": {"spec": pod}, "suspend": True},
+        }
+    )
+    bench.wait(lambda: bench.cluster.get("job", name, bench.namespace)["status"].get("active"), f"{name} is admitted")
+
+
+def end(bench, name):
+    bench.cluster.kubectl("delete", "job", name, "-n", bench.namespace)
+
+
+def test_a_run_waits_is_admitted_preempted_and_comes_back(bench):
+    name, options = "queued", (f"target.kubernetes.queue={QUEUE}",)
+    rival(bench, "first")
+    with bench.following("run", bench.file, f"name={name}", *options, *hold(25)) as follower:
+        bench.wait(lambda: "insufficient unused quota for cpu" in bench.said(), "Kueue's reason", name, 60)
+        shown = bench.show(name)
+        assert shown["state"] == "waiting"
+        assert f"Kueue's queue {QUEUE}: couldn't assign flavors" in shown["reason"]
+        assert "insufficient unused quota for cpu in flavor box" in bench.windlass("why", name).stdout
+        end(bench, "first")
+        bench.wait_for_step(name, HELD_STEP - 1)
+        rival(bench, "second", priority="urgent")
+        shown = bench.show(name)
+        assert shown["state"] == "waiting", shown
+        assert "Preempted to accommodate a workload" in shown["reason"]
+        end(bench, "second")
+        assert follower.wait(timeout=300) == 0, bench.said() + bench.evidence(name)
+    folder = bench.run_folder(name)
+    assert bench.show(name)["state"] == "finished"
+    assert bench.show(name)["summary"]["steps"] == STEPS
+    (resumed,) = events(folder, "resumed")
+    assert resumed["step"] >= HELD_STEP - 1, "what it had done before the preemption was not saved"
