@@ -125,7 +125,8 @@ class Box:
             flags = ("--grace-period=0", "--force", "--wait=false")
             self.cluster.kubectl("delete", "pod", pod, "-n", self.bench.namespace, *flags)
             return
-        kill = 'for p in /proc/[0-9]*; do grep -qz "^LOCAL_RANK=" $p/environ 2>/dev/null && kill -9 ${p#/proc/} && exit; done'
+        # not RANK: Kubeflow's operator sets it for every process of the pod
+        kill = "for p in /proc/[0-9]*; do grep -qz ^LOCAL_RANK= $p/environ && kill -9 ${p#/proc/} && exit; done"
         self.cluster.kubectl("exec", "-n", self.bench.namespace, pod, "--", "sh", "-c", kill)
 
 
