@@ -45,9 +45,18 @@ class Prepared:
 
 
 def prepare(
-    path: str, overrides: Sequence[str], *, fresh: bool = False, faults: str | None = None, offline: bool = False
+    path: str,
+    overrides: Sequence[str],
+    *,
+    fresh: bool = False,
+    faults: str | None = None,
+    offline: bool = False,
+    is_checked: bool = False,
 ) -> Prepared:
-    """Load, settle, resolve and check a run. Raises UserError; creates nothing. `offline`: asks no cluster."""
+    """Load, settle, resolve and check a run. Raises UserError; creates nothing. `offline`: asks no cluster.
+
+    `is_checked`: whoever submitted it first has looked at its data and its hub, which may not be reached from here.
+    """
     from windlass.cli.description import describe
     from windlass.data.checks import check_data, check_hub
     from windlass.plan import check, resolve
@@ -95,15 +104,16 @@ def prepare(
         where.check_run(run)
         check(run, num_ranks)
         memory_on_cpus(run, where, num_ranks)
-        warnings += check_data(run, thorough=True)
-        warnings += [] if offline else check_hub(run)
+        if not is_checked:
+            warnings += check_data(run, thorough=True)
+            warnings += [] if offline else check_hub(run)
         expected = forecast(run, hardware) if hardware else None  # refuses what will not fit
         warnings += expected.warnings if expected else ()
     gathered = where.gather(run)
     request = where.render(run, gathered, faults=faults)  # once: what is checked now is what is sent
     if is_new:
         warnings += where.check(run, request, bytes_needed=bytes_needed(run))
-        warnings += [] if offline or run.target.kind != "kubernetes" else _preflight(run, request)
+        warnings += [] if offline or is_checked or run.target.kind != "kubernetes" else _preflight(run, request)
     return Prepared(
         run=run,
         folder=folder,

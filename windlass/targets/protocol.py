@@ -147,6 +147,36 @@ class CanWithdraw(Protocol):
     def withdraw(self, job: JobRef) -> None: ...
 
 
+@dataclass(frozen=True)
+class Detached:
+    """What the retry loop of a run needs to go on without its client."""
+
+    run_file: str
+    changes: Sequence[str]
+    patience: float
+    faults: str | None
+    asked: Run  # what the two describe, before anything is filled in
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of `windlass`, where the same files are."""
+        inject = ["--inject", self.faults] if self.faults else []
+        return ["run", self.run_file, *self.changes, "--patience", f"{self.patience:g}", *inject]
+
+
+@runtime_checkable
+class KeepsLoop(Protocol):
+    """A target where the retry loop of a run goes on without its client, beside the job."""
+
+    def render_loop(self, run: Run, gathered: Any, detached: Detached) -> Any: ...
+    def check_loop(self, run: Run, loop: Any) -> list[str]:
+        """Raise the UserError that starting the loop would meet; return warnings. Creates nothing."""
+
+    def start_loop(self, job: JobRef, loop: Any) -> None: ...
+    def has_loop(self, job: JobRef) -> bool:
+        """Whether such a loop decides what follows, and not whoever asks."""
+
+
 @runtime_checkable
 class CanSweep(Protocol):
     """A target that takes many runs, which differ in a few keys, as few requests; it returns the jobs that are new."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -125,7 +125,15 @@ def run(
         begin_anew(prepared.folder)  # or a store would offer what the run before this one left there
     if fresh:
         _move_aside_there(prepared, as_json=as_json)
-    return _train(prepared, attempts, detach=detach, as_json=as_json, quiet=quiet)
+    return train(prepared, attempts, detach=detach, as_json=as_json, quiet=quiet)
+
+
+class Records(Protocol):
+    """Where a loop in a cluster writes down what it does."""
+
+    def record(self, event: str, **facts: Any) -> None: ...
+    def push(self) -> None:
+        """Write down there what the target has recorded in the run folder."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,8 @@ class Attempts:
     changes: list[str]
     faults: str | None
     patience: float | None  # None: nothing is decided here
+    records: Records | None = None  # where decisions are written down; None: in the run folder
+    is_checked: bool = False
 
     def prepare(self) -> Prepared:
         from windlass.cli.preparation import prepare
@@ -144,16 +154,32 @@ class Attempts:
             from windlass.cli.runs.retry import carry_out_pending
 
             carry_out_pending(self.run_file, self.changes)
-        return prepare(self.run_file, self._all_changes(), faults=self.faults)
+        return prepare(self.run_file, self._all_changes(), faults=self.faults, is_checked=self.is_checked)
 
     def decider(self, prepared: Prepared, job: JobRef, say: Callable[[str, dict[str, Any]], None]) -> Decider | None:
-        if self.patience is None:
-            return None
-        from windlass.cli.runs.retry import Decider, policy_of
+        from windlass.cli.runs.retry import Decider, has_loop, policy_of
         from windlass.spec import load_run
 
+        if self.patience is None or has_loop(prepared.target, job):
+            return None
         asked = load_run(self.run_file, self._all_changes()).model_dump(mode="json")
-        return Decider(prepared, asked, job, policy_of(prepared.run, self.patience), say)
+        records = self.records or job.folder
+        return Decider(prepared, asked, job, policy_of(prepared.run, self.patience), say, records.record)
+
+    def loop_of(self, prepared: Prepared) -> Any:
+        """What goes on deciding once this command has ended; None where nothing does."""
+        from windlass.cli.output import warn
+        from windlass.spec import load_run
+        from windlass.targets.protocol import Detached, KeepsLoop
+
+        if self.patience is None or not isinstance(prepared.target, KeepsLoop):
+            return None
+        asked = load_run(self.run_file, self.changes)
+        detached = Detached(self.run_file, self.changes, self.patience, self.faults, asked)
+        loop = prepared.target.render_loop(prepared.run, prepared.gathered, detached)
+        for warning in prepared.target.check_loop(prepared.run, loop):
+            warn(warning)
+        return loop
 
     def _all_changes(self) -> list[str]:
         """What is asked for, and the edits of earlier decisions that it does not overrule."""
@@ -279,13 +305,28 @@ def _move_aside_there(prepared: Prepared, *, as_json: bool) -> None:
             click.echo(f"the old run folder in the cluster is now {aside}", err=as_json)
 
 
-def _train(prepared: Prepared, attempts: Attempts, *, detach: bool, as_json: bool, quiet: bool) -> int:
+def train(
+    prepared: Prepared,
+    attempts: Attempts,
+    *,
+    detach: bool = False,
+    is_submitted: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Submit the run, and again after every decision; `is_submitted`: what is there is followed first."""
     from windlass.cli.runs.follow import Follower
 
+    loop = attempts.loop_of(prepared) if detach else None  # refused, where it is, before anything is submitted
     while True:
         follower = Follower(prepared.folder)  # before it is started: it reads what is new from here on
-        job = _start(prepared)
+        job = prepared.job if is_submitted else _start(prepared)
+        is_submitted = False
+        if attempts.records is not None:
+            attempts.records.push()
         if detach:
+            if loop is not None:
+                prepared.target.start_loop(job, loop)
             if as_json:
                 _print_result(prepared, prepared.target.status(job))
             elif not quiet:
