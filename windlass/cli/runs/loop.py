@@ -9,19 +9,16 @@ import contextlib
 import os
 import sys
 
-from windlass.cli.preparation import Prepared
-from windlass.cli.runs.retry import is_pending
-from windlass.cli.runs.run import Attempts, train
-from windlass.common.files import read_json_lines
+from windlass.cli.runs.run import Attempts, go_on
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.targets.kubernetes import lookup
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.api.kubeconfig import access
-from windlass.targets.kubernetes.client import KubernetesTarget
 from windlass.targets.kubernetes.loop import LoopRecords, ReplacedError
 from windlass.targets.kubernetes.manifests.loop import loop_name
-from windlass.targets.kubernetes.pod.interface import FAULTS_VARIABLE, LOOP_VARIABLE, PATIENCE_VARIABLE, RUN_FILE
+from windlass.targets.kubernetes.pod.interface import FAULTS_VARIABLE, PATIENCE_VARIABLE, RUN_FILE
+from windlass.targets.protocol import LOOP_VARIABLE
 
 
 def main() -> int:
@@ -33,12 +30,9 @@ def main() -> int:
     attempts = Attempts(RUN_FILE, [], os.environ.get(FAULTS_VARIABLE), patience, records, is_checked=True)
     try:
         records.claim()
-        is_decided = is_pending(list(read_json_lines(folder.history)))
-        with contextlib.suppress(UserError) if is_decided else contextlib.nullcontext():
-            lookup.adopt(api, name)  # the job that is there, whether it runs or has failed meanwhile
-        # a decision that the pod before this one wrote down is carried out first; else what is there is followed
-        prepared = attempts.prepare() if is_decided else _as_it_is(folder)
-        train(prepared, attempts, is_submitted=not is_decided)
+        with contextlib.suppress(UserError):  # between two jobs none is there
+            lookup.adopt(api, name)
+        go_on(attempts, folder)
         records.push()
     except ReplacedError:
         print("another pod is the retry loop of this run now", file=sys.stderr)
@@ -48,10 +42,6 @@ def main() -> int:
         records.record("waits", why=error.what, fix=error.fix, **{"class": "unknown"})
         return int(error.exit_code) or 1
     return 0
-
-
-def _as_it_is(folder: RunFolder) -> Prepared:
-    return Prepared(folder.load_run(), folder, KubernetesTarget(), gathered=None, request=None, rows=[])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from windlass.cli.preparation import Prepared
     from windlass.cli.runs.follow import Follower
     from windlass.cli.runs.retry import Decider
+    from windlass.runfolder import RunFolder
     from windlass.targets.protocol import JobRef, JobStatus
 
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How long a job may be kept from beginning by what only a person can mend.",
 )
+@click.option("--loop", "is_loop", is_flag=True, hidden=True, help="Decide for the job that is there, as its loop.")
 @click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--inject", "faults", metavar="FAULTS", help="Faults to survive, for example kill:rank=1,step=60.")
@@ -67,6 +69,7 @@ def run(
     detach: bool,
     retry: bool,
     patience: float,
+    is_loop: bool,
     fresh: bool,
     yes: bool,
     faults: str | None,
@@ -112,6 +115,11 @@ def run(
     if dry_run:
         return _print_request(*_prepare_dry(run_file, changes, fresh, faults, offline=offline), as_json=as_json)
     attempts = Attempts(run_file, changes, faults, patience if retry else None)
+    if is_loop:
+        from windlass.runfolder import RunFolder
+        from windlass.spec import load_run
+
+        return go_on(attempts, RunFolder.of(load_run(run_file, changes)), detach=detach)
     prepared = prepare(run_file, changes, fresh=True, faults=faults) if fresh else attempts.prepare()
     if prepared.is_finished:
         return _say_finished(prepared, as_json=as_json)
@@ -177,7 +185,7 @@ class Attempts:
         asked = load_run(self.run_file, self.changes)
         detached = Detached(self.run_file, self.changes, self.patience, self.faults, asked)
         loop = prepared.target.render_loop(prepared.run, prepared.gathered, detached)
-        for warning in prepared.target.check_loop(prepared.run, loop):
+        for warning in prepared.target.check_loop(prepared.run, loop) if loop is not None else ():
             warn(warning)
         return loop
 
@@ -305,6 +313,20 @@ def _move_aside_there(prepared: Prepared, *, as_json: bool) -> None:
             click.echo(f"the old run folder in the cluster is now {aside}", err=as_json)
 
 
+def go_on(attempts: Attempts, folder: RunFolder, *, detach: bool = False) -> int:
+    """The loop of a run that was submitted: carry out what was decided last, else follow what is there."""
+    from windlass.cli.preparation import Prepared
+    from windlass.cli.runs.retry import is_pending
+    from windlass.common.files import read_json_lines
+    from windlass.targets import target
+
+    if is_pending(list(read_json_lines(folder.history))):
+        return train(attempts.prepare(), attempts, detach=detach)
+    run = folder.load_run()
+    prepared = Prepared(run, folder, target(run.target), gathered=None, request=None, rows=[])
+    return train(prepared, attempts, detach=detach, is_submitted=True)
+
+
 def train(
     prepared: Prepared,
     attempts: Attempts,
@@ -316,16 +338,18 @@ def train(
 ) -> int:
     """Submit the run, and again after every decision; `is_submitted`: what is there is followed first."""
     from windlass.cli.runs.follow import Follower
+    from windlass.targets.protocol import KeepsLoop
 
-    loop = attempts.loop_of(prepared) if detach else None  # refused, where it is, before anything is submitted
     while True:
+        # refused, where it is, before anything is submitted
+        loop = attempts.loop_of(prepared) if detach and not is_submitted else None
         follower = Follower(prepared.folder)  # before it is started: it reads what is new from here on
         job = prepared.job if is_submitted else _start(prepared)
-        is_submitted = False
+        leaves, is_submitted = detach and not is_submitted, False
         if attempts.records is not None:
             attempts.records.push()
-        if detach:
-            if loop is not None:
+        if leaves:
+            if loop is not None and isinstance(prepared.target, KeepsLoop):
                 prepared.target.start_loop(job, loop)
             if as_json:
                 _print_result(prepared, prepared.target.status(job))

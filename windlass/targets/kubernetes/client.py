@@ -189,8 +189,7 @@ class KubernetesTarget:
 
         What an ended job has left in the cluster goes too, once its logs are here.
         """
-        if loop.is_marked(job.folder):
-            loop.end(*self._loop_of(job))
+        loop.end(*self._loop_of(job))
         api, cluster_job = self.cluster(job)
         before = self.status(job)
         run = job.folder.load_run()

@@ -100,7 +100,10 @@ def end(api: Api, folder: RunFolder, job: ClusterJob) -> None:
     """End the loop of a run; what it did last is in the folder then."""
     path = _job_path(job.namespace, job.loop_name)
     value = api.find(path)
-    if value is not None and end_of(value) is None:
+    if value is None:
+        forget(folder)
+        return
+    if end_of(value) is None:
         api.patch(path, {"spec": {"suspend": True}})  # its pod goes, its records stay
         _wait_until_gone(api, job.namespace, job.loop_name)
     pull(api, folder, job)

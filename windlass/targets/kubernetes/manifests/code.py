@@ -21,7 +21,8 @@ import windlass
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.manifests.secrets import SECRET_TEXT, own_names, read_values
-from windlass.targets.kubernetes.pod.interface import BOOTSTRAP, CARRIED, CODE, DIGEST_KEY, LOOP_VARIABLE, WINDLASS
+from windlass.targets.kubernetes.pod.interface import BOOTSTRAP, CARRIED, CODE, DIGEST_KEY, WINDLASS
+from windlass.targets.protocol import LOOP_VARIABLE
 
 PART_BYTES = 900_000  # a ConfigMap holds 1 MiB at most, its names and labels included
 MOST_PARTS = 8

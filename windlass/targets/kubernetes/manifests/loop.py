@@ -24,6 +24,7 @@ from windlass.targets.kubernetes.manifests.pod import (
 )
 from windlass.targets.kubernetes.manifests.request import Manifest, as_yaml
 from windlass.targets.kubernetes.pod import interface as names
+from windlass.targets.protocol import LOOP_VARIABLE
 
 MODULE = "windlass.cli.runs.loop"
 CONTAINER = CONTAINERS[JobKind.INDEXED]
@@ -81,7 +82,7 @@ def render_loop(
         for part in config_maps(f"{name}-{archive}", data, carried.bootstrap)
     ]
     part_names = [part["metadata"]["name"] for part in parts]
-    variables = {names.LOOP_VARIABLE: run.name, "WINDLASS_RUNS": f"{names.SCRATCH}/runs", "HOME": names.SCRATCH}
+    variables = {LOOP_VARIABLE: run.name, "WINDLASS_RUNS": f"{names.SCRATCH}/runs", "HOME": names.SCRATCH}
     variables |= {names.PATIENCE_VARIABLE: f"{patience:g}", **({names.FAULTS_VARIABLE: faults} if faults else {})}
     data = {RUN_KEY: dump_run(_in_cluster(asked, namespace)), HISTORY_KEY: history}
     served = cluster.served.kinds.get(kind)
