@@ -233,7 +233,7 @@ def submit(bench: Bench, what: str) -> None:
     value["target"]["kubernetes"] = {**options, "job": "job", "max_pod_failures": 0, **fault.options, "pod": overlay}
     file = bench.folder / f"{run_name(what)}.yaml"
     file.write_text(yaml.safe_dump(value))
-    code, _, err = in_process(bench, "run", file, "--detach", "--quiet")
+    code, _, err = in_process(bench, "run", file, "--detach", "--no-retry", "--quiet")
     assert code == 0, f"{what}: {err}"
 
 

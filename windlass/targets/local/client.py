@@ -161,7 +161,7 @@ class LocalTarget:
 
     def render_loop(self, run: Run, gathered: Place, detached: Detached) -> list[str] | None:
         """A process that edits the run where its GPUs are too full; the supervisor does everything else."""
-        if not run.resources.gpus_per_node and not detached.faults:
+        if not run.resources.gpus_per_node and "oom" not in (detached.faults or ""):
             return None
         return [gathered.python, "-m", "windlass.cli.main", *detached.arguments]
 
@@ -293,9 +293,8 @@ def start_supervisor(folder: RunFolder, run: Run, request: LocalRequest, lock: i
     with (folder.logs / SUPERVISOR_LOG).open("ab") as output, os.fdopen(reader, "rb") as answer:
         path = os.path.realpath(folder.path)
         # what every process of the run is marked with must not be inherited from a run that starts this one
-        environment = {
-            name: value for name, value in os.environ.items() if name not in (FOLDER_VARIABLE, LOOP_VARIABLE)
-        }
+        marks = (FOLDER_VARIABLE, LOOP_VARIABLE)
+        environment = {name: value for name, value in os.environ.items() if name not in marks}
         subprocess.Popen(
             [sys.executable, "-m", "windlass.targets.local.supervisor", path, str(lock), str(writer)],
             stdin=subprocess.DEVNULL,
