@@ -20,7 +20,7 @@ def test_a_full_gpu_is_answered_with_nobody_there(cluster, bench):
     wait(lambda: events(folder, "finished"), "the end", folder, 400)
     assert [one["edit"] for one in events(folder, "retry")] == [{"train.micro_batch": [2, 1]}]
     assert len(events(folder, "submitted")) == 2
-    assert bench.wait_for_end("full")["state"] == "finished"
+    wait(lambda: bench.show("full")["state"] == "finished", "its end in Slurm", folder, 60)
     wait(lambda: not loops(cluster), "the loop of a job that ended well is dropped", folder, 60)
 
 
