@@ -3,8 +3,9 @@
     python -m benchmarks.goodput_real --on local --faults 30    two ranks on this machine; ranks are killed
     python -m benchmarks.goodput_real --on box --faults 30      the tests' cluster (root); ranks and pods are killed
 
-A run is hurt at random moments. Every fourth fault measures what one costs: detection, start, saves. The simulator then
-replays the moments of all others with that; exit code 1 where the time lost differs by more than a quarter.
+A run is hurt at random moments. The first quarter of the faults measures what one costs: detection, start, steps and
+saves; that is written to inputs.json before the others come. The simulator then replays the moments of the others with
+it; exit code 1 where the time lost differs by more than a quarter.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,8 +40,7 @@ from windlass.targets.launch import processes
 
 EVERY = 40  # steps between two checkpoints
 TOLERANCE = 0.25
-CALIBRATE_EVERY = 4  # so that a machine that is busier in the second half is so for both
-FAULTS = "faults.jsonl"
+FAULTS, INPUTS = "faults.jsonl", "inputs.json"
 PATIENCE_S = 600.0
 ROOT = Path(__file__).parents[1]
 TRAINING: dict[str, Any] = {
@@ -91,7 +91,7 @@ class Local:
 
 
 class Box:
-    """Three pods of the cluster that the tests start."""
+    """Two pods of the cluster that the tests start."""
 
     kinds = (RANK_KILLED, POD_KILLED)
 
@@ -105,7 +105,7 @@ class Box:
         self.session.start()
         self.cluster = Cluster(KUBECONFIG, box=True)
         self.folder, self.make_bench = folder, Bench
-        self.sections = {**TRAINING, "resources": PODS["resources"], "parallel": PODS["parallel"]}
+        self.sections = {**TRAINING, "resources": {**PODS["resources"], "nodes": 2}, "parallel": PODS["parallel"]}
 
     @contextmanager
     def running(self, name: str) -> Iterator[RunFolder]:
@@ -125,7 +125,8 @@ class Box:
             flags = ("--grace-period=0", "--force", "--wait=false")
             self.cluster.kubectl("delete", "pod", pod, "-n", self.bench.namespace, *flags)
             return
-        kill = 'for p in /proc/[0-9]*; do grep -qz "^RANK=" $p/environ 2>/dev/null && kill -9 ${p#/proc/} && exit; done'
+        # not RANK: Kubeflow's operator sets it for every process of the pod
+        kill = "for p in /proc/[0-9]*; do grep -qz ^LOCAL_RANK= $p/environ && kill -9 ${p#/proc/} && exit; done"
         self.cluster.kubectl("exec", "-n", self.bench.namespace, pod, "--", "sh", "-c", kill)
 
 
@@ -170,12 +171,17 @@ class Campaign:
         ][: len(self.faults)]
 
 
-def hurt_often(place: Place, kept: Path, causes: Sequence[Cause], *, mean_s: float, draw: random.Random) -> None:
+def hurt_often(
+    place: Place, kept: Path, calibrating: int, predicted: int, *, mean_s: float, draw: random.Random
+) -> None:
+    causes = [place.kinds[index % len(place.kinds)] for index in range(calibrating + predicted)]
     faults: list[tuple[float, Cause]] = []
     with place.running("real") as folder:
         campaign = Campaign(folder, faults)
         for number, cause in enumerate(causes):
             wait(lambda: trains_again(campaign), f"fault {number}: training")
+            if number == calibrating:
+                write_inputs(kept, measured_job(campaign))
             time.sleep(min(draw.expovariate(1 / mean_s), 4 * mean_s))
             faults.append((time.time(), cause))
             place.hurt(folder, cause)
@@ -199,13 +205,12 @@ def wait(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def measured_job(campaign: Campaign, calibrating: Sequence[int]) -> Job:
-    """What a fault costs, from some of them."""
-    costs = campaign.costs()
-    saves = campaign.events("checkpoint")
+def measured_job(campaign: Campaign) -> Job:
+    """What a fault costs where these happened."""
+    costs, saves = campaign.costs(), campaign.events("checkpoint")
 
     def mean(cause: Cause, part: str) -> float:
-        chosen = [costs[index][part] for index in calibrating if campaign.faults[index][1] is cause]
+        chosen = [cost[part] for cost, (_, kind) in zip(costs, campaign.faults, strict=True) if kind is cause]
         return statistics.fmean(chosen) if chosen else 0.0
 
     crash_s = mean(RANK_KILLED, "restart")
@@ -220,13 +225,34 @@ def measured_job(campaign: Campaign, calibrating: Sequence[int]) -> Job:
         gpus=8,
         causes=(RANK_KILLED, POD_KILLED),
         rate_per_gpu=0.0,
-        step_s=statistics.median(step.seconds - step.stall_s for step in campaign.steps),
+        step_s=mean_step_s(campaign.steps),
         tiers=[tier],
         every={"shared": EVERY},
         detection_s={"crash": mean(RANK_KILLED, "detection"), "silence": mean(POD_KILLED, "detection")},
         start_s=max(0.0, crash_s - Policy().backoff_seconds),
         swap_s=max(0.0, mean(POD_KILLED, "restart") - crash_s),
     )
+
+
+def mean_step_s(steps: Sequence[StepTime]) -> float:
+    """From one step to the next, saves left out; an attempt's first step compiles, and does not count."""
+    gaps = [
+        after.time - before.time - after.stall_s
+        for before, after in itertools.pairwise(steps)
+        if after.step == before.step + 1
+    ]
+    return statistics.fmean(gaps)
+
+
+def write_inputs(kept: Path, job: Job) -> None:
+    """The prediction's inputs, on disk before what they predict has happened."""
+    (kept / INPUTS).write_text(json.dumps(asdict(job), indent=2) + "\n")
+
+
+def read_inputs(kept: Path) -> Job:
+    value = json.loads((kept / INPUTS).read_text())
+    tiers = [Tier(**tier) for tier in value.pop("tiers")]
+    return Job(**{**value, "tiers": tiers, "causes": (RANK_KILLED, POD_KILLED)})
 
 
 def predict(job: Job, campaign: Campaign) -> list[dict[str, float]]:
@@ -251,35 +277,28 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="keep the run there")
     parser.add_argument("--report", action="store_true", help="of the faults so far that --folder holds")
     options = parser.parse_args()
+    calibrating = options.faults // 3
     folder = options.folder or Path(tempfile.mkdtemp(prefix="windlass-goodput-"))
     if not options.report:
         folder.mkdir(parents=True, exist_ok=True)
         place: Place = Local(folder) if options.on == "local" else Box(folder)
-        number = options.faults + options.faults // 3
-        causes = [place.kinds[(index // CALIBRATE_EVERY) % len(place.kinds)] for index in range(number)]
-        hurt_often(place, folder, causes, mean_s=options.mean, draw=random.Random(options.seed))
-    return report(folder)
+        draw = random.Random(options.seed)
+        hurt_often(place, folder, calibrating, options.faults, mean_s=options.mean, draw=draw)
+    return report(folder, calibrating)
 
 
-def report(folder: Path) -> int:
+def report(folder: Path, calibrating: int) -> int:
     records = list(read_json_lines(folder / FAULTS))
     kinds = {cause.name: cause for cause in (RANK_KILLED, POD_KILLED)}
     faults = [(record["time"], kinds[record["cause"]]) for record in records]
     folder_of_run = RunFolder(Path(records[0]["run"]))
-    trained = len(
-        [
-            one
-            for one in Campaign(folder_of_run, []).account().attempts
-            if one.parts["training"] or one.parts["repeated"]
-        ]
-    )
+    attempts = Campaign(folder_of_run, []).account().attempts
+    trained = sum(bool(attempt.parts["training"] or attempt.parts["repeated"]) for attempt in attempts)
     campaign = Campaign(folder_of_run, faults[: trained - 1])  # of one that was broken off, those that were made up for
-    faults = list(campaign.faults)
-    calibrating = range(0, len(faults), CALIBRATE_EVERY)
-    job = measured_job(campaign, calibrating)
+    job = read_inputs(folder)
     predicted, measured = predict(job, campaign), campaign.costs()
-    others = [index for index in range(len(faults)) if index not in calibrating]
-    print(f"\n{len(others)} faults, {len(calibrating)} more to calibrate; seconds lost:")
+    others = range(calibrating, len(campaign.faults))
+    print(f"\n{len(others)} faults, {calibrating} before them to calibrate; seconds lost:")
     print(f"{'':<12}{'predicted':>12}{'measured':>12}{'ratio':>8}")
     for part in ("detection", "restart", "repeated"):
         print_row(part, sum(predicted[index][part] for index in others), sum(measured[index][part] for index in others))

@@ -86,7 +86,8 @@ class Bench:
         return json.loads(self.must(*arguments, "--json"))
 
     def submit(self, name: str, *overrides: Any) -> RunFolder:
-        self.must("run", self.file, f"name={name}", "--detach", *overrides)
+        """The job alone: nobody answers its failure by another one."""
+        self.must("run", self.file, f"name={name}", "--detach", "--no-retry", *overrides)
         return self.run_folder(name)
 
     @contextmanager

@@ -20,7 +20,9 @@ from tests.cluster.box import host
 from tests.cluster.box.layout import NODES, Node
 from tests.cluster.box.overlay import python
 from tests.cluster.test_refusals import quota
+from tests.cluster.test_survival import pod_on_expendable_node, pods_of
 from windlass.cli.main import run_command
+from windlass.runfolder import RunFolder, steps_of
 
 pytestmark = pytest.mark.cluster
 PATIENCE = 240.0
@@ -137,7 +139,8 @@ OF_THEIR_OWN = ("quota", "PodSecurity")  # need a namespace of their own
 def plant(cluster, tmp_path_factory, request):
     """Plants every fault that is asked for before the first one is looked at: they come true beside each other."""
     cluster.need_box("has faults planted in it")
-    wanted = {item.callspec.params["what"] for item in request.session.items if item.fspath == request.fspath}
+    mine = [item for item in request.session.items if item.fspath == request.fspath and hasattr(item, "callspec")]
+    wanted = {item.callspec.params["what"] for item in mine}
     benches: dict[str, Bench] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("KUBECONFIG", str(cluster.kubeconfig))
@@ -233,7 +236,7 @@ def submit(bench: Bench, what: str) -> None:
     value["target"]["kubernetes"] = {**options, "job": "job", "max_pod_failures": 0, **fault.options, "pod": overlay}
     file = bench.folder / f"{run_name(what)}.yaml"
     file.write_text(yaml.safe_dump(value))
-    code, _, err = in_process(bench, "run", file, "--detach", "--quiet")
+    code, _, err = in_process(bench, "run", file, "--detach", "--no-retry", "--quiet")
     assert code == 0, f"{what}: {err}"
 
 
@@ -254,6 +257,56 @@ def running(bench: Bench, name: str) -> bool:
     return any(pod["status"]["phase"] == "Running" for pod in pods)
 
 
+# What happens to ranks that train. Every process of a rank has LOCAL_RANK; a pod's others may have RANK from an operator.
+OF_RANKS = "for p in /proc/[0-9]*; do grep -qz ^LOCAL_RANK= $p/environ && {what}; done"
+# Half the time it stands still, in pieces shorter than a step.
+SLOWED = (
+    "import os, sys, time\n"
+    "for _ in range(9000):\n"
+    "    os.kill(int(sys.argv[1]), 19); time.sleep(0.1); os.kill(int(sys.argv[1]), 18); time.sleep(0.05)\n"
+)
+
+
+@pytest.mark.campaign_only
+def test_a_slow_rank_and_a_stopped_one_are_named(cluster, namespace, tmp_path, monkeypatch):
+    cluster.need_box("stops processes")
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    bench = Bench(cluster, namespace, tmp_path)
+    train(bench, "sick", "parallel.hang_seconds=15")
+    pod = pods_of(bench, "sick")[-1]["metadata"]["name"]
+    slow = f"{python()} -c '{SLOWED}' ${{p#/proc/}} >/dev/null 2>&1 & echo $! >/tmp/slowing"
+    in_pod(bench, pod, OF_RANKS.format(what=f"{{ {slow}; }}"))
+    must_be(bench, "sick", "straggler", "slow rank 1 on sick-")
+    in_pod(bench, pod, "kill $(cat /tmp/slowing); " + OF_RANKS.format(what="kill -STOP ${p#/proc/}"))
+    must_be(bench, "sick", "hang", "rank 1 on sick-1")
+
+
+@pytest.mark.campaign_only
+def test_a_killed_node_is_named(cluster, namespace, tmp_path, monkeypatch):
+    cluster.need_box("cuts a node's power")
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    bench = Bench(cluster, namespace, tmp_path)
+    train(bench, "dark", "target.kubernetes.node_lost_seconds=4")
+    _, node = pod_on_expendable_node(bench, "dark")
+    cluster.cut_power(node)
+    try:
+        must_be(bench, "dark", "node_lost", "node")
+    finally:
+        cluster.restart_node(node)
+
+
+def train(bench: Bench, name: str, *asked: str) -> None:
+    """Two pods that train until they are hurt, and then are not started again."""
+    alone = ("resources.nodes=2", "train.steps=100000", "target.max_restarts=0", "target.kubernetes.job=job")
+    bench.submit(name, *alone, "target.kubernetes.max_pod_failures=0", *asked)
+    there = RunFolder(bench.cluster.storage(bench.namespace) / name)
+    bench.wait(lambda: len(steps_of(there)) > 5, "steps", name, 600)
+
+
+def in_pod(bench: Bench, pod: str, script: str) -> None:
+    bench.cluster.kubectl("exec", "-n", bench.namespace, pod, "--", "sh", "-c", script)
+
+
 def cases() -> list[Any]:
     return [
         pytest.param(what, marks=[pytest.mark.campaign, *([pytest.mark.campaign_only] * (number >= SHORT))])
@@ -263,15 +316,20 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize("what", cases())
 def test_it_is_diagnosed_with_its_evidence(plant, what):
-    bench, fault = plant[what], FAULTS[what]
+    must_be(plant[what], run_name(what), FAULTS[what].name, FAULTS[what].evidence)
+
+
+def must_be(bench: Bench, name: str, expected: str, evidence: str) -> None:
+    """What `why` says, within a while."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        code, out, err = in_process(bench, "why", run_name(what), "--json")
+        code, out, err = in_process(bench, "why", name, "--json")
         assert code == 0, err
         answer = json.loads(out)
         lines = [one["line"] for one in answer["evidence"]]
-        if answer["class"] == fault.name and any(fault.evidence in line for line in lines):
+        if answer["class"] == expected and any(evidence in line for line in lines):
+            print(f"{name}: {expected}: {next(line for line in lines if evidence in line)}")
             return
         if time.monotonic() > deadline:
-            raise AssertionError(json.dumps(answer, indent=1) + bench.evidence(run_name(what)))
+            raise AssertionError(json.dumps(answer, indent=1) + bench.evidence(name))
         time.sleep(2)

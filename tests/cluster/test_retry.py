@@ -11,6 +11,7 @@ import yaml
 from tests.campaign import campaign
 from tests.cluster.bench import HELD_STEP, STEPS, Bench, events, hold, losses
 from tests.cluster.test_survival import pod_on_expendable_node
+from windlass.runfolder import RunFolder, steps_of
 
 pytestmark = pytest.mark.cluster
 NAME = "unlucky"
@@ -36,6 +37,45 @@ def plant(bench):
     bench.file.write_text(yaml.safe_dump(value))
 
 
+def is_over(bench, job):
+    return any(one["status"] == "True" for one in job_status(bench, job).get("conditions", ()))
+
+
+def job_status(bench, name):
+    return bench.cluster.get("job", name, bench.namespace)["status"]
+
+
+def decided(bench, event):
+    """Whether the loop has written this down, asked without any help of windlass."""
+    records = bench.cluster.get("configmap", f"{NAME}-loop", bench.namespace)["data"]["history.jsonl"]
+    return any(json.loads(line)["event"] == event for line in records.splitlines())
+
+
+def test_three_faults_in_a_row_with_nobody_there(bench):
+    """`--detach`: the client leaves after the submission, and looks again when all is over."""
+    plant(bench)
+    bench.must("run", bench.file, f"name={NAME}", "--detach", *hold(30))
+    for event in ("retry", "waits"):
+        bench.wait(lambda event=event: decided(bench, event), f"the loop's decision {event}", NAME)
+    bench.cluster.kubectl("create", "secret", "generic", "late", "-n", bench.namespace, "--from-literal=token=x")
+    there = RunFolder(bench.cluster.storage(bench.namespace) / NAME)
+    bench.wait(lambda: max(steps_of(there), default=0) >= HELD_STEP - 1, "the held step", NAME, 600)
+    _, node = pod_on_expendable_node(bench, NAME)
+    bench.cluster.cut_power(node)
+    try:
+        bench.wait(lambda: is_over(bench, f"{NAME}-loop"), "the end of the loop", NAME, 600)
+    finally:
+        bench.cluster.restart_node(node)
+    assert not events(bench.run_folder(NAME), "retry"), "the client was gone"
+    must_tell_the_story(bench)
+    assert bench.show(NAME)["state"] == "finished"
+    assert bench.json("why", NAME)["class"] == "succeeded"
+    bench.must("stop", NAME)
+    kinds = "jobs,configmaps,secrets,roles,rolebindings"
+    left = bench.cluster.kubectl("get", kinds, "-n", bench.namespace, "-l", "windlass.dev/loop", "-o", "name")
+    assert left == ""
+
+
 @pytest.mark.parametrize("kills", campaign([2, 0], always=1))
 def test_three_faults_in_a_row(bench, kills):
     plant(bench)
@@ -55,7 +95,11 @@ def test_three_faults_in_a_row(bench, kills):
         bench.cluster.cut_power(node)
         stack.callback(bench.cluster.restart_node, node)
         assert follower.wait(timeout=600) == 0, bench.said() + bench.evidence(NAME)
-    story = bench.must("show", NAME, "--history")
+    must_tell_the_story(bench)
+
+
+def must_tell_the_story(bench):
+    story, folder = bench.must("show", NAME, "--history"), bench.run_folder(NAME)
     told = [
         "Insufficient memory",
         "+ target.kubernetes.memory",

@@ -59,6 +59,23 @@ def test_only_a_newer_checkpoint_fills_budgets_up():
     assert run_into(["dns"], replace(POLICY, record="retry"), history=in_place) == ["retry"]  # a level of its own
 
 
+def test_a_hang_excludes_a_node_that_is_named_twice_and_no_other():
+    """A deadlock of the program names a node too, and then another one."""
+
+    def after(*hosts):
+        history = []
+        for host in hosts:
+            decision = decide(verdict_of("hang", "rank 1 is behind", host=host), history, Policy(restarts=9))
+            history.append({"event": "restart", **decision.as_record()})
+        return decision.exclude_nodes
+
+    assert after("node7") == ()
+    assert after("node7", "node7") == ("node7",)
+    assert after("node7", "node8") == ()
+    assert after("node7", "node8", "node8") == ()
+    assert after("node7", "node7", "node8") == (), "without the one it went on: the program is at fault"
+
+
 def test_backoff_doubles_and_sick_nodes_are_excluded():
     history = []
     waits = []

@@ -69,7 +69,9 @@ class Bench:
         return json.loads(answer.stdout) | {"returncode": answer.returncode}
 
     def submit(self, name: str, *arguments: Any) -> RunFolder:
-        answer = self.windlass("run", self.file, f"name={name}", "--on", "slurm", "--detach", *arguments)
+        """The job alone: nobody answers its failure by another one."""
+        alone = ("--on", "slurm", "--detach", "--no-retry")
+        answer = self.windlass("run", self.file, f"name={name}", *alone, *arguments)
         assert answer.returncode == 0, answer.stderr
         return self.run_folder(name)
 

@@ -43,8 +43,18 @@ class Prepared:
         return earlier is not None and earlier.state == "finished" and (earlier.step or 0) >= self.run.train.steps
 
 
-def prepare(requested: Run, *, fresh: bool = False, faults: str | None = None, offline: bool = False) -> Prepared:
-    """Settle, resolve and check a run. Raises UserError; creates nothing. `offline`: asks no cluster."""
+def prepare(
+    requested: Run,
+    *,
+    fresh: bool = False,
+    faults: str | None = None,
+    offline: bool = False,
+    is_checked: bool = False,
+) -> Prepared:
+    """Settle, resolve and check a run. Raises UserError; creates nothing. `offline`: asks no cluster.
+
+    `is_checked`: whoever submitted it first has looked at its data and its hub, which may not be reached from here.
+    """
     from windlass.data.checks import check_data, check_hub
     from windlass.plan import check, resolve
     from windlass.plan.description import describe
@@ -91,15 +101,16 @@ def prepare(requested: Run, *, fresh: bool = False, faults: str | None = None, o
         where.check_run(run)
         check(run, num_ranks)
         memory_on_cpus(run, where, num_ranks)
-        warnings += check_data(run, thorough=True)
-        warnings += [] if offline else check_hub(run)
+        if not is_checked:
+            warnings += check_data(run, thorough=True)
+            warnings += [] if offline else check_hub(run)
         expected = forecast(run, hardware) if hardware else None  # refuses what will not fit
         warnings += expected.warnings if expected else ()
     gathered = where.gather(run)
     request = where.render(run, gathered, faults=faults)  # once: what is checked now is what is sent
     if is_new:
         warnings += where.check(run, request, bytes_needed=bytes_needed(run))
-        warnings += [] if offline or run.target.kind != "kubernetes" else _preflight(run, request)
+        warnings += [] if offline or is_checked or run.target.kind != "kubernetes" else _preflight(run, request)
     return Prepared(
         run=run,
         folder=folder,

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from windlass.common.files import parse_record, real, whole, words
 from windlass.common.files import read_json_lines as records_of
-from windlass.common.files import real, whole, words
 from windlass.diagnose.reading import clean, moment
 from windlass.diagnose.secrets import without_secrets
 from windlass.errors import UserError
@@ -139,6 +139,8 @@ def facts_of_run(folder: RunFolder) -> dict[str, Any]:
         if last and last not in logs.get(name, ""):
             head = f"{_stamp(real(error.get('time')))}ERROR rank failed on {error.get('host')}"
             logs[name] = f"{logs.get(name, '')}\n{head}\n{traceback}"
+    if slow := _slow_ranks(folder):
+        logs["ranks"] = slow
     facts: dict[str, Any] = {"target": _kind(folder), "logs": logs, "events": list(records_of(folder.events))}
     if recorders := dict(_flight_recorders(folder)):
         facts["flight_recorders"] = recorders
@@ -146,6 +148,20 @@ def facts_of_run(folder: RunFolder) -> dict[str, Any]:
     if conditions:
         facts["job"] = {"metadata": {"name": folder.name}, "status": {"conditions": conditions}}
     return facts
+
+
+def _slow_ranks(folder: RunFolder) -> str:
+    """What the run's newest comparison of its ranks says, a line for each that takes half as long again as others."""
+    compared = [line for line in _tail(folder.metrics).splitlines() if line.startswith('{"kind":"ranks"')]
+    record = (parse_record(compared[-1]) if compared else None) or {}
+    rows = record.get("ranks")
+    lines = []
+    for row in rows if isinstance(rows, list) else ():
+        behind_s, step_s = (real(row.get(key)) or 0.0 for key in ("behind_s", "step_s"))
+        if 0.0 < step_s <= 3 * behind_s:
+            where = f"slow rank {row.get('rank')} on {row.get('host')}"
+            lines.append(f"{where}: {behind_s:.3g} s behind the others in steps of {step_s:.3g} s")
+    return "\n".join(f"{_stamp(real(record.get('time')))}{line}" for line in lines)
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -29,6 +29,9 @@ NEEDS_EDIT = frozenset(("cpu_memory_request", "efa_unavailable", "node_affinity"
 OF_A_NODE = frozenset(
     ("cuda_oom_other_process", "file_system", "gpu_hardware", "gpu_runtime", "hang", "node_lost", "straggler")
 )
+# Told by who is behind, not by what its node did: a deadlock of the program looks the same. A node is left once it was
+# named twice, and no other was.
+NEEDS_A_SECOND = frozenset(("hang",))
 # Room that others may make, and holds that somebody else lifts: a job in a queue costs nothing.
 MAY_PASS = frozenset(("cpu_memory_request", "job_held", "quota"))
 SURE = 0.5  # below it a verdict is a guess
@@ -62,6 +65,7 @@ class Decision:
     reason: str
     edit: Mapping[str, Any] | None = None
     exclude_nodes: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()  # nodes that are named for the first time, and stay
     backoff_seconds: float = 0.0
     left: int | None = None  # further tries of this kind without progress; None: as many as it takes
 
@@ -74,6 +78,8 @@ class Decision:
             record["edit"] = dict(self.edit)
         if self.exclude_nodes:
             record["exclude"] = list(self.exclude_nodes)
+        if self.suspects:
+            record["suspects"] = list(self.suspects)
         return record
 
 
@@ -132,7 +138,10 @@ def decide(
         return Decision("give_up", name, f"{why}{again}{fix}", left=0)
     wait = min(policy.backoff_seconds * 2**used, policy.largest_backoff)
     nodes = tuple(dict.fromkeys(one.host for one in verdict.evidence if one.host)) if name in OF_A_NODE else ()
-    return Decision("retry", name, why, None, nodes, wait, allowed - used - 1)
+    suspects: tuple[str, ...] = ()
+    if name in NEEDS_A_SECOND and nodes and _named(history, name) != set(nodes):
+        nodes, suspects = (), nodes
+    return Decision("retry", name, why, None, nodes, suspects, wait, allowed - used - 1)
 
 
 def spent(history: Iterable[Record], policy: Policy, name: str, *, edits: bool = False) -> int:
@@ -164,6 +173,13 @@ def excluded(history: Iterable[Record]) -> list[str]:
     """Nodes that decisions of this run keep away from, in the order in which they were found."""
     told = [record.get("exclude") for record in history if record.get("event") == "retry"]
     return list(dict.fromkeys(str(node) for nodes in told if isinstance(nodes, list) for node in nodes))
+
+
+def _named(history: Iterable[Record], name: str) -> set[str]:
+    """Nodes that earlier decisions of this class were about."""
+    records = [record for record in history if record.get("class") == name]
+    lists = [record.get(key) for record in records for key in ("suspects", "exclude")]
+    return {str(node) for nodes in lists if isinstance(nodes, list) for node in nodes}
 
 
 def _count(number: int, what: str) -> str:

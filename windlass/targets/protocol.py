@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from windlass.checkpoint import Checkpoint
 
 State = Literal["waiting", "running", "finished", "failed", "preempted", "stopped"]
+LOOP_VARIABLE = "WINDLASS_LOOP"  # in a retry loop that goes on without a client: the run's name
 ENDED: frozenset[State] = frozenset(("finished", "failed", "preempted", "stopped"))
 
 
@@ -145,6 +146,38 @@ class CanWithdraw(Protocol):
     """A target that can take a job back which does not train, to make room for another of its name."""
 
     def withdraw(self, job: JobRef) -> None: ...
+
+
+@dataclass(frozen=True)
+class Detached:
+    """What the retry loop of a run needs to go on without its client."""
+
+    run_file: str
+    changes: Sequence[str]
+    patience: float
+    faults: str | None
+    asked: Run  # what the two describe, before anything is filled in
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of `windlass`, in a loop on a machine that has the same files."""
+        inject = ["--inject", self.faults] if self.faults else []
+        return ["run", self.run_file, *self.changes, "--patience", f"{self.patience:g}", *inject, "--loop"]
+
+
+@runtime_checkable
+class KeepsLoop(Protocol):
+    """A target where the retry loop of a run goes on without its client, beside the job."""
+
+    def render_loop(self, run: Run, gathered: Any, detached: Detached) -> Any:
+        """What is started; None where a loop would have nothing to do."""
+
+    def check_loop(self, run: Run, loop: Any) -> list[str]:
+        """Raise the UserError that starting the loop would meet; return warnings. Creates nothing."""
+
+    def start_loop(self, job: JobRef, loop: Any) -> None: ...
+    def has_loop(self, job: JobRef) -> bool:
+        """Whether such a loop decides what follows, and not whoever asks."""
 
 
 @runtime_checkable

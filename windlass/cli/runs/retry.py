@@ -24,7 +24,7 @@ from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
 from windlass.targets import target
-from windlass.targets.protocol import CanWithdraw, JobRef, JobStatus, KnowsFacts, Target
+from windlass.targets.protocol import CanWithdraw, JobRef, JobStatus, KeepsLoop, KnowsFacts, Target
 
 LOOK_SECONDS = 5.0  # between two looks at a job that waits; a decision needs two that agree
 BACKOFF_SECONDS, LARGEST_BACKOFF = 5.0, 300.0
@@ -82,15 +82,20 @@ def carry_out_pending(run_file: str, changes: Sequence[str]) -> None:
     """Take back a job that a decision was about to replace when the command was killed."""
     asked = load_run(run_file, changes)
     folder = RunFolder.of(asked)
-    if not folder.run_file.is_file() or not _is_pending(_history(folder)):
+    if not folder.run_file.is_file() or not is_pending(_history(folder)):
         return
     before = folder.load_run()
     where, job = target(before.target), JobRef(before.target.kind, folder.name, folder)
-    if is_under_way(where.status(job)):
+    if not has_loop(where, job) and is_under_way(where.status(job)):
         withdraw(where, job)
 
 
-def _is_pending(history: Sequence[Mapping[str, Any]]) -> bool:
+def has_loop(where: Target[Any], job: JobRef) -> bool:
+    """Whether a loop that goes on without a client decides for the run: then nobody else does."""
+    return isinstance(where, KeepsLoop) and where.has_loop(job)
+
+
+def is_pending(history: Sequence[Mapping[str, Any]]) -> bool:
     marks = [record.get("event") for record in history if record.get("event") in ("retry", "submitted", "launched")]
     return bool(marks) and marks[-1] == "retry"
 
@@ -112,6 +117,7 @@ class Decider:
     job: JobRef
     policy: Policy
     say: Callable[[str, dict[str, Any]], None]
+    record: Callable[..., None]  # writes down what was decided, before it is acted upon
     decision: Decision | None = None  # what was decided while the job waited
     _looked: float = field(default_factory=time.monotonic)
     _last: str | None = None  # the class at the last look
@@ -135,7 +141,7 @@ class Decider:
         if self._told != decision.name:
             self._told = decision.name
             fix = CLASSES[decision.name].fix
-            self.job.folder.record("waits", **{"class": decision.name}, why=decision.reason, fix=fix)
+            self.record("waits", **{"class": decision.name}, why=decision.reason, fix=fix)
         return False
 
     def after(self, status: JobStatus) -> Decision | None:
@@ -183,7 +189,7 @@ class Decider:
         facts = decision.as_record()
         if decision.edit:
             facts["edit"] = edited(self.asked, decision.edit)
-        self.job.folder.record("retry", **facts)
+        self.record("retry", **facts)
         record = {"kind": "event", "event": "retry", **facts}
         self.say(describe_event(record) or "", record)
         if self.decision is not None:  # it waits
@@ -192,9 +198,9 @@ class Decider:
 
     def give_up(self, decision: Decision) -> JobStatus:
         """End a job that will not begin."""
-        self.job.folder.record("gave-up", **decision.as_record())
+        self.record("gave-up", **decision.as_record())
         withdraw(self.prepared.target, self.job)
-        self.job.folder.record("exit", state="failed", code=int(ExitCode.FAILED), reason=decision.reason)
+        self.record("exit", state="failed", code=int(ExitCode.FAILED), reason=decision.reason)
         return JobStatus("failed", reason=decision.reason, exit_code=int(ExitCode.FAILED))
 
 

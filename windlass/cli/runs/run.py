@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from windlass.api.preparation import Prepared
     from windlass.cli.runs.follow import Follower
     from windlass.cli.runs.retry import Decider
+    from windlass.runfolder import RunFolder
     from windlass.targets.protocol import JobRef, JobStatus
 
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How long a job may be kept from beginning by what only a person can mend.",
 )
+@click.option("--loop", "is_loop", is_flag=True, hidden=True, help="Decide for the job that is there, as its loop.")
 @click.option("--fresh", is_flag=True, help="Start anew where a run of this name exists; its folder is moved aside.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -74,6 +76,7 @@ def run(
     detach: bool,
     retry: bool,
     patience: float,
+    is_loop: bool,
     fresh: bool,
     yes: bool,
     key: str | None,
@@ -127,6 +130,10 @@ def run(
         if code is not None:
             return code
     attempts = Attempts(run_file, changes, faults, patience if retry else None, key)
+    if is_loop:
+        from windlass.runfolder import RunFolder
+
+        return go_on(attempts, RunFolder.of(load_run(run_file, changes)), detach=detach)
     prepared = prepare(load_run(run_file, changes), fresh=True, faults=faults) if fresh else attempts.prepare()
     if prepared.is_finished:
         return _say_finished(prepared, as_json=as_json)
@@ -134,7 +141,15 @@ def run(
         _print_plan(prepared)
     if fresh:
         _begin_afresh(prepared, yes=yes, as_json=as_json)
-    return _train(prepared, attempts, detach=detach, as_json=as_json, quiet=quiet)
+    return train(prepared, attempts, detach=detach, as_json=as_json, quiet=quiet)
+
+
+class Records(Protocol):
+    """Where a loop in a cluster writes down what it does."""
+
+    def record(self, event: str, **facts: Any) -> None: ...
+    def push(self) -> None:
+        """Write down there what the target has recorded in the run folder."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,8 @@ class Attempts:
     faults: str | None
     patience: float | None  # None: nothing is decided here
     key: str | None = None  # of --idempotency-key
+    records: Records | None = None  # where decisions are written down; None: in the run folder
+    is_checked: bool = False
 
     def prepare(self) -> Prepared:
         from windlass.api.preparation import prepare
@@ -155,16 +172,33 @@ class Attempts:
             from windlass.cli.runs.retry import carry_out_pending
 
             carry_out_pending(self.run_file, self.changes)
-        return prepare(load_run(self.run_file, self._all_changes()), faults=self.faults)
+        run = load_run(self.run_file, self._all_changes())
+        return prepare(run, faults=self.faults, is_checked=self.is_checked)
 
     def decider(self, prepared: Prepared, job: JobRef, say: Callable[[str, dict[str, Any]], None]) -> Decider | None:
-        if self.patience is None:
-            return None
-        from windlass.cli.runs.retry import Decider, policy_of
+        from windlass.cli.runs.retry import Decider, has_loop, policy_of
         from windlass.spec import load_run
 
+        if self.patience is None or has_loop(prepared.target, job):
+            return None
         asked = load_run(self.run_file, self._all_changes()).model_dump(mode="json")
-        return Decider(prepared, asked, job, policy_of(prepared.run, self.patience), say)
+        records = self.records or job.folder
+        return Decider(prepared, asked, job, policy_of(prepared.run, self.patience), say, records.record)
+
+    def loop_of(self, prepared: Prepared) -> Any:
+        """What goes on deciding once this command has ended; None where nothing does."""
+        from windlass.cli.output import warn
+        from windlass.spec import load_run
+        from windlass.targets.protocol import Detached, KeepsLoop
+
+        if self.patience is None or not isinstance(prepared.target, KeepsLoop):
+            return None
+        asked = load_run(self.run_file, self.changes)
+        detached = Detached(self.run_file, self.changes, self.patience, self.faults, asked)
+        loop = prepared.target.render_loop(prepared.run, prepared.gathered, detached)
+        for warning in prepared.target.check_loop(prepared.run, loop) if loop is not None else ():
+            warn(warning)
+        return loop
 
     def _all_changes(self) -> list[str]:
         """What is asked for, and the edits of earlier decisions that it does not overrule."""
@@ -280,18 +314,49 @@ def _begin_afresh(prepared: Prepared, *, yes: bool, as_json: bool) -> None:
         click.echo(note, err=as_json)
 
 
-def _train(prepared: Prepared, attempts: Attempts, *, detach: bool, as_json: bool, quiet: bool) -> int:
+def go_on(attempts: Attempts, folder: RunFolder, *, detach: bool = False) -> int:
+    """The loop of a run that was submitted: carry out what was decided last, else follow what is there."""
+    from windlass.api.preparation import Prepared
+    from windlass.cli.runs.retry import is_pending
+    from windlass.common.files import read_json_lines
+    from windlass.targets import target
+
+    if is_pending(list(read_json_lines(folder.history))):
+        return train(attempts.prepare(), attempts, detach=detach)
+    run = folder.load_run()
+    prepared = Prepared(run, folder, target(run.target), gathered=None, request=None, rows=[])
+    return train(prepared, attempts, detach=detach, is_submitted=True)
+
+
+def train(
+    prepared: Prepared,
+    attempts: Attempts,
+    *,
+    detach: bool = False,
+    is_submitted: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Submit the run, and again after every decision; `is_submitted`: what is there is followed first."""
     from windlass.api.submission import why_failed
     from windlass.cli.runs.follow import Follower
+    from windlass.targets.protocol import KeepsLoop
 
     while True:
+        # refused, where it is, before anything is submitted
+        loop = attempts.loop_of(prepared) if detach and not is_submitted else None
         follower = Follower(prepared.folder)  # before it is started: it reads what is new from here on
-        job = _start(prepared)
+        job = prepared.job if is_submitted else _start(prepared)
         if attempts.key:
             from windlass.cli.runs.idempotency import remember
 
             remember(prepared.folder, attempts.key)
-        if detach:
+        leaves, is_submitted = detach and not is_submitted, False
+        if attempts.records is not None:
+            attempts.records.push()
+        if leaves:
+            if loop is not None and isinstance(prepared.target, KeepsLoop):
+                prepared.target.start_loop(job, loop)
             if as_json:
                 _print_result(prepared, prepared.target.status(job))
             elif not quiet:

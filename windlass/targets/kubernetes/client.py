@@ -17,9 +17,9 @@ from windlass.checkpoint import Checkpoint
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
-from windlass.targets.kubernetes import checks, collecting, lookup, submission
+from windlass.targets.kubernetes import checks, collecting, lookup, loop, submission
 from windlass.targets.kubernetes.api import discovery
-from windlass.targets.kubernetes.api.errors import RefusedError, in_words, lost
+from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError, in_words, lost
 from windlass.targets.kubernetes.api.execution import interactively
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.api.kubeconfig import access
@@ -29,6 +29,7 @@ from windlass.targets.kubernetes.manifests import render
 from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, ServedKind
 from windlass.targets.kubernetes.manifests.code import Carried, gather
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION
+from windlass.targets.kubernetes.manifests.loop import Loop, render_loop
 from windlass.targets.kubernetes.manifests.pod import is_shared
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest
 from windlass.targets.kubernetes.manifests.validation import check_against, validate
@@ -42,7 +43,7 @@ from windlass.targets.kubernetes.watch.recovery import Recovery
 from windlass.targets.kubernetes.watch.waiting import Waiting
 from windlass.targets.launch.logs import follow_logs
 from windlass.targets.launch.progress import recorded_end
-from windlass.targets.protocol import JobRef, JobStatus, LogLine, PodRow
+from windlass.targets.protocol import Detached, JobRef, JobStatus, LogLine, PodRow
 
 ASK_SECONDS = 2.0  # between two questions about one job that nobody follows
 GPU_LABEL = "nvidia.com/gpu.product"
@@ -67,6 +68,7 @@ class KubernetesTarget:
     _waiting: dict[str, Waiting] = field(default_factory=dict)  # by job uid
     _recovery: dict[str, Recovery] = field(default_factory=dict)  # by job uid
     _asked: dict[str, tuple[float, job_watch.JobSnapshot]] = field(default_factory=dict)
+    _loops: dict[str, tuple[float, bool]] = field(default_factory=dict)  # by run folder: when asked, and the answer
 
     def offline(self) -> KubernetesTarget:
         from windlass.targets.kubernetes.offline import OfflineKubernetes  # which is one of these
@@ -152,14 +154,22 @@ class KubernetesTarget:
         cluster_job = ClusterJob.of(job.folder)
         if cluster_job is None:
             return JobStatus("waiting", reason="not submitted")
+        has_loop = self.has_loop(job)
+        cluster_job = self._must_have(job)  # the loop may have replaced it
         recorded = recorded_end(job.folder)
-        if cluster_job.ended and recorded is not None:
+        if cluster_job.ended and recorded is not None and not has_loop:
             return recorded
         seen = self._snapshot(job, cluster_job)
         self._recover(job, cluster_job, seen)
         status = self._status(job, cluster_job, seen)
+        if status.ended and has_loop and status.state != "finished":
+            why = f"{status.state}: {status.reason or 'no reason is known'}; the retry loop in the cluster decides"
+            return replace(status, state="waiting", reason=why, exit_code=None)
         if status.ended:
             return self._confirm_end(job, cluster_job, seen)
+        if has_loop and status.state == "waiting":
+            stuck = loop.trouble(self._api_of(cluster_job), cluster_job)
+            status = replace(status, reason="; ".join(one for one in (status.reason, stuck) if one))
         if seen.note:
             status = replace(status, reason="; ".join(one for one in (status.reason, seen.note) if one))
         return status
@@ -179,6 +189,7 @@ class KubernetesTarget:
 
         What an ended job has left in the cluster goes too, once its logs are here.
         """
+        loop.end(*self._loop_of(job))
         api, cluster_job = self.cluster(job)
         before = self.status(job)
         run = job.folder.load_run()
@@ -193,6 +204,47 @@ class KubernetesTarget:
                 return before
             # nothing of it is left, whether or not this user may watch the cluster say so
             return self._confirm_end(job, cluster_job, job_watch.JobSnapshot())
+
+    def render_loop(self, run: Run, gathered: Gathered, detached: Detached) -> Loop:
+        return render_loop(
+            run,
+            detached.asked,
+            render.pick(run, gathered.cluster.served),
+            gathered.cluster,
+            gathered.carried,
+            patience=detached.patience,
+            faults=detached.faults,
+            history=loop.records_for_loop(RunFolder.of(run)),
+        )
+
+    def check_loop(self, run: Run, loop_request: Loop) -> list[str]:
+        return loop.check(self._api(run), loop_request)
+
+    def start_loop(self, job: JobRef, loop_request: Loop) -> None:
+        loop.start(self.cluster(job)[0], job.folder, loop_request)
+        self._loops.pop(str(job.folder.path), None)
+
+    def has_loop(self, job: JobRef) -> bool:
+        """Whether a loop in the cluster decides for the run; what it did since the last question is here then."""
+        if not loop.is_marked(job.folder):
+            return False
+        key = str(job.folder.path)
+        when, is_active = self._loops.get(key, (float("-inf"), True))
+        if time.monotonic() - when >= ASK_SECONDS:
+            api, folder, cluster_job = self._loop_of(job)
+            try:
+                is_active = loop.is_active(api, cluster_job)
+                loop.pull(api, folder, cluster_job)
+            except (RefusedError, UnreachableError):  # a server that restarts: the next look asks again
+                is_active = True
+            self._loops[key] = (time.monotonic(), is_active)
+            if not is_active:
+                loop.forget(job.folder)
+        return is_active
+
+    def _loop_of(self, job: JobRef) -> tuple[Api, RunFolder, ClusterJob]:
+        api, cluster_job = self.cluster(job)
+        return api, job.folder, cluster_job
 
     def withdraw(self, job: JobRef) -> None:
         """Delete a job that does not train, with all that belongs to it."""
@@ -212,7 +264,10 @@ class KubernetesTarget:
 
     def adopt(self, name: str, place: str | None) -> JobRef:
         """A run folder here for a run of a cluster."""
-        return JobRef("kubernetes", name, lookup.adopt(self.connect(place), name))
+        api = self.connect(place)
+        job = JobRef("kubernetes", name, lookup.adopt(api, name))
+        loop.adopt(api, job.folder, self._must_have(job))
+        return job
 
     def exec(self, job: JobRef, rank: int, command: Sequence[str]) -> int:
         cluster_job, pod = self.pod_of_rank(job, rank)
@@ -270,12 +325,11 @@ class KubernetesTarget:
         if key in self._following or (cluster_job.ended and recorded_end(job.folder) is not None):
             yield
             return
-        with following.Following(self._api_of(cluster_job), cluster_job, job.folder) as one:
-            self._following[key] = one
-            try:
-                yield
-            finally:
-                del self._following[key]
+        self._following[key] = following.Following(self._api_of(cluster_job), cluster_job, job.folder).__enter__()
+        try:
+            yield
+        finally:
+            self._following.pop(key).__exit__()
 
     def facts(self, run: Run) -> ClusterFacts:
         asked = run.target.kubernetes
@@ -346,7 +400,12 @@ class KubernetesTarget:
         return cluster_job
 
     def _snapshot(self, job: JobRef, cluster_job: ClusterJob) -> job_watch.JobSnapshot:
-        live = self._following.get(str(job.folder.path))
+        key = str(job.folder.path)
+        live = self._following.get(key)
+        if live is not None and live.job.uid != cluster_job.uid:  # a loop has submitted another
+            live.__exit__()
+            live = following.Following(self._api_of(cluster_job), cluster_job, job.folder).__enter__()
+            self._following[key] = live
         if live is not None:
             return live.snapshot()
         when, seen = self._asked.get(cluster_job.uid, (float("-inf"), job_watch.JobSnapshot()))

@@ -75,7 +75,8 @@ def _facts(api: Api, namespace: str, job: Object, pods: Sequence[Object], name: 
         named = str(about.get("name") or "")
         if about.get("kind") == "Node":
             return named in node_names
-        return named == name or named.startswith(f"{name}-") or named in claims
+        is_of_loop = named == f"{name}-loop" or named.startswith(f"{name}-loop-")
+        return named == name or (named.startswith(f"{name}-") and not is_of_loop) or named in claims
 
     return {
         "job": job,

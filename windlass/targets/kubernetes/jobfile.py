@@ -36,12 +36,17 @@ class ClusterJob:
         return object_path(self.api_version, self.plural, self.namespace, self.object_name)
 
     @property
+    def loop_name(self) -> str:
+        return f"{self.object_name}-loop"
+
+    @property
     def pods_path(self) -> str:
         return object_path("v1", "pods", self.namespace)
 
     def names(self, name: str) -> bool:
         """Whether an object is called after this job: itself, its pods, and what goes with it."""
-        return name == self.object_name or name.startswith(f"{self.object_name}-")
+        is_of_loop = name == self.loop_name or name.startswith(f"{self.loop_name}-")
+        return not is_of_loop and (name == self.object_name or name.startswith(f"{self.object_name}-"))
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "kind": str(self.kind)}

@@ -17,7 +17,7 @@ from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
-from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, MANAGED_BY, NAME_ANNOTATION
+from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, LOOP_LABEL, MANAGED_BY, NAME_ANNOTATION
 from windlass.targets.kubernetes.manifests.render import layout_of
 from windlass.targets.kubernetes.submission import RUN_KEY
 
@@ -41,7 +41,7 @@ def runs(api: Api) -> Iterator[Found]:
     for kind, one in served(api, schemas=False).kinds.items():
         path = object_path(one.api_version, one.plural, namespace)
         try:
-            values = list(api.items(path, labelSelector=OURS))
+            values = list(api.items(path, labelSelector=f"{OURS},!{LOOP_LABEL}"))
         except RefusedError as error:
             if error.code == 403 and kind is not JobKind.INDEXED:  # an operator's kind that is not for this user
                 continue

@@ -33,9 +33,9 @@ from windlass.targets.local import checks, render
 from windlass.targets.local.render import LocalRequest
 from windlass.targets.local.state import status_of
 from windlass.targets.local.supervisor import LAUNCHER_LOG, REQUEST_FILE, STOP_FILE, STOP_NOW
-from windlass.targets.protocol import JobRef, JobStatus, LogLine
+from windlass.targets.protocol import LOOP_VARIABLE, Detached, JobRef, JobStatus, LogLine
 
-SUPERVISOR_LOG = "supervisor.log"
+SUPERVISOR_LOG, LOOP_LOG = "supervisor.log", "loop.log"
 POLL_SECONDS = 0.2
 LOCK_SECONDS = 1.0  # somebody who asks whether a run is being started holds the lock for an instant
 SCAN_SECONDS = 1.0  # for which a look at all processes of this machine holds
@@ -129,6 +129,8 @@ class LocalTarget:
         lives here gets a signal as well.
         """
         folder = job.folder
+        for pid in self._loops_of(job):  # first: it would answer the end by another start
+            processes.send(pid, signal.SIGTERM)
         if not is_starting(folder) and not is_running(folder):
             return self.status(job)
         grace = _grace_seconds(folder) if save_first else 0
@@ -156,6 +158,37 @@ class LocalTarget:
                     exit_code=ExitCode.FAILED,
                 )
             time.sleep(POLL_SECONDS)
+
+    def render_loop(self, run: Run, gathered: Place, detached: Detached) -> list[str] | None:
+        """A process that edits the run where its GPUs are too full; the supervisor does everything else."""
+        if not run.resources.gpus_per_node and "oom" not in (detached.faults or ""):
+            return None
+        return [gathered.python, "-m", "windlass.cli.main", *detached.arguments]
+
+    def check_loop(self, run: Run, command: Sequence[str]) -> list[str]:
+        return []
+
+    def start_loop(self, job: JobRef, command: Sequence[str]) -> None:
+        if self.has_loop(job):
+            return
+        with (job.folder.logs / LOOP_LOG).open("ab") as output:
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | {LOOP_VARIABLE: os.path.realpath(job.folder.path)},
+                start_new_session=True,  # it outlives this terminal
+            )
+
+    def has_loop(self, job: JobRef) -> bool:
+        return bool(self._loops_of(job))
+
+    def _loops_of(self, job: JobRef) -> Sequence[int]:
+        mark = os.path.realpath(job.folder.path)
+        if not (job.folder.logs / LOOP_LOG).exists() or os.environ.get(LOOP_VARIABLE) == mark:
+            return []
+        return [pid for pid in processes.all_pids() if processes.environment(pid).get(LOOP_VARIABLE) == mark]
 
     def list(self) -> list[JobRef]:
         found = sorted(runs_root().glob("*/run.yaml"))
@@ -261,7 +294,8 @@ def start_supervisor(folder: RunFolder, run: Run, request: LocalRequest, lock: i
     with (folder.logs / SUPERVISOR_LOG).open("ab") as output, os.fdopen(reader, "rb") as answer:
         path = os.path.realpath(folder.path)
         # what every process of the run is marked with must not be inherited from a run that starts this one
-        environment = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
+        marks = (FOLDER_VARIABLE, LOOP_VARIABLE)
+        environment = {name: value for name, value in os.environ.items() if name not in marks}
         subprocess.Popen(
             [sys.executable, "-m", "windlass.targets.local.supervisor", path, str(lock), str(writer)],
             stdin=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import resource
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from windlass.common.files import write_atomically
+from windlass.common.files import parse_record, write_atomically
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
@@ -23,13 +24,13 @@ from windlass.targets.launch.logs import follow_logs
 from windlass.targets.launch.progress import recorded_end
 from windlass.targets.launch.supervision import LOCK_FILE, is_running
 from windlass.targets.launch.torchrun import Place
-from windlass.targets.protocol import JobRef, JobStatus, LogLine, with_ranks
+from windlass.targets.protocol import LOOP_VARIABLE, Detached, JobRef, JobStatus, LogLine, with_ranks
 from windlass.targets.slurm import checks, collecting, queue, render, state
 from windlass.targets.slurm.commands import Commands, SilentError, ignored_options
 from windlass.targets.slurm.queue import JOB_NUMBER
 from windlass.targets.slurm.render import SlurmRequest
 
-SCRIPT_FILE = "job.sbatch"
+SCRIPT_FILE, LOOP_FILE = "job.sbatch", "loop.json"
 ASK_SECONDS = 2.0  # between two questions about one job: a controller serves many users
 RETRY_SECONDS = 10.0  # before a Slurm that did not answer is asked again
 POLL_SECONDS = 0.2
@@ -176,13 +177,20 @@ class SlurmTarget:
                 return end or state.status_of_unconfirmed(None)
             submitted, end = known, None
         if end is not None:
-            return end
+            return self._decided_by_loop(job, end)
         try:
             status = state.status_of(job.folder, submitted, self._ask(submitted))
         except SilentError as error:
             status = state.status_without_slurm(job.folder, submitted, error)
         # it may have written down its end while Slurm was being asked
-        return (recorded_end(job.folder) or status) if status.ended else status
+        return self._decided_by_loop(job, recorded_end(job.folder) or status) if status.ended else status
+
+    def _decided_by_loop(self, job: JobRef, end: JobStatus) -> JobStatus:
+        """A failure that the loop has yet to answer is not the end."""
+        with contextlib.suppress(SilentError):
+            if end.state == "failed" and self.has_loop(job):
+                return replace(end, state="waiting", reason=f"{end.reason}; its retry loop decides", exit_code=None)
+        return end
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines of one rank, or of all ranks; the launcher's where no rank has said anything."""
@@ -191,6 +199,10 @@ class SlurmTarget:
 
     def stop(self, job: JobRef, *, save_first: bool) -> JobStatus:
         """Stop a run and wait until it has stopped; with `save_first` the ranks get their grace period."""
+        loop = self._loop_of(job)
+        if loop is not None:  # first: it would answer the end by another job
+            self._scancel(state.SubmittedJob(loop))
+            (job.folder.path / LOOP_FILE).unlink(missing_ok=True)
         before = self.status(job)
         submitted = state.SubmittedJob.of(job.folder)
         if before.ended or submitted is None:
@@ -229,6 +241,51 @@ class SlurmTarget:
         if recorded_end(job.folder) is None:
             _record(job.folder, "exit", state=now.state, code=now.exit_code, reason=now.reason)
         return now
+
+    def render_loop(self, run: Run, gathered: Place, detached: Detached) -> str | None:
+        if run.target.host:  # the nodes need not reach the login node as this machine does
+            return None
+        return render.render_loop(run, gathered, detached.arguments, python=sys.executable)
+
+    def check_loop(self, run: Run, script: str) -> list[str]:
+        answer = Commands().call("sbatch", "--test-only", text=script)
+        if answer.code != 0:
+            raise UserError(
+                "Slurm would not take the retry loop",
+                evidence=answer.complaint,
+                cause="--detach submits a job of one core that begins if the run fails",
+                fix="--no-retry    submits the run alone: its ranks are restarted in place, nothing else is tried",
+            )
+        return []
+
+    def start_loop(self, job: JobRef, script: str) -> None:
+        """Let the loop wait for the job's failure; Slurm drops it where the job ends well."""
+        submitted = state.SubmittedJob.of(job.folder)
+        if submitted is None or submitted.number is None or self.has_loop(job):
+            return
+        after = (f"--dependency=afternotok:{submitted.number}", "--kill-on-invalid-dep=yes")
+        answer = Commands().call("sbatch", "--parsable", *after, text=script)
+        number = queue.parse_sbatch(answer.out) if answer.code == 0 else None
+        if number is None:
+            raise UserError(
+                f"{job.name} is submitted, but its retry loop is not",
+                evidence=answer.complaint,
+                fix="the same command again",
+                exit_code=ExitCode.FAILED,
+            )
+        write_atomically(job.folder.path / LOOP_FILE, json.dumps({"job": number}) + "\n")
+
+    def has_loop(self, job: JobRef) -> bool:
+        number = self._loop_of(job)
+        if number is None or os.environ.get(LOOP_VARIABLE) == job.name:
+            return False
+        queued = self._ask(state.SubmittedJob(number))
+        return queued is not None and queued.state in state.IN_QUEUE | state.ON_NODES
+
+    def _loop_of(self, job: JobRef) -> str | None:
+        value = parse_record(_content(job.folder.path / LOOP_FILE) or "") or {}
+        number = value.get("job")
+        return number if isinstance(number, str) and JOB_NUMBER.fullmatch(number) else None
 
     def list(self) -> list[JobRef]:
         found = sorted(runs_root().glob(f"*/{state.JOB_FILE}"))

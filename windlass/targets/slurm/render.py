@@ -13,11 +13,13 @@ from windlass.runfolder import RUNS_VARIABLE
 from windlass.spec import Run
 from windlass.spec.slurm import SlurmOptions
 from windlass.targets.launch.torchrun import ATTEMPT_VARIABLE, FAULTS_VARIABLE, FOLDER_VARIABLE, Place
+from windlass.targets.protocol import LOOP_VARIABLE
 
 HYPERPOD = "/opt/sagemaker_cluster"  # there on every node of a HyperPod Slurm cluster
 MARGIN_SECONDS = 30  # beside the save itself: Slurm's clock is coarse, and ranks come to a step's end first
 NEW_SUBMISSION = "SUBMISSION"  # stands for the name that every submission gets anew
 STRAGGLER_SECONDS = 60  # for the other nodes to end by themselves when one has
+LOOP_MINUTES = 60  # for the retry loop to decide, and for its longest back-off
 CONTAINER_SECONDS = 60  # for a container to start in which windlass decides what follows
 
 
@@ -110,6 +112,36 @@ def _own_comment(run: Run) -> str | None:
             except ValueError:  # an open quote: sbatch will say so
                 found = match[1]
     return found
+
+
+def render_loop(run: Run, place: Place, arguments: Sequence[str], *, python: str) -> str:
+    """The retry loop as a job of one core that begins when the run's own job has failed: until then it costs nothing.
+
+    It decides, submits the next job with a loop of its own, and ends.
+    """
+    asked, folder = run.target.slurm, place.runs / run.name
+    options: list[tuple[str, str | None]] = [
+        ("job-name", f"{asked.job_name or run.name}-loop"),
+        ("ntasks", "1"),
+        ("cpus-per-task", "1"),
+        ("mem", "1G"),
+        ("time", str(LOOP_MINUTES)),
+        ("partition", asked.partition),
+        ("account", asked.account),
+        ("qos", asked.qos),
+        ("output", f"{_literal(folder)}/logs/loop-%j.out"),
+        ("chdir", str(place.working_directory)),
+    ]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH --{name}={sbatch_quote(value)}" for name, value in options if value is not None),
+            "#SBATCH --requeue",
+            f"export {RUNS_VARIABLE}={quote(str(place.runs))} {LOOP_VARIABLE}={quote(run.name)}",
+            *asked.setup,
+            f"exec {shlex.join([python, '-m', 'windlass.cli.main', *arguments, '--detach'])}\n",
+        ]
+    )
 
 
 def signal_lead(run: Run) -> int:

@@ -20,8 +20,9 @@ from typing import Any
 import windlass
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.targets.kubernetes.manifests.secrets import SECRET_TEXT, read_values
-from windlass.targets.kubernetes.pod.interface import BOOTSTRAP, CODE, DIGEST_KEY, WINDLASS
+from windlass.targets.kubernetes.manifests.secrets import SECRET_TEXT, own_names, read_values
+from windlass.targets.kubernetes.pod.interface import BOOTSTRAP, CARRIED, CODE, DIGEST_KEY, WINDLASS
+from windlass.targets.protocol import LOOP_VARIABLE
 
 PART_BYTES = 900_000  # a ConfigMap holds 1 MiB at most, its names and labels included
 MOST_PARTS = 8
@@ -44,6 +45,8 @@ class Carried:
 
 def gather(run: Run, environment: Mapping[str, str]) -> Carried:
     """Read what a run carries. Raises UserError for what is missing or too large."""
+    if LOOP_VARIABLE in environment:
+        return _carried_here(run, environment)
     asked = run.target.kubernetes
     archives, bootstrap = {}, ""
     code = asked.code or run.code
@@ -53,6 +56,18 @@ def gather(run: Run, environment: Mapping[str, str]) -> Carried:
         archives[WINDLASS] = _pack(_entries(Path(windlass.__file__).parent), prefix="windlass/", trusted=True)
         bootstrap = resources.files("windlass.targets.kubernetes.pod").joinpath(BOOTSTRAP).read_text()
     values = read_values(run, environment)
+    return Carried(archives, values, token=secrets.token_hex(32), bootstrap=bootstrap)
+
+
+def _carried_here(run: Run, environment: Mapping[str, str], folder: Path = Path(CARRIED)) -> Carried:
+    """In the pod of a retry loop: what was read when the run was first submitted, byte by byte."""
+    archives = {}
+    for kind in (CODE, WINDLASS):
+        parts = sorted(folder.glob(f"{kind}.[0-9][0-9]"))
+        if parts:
+            archives[kind] = b"".join(part.read_bytes() for part in parts)
+    bootstrap = (folder / BOOTSTRAP).read_text() if WINDLASS in archives else ""
+    values = {name: environment[name] for name in own_names(run)}
     return Carried(archives, values, token=secrets.token_hex(32), bootstrap=bootstrap)
 
 

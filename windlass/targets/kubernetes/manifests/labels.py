@@ -12,6 +12,7 @@ import yaml
 DOMAIN = "windlass.dev"
 RUN_LABEL = f"{DOMAIN}/run"  # the safe name; on every object and pod of a run
 SUBMISSION_LABEL = f"{DOMAIN}/submission"  # which submission of the run a pod belongs to
+LOOP_LABEL = f"{DOMAIN}/loop"  # on what belongs to the retry loop of a run
 NAME_ANNOTATION = f"{DOMAIN}/name"  # the name as the user wrote it
 DIGEST_ANNOTATION = f"{DOMAIN}/digest"  # of everything that was asked for: same name and digest, same job
 VERSION_ANNOTATION = f"{DOMAIN}/version"

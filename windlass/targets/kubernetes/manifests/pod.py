@@ -58,10 +58,10 @@ def pod_template(
     asked, name = run.target.kubernetes, safe_name(run.name)
     pairs = [
         runs_volume(run),
-        _run_file(f"{name}-run"),
-        _scratch(),
+        run_file_volume(f"{name}-run"),
+        scratch(),
         _shared_memory(run, shape),
-        *([_carried_archives(config_maps)] if config_maps else []),
+        *([carried_archives(config_maps)] if config_maps else []),
     ]
     container = {
         "name": CONTAINERS[kind],
@@ -270,20 +270,20 @@ def _shared_memory(run: Run, shape: NodeShape) -> tuple[Manifest, Manifest]:
     return {"name": "shm", "emptyDir": {"medium": "Memory", **limit}}, {"name": "shm", "mountPath": "/dev/shm"}
 
 
-def _run_file(config_map: str) -> tuple[Manifest, Manifest]:
+def run_file_volume(config_map: str) -> tuple[Manifest, Manifest]:
     folder = names.RUN_FILE.rpartition("/")[0]
     volume = {"name": "windlass-run", "configMap": {"name": config_map}}
     return volume, {"name": "windlass-run", "mountPath": folder, "readOnly": True}
 
 
-def _carried_archives(config_maps: list[str]) -> tuple[Manifest, Manifest]:
+def carried_archives(config_maps: list[str]) -> tuple[Manifest, Manifest]:
     """The parts of the carried archives in one folder, mounted whole: changes of the ConfigMaps come through."""
     sources = [{"configMap": {"name": name}} for name in config_maps]
     volume = {"name": "windlass-carried", "projected": {"sources": sources}}
     return volume, {"name": "windlass-carried", "mountPath": names.CARRIED, "readOnly": True}
 
 
-def _scratch() -> tuple[Manifest, Manifest]:
+def scratch() -> tuple[Manifest, Manifest]:
     return {"name": "windlass-scratch", "emptyDir": {}}, {"name": "windlass-scratch", "mountPath": names.SCRATCH}
 
 

@@ -1,4 +1,4 @@
-"""Unpack the windlass that a job carries and run its entry; goes with the job as a file, needs Python alone."""
+"""Unpack the windlass that a job carries and run its entry or the module named; one file, needs Python alone."""
 
 import glob
 import hashlib
@@ -24,7 +24,7 @@ def main() -> None:
         tar.extractall(folder, filter="data")
     earlier = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = folder + (os.pathsep + earlier if earlier else "")
-    os.execv(sys.executable, [sys.executable, "-m", "windlass.targets.kubernetes.entry"])
+    os.execv(sys.executable, [sys.executable, "-m", *(sys.argv[1:] or ["windlass.targets.kubernetes.entry"])])
 
 
 if __name__ == "__main__":

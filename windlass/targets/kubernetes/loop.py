@@ -1,0 +1,320 @@
+"""The retry loop that `windlass run --detach` leaves in a cluster: started, read from anywhere, ended.
+
+The loop writes every record of its own to a ConfigMap before it acts upon it. So a new pod of it goes on from the last
+decision, a pod that was replaced finds out before it does anything, and other machines read what was done.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+
+from windlass.common.files import parse_record, write_atomically
+from windlass.errors import ExitCode, UserError
+from windlass.runfolder import RunFolder
+from windlass.spec import dump_run
+from windlass.spec.loading import parse_run
+from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.http import Api, Object
+from windlass.targets.kubernetes.jobfile import ClusterJob, object_path, plural_of
+from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, DOMAIN, LOOP_LABEL
+from windlass.targets.kubernetes.manifests.loop import HISTORY_KEY, SETTLED_KEY, Loop
+from windlass.targets.kubernetes.manifests.request import Manifest
+from windlass.targets.kubernetes.watch.state import end_of
+
+MARK = "loop.json"  # in a run folder: a loop in the cluster decides for the run
+HOLDER = f"{DOMAIN}/loop-pod"  # which pod is the loop; one that was replaced is not
+# What a client records of a run. Everything else in its history comes from the pods, which record it themselves.
+CLIENT_EVENTS = ("submitted", "retry", "waits", "pod-removed", "settings-changed")
+MOST_BYTES = 700_000  # of records: a ConfigMap holds 1 MiB
+GONE_SECONDS, POLL_SECONDS = 60.0, 0.5
+
+
+# -- on the machine that leaves it there
+
+
+def check(api: Api, loop: Loop) -> list[str]:
+    """Raise what keeps the loop from being left there; return what it will have to do without."""
+    for manifest in (loop.account, *loop.objects):
+        try:
+            api.create(_place(manifest, loop.namespace), _sent(manifest, loop), dry_run=True)
+        except RefusedError as error:
+            if error.reason == "AlreadyExists":
+                continue
+            raise UserError(
+                f"the retry loop cannot be left in the cluster: {error.what}",
+                evidence=error.message,
+                cause=f"--detach leaves a Job {loop.name} there, with a role in the namespace {loop.namespace} alone",
+                fix=f"{error.fix or 'ask who administers the namespace'}\n"
+                "--no-retry    leaves the run alone there: its ranks are restarted in place, nothing else is tried",
+            ) from None
+    try:
+        for manifest in loop.for_nodes:
+            _create_once(api, manifest, loop, dry_run=True)
+    except RefusedError as error:
+        if error.code != 403:
+            raise
+        return [
+            "the retry loop will not see nodes, as you may not grant it that: a lost one is noticed minutes later, and "
+            f"too much memory asked stays so; an administrator can: kubectl create clusterrole {NODES_HINT}"
+        ]
+    return []
+
+
+NODES_HINT = "windlass-loop-nodes --verb=get,list --resource=nodes, and its binding (--detach --dry-run prints both)"
+
+
+def start(api: Api, folder: RunFolder, loop: Loop) -> None:
+    """Create the loop; one that is there already goes on, one that has ended makes way."""
+    there = api.find(_job_path(loop.namespace, loop.name))
+    if there is not None and end_of(there) is None:
+        _mark(folder)
+        return
+    if there is not None:
+        remove(api, loop.namespace, loop.name)
+    for manifest in loop.for_nodes:
+        try:
+            _create_once(api, manifest, loop)
+        except RefusedError as error:
+            if error.code != 403:  # `check` has said so
+                raise
+    _create_once(api, loop.account, loop)
+    job = api.create(_place(loop.job, loop.namespace), loop.job)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": loop.name, "uid": job["metadata"]["uid"]}
+    try:
+        for manifest in loop.objects[1:]:
+            owned = {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
+            api.create(_place(manifest, loop.namespace), _sent(owned, loop))
+    except BaseException:
+        remove(api, loop.namespace, loop.name)
+        raise
+    _mark(folder)
+
+
+def end(api: Api, folder: RunFolder, job: ClusterJob) -> None:
+    """End the loop of a run; what it did last is in the folder then."""
+    path = _job_path(job.namespace, job.loop_name)
+    value = api.find(path)
+    if value is None:
+        forget(folder)
+        return
+    if end_of(value) is None:
+        api.patch(path, {"spec": {"suspend": True}})  # its pod goes, its records stay
+        _wait_until_gone(api, job.namespace, job.loop_name)
+    pull(api, folder, job)
+    remove(api, job.namespace, job.loop_name)
+    forget(folder)
+
+
+def remove(api: Api, namespace: str, name: str) -> None:
+    api.delete(_job_path(namespace, name))
+    _wait_until_gone(api, namespace, name)
+    selector = f"{LOOP_LABEL}={name.removesuffix('-loop')}"
+    for plural in ("configmaps", "secrets"):  # the garbage collector takes them later, and a new loop wants their names
+        for value in list(api.items(object_path("v1", plural, namespace), labelSelector=selector)):
+            api.delete(object_path("v1", plural, namespace, value["metadata"]["name"]))
+    for plural in ("rolebindings", "roles"):
+        api.delete(object_path("rbac.authorization.k8s.io/v1", plural, namespace, name))
+
+
+def _wait_until_gone(api: Api, namespace: str, name: str) -> None:
+    """Until no pod of the loop is there: from then on it submits nothing."""
+    path, selector = object_path("v1", "pods", namespace), f"{LOOP_LABEL}={name.removesuffix('-loop')}"
+    deadline = time.monotonic() + GONE_SECONDS
+    while alive := [pod for pod in api.items(path, labelSelector=selector) if _is_alive(pod)]:
+        if time.monotonic() > deadline:
+            pod = alive[0]["metadata"]["name"]
+            raise UserError(
+                f"the retry loop {name} does not leave the cluster",
+                evidence=f"its pod {pod} is still there",
+                fix=f"kubectl -n {namespace} delete pod {pod} --force --grace-period=0",
+                exit_code=ExitCode.FAILED,
+            )
+        time.sleep(POLL_SECONDS)
+
+
+# -- on every machine that looks at the run
+
+
+def is_marked(folder: RunFolder) -> bool:
+    return (folder.path / MARK).is_file()
+
+
+def forget(folder: RunFolder) -> None:
+    (folder.path / MARK).unlink(missing_ok=True)
+
+
+def is_active(api: Api, job: ClusterJob) -> bool:
+    """Whether a loop decides what follows; one that has ended, or was deleted, does not."""
+    value = api.find(_job_path(job.namespace, job.loop_name))
+    return value is not None and end_of(value) is None and not value["metadata"].get("deletionTimestamp")
+
+
+def adopt(api: Api, folder: RunFolder, job: ClusterJob) -> None:
+    """For a run folder that was just made: remember that a loop decides for the run, where there is one."""
+    if api.find(_job_path(job.namespace, job.loop_name)) is not None:
+        _mark(folder)
+
+
+def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
+    """Take over what the loop did: its records, its edits of the run, and its newest job."""
+    value = api.find(object_path("v1", "configmaps", job.namespace, job.loop_name))
+    data = (value or {}).get("data") or {}
+    known = set(folder.history.read_text().splitlines()) if folder.history.is_file() else set()
+    new = [line for line in str(data.get(HISTORY_KEY) or "").splitlines() if line not in known]
+    if new:
+        with folder.history.open("a") as file:
+            file.write("".join(f"{line}\n" for line in new))
+    if data.get(SETTLED_KEY):
+        run, before = parse_run(yaml.safe_load(data[SETTLED_KEY]), source=SETTLED_KEY), folder.load_run()
+        mine = {key: getattr(before.target.kubernetes, key) for key in ("context", "namespace")}
+        options = run.target.kubernetes.model_copy(update=mine)
+        run = run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": options})})
+        if run != before:
+            write_atomically(folder.run_file, dump_run(run))
+    there = api.find(job.path)
+    if there is None or there["metadata"]["uid"] == job.uid:
+        return job
+    digest = str((there["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION) or "")
+    newest = replace(job, uid=there["metadata"]["uid"], digest=digest, submission="", ended=False)
+    newest.write(folder)
+    return newest
+
+
+def trouble(api: Api, job: ClusterJob) -> str | None:
+    """Why the loop itself does not run, where that is so."""
+    selector = f"{LOOP_LABEL}={job.object_name}"
+    for pod in api.items(job.pods_path, labelSelector=selector):
+        for container in (pod.get("status") or {}).get("containerStatuses") or ():
+            state = container.get("state") or {}
+            waiting, ended = state.get("waiting") or {}, state.get("terminated") or container.get("lastState") or {}
+            if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+                why = waiting.get("message") or waiting["reason"]
+                return f"the retry loop does not run: {pod['metadata']['name']}: {why}"
+            if ended.get("exitCode"):
+                return f"the retry loop ended with code {ended['exitCode']}: kubectl logs {pod['metadata']['name']}"
+    return None
+
+
+# -- in the loop's own pod
+
+
+class ReplacedError(Exception):
+    """Another pod is the loop now."""
+
+
+@dataclass
+class LoopRecords:
+    """The loop's records: in its run folder, and before that in the cluster."""
+
+    api: Api
+    folder: RunFolder
+    name: str
+    pod: str  # uid of this one
+    _lines: list[str] = field(default_factory=list)
+
+    @property
+    def _path(self) -> str:
+        return object_path("v1", "configmaps", self.api.access.namespace, self.name)
+
+    def claim(self) -> dict[str, str]:
+        """Become the loop; what the one before has left."""
+        value = self.api.get(self._path)
+        self._write(value, {}, holder=self.pod)
+        data: dict[str, str] = value.get("data") or {}
+        self._lines = (data.get(HISTORY_KEY) or "").splitlines()
+        self.folder.logs.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder.history, "".join(f"{line}\n" for line in self._lines))
+        return data
+
+    def record(self, event: str, **facts: Any) -> None:
+        """Write down what was decided, before it is acted upon. Raises ReplacedError where another pod decides."""
+        facts = {"time": round(time.time(), 3), "event": event, **facts}
+        line = json.dumps(facts, separators=(",", ":"), default=str)
+        self._save([*self._unsaved(), line])
+        with self.folder.history.open("a") as file:
+            file.write(f"{line}\n")
+
+    def push(self) -> None:
+        """What the target wrote down itself: submissions, pods that it took out, and the settings that hold now."""
+        new = self._unsaved()
+        if new:
+            self._save(new)
+
+    def _unsaved(self) -> list[str]:
+        known = set(self._lines)
+        return [line for line in _client_records(self.folder) if line not in known]
+
+    def _save(self, lines: Sequence[str]) -> None:
+        value = self.api.get(self._path)
+        if ((value["metadata"].get("annotations")) or {}).get(HOLDER) != self.pod:
+            raise ReplacedError
+        self._lines = _fitting([*self._lines, *lines])
+        data = {HISTORY_KEY: "".join(f"{line}\n" for line in self._lines)}
+        if self.folder.run_file.is_file():
+            data[SETTLED_KEY] = self.folder.run_file.read_text()
+        self._write(value, data, holder=self.pod)
+
+    def _write(self, value: Object, data: dict[str, str], *, holder: str) -> None:
+        metadata = {"resourceVersion": value["metadata"]["resourceVersion"], "annotations": {HOLDER: holder}}
+        try:
+            self.api.patch(self._path, {"metadata": metadata, **({"data": data} if data else {})})
+        except RefusedError as error:
+            if error.code == 409:
+                raise ReplacedError from None
+            raise
+
+
+def records_for_loop(folder: RunFolder) -> str:
+    """What a loop has to know of what was done before it."""
+    return "".join(f"{line}\n" for line in _fitting(_client_records(folder)))
+
+
+def _fitting(lines: list[str]) -> list[str]:
+    """As many of the newest as fit."""
+    size, kept = 0, 0
+    for line in reversed(lines):
+        size += len(line.encode()) + 1
+        if size > MOST_BYTES:
+            break
+        kept += 1
+    return lines[len(lines) - kept :]
+
+
+def _client_records(folder: RunFolder) -> list[str]:
+    lines = folder.history.read_text().splitlines() if folder.history.is_file() else []
+    return [line for line in lines if (parse_record(line) or {}).get("event") in CLIENT_EVENTS]
+
+
+def _mark(folder: RunFolder) -> None:
+    write_atomically(folder.path / MARK, "{}\n")
+
+
+def _is_alive(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _create_once(api: Api, manifest: Manifest, loop: Loop, *, dry_run: bool = False) -> None:
+    try:
+        api.create(_place(manifest, loop.namespace), manifest, dry_run=dry_run)
+    except RefusedError as error:
+        if error.reason != "AlreadyExists":
+            raise
+
+
+def _sent(manifest: Manifest, loop: Loop) -> Manifest:
+    return {**manifest, "stringData": dict(loop.secret_values)} if manifest["kind"] == "Secret" else manifest
+
+
+def _place(manifest: Manifest, namespace: str) -> str:
+    is_of_cluster = manifest["kind"].startswith("Cluster")
+    return object_path(manifest["apiVersion"], plural_of(manifest["kind"]), None if is_of_cluster else namespace)
+
+
+def _job_path(namespace: str, name: str) -> str:
+    return object_path("batch/v1", "jobs", namespace, name)

@@ -1,0 +1,210 @@
+"""The retry loop of a run as a one-pod Job, with the role that it needs and no more. Pure.
+
+The pod runs the loop of `windlass run` itself (`windlass.cli.runs.loop`), with what the run carried when it was
+submitted. What it does is in a ConfigMap of its name, where every machine reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass.spec import Run, dump_run
+from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, ServedKind
+from windlass.targets.kubernetes.manifests.code import Carried, config_maps
+from windlass.targets.kubernetes.manifests.labels import LOOP_LABEL, MANAGED_BY, NAME_ANNOTATION, safe_name
+from windlass.targets.kubernetes.manifests.pod import (
+    CONTAINERS,
+    carried_archives,
+    image_of,
+    merge_pod,
+    run_file_volume,
+    scratch,
+)
+from windlass.targets.kubernetes.manifests.request import Manifest, as_yaml
+from windlass.targets.kubernetes.pod import interface as names
+from windlass.targets.protocol import LOOP_VARIABLE
+
+MODULE = "windlass.cli.runs.loop"
+CONTAINER = CONTAINERS[JobKind.INDEXED]
+ACCOUNT = "windlass-loop"  # of the namespace: all loops in it act as this account
+NODE_READER = "windlass-loop-nodes"
+RUN_KEY, HISTORY_KEY = "run.yaml", "history.jsonl"
+SETTLED_KEY = "settled.yaml"  # the run of the newest job, edits included
+MOST_RESTARTS = 20  # of the loop's own pod: an eviction, a lost node
+LOST_SECONDS = 30
+REQUESTS, LIMITS = {"cpu": "100m", "memory": "256Mi"}, {"memory": "1Gi"}
+ALL = ["get", "list", "create", "patch", "delete"]
+# Kinds of volumes that are there wherever the pod is; the loop must start where the run's own pods cannot.
+PLAIN_VOLUMES = ("hostPath", "emptyDir")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What is created for a loop, in this order."""
+
+    name: str
+    namespace: str
+    account: Manifest
+    objects: tuple[Manifest, ...]  # the Job comes first and owns the others
+    for_nodes: tuple[Manifest, ...]  # for the whole cluster; the loop does without where nobody may create them
+    secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def job(self) -> Manifest:
+        return self.objects[0]
+
+    def __str__(self) -> str:
+        return as_yaml([self.account, *self.for_nodes, *self.objects])
+
+
+def loop_name(name: str) -> str:
+    return f"{safe_name(name)}-loop"
+
+
+def render_loop(
+    run: Run,
+    asked: Run,
+    kind: JobKind,
+    cluster: ClusterFacts,
+    carried: Carried,
+    *,
+    patience: float,
+    faults: str | None,
+    history: str,
+) -> Loop:
+    """The loop of a run: `asked` is what its user wants, `run` what it is here, `history` what was done so far."""
+    name, namespace = loop_name(run.name), cluster.namespace
+    parts = [
+        part
+        for archive, data in sorted(carried.archives.items())
+        for part in config_maps(f"{name}-{archive}", data, carried.bootstrap)
+    ]
+    part_names = [part["metadata"]["name"] for part in parts]
+    variables = {LOOP_VARIABLE: run.name, "WINDLASS_RUNS": f"{names.SCRATCH}/runs", "HOME": names.SCRATCH}
+    variables |= {names.PATIENCE_VARIABLE: f"{patience:g}", **({names.FAULTS_VARIABLE: faults} if faults else {})}
+    data = {RUN_KEY: dump_run(_in_cluster(asked, namespace)), HISTORY_KEY: history}
+    served = cluster.served.kinds.get(kind)
+    objects: list[Manifest] = [
+        {"apiVersion": "batch/v1", "kind": "Job", "spec": _job(run, name, part_names, variables)},
+        {"apiVersion": "v1", "kind": "ConfigMap", "data": data},
+        {"apiVersion": "v1", "kind": "Secret", "type": "Opaque"},
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "rules": rules(kind, served)},
+        _binding("RoleBinding", "Role", name, namespace),
+    ]
+    for one in objects:
+        one["metadata"] = {"name": name}
+    objects += parts
+    for one in objects:
+        about = {"namespace": namespace, "labels": _labels(run), "annotations": {NAME_ANNOTATION: run.name}}
+        one["metadata"] = {**one["metadata"], **about}
+    about = {"name": ACCOUNT, "namespace": namespace, "labels": dict(MANAGED_BY)}
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about}
+    return Loop(name, namespace, account, tuple(objects), for_nodes(namespace), carried.secret_values)
+
+
+def rules(kind: JobKind, served: ServedKind | None) -> list[dict[str, Any]]:
+    """What the loop does in its namespace, verb by verb."""
+    found = [
+        _rule("", ["configmaps", "secrets", "services"], ALL),
+        _rule("", ["pods"], ["get", "list", "watch", "create", "patch", "delete", "deletecollection"]),
+        _rule("", ["pods/log"], ["get"]),
+        _rule("", ["pods/exec"], ["get", "create"]),
+        _rule("", ["events"], ["list", "watch"]),
+        _rule("", ["namespaces"], ["get"]),
+        _rule("", ["persistentvolumeclaims", "resourcequotas"], ["get", "list"]),
+        _rule("batch", ["jobs"], [*ALL, "watch"]),
+        _rule("kueue.x-k8s.io", ["workloads", "localqueues"], ["get", "list"]),
+    ]
+    if kind is not JobKind.INDEXED and served is not None:
+        plurals = [served.plural, *(["trainingruntimes"] if kind is JobKind.TRAINJOB else [])]
+        found.append(_rule(served.api_version.partition("/")[0], plurals, [*ALL, "watch"]))
+    return found
+
+
+def for_nodes(namespace: str) -> tuple[Manifest, ...]:
+    """The right to see nodes: how much they have, and which are lost."""
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": NODE_READER}}
+    binding = _binding("ClusterRoleBinding", "ClusterRole", NODE_READER, namespace)
+    binding["metadata"] = {"name": f"{NODE_READER}-{namespace}"}
+    found: list[Manifest] = [{**role, "rules": [_rule("", ["nodes"], ["get", "list"])]}, binding]
+    for one in found:
+        one["metadata"]["labels"] = dict(MANAGED_BY)
+    return tuple(found)
+
+
+def _rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
+    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
+
+
+def _binding(kind: str, of: str, role: str, namespace: str) -> Manifest:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": of, "name": role},
+    }
+
+
+def _labels(run: Run) -> dict[str, str]:
+    return {**MANAGED_BY, LOOP_LABEL: safe_name(run.name)}  # not the run's own label: it is no rank
+
+
+def _job(run: Run, name: str, part_names: list[str], variables: Mapping[str, str]) -> dict[str, Any]:
+    asked = run.target.kubernetes
+    carries = any(part.endswith(f"-{names.WINDLASS}-0") for part in part_names)
+    start = [f"{names.CARRIED}/{names.BOOTSTRAP}", MODULE] if carries else ["-m", MODULE]
+    pairs = [scratch(), run_file_volume(name), *([carried_archives(part_names)] if part_names else [])]
+    container = {
+        "name": CONTAINER,
+        "image": image_of(run),
+        **({"imagePullPolicy": asked.image_pull_policy} if asked.image_pull_policy else {}),
+        "command": [asked.python, *start],
+        "env": [
+            *({"name": key, "value": value} for key, value in variables.items()),
+            {"name": "WINDLASS_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        ],
+        "envFrom": [{"secretRef": {"name": name}}],
+        "resources": {"requests": dict(REQUESTS), "limits": dict(LIMITS)},
+        "volumeMounts": [mount for _, mount in pairs],
+    }
+    lost = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_SECONDS}
+        for key in ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+    ]
+    spec = {
+        "containers": [container],
+        "volumes": [volume for volume, _ in pairs],
+        "restartPolicy": "OnFailure",
+        "serviceAccountName": ACCOUNT,
+        "terminationGracePeriodSeconds": 5,
+        "enableServiceLinks": False,
+        "tolerations": [*lost, *(dict(one) for one in asked.tolerations)],
+        "imagePullSecrets": [{"name": one} for one in asked.image_pull_secrets],
+    }
+    template = {"metadata": {"labels": _labels(run)}, "spec": merge_pod(spec, _plain(asked.pod), container=CONTAINER)}
+    return {"backoffLimit": MOST_RESTARTS, "template": template}
+
+
+def _plain(overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's overlay, less what is for training alone and what may be missing: claims, secrets, devices."""
+    volumes = [one for one in overlay.get("volumes", ()) if any(kind in one for kind in PLAIN_VOLUMES)]
+    mounted = {one.get("name") for one in volumes}
+    containers = [
+        {
+            **{key: one[key] for key in ("name", "image", "imagePullPolicy", "securityContext") if key in one},
+            "env": [variable for variable in one.get("env", ()) if "valueFrom" not in variable],
+            "volumeMounts": [mount for mount in one.get("volumeMounts", ()) if mount.get("name") in mounted],
+        }
+        for one in overlay.get("containers", ())
+        if one.get("name") == CONTAINER
+    ]
+    kept = {key: overlay[key] for key in ("securityContext", "imagePullSecrets", "tolerations") if key in overlay}
+    return {**kept, "containers": containers, "volumes": volumes}
+
+
+def _in_cluster(run: Run, namespace: str) -> Run:
+    """As the pod reads it: its own cluster is the only one it knows."""
+    options = run.target.kubernetes.model_copy(update={"context": None, "namespace": namespace})
+    return run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": options})})
