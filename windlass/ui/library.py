@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +20,7 @@ from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.compatibility import leaves
 from windlass.targets.launch.tail import newest_steps
+from windlass.ui.growing import open_plain
 from windlass.ui.runs import RunView
 
 ROW_SECONDS = 0.8  # for which the row of a run on this machine holds
@@ -32,6 +35,8 @@ APPRAISAL_SECONDS = 20.0
 QUIET_SECONDS = 3.0  # after the start, which belong to the first page
 ENDED = ("finished", "failed", "preempted", "stopped")
 UNREADABLE = "–"
+READ_FILES = ("run.yaml", "history.jsonl", "metrics.jsonl", "supervisor.json", "events.jsonl")
+NOT_PLAIN = (-1, -1)  # a link, which could lead out of the folder, or a pipe, on which a reader would wait
 LOCAL = ("local", UNREADABLE)  # asking costs nothing
 
 Row = dict[str, Any]
@@ -96,7 +101,7 @@ class Library:
             return {run_id: known.row for run_id, known in self._known.items() if known.row}
 
     def _list_folders(self) -> None:
-        here = {path.parent.name: path.parent for path in self.root.glob("*/run.yaml")}
+        here = {_printable(path.parent.name): path.parent for path in self.root.glob("*/run.yaml")}
         for gone in [run_id for run_id, known in self._known.items() if known.folder and run_id not in here]:
             del self._known[gone]
             self._views.pop(gone, None)
@@ -110,6 +115,10 @@ class Library:
         """Of a run on this machine now; of one on a cluster, which may not answer, soon and in a thread."""
         assert known.folder is not None
         signature = _signature(known.folder)
+        if unreadable := [name for name, stamp in zip(READ_FILES, signature, strict=True) if stamp == NOT_PLAIN]:
+            known.signature, known.kind, reason = signature, UNREADABLE, f"{unreadable[0]} is a link or no file"
+            known.row = {"name": name, "target": UNREADABLE, "state": "unknown", "reason": reason, "id": name}
+            return
         if signature[0] != (known.signature or (None,))[0]:
             known.kind, known.cost_per_hour = _kind(known.folder), _cost_per_hour(known.folder)
         is_settled = known.row.get("state") in ENDED and signature == known.signature
@@ -208,6 +217,8 @@ class Library:
         known = self._known.get(run_id)
         if known is None or known.folder is None:
             raise UnknownRunError(run_id)
+        if NOT_PLAIN in known.signature:
+            raise UserError(f"the folder of {run_id} is not read: {known.row['reason']}")
         return known.folder
 
     def view(self, run_id: str) -> RunView:
@@ -253,7 +264,8 @@ class Library:
         found = []
         for path in sorted(self.root.glob("*.sweep.json"))[:MOST_SWEEPS]:
             try:
-                record = parse_record(path.read_bytes()[: 1 << 20])
+                with open_plain(path) as file:
+                    record = parse_record(file.read(1 << 20))
             except OSError:
                 continue
             runs = record.get("runs") if record else None
@@ -287,17 +299,21 @@ def differing(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {key: found for key, found in values.items() if any(value != found[0] for value in found[1:])}
 
 
-def _signature(folder: RunFolder) -> tuple[Any, ...]:
-    files = (folder.run_file, folder.history, folder.metrics, folder.path / "supervisor.json", folder.events)
-    return tuple(_stamp(path) for path in files)
+def _printable(name: str) -> str:
+    """A name that a browser can send back: a folder's may hold any bytes."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def _signature(folder: RunFolder) -> tuple[tuple[int, int] | None, ...]:
+    return tuple(_stamp(folder.path / name) for name in READ_FILES)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
-        about = path.stat()
+        about = path.lstat()
     except OSError:
         return None
-    return about.st_mtime_ns, about.st_size
+    return (about.st_mtime_ns, about.st_size) if stat.S_ISREG(about.st_mode) else NOT_PLAIN
 
 
 def _kind(folder: RunFolder) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.runfolder import RunFolder
+from windlass.ui.growing import open_plain
 
 NAME = re.compile(r"(?:rank-0*(\d+)|[A-Za-z0-9._-]+)\.(?:log|out)")
 STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
@@ -103,7 +104,7 @@ def _newest(
 def _lines(path: Path, begin: int) -> Iterator[str]:
     """Lines from a byte on; of one that is too long the beginning. What is read at once is bounded."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(begin)
             if begin:
                 file.readline(MOST_BYTES)

@@ -55,8 +55,7 @@ class Series:
         self._in_row = 1
         self.steps.append(step)
         for name, axis in self.axes.items():
-            position = real(record.get(name))
-            axis.append(position if position is not None else axis[-1] if axis else 0.0)
+            axis.append(_later(axis, real(record.get(name))))
         for name, column in self.low.items():
             column.append(self._number(name, record.get(name)))
             if self.high is not self.low:
@@ -66,7 +65,7 @@ class Series:
         self._in_row += 1
         self.steps[-1] = step
         for name, axis in self.axes.items():
-            axis[-1] = real(record.get(name)) or axis[-1]
+            axis[-1] = _later(axis, real(record.get(name)))
         for name, low in self.low.items():
             number, high = self._number(name, record.get(name)), self.high[name]
             low[-1] = _known(min, low[-1], number)
@@ -161,6 +160,12 @@ class Series:
             if row >= first and share and ((row - first) % every == 0 or row == last - 1):
                 _append(xs, ys, positions[row], total / share)
         return xs, ys
+
+
+def _later(axis: Sequence[float], position: float | None) -> float:
+    """A position that is not before the last one: clocks jump, and charts need their points in order."""
+    last = axis[-1] if axis else -math.inf
+    return max(last, position) if position is not None else last if axis else 0.0
 
 
 def _merged(column: array[float], choose: Callable[[float, float], float], end: int) -> array[float]:

@@ -17,7 +17,7 @@ import click
 
 from windlass.cli.output import count, duration, line_width, moment, number, print_table
 from windlass.cli.runs.follow import describe_event
-from windlass.common.files import parse_record, read_json_lines, real, whole, words
+from windlass.common.files import bounded_lines, parse_record, read_json_lines, real, whole, words
 from windlass.goodput.accounting import PARTS, Account, account, read_metrics
 from windlass.runfolder import RunFolder
 from windlass.targets.launch.progress import PACE_STEPS, pace
@@ -205,7 +205,7 @@ def _lines(path: Path) -> Iterator[tuple[int | None, bytes]]:
         return
     begin = len(STEP_LINE)
     with file:
-        for line in file:
+        for line in bounded_lines(file):
             if line.startswith(STEP_LINE) and line.endswith(b"}\n"):
                 digits = line[begin : line.find(b",", begin)]
                 if digits.isdigit():
