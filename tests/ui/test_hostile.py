@@ -1,18 +1,22 @@
 """The server against folders, requests and clients that mean it no good."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import shutil
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 
+from tests.ui.conftest import Served
 from tests.ui.folders import write_lines, write_run
-from tests.ui.test_server import Served, root, served  # noqa: F401
+from windlass.cli.views.ui import sources
 from windlass.ui.growing import GrowingRecords
+from windlass.ui.library import Library
 from windlass.ui.runs import RunView
 from windlass.ui.series import Series
 
@@ -61,17 +65,22 @@ def test_whatever_metrics_hold_is_read(served, root):
     assert answers["run"]["row"]["loss"] == 1.5
 
 
-EVENTS = (
-    "submitted launched started resumed checkpoint rank-died node-lost restart gave-up exit finished preempted exported "
-    "checkpoint-failed checkpoint-damaged upload-failed killing retry hang stop-requested pruned nothing-known"
-).split()
-FIELDS = "time attempt step seconds bytes tier rank signal code first error oom class why left backoff checkpoint state reason world_size host"
+EVENTS = """
+submitted launched started resumed checkpoint rank-died node-lost restart gave-up exit finished preempted exported
+checkpoint-failed checkpoint-damaged upload-failed killing retry hang stop-requested pruned nothing-known
+"""
+FIELDS = """
+time attempt step seconds bytes tier rank signal code first error oom class why left backoff checkpoint state reason
+world_size host
+"""
 
 
 def test_whatever_the_history_holds_is_read(served, root):
     history = root / "small" / "history.jsonl"
-    records = [{"event": event, "time": 5.0, field: value} for event in EVENTS for field in FIELDS.split() for value in STRANGE]
-    records += [{"event": event} for event in EVENTS]
+    events = EVENTS.split()
+    records = [{"event": event} for event in events]
+    for event, field, value in itertools.product(events, FIELDS.split(), STRANGE):
+        records.append({"event": event, "time": 5.0, field: value})
     with history.open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
     time.sleep(1)
@@ -183,11 +192,11 @@ def test_many_saves_push_no_death_out(tmp_path):
     assert len(json.dumps(events)) < 500_000  # it is sent every second
 
 
-NAMES = ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil@127.0.0.1", "127.0.0.1@evil", "", "0x7f.1")
+NAMES = """evil.example localhost.evil.example 127.0.0.1.evil.example evil@127.0.0.1 127.0.0.1@evil 0x7f.1"""
 
 
 def test_no_name_but_its_own(served):
-    for name in NAMES:
+    for name in ("", *NAMES.split()):
         assert served.ask("/api/runs", host=f"{name}:{served.port}")[0] in (400, 421), name
     for name in ("LOCALHOST", "[::1]", "127.0.0.1"):
         assert served.ask("/api/runs", host=f"{name}:{served.port}")[0] == 200, name
@@ -200,7 +209,7 @@ def test_the_token_leads_nowhere_else(root):
             status, headers, _ = server.ask(f"{path}?token=s3cret-token")
             location = headers.get("location", "/")
             assert not re.match(r"[/\\]{2}|https?:", location), (path, location)
-        status, headers, _ = server.ask("/?token=s3cret-token")
+        _, headers, _ = server.ask("/?token=s3cret-token")
         assert headers["referrer-policy"] == "no-referrer"
         assert headers["cache-control"] == "no-store"
         assert str(server.port) in headers["set-cookie"].partition("=")[0]  # browsers send cookies to every port
@@ -217,7 +226,8 @@ def test_huge_and_repeated_parameters_cost_little(served):
     assert served.ask(f"/api/series?id=small&smooth=0.9&{many}")[0] in (200, 400)
     ids = "&".join(["id=small"] * 4000)
     assert served.ask(f"/api/compare?{ids}")[0] in (200, 400)
-    for query in ("id=" + "x" * 60_000, "id=small&from=1e999&to=-1e999", "id=small&points=1e308", "id=small&search=" + "y" * 50_000):
+    queries = ("id=" + "x" * 60_000, "id=small&from=1e999&to=-1e999", "id=small&points=1e308")
+    for query in (*queries, "id=small&search=" + "y" * 50_000):
         for what in ("series", "logs"):
             assert served.ask(f"/api/{what}?{query}")[0] in (200, 400, 404), query[:40]
     with contextlib.suppress(ConnectionError):  # it may hang up while the rest is still being sent
@@ -282,6 +292,20 @@ def test_five_hundred_runs_are_listed_in_time(root):
         assert again < 5
     finally:
         server.end()
+
+
+def test_a_disk_that_fails_hides_one_run_and_no_other(root):
+    write_run(root, "stale", steps=5)
+    known = sources()
+
+    def row(folder):
+        if folder.name == "stale":
+            raise OSError(116, "Stale file handle")
+        return known.row(folder)
+
+    rows = Library(root, replace(known, row=row)).rows()
+    assert (rows["small"]["state"], rows["stale"]["state"]) == ("finished", "unknown")
+    assert "Stale file handle" in rows["stale"]["reason"]
 
 
 def test_logs_of_a_thousand_ranks_are_merged_in_time(served, root):

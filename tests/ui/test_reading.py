@@ -157,7 +157,7 @@ def test_a_cluster_that_does_not_answer_holds_nothing_up(tmp_path):
     def elsewhere():
         return [{"name": "far", "target": "kubernetes:lab", "state": "running", "started": None}]
 
-    library = Library(tmp_path, replace(known, row=row, elsewhere=elsewhere))
+    library = Library(tmp_path, replace(known, row=row, clusters={"kubernetes:lab": elsewhere}))
     begin = time.monotonic()
     rows = library.rows()
     assert time.monotonic() - begin < 10

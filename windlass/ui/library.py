@@ -47,7 +47,7 @@ class Sources:
     """What commands know about runs; the command that starts the page passes it in."""
 
     row: Callable[[RunFolder], Row]  # as `windlass ls --json` prints it
-    elsewhere: Callable[[], Iterable[Row]]  # runs that only clusters know
+    clusters: Mapping[str, Callable[[], Iterable[Row]]]  # by name: the runs that a cluster knows
     describe: Callable[[Mapping[str, Any]], str | None]  # a record of the history in a sentence
     verdict: Callable[[RunFolder], dict[str, Any]]  # as `windlass why --json` prints it
     summary: Callable[[RunFolder], dict[str, Any]]  # as `windlass show --json` prints it
@@ -120,7 +120,7 @@ class Library:
             known.row = {"name": name, "target": UNREADABLE, "state": "unknown", "reason": reason, "id": name}
             return
         if signature[0] != (known.signature or (None,))[0]:
-            known.kind, known.cost_per_hour = _kind(known.folder), _cost_per_hour(known.folder)
+            known.kind = _kind(known.folder)
         is_settled = known.row.get("state") in ENDED and signature == known.signature
         known.signature = signature
         if is_settled:
@@ -133,8 +133,12 @@ class Library:
 
     def _row(self, name: str, known: Known) -> Row:
         assert known.folder is not None
-        row = {**self.sources.row(known.folder), "id": name, "folder": str(known.folder.path)}
-        return {**row, **self._worth(known, row)}
+        about = {"id": name, "folder": str(known.folder.path)}
+        try:
+            row = self.sources.row(known.folder)
+            return {**row, **about, **self._worth(known, row)}
+        except OSError as error:  # a disk that fails, or is no longer mounted
+            return {"name": name, "target": known.kind, "state": "unknown", "reason": str(error), **about}
 
     def _worth(self, known: Known, row: Row) -> Row:
         """MFU of the newest step, the share of time that trained, and dollars so far, as far as they are known."""
@@ -148,7 +152,7 @@ class Library:
         return {"mfu": real(last.get("mfu")), "goodput": known.goodput, "cost_usd": cost}
 
     def _appraise(self, now: float) -> None:
-        """Goodput needs all of a run's metrics: it is counted in the background, now and then, newest runs first."""
+        """Goodput needs all metrics, costs need the run file: in the background, now and then, newest runs first."""
         due = [known for known in self._known.values() if known.folder and self._is_due(known, now)]
         if self._appraising or not due or now - self._began < QUIET_SECONDS:
             return
@@ -164,13 +168,15 @@ class Library:
     def _count_goodput(self, due: list[Known]) -> None:
         for known in due:
             signature = known.signature
+            if known.folder and signature[:1] != known.appraised[:1]:
+                known.cost_per_hour = _cost_per_hour(known.folder)
             try:
                 goodput = self.sources.goodput(known.folder) if known.folder else None
             except Exception:  # whatever lies in the folder, the others are counted
                 goodput = None
             with self._lock:
                 known.goodput, known.appraised, known.appraised_at = goodput, signature, time.monotonic()
-                known.row = {**known.row, "goodput": goodput}
+                known.row = {**known.row, **self._worth(known, known.row)}
         self._appraising = False
 
     def _ask_clusters(self, now: float) -> None:
@@ -189,22 +195,27 @@ class Library:
             known.asked, row = known.signature, self._row(name, known)
             with self._lock:
                 known.row = row
-        rows: dict[str, Row] = {}
-        problem = None
-        try:
-            rows = {f"{row['target']}/{row['name']}": row for row in self.sources.elsewhere()}
-        except UserError as error:
-            problem = error.what
-        except Exception as error:  # a cluster may answer anything
-            problem = f"{type(error).__name__}: {error}"[:200]
+        problems = [problem for cluster in self.sources.clusters if (problem := self._fetch_cluster(cluster))]
         with self._lock:
-            self.problem = problem
-            for gone in [run_id for run_id, known in self._known.items() if not known.folder and run_id not in rows]:
-                del self._known[gone]
+            self.problem = "; ".join(problems) or None
+            self._asking, self._asked_at = False, time.monotonic()
+
+    def _fetch_cluster(self, cluster: str) -> str | None:
+        """Its runs. One that does not answer hides no other, and its runs stay as they were: why it did not."""
+        try:
+            rows = {f"{cluster}/{row['name']}": row for row in self.sources.clusters[cluster]()}
+        except UserError as error:
+            return f"{cluster}: {error.what}" + (f" ({error.evidence})" if error.evidence else "")
+        except Exception as error:  # a cluster may answer anything
+            return f"{cluster}: {type(error).__name__}: {error}"[:200]
+        with self._lock:
+            earlier = [key for key, known in self._known.items() if not known.folder and key.startswith(f"{cluster}/")]
+            for run_id in earlier:
+                del self._known[run_id]
             for run_id, row in rows.items():
                 if row["name"] not in self._known:
                     self._known[run_id] = Known(None, {**row, "id": run_id, "folder": None})
-            self._asking, self._asked_at = False, time.monotonic()
+        return None
 
     def row(self, run_id: str) -> Row:
         rows = self.rows()
