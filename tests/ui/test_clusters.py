@@ -30,9 +30,7 @@ def clusters(tmp_path, monkeypatch):
     names = list(servers)
     context = {"user": "ann", "namespace": "team"}
     config = {
-        "contexts": [
-            {"name": name, "context": {"cluster": name, "user": "ann", "namespace": "team"}} for name in names
-        ],
+        "contexts": [{"name": name, "context": {**context, "cluster": name}} for name in names],
         "clusters": [{"name": name, "cluster": {"server": servers[name].url}} for name in names],
         "users": [{"name": "ann", "user": {"token": "t"}}],
     }

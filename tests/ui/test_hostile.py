@@ -15,8 +15,10 @@ import pytest
 from tests.ui.conftest import Served
 from tests.ui.folders import write_lines, write_run
 from windlass.cli.views.ui import sources
+from windlass.runfolder import RunFolder
 from windlass.ui.growing import GrowingRecords
 from windlass.ui.library import Library
+from windlass.ui.report import report
 from windlass.ui.runs import RunView
 from windlass.ui.series import Series
 
@@ -85,6 +87,7 @@ def test_whatever_the_history_holds_is_read(served, root):
         file.writelines(json.dumps(record) + "\n" for record in records)
     time.sleep(1)
     see_everything(served)
+    report(RunFolder(root / "small"), sources())
 
 
 def resident_mib():
@@ -206,7 +209,7 @@ def test_the_token_leads_nowhere_else(root):
     server = Served(root, host="0.0.0.0", token="s3cret-token")
     try:
         for path in ("//evil.example/", "/\\evil.example/", "///evil.example", "//evil.example//x"):
-            status, headers, _ = server.ask(f"{path}?token=s3cret-token")
+            _, headers, _ = server.ask(f"{path}?token=s3cret-token")
             location = headers.get("location", "/")
             assert not re.match(r"[/\\]{2}|https?:", location), (path, location)
         _, headers, _ = server.ask("/?token=s3cret-token")

@@ -12,12 +12,12 @@ from typing import Any
 
 from windlass.checkpoint.browsing import Row, views
 from windlass.checkpoint.folder import NODE_TIERS
-from windlass.common.files import real, whole, words
+from windlass.common.files import whole, words
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.ui.growing import GrowingRecords
 from windlass.ui.ranks import RankTimes
-from windlass.ui.series import Series
+from windlass.ui.series import Series, clock
 
 METRICS = (
     "loss",
@@ -135,7 +135,7 @@ class RunView:
             attempt.first_step = step
 
     def _add_event(self, record: Mapping[str, Any]) -> None:
-        event, when = words(record.get("event")) or "", real(record.get("time"))
+        event, when = words(record.get("event")) or "", clock(record.get("time"))
         number = whole(record.get("attempt"))
         if event in ("launched", "started", "resumed") and when is not None:
             number = number or len(self.attempts) + 1

@@ -14,7 +14,18 @@ MOST_ROWS = 1 << 17  # beyond, two rows become one that keeps the smallest and t
 LARGEST = 3e38  # of a column's numbers, which have four bytes each
 AXES = ("step", "tokens", "time")
 
+LATEST = 253402300799.0  # the end of the year 9999
+
 Points = tuple[list[float], list[float]]
+
+
+def clock(value: object) -> float | None:
+    """A time that a calendar has, in seconds since 1970."""
+    seconds = real(value)
+    return seconds if seconds is not None and 0 <= seconds <= LATEST else None
+
+
+READ: dict[str, Callable[[object], float | None]] = {"tokens": real, "time": clock}
 
 
 @dataclass
@@ -55,7 +66,7 @@ class Series:
         self._in_row = 1
         self.steps.append(step)
         for name, axis in self.axes.items():
-            axis.append(_later(axis, real(record.get(name))))
+            axis.append(_later(axis, READ[name](record.get(name))))
         for name, column in self.low.items():
             column.append(self._number(name, record.get(name)))
             if self.high is not self.low:
@@ -65,7 +76,7 @@ class Series:
         self._in_row += 1
         self.steps[-1] = step
         for name, axis in self.axes.items():
-            axis[-1] = _later(axis, real(record.get(name)))
+            axis[-1] = _later(axis, READ[name](record.get(name)))
         for name, low in self.low.items():
             number, high = self._number(name, record.get(name)), self.high[name]
             low[-1] = _known(min, low[-1], number)
