@@ -43,7 +43,7 @@ def files_of(folder: RunFolder) -> list[LogFile]:
         if match and path.is_file() and path.resolve().parent == inside and folder.path.resolve() in inside.parents:
             rank = int(match[1]) if match[1] else None
             files.append(LogFile(path, path.stem if rank is None else f"rank {rank}", rank))
-    return files
+    return sorted(files, key=lambda file: file.rank is None)  # launchers tell of the end of what ranks have said
 
 
 def size_of(folder: RunFolder) -> int:
@@ -94,7 +94,7 @@ def _newest(
     for text in _lines(file.path, max(0, begin)):
         if time.monotonic() > until:
             break
-        stamp = text[:19].replace(" ", "T") if STAMP.match(text) else stamp
+        stamp = max(stamp, text[:19].replace(" ", "T")) if STAMP.match(text) else stamp  # clocks may jump back
         is_copy = file.rank is None and not with_copies and COPY_OF_A_RANK.match(text)
         if not is_copy and (not wanted or wanted in text.casefold()):
             lines.append((stamp, file.source, text))

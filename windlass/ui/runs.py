@@ -148,7 +148,9 @@ class RunView:
             self._end_attempts(when)
         text = self.describe(record)
         if event == "exit":
-            text = f"ended: {record.get('state')}" + (f" ({record['reason']})" if record.get("reason") else "")
+            reason = words(record.get("reason"))
+            is_news = reason and not (self.events and reason in self.events[-1]["text"])
+            text = f"ended: {record.get('state')}" + (f" ({reason})" if is_news else "")
         if text is None and event != "checkpoint":
             return
         tone = _tone(event, record)
