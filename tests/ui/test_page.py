@@ -182,7 +182,7 @@ DRAWN = """() => {
 
 
 def test_what_is_shown_is_clear(runs, open_tab):
-    """No number stands twice on an axis, no column is empty, two lines of one chart have a key, and floats are short."""
+    """No number stands twice on an axis, no column is empty, two lines have a key, and floats are short."""
     quiet = write_run(runs, "quiet", steps=60, ranks=1, rate=3e-5)
     lines = [json.loads(line) for line in quiet.metrics.read_text().splitlines() if '"ranks"' not in line]
     for line in lines:

@@ -1,5 +1,6 @@
 """The server: who may read, what is never served, and what it answers when folders are damaged or vanish."""
 
+import gzip
 import json
 import shutil
 import socket
@@ -26,6 +27,14 @@ def test_every_answer_has_the_policy_and_nothing_runs_inline(served):
     assert page.count(b"<script") == page.count(b'src="/static/') - page.count(b'<img src="/static/')
     assert b"http://" not in page
     assert b"https://" not in page
+
+
+def test_scripts_come_packed_and_are_not_sent_twice(served):
+    status, headers, packed = served.ask("/static/vendor/uPlot.js", accept_encoding="gzip")
+    _, plain_headers, plain = served.ask("/static/vendor/uPlot.js")
+    assert (status, headers["content-encoding"], gzip.decompress(packed)) == (200, "gzip", plain)
+    assert "content-encoding" not in plain_headers
+    assert served.ask("/static/vendor/uPlot.js", if_none_match=headers["etag"])[::2] == (304, b"")
 
 
 def test_nothing_but_reading_is_answered(served):

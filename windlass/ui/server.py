@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import Any
 
@@ -68,19 +69,22 @@ class Server:
         self.files = dict(_static_files())
         self.streams = 0
 
-    def page(self, _request: Request) -> Response:
+    async def page(self, _request: Request) -> Response:
         return Response(self.files["index.html"], media_type="text/html")
 
-    def static(self, name: str) -> Callable[[Request], Response]:
-        """Every file is a route of its own: no name that a browser sends becomes a path."""
+    def static(self, name: str) -> Callable[[Request], Awaitable[Response]]:
+        """Every file is a route of its own: no name that a browser sends becomes a path. Packed once, not each time."""
         content = self.files[name]
+        packed = gzip.compress(content, mtime=0)
         tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
         media_type = TYPES.get(name.rpartition(".")[2], "text/plain")
 
-        def serve(request: Request) -> Response:
-            headers = {"etag": tag, "cache-control": "no-cache"}
+        async def serve(request: Request) -> Response:
+            headers = {"etag": tag, "cache-control": "no-cache", "vary": "Accept-Encoding"}
             if request.headers.get("if-none-match") == tag:
                 return Response(status_code=304, headers=headers)
+            if "gzip" in request.headers.get("accept-encoding", ""):
+                return Response(packed, media_type=media_type, headers={**headers, "content-encoding": "gzip"})
             return Response(content, media_type=media_type, headers=headers)
 
         return serve
@@ -162,7 +166,8 @@ class Server:
         folder = self.library.folder(_run_id(request))
         source = request.query_params.get("source")
         search = request.query_params.get("search", "")[:200]
-        return logs.read_logs(folder, source=source, search=search)
+        size = logs.size_of(folder)  # before: what is written meanwhile is news
+        return {**logs.read_logs(folder, source=source, search=search), "size": size}
 
     def run_file(self, request: Request) -> Any:
         folder = self.library.folder(_run_id(request))

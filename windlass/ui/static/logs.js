@@ -24,8 +24,9 @@ export class Logs {
   async load() {
     const asked = (this.asked = Symbol("newest"));
     const words = this.search.value.trim();
-    const { lines, sources, cut } = await get("logs", { id: this.id, source: this.source.value || null, search: words || null });
+    const { lines, sources, cut, size } = await get("logs", { id: this.id, source: this.source.value || null, search: words || null });
     if (this.asked !== asked) return;
+    this.size = size;
     this.showSources(sources);
     replace(this.list, lines.map((line) => lineOf(line, words)));
     const older = cut ? " Older ones are in the files of logs/." : "";

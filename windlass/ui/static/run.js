@@ -81,8 +81,7 @@ class RunPage {
     const curves = this.charts.load();
     this.showDetail();
     await curves;
-    this.logs.load();
-    this.file.load();
+    await Promise.all([this.logs.load(), this.file.load()]);
     watch([this.id], (changed) => this.change(changed));
   }
 
@@ -103,8 +102,10 @@ class RunPage {
       this.reason.hidden = false;
       return;
     }
-    if (row || changed[`view ${this.id}`]) this.refresh?.();
-    if (changed[`logs ${this.id}`] !== undefined) this.logs?.grow();
+    const view = changed[`view ${this.id}`];
+    if (view ? view.version !== this.detail.version || view.complete !== this.detail.complete : row) this.refresh?.();
+    const size = changed[`logs ${this.id}`];
+    if (size !== undefined && size !== this.logs?.size) this.logs?.grow();
   }
 
   async load() {
