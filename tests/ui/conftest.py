@@ -1,18 +1,26 @@
-"""The page as users have it: a `windlass ui` process and Debian's chromium."""
+"""The server in this process; and the page as users have it: a `windlass ui` process and Debian's chromium."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+
+from tests.ui.folders import write_run
+from windlass.cli.views.ui import sources
+from windlass.ui.library import Library
 
 SCREENSHOTS = os.environ.get("WINDLASS_SCREENSHOTS")  # a folder: docs/ui.md has its pictures from there
 
@@ -46,6 +54,62 @@ def end_page(server: PageServer) -> None:
     server.process.wait(timeout=20)
     assert server.process.stdout is not None
     server.process.stdout.close()
+
+
+class Served:
+    """The real server in a thread of this process."""
+
+    def __init__(self, root, *, host="127.0.0.1", token=None):
+        import uvicorn
+
+        from windlass.ui.server import application
+
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", 0))
+        self.socket.listen(64)
+        self.port = self.socket.getsockname()[1]
+        app = application(Library(root, sources()), host=host, token=token)
+        self.server = uvicorn.Server(
+            uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+        )
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
+        self.thread.start()
+
+    def ask(self, path, *, method="GET", **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.putrequest(method, path, skip_host="host" in named)  # the path goes out as it is, dots and all
+        for name, value in named.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer.status, dict(answer.getheaders()), content
+
+    def json(self, path, **parameters):
+        query = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in parameters.items())
+        status, _, content = self.ask(f"/api/{path}?{query}")
+        return status, json.loads(content)
+
+    def end(self):
+        self.server.should_exit = True
+        self.thread.join(10)
+
+
+@pytest.fixture
+def root(tmp_path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    write_run(runs, "small", steps=40)
+    return runs
+
+
+@pytest.fixture
+def served(root):
+    server = Served(root)
+    yield server
+    server.end()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.ui.conftest import end_page, start_page
-from tests.ui.folders import write_run
+from tests.ui.folders import write_lines, write_run
 from windlass.runfolder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -167,6 +167,56 @@ def test_a_phone_shows_it_without_scrolling_sideways(runs, open_tab):
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390, path
         if path.startswith("/run"):
             tab.shoot("phone")
+
+
+DRAWN = """() => {
+  // What a canvas says is not in the document: labels that are drawn from now on are kept, by figure.
+  window.drawn = {};
+  const original = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    const name = this.canvas.closest("figure")?.dataset.metric;
+    if (name && this.textAlign === "right") (window.drawn[name] ??= []).push(text); // at the left of the chart
+    return original.call(this, text, ...rest);
+  };
+}"""
+
+
+def test_what_is_shown_is_clear(runs, open_tab):
+    """No number stands twice on an axis, no column is empty, two lines have a key, and floats are short."""
+    quiet = write_run(runs, "quiet", steps=60, ranks=1, rate=3e-5)
+    lines = [json.loads(line) for line in quiet.metrics.read_text().splitlines() if '"ranks"' not in line]
+    for line in lines:
+        line |= {"data_s": 0.0, "mfu": None, "memory_gib": 0.83} if line["kind"] == "step" else {}
+    write_lines(quiet.metrics, lines)
+    quiet.rank_log(0).write_text("2026-01-01T00:00:01 rank 0 INFO last words\n")
+    (quiet.logs / "launcher.log").write_text("2026-01-01T00:00:01 rank 0 INFO a copy\ntorchrun: it failed\n")
+    tab = open_tab()
+    tab.open("/run?id=quiet")
+    tab.wait_for("document.querySelectorAll('.log li').length === 2")
+    assert tab.page.evaluate("[...document.querySelectorAll('.log li')].map((line) => line.lastChild.textContent)") == [
+        "INFO last words",
+        "torchrun: it failed",  # what a launcher says of an end comes after what the ranks said before it
+    ]
+    assert "MFU" not in tab.text(".facts")
+    assert "Took" in tab.text(".facts")
+    assert tab.page.locator("#ranks").is_hidden()  # there is one
+    assert "yet" not in tab.text("#curves")
+    assert tab.page.locator("figure[data-metric=loss] .key").inner_text().split() == ["training", "validation"]
+    tab.page.evaluate(DRAWN)
+    tab.page.get_by_label("Colours").click()  # everything is drawn anew
+    tab.wait_for("Object.keys(window.drawn).length >= 8")
+    for name, texts in tab.page.evaluate("window.drawn").items():
+        assert len(texts) == len(set(texts)) >= 2, (name, texts)
+
+    write_run(runs, "quieter", steps=60, rate=3e-5 - 1e-21)
+    tab.open("/compare?id=quiet&id=plain" if (runs / "plain").exists() else "/compare?id=quiet&id=quieter")
+    assert "99999" not in tab.text("section[aria-label=Settings]")
+    tab.open("/?")
+    tab.page.get_by_label("Filter by name").fill("no such run")
+    assert "No run" in tab.text("main")
+    ids = "&".join(["id=quiet"] * 20)
+    tab.open(f"/compare?{ids}")
+    assert "16" in tab.text("main")
 
 
 def test_no_runs_yet(tmp_path, chromium):

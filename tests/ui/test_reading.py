@@ -157,7 +157,7 @@ def test_a_cluster_that_does_not_answer_holds_nothing_up(tmp_path):
     def elsewhere():
         return [{"name": "far", "target": "kubernetes:lab", "state": "running", "started": None}]
 
-    library = Library(tmp_path, replace(known, row=row, elsewhere=elsewhere))
+    library = Library(tmp_path, replace(known, row=row, clusters={"kubernetes:lab": elsewhere}))
     begin = time.monotonic()
     rows = library.rows()
     assert time.monotonic() - begin < 10
@@ -188,7 +188,7 @@ def test_logs_are_merged_filtered_and_bounded(tmp_path):
     (folder.logs / "rank-0007.log").symlink_to(secret)
     found = logs.read_logs(folder)
     texts = [line["text"] for line in found["lines"]]
-    assert found["sources"] == ["launcher", "rank 0", "rank 1"]
+    assert found["sources"] == ["rank 0", "rank 1", "launcher"]
     stamped = [text[11:] for text in texts if text.startswith("2026")]
     assert stamped == ["00:00:01 rank 0 INFO one", "00:00:02 rank 1 INFO two", "00:00:03 rank 0 ERROR no"]
     assert max(map(len, texts)) < 3000

@@ -1,74 +1,17 @@
 """The server: who may read, what is never served, and what it answers when folders are damaged or vanish."""
 
-import http.client
+import gzip
 import json
 import shutil
 import socket
-import threading
 import time
-from urllib.parse import quote
 
 import pytest
 
+from tests.ui.conftest import Served
 from tests.ui.folders import write_run
-from windlass.cli.views.ui import sources
-from windlass.ui.library import Library
 
-uvicorn = pytest.importorskip("uvicorn")
-
-
-class Served:
-    """The real server in a thread of this process."""
-
-    def __init__(self, root, *, host="127.0.0.1", token=None):
-        from windlass.ui.server import application
-
-        self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", 0))
-        self.socket.listen(64)
-        self.port = self.socket.getsockname()[1]
-        app = application(Library(root, sources()), host=host, token=token)
-        self.server = uvicorn.Server(
-            uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-        )
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
-        self.thread.start()
-
-    def ask(self, path, *, method="GET", **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.putrequest(method, path, skip_host="host" in named)  # the path goes out as it is, dots and all
-        for name, value in named.items():
-            connection.putheader(name, value)
-        connection.endheaders()
-        answer = connection.getresponse()
-        content = answer.read()
-        connection.close()
-        return answer.status, dict(answer.getheaders()), content
-
-    def json(self, path, **parameters):
-        query = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in parameters.items())
-        status, _, content = self.ask(f"/api/{path}?{query}")
-        return status, json.loads(content)
-
-    def end(self):
-        self.server.should_exit = True
-        self.thread.join(10)
-
-
-@pytest.fixture
-def root(tmp_path):
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    write_run(runs, "small", steps=40)
-    return runs
-
-
-@pytest.fixture
-def served(root):
-    server = Served(root)
-    yield server
-    server.end()
+pytest.importorskip("uvicorn")
 
 
 def test_every_answer_has_the_policy_and_nothing_runs_inline(served):
@@ -84,6 +27,14 @@ def test_every_answer_has_the_policy_and_nothing_runs_inline(served):
     assert page.count(b"<script") == page.count(b'src="/static/') - page.count(b'<img src="/static/')
     assert b"http://" not in page
     assert b"https://" not in page
+
+
+def test_scripts_come_packed_and_are_not_sent_twice(served):
+    status, headers, packed = served.ask("/static/vendor/uPlot.js", accept_encoding="gzip")
+    _, plain_headers, plain = served.ask("/static/vendor/uPlot.js")
+    assert (status, headers["content-encoding"], gzip.decompress(packed)) == (200, "gzip", plain)
+    assert "content-encoding" not in plain_headers
+    assert served.ask("/static/vendor/uPlot.js", if_none_match=headers["etag"])[::2] == (304, b"")
 
 
 def test_nothing_but_reading_is_answered(served):

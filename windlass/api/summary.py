@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.api.schemas.runs import RunGoodput, Summary
-from windlass.common.files import parse_record, read_json_lines, real, whole, words
+from windlass.common.files import bounded_lines, parse_record, read_json_lines, real, whole, words
 from windlass.goodput.accounting import account, read_metrics
 from windlass.runfolder import RunFolder
 from windlass.targets.launch.progress import PACE_STEPS, pace
@@ -163,7 +163,7 @@ def _lines(path: Path) -> Iterator[tuple[int | None, bytes]]:
         return
     begin = len(STEP_LINE)
     with file:
-        for line in file:
+        for line in bounded_lines(file):
             if line.startswith(STEP_LINE) and line.endswith(b"}\n"):
                 digits = line[begin : line.find(b",", begin)]
                 if digits.isdigit():

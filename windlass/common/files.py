@@ -9,7 +9,9 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+MOST_RECORD_BYTES = 16 * 1024 * 1024
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -68,10 +70,15 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     with file:
-        for line in file:
+        for line in bounded_lines(file):
             record = parse_record(line)
             if record is not None:
                 yield record
+
+
+def bounded_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file. One that is longer than any record comes in pieces: memory stays bounded."""
+    return iter(lambda: file.readline(MOST_RECORD_BYTES), b"")
 
 
 # Values of records: written by other versions, cut off, or somebody else's. None stands for a value of a wrong type.

@@ -130,7 +130,7 @@ def facts_of_run(folder: RunFolder) -> dict[str, Any]:
     attempt = whole(launches[-1].get("attempt")) if launches else None
     logs: dict[str, str] = {}
     for path in sorted(folder.logs.glob("*")):
-        if path.suffix in (".log", ".out") and path.is_file():
+        if path.suffix in (".log", ".out") and path.is_file() and not path.is_symlink():
             rank = re.fullmatch(r"rank-0*(\d+)\.log", path.name)
             logs[f"rank{rank[1]}" if rank else path.stem] = _since(_tail(path), began, attempt)
     for error in folder.errors(attempt or 0):

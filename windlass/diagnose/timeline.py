@@ -479,4 +479,7 @@ def _reports(text: str) -> list[RankReport]:
 def clock_text(when: float | None) -> str | None:
     if when is None:
         return None
-    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):  # no time that a clock shows
+        return None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from windlass.common.files import parse_record, real, whole
+from windlass.common.files import bounded_lines, parse_record, real, whole
 
 # In the order in which they are shown.
 PARTS = (
@@ -304,7 +304,7 @@ def read_metrics(path: Path) -> Iterator[Metric]:
     except FileNotFoundError:
         return
     with file:
-        for line in file:
+        for line in bounded_lines(file):
             match = STEP_LINE.match(line)
             if match:
                 yield StepTime(int(match[1]), float(match[4]), float(match[2]), float(match[3]))

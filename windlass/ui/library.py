@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +20,7 @@ from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.compatibility import leaves
 from windlass.targets.launch.tail import newest_steps
+from windlass.ui.growing import open_plain
 from windlass.ui.runs import RunView
 
 ROW_SECONDS = 0.8  # for which the row of a run on this machine holds
@@ -32,6 +35,8 @@ APPRAISAL_SECONDS = 20.0
 QUIET_SECONDS = 3.0  # after the start, which belong to the first page
 ENDED = ("finished", "failed", "preempted", "stopped")
 UNREADABLE = "–"
+READ_FILES = ("run.yaml", "history.jsonl", "metrics.jsonl", "supervisor.json", "events.jsonl")
+NOT_PLAIN = (-1, -1)  # a link, which could lead out of the folder, or a pipe, on which a reader would wait
 LOCAL = ("local", UNREADABLE)  # asking costs nothing
 
 Row = dict[str, Any]
@@ -42,7 +47,7 @@ class Sources:
     """What commands know about runs; the command that starts the page passes it in."""
 
     row: Callable[[RunFolder], Row]  # as `windlass ls --json` prints it
-    elsewhere: Callable[[], Iterable[Row]]  # runs that only clusters know
+    clusters: Mapping[str, Callable[[], Iterable[Row]]]  # by name: the runs that a cluster knows
     describe: Callable[[Mapping[str, Any]], str | None]  # a record of the history in a sentence
     verdict: Callable[[RunFolder], dict[str, Any]]  # as `windlass why --json` prints it
     summary: Callable[[RunFolder], dict[str, Any]]  # as `windlass show --json` prints it
@@ -96,7 +101,7 @@ class Library:
             return {run_id: known.row for run_id, known in self._known.items() if known.row}
 
     def _list_folders(self) -> None:
-        here = {path.parent.name: path.parent for path in self.root.glob("*/run.yaml")}
+        here = {_printable(path.parent.name): path.parent for path in self.root.glob("*/run.yaml")}
         for gone in [run_id for run_id, known in self._known.items() if known.folder and run_id not in here]:
             del self._known[gone]
             self._views.pop(gone, None)
@@ -110,8 +115,12 @@ class Library:
         """Of a run on this machine now; of one on a cluster, which may not answer, soon and in a thread."""
         assert known.folder is not None
         signature = _signature(known.folder)
+        if unreadable := [name for name, stamp in zip(READ_FILES, signature, strict=True) if stamp == NOT_PLAIN]:
+            known.signature, known.kind, reason = signature, UNREADABLE, f"{unreadable[0]} is a link or no file"
+            known.row = {"name": name, "target": UNREADABLE, "state": "unknown", "reason": reason, "id": name}
+            return
         if signature[0] != (known.signature or (None,))[0]:
-            known.kind, known.cost_per_hour = _kind(known.folder), _cost_per_hour(known.folder)
+            known.kind = _kind(known.folder)
         is_settled = known.row.get("state") in ENDED and signature == known.signature
         known.signature = signature
         if is_settled:
@@ -124,8 +133,12 @@ class Library:
 
     def _row(self, name: str, known: Known) -> Row:
         assert known.folder is not None
-        row = {**self.sources.row(known.folder), "id": name, "folder": str(known.folder.path)}
-        return {**row, **self._worth(known, row)}
+        about = {"id": name, "folder": str(known.folder.path)}
+        try:
+            row = self.sources.row(known.folder)
+            return {**row, **about, **self._worth(known, row)}
+        except OSError as error:  # a disk that fails, or is no longer mounted
+            return {"name": name, "target": known.kind, "state": "unknown", "reason": str(error), **about}
 
     def _worth(self, known: Known, row: Row) -> Row:
         """MFU of the newest step, the share of time that trained, and dollars so far, as far as they are known."""
@@ -139,7 +152,7 @@ class Library:
         return {"mfu": real(last.get("mfu")), "goodput": known.goodput, "cost_usd": cost}
 
     def _appraise(self, now: float) -> None:
-        """Goodput needs all of a run's metrics: it is counted in the background, now and then, newest runs first."""
+        """Goodput needs all metrics, costs need the run file: in the background, now and then, newest runs first."""
         due = [known for known in self._known.values() if known.folder and self._is_due(known, now)]
         if self._appraising or not due or now - self._began < QUIET_SECONDS:
             return
@@ -155,13 +168,15 @@ class Library:
     def _count_goodput(self, due: list[Known]) -> None:
         for known in due:
             signature = known.signature
+            if known.folder and signature[:1] != known.appraised[:1]:
+                known.cost_per_hour = _cost_per_hour(known.folder)
             try:
                 goodput = self.sources.goodput(known.folder) if known.folder else None
             except Exception:  # whatever lies in the folder, the others are counted
                 goodput = None
             with self._lock:
                 known.goodput, known.appraised, known.appraised_at = goodput, signature, time.monotonic()
-                known.row = {**known.row, "goodput": goodput}
+                known.row = {**known.row, **self._worth(known, known.row)}
         self._appraising = False
 
     def _ask_clusters(self, now: float) -> None:
@@ -180,22 +195,27 @@ class Library:
             known.asked, row = known.signature, self._row(name, known)
             with self._lock:
                 known.row = row
-        rows: dict[str, Row] = {}
-        problem = None
-        try:
-            rows = {f"{row['target']}/{row['name']}": row for row in self.sources.elsewhere()}
-        except UserError as error:
-            problem = error.what
-        except Exception as error:  # a cluster may answer anything
-            problem = f"{type(error).__name__}: {error}"[:200]
+        problems = [problem for cluster in self.sources.clusters if (problem := self._fetch_cluster(cluster))]
         with self._lock:
-            self.problem = problem
-            for gone in [run_id for run_id, known in self._known.items() if not known.folder and run_id not in rows]:
-                del self._known[gone]
+            self.problem = "; ".join(problems) or None
+            self._asking, self._asked_at = False, time.monotonic()
+
+    def _fetch_cluster(self, cluster: str) -> str | None:
+        """Its runs. One that does not answer hides no other, and its runs stay as they were: why it did not."""
+        try:
+            rows = {f"{cluster}/{row['name']}": row for row in self.sources.clusters[cluster]()}
+        except UserError as error:
+            return f"{cluster}: {error.what}" + (f" ({error.evidence})" if error.evidence else "")
+        except Exception as error:  # a cluster may answer anything
+            return f"{cluster}: {type(error).__name__}: {error}"[:200]
+        with self._lock:
+            earlier = [key for key, known in self._known.items() if not known.folder and key.startswith(f"{cluster}/")]
+            for run_id in earlier:
+                del self._known[run_id]
             for run_id, row in rows.items():
                 if row["name"] not in self._known:
                     self._known[run_id] = Known(None, {**row, "id": run_id, "folder": None})
-            self._asking, self._asked_at = False, time.monotonic()
+        return None
 
     def row(self, run_id: str) -> Row:
         rows = self.rows()
@@ -208,6 +228,8 @@ class Library:
         known = self._known.get(run_id)
         if known is None or known.folder is None:
             raise UnknownRunError(run_id)
+        if NOT_PLAIN in known.signature:
+            raise UserError(f"the folder of {run_id} is not read: {known.row['reason']}")
         return known.folder
 
     def view(self, run_id: str) -> RunView:
@@ -253,7 +275,8 @@ class Library:
         found = []
         for path in sorted(self.root.glob("*.sweep.json"))[:MOST_SWEEPS]:
             try:
-                record = parse_record(path.read_bytes()[: 1 << 20])
+                with open_plain(path) as file:
+                    record = parse_record(file.read(1 << 20))
             except OSError:
                 continue
             runs = record.get("runs") if record else None
@@ -287,17 +310,21 @@ def differing(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {key: found for key, found in values.items() if any(value != found[0] for value in found[1:])}
 
 
-def _signature(folder: RunFolder) -> tuple[Any, ...]:
-    files = (folder.run_file, folder.history, folder.metrics, folder.path / "supervisor.json", folder.events)
-    return tuple(_stamp(path) for path in files)
+def _printable(name: str) -> str:
+    """A name that a browser can send back: a folder's may hold any bytes."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def _signature(folder: RunFolder) -> tuple[tuple[int, int] | None, ...]:
+    return tuple(_stamp(folder.path / name) for name in READ_FILES)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
-        about = path.stat()
+        about = path.lstat()
     except OSError:
         return None
-    return about.st_mtime_ns, about.st_size
+    return (about.st_mtime_ns, about.st_size) if stat.S_ISREG(about.st_mode) else NOT_PLAIN
 
 
 def _kind(folder: RunFolder) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.runfolder import RunFolder
+from windlass.ui.growing import open_plain
 
 NAME = re.compile(r"(?:rank-0*(\d+)|[A-Za-z0-9._-]+)\.(?:log|out)")
 STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
@@ -42,7 +43,7 @@ def files_of(folder: RunFolder) -> list[LogFile]:
         if match and path.is_file() and path.resolve().parent == inside and folder.path.resolve() in inside.parents:
             rank = int(match[1]) if match[1] else None
             files.append(LogFile(path, path.stem if rank is None else f"rank {rank}", rank))
-    return files
+    return sorted(files, key=lambda file: file.rank is None)  # launchers tell of the end of what ranks have said
 
 
 def size_of(folder: RunFolder) -> int:
@@ -93,7 +94,7 @@ def _newest(
     for text in _lines(file.path, max(0, begin)):
         if time.monotonic() > until:
             break
-        stamp = text[:19].replace(" ", "T") if STAMP.match(text) else stamp
+        stamp = max(stamp, text[:19].replace(" ", "T")) if STAMP.match(text) else stamp  # clocks may jump back
         is_copy = file.rank is None and not with_copies and COPY_OF_A_RANK.match(text)
         if not is_copy and (not wanted or wanted in text.casefold()):
             lines.append((stamp, file.source, text))
@@ -103,7 +104,7 @@ def _newest(
 def _lines(path: Path, begin: int) -> Iterator[str]:
     """Lines from a byte on; of one that is too long the beginning. What is read at once is bounded."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(begin)
             if begin:
                 file.readline(MOST_BYTES)

@@ -12,12 +12,12 @@ from typing import Any
 
 from windlass.checkpoint.browsing import Row, views
 from windlass.checkpoint.folder import NODE_TIERS
-from windlass.common.files import real, whole, words
+from windlass.common.files import whole, words
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.ui.growing import GrowingRecords
 from windlass.ui.ranks import RankTimes
-from windlass.ui.series import Series
+from windlass.ui.series import Series, clock
 
 METRICS = (
     "loss",
@@ -31,7 +31,7 @@ METRICS = (
     "checkpoint_s",
 )
 VALIDATION = ("loss", "perplexity", "accuracy")
-MOST_EVENTS = 5000
+MOST_EVENTS = 1000  # that are sent to a page, and as many saves
 MOST_CHARACTERS = 2000  # of an event
 MOST_CHECKPOINTS = 200
 CHECKPOINT_SECONDS = 4.0
@@ -73,6 +73,7 @@ class RunView:
     validation: Series = field(default_factory=lambda: Series(VALIDATION))
     ranks: RankTimes = field(default_factory=RankTimes)
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    saves: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))  # far more than others
     attempts: dict[int, Attempt] = field(default_factory=dict)
     version: int = 0  # one more whenever something was read
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -107,6 +108,7 @@ class RunView:
             self.steps, self.validation, self.ranks = Series(METRICS), Series(VALIDATION), RankTimes()
         else:
             self.events.clear()
+            self.saves.clear()
             self.attempts.clear()
 
     @property
@@ -133,7 +135,7 @@ class RunView:
             attempt.first_step = step
 
     def _add_event(self, record: Mapping[str, Any]) -> None:
-        event, when = words(record.get("event")) or "", real(record.get("time"))
+        event, when = words(record.get("event")) or "", clock(record.get("time"))
         number = whole(record.get("attempt"))
         if event in ("launched", "started", "resumed") and when is not None:
             number = number or len(self.attempts) + 1
@@ -146,10 +148,13 @@ class RunView:
             self._end_attempts(when)
         text = self.describe(record)
         if event == "exit":
-            text = f"ended: {record.get('state')}" + (f" ({record['reason']})" if record.get("reason") else "")
+            reason = words(record.get("reason"))
+            is_news = reason and not (self.events and reason in self.events[-1]["text"])
+            text = f"ended: {record.get('state')}" + (f" ({reason})" if is_news else "")
         if text is None and event != "checkpoint":
             return
-        self.events.append(
+        tone = _tone(event, record)
+        (self.saves if tone == "save" else self.events).append(
             {
                 "time": when,
                 "event": event,
@@ -157,14 +162,14 @@ class RunView:
                 "step": whole(record.get("step")),
                 "attempt": number,
                 "tier": words(record.get("tier")),
-                "tone": _tone(event, record),
+                "tone": tone,
             }
         )
 
     def _end_attempts(self, when: float) -> None:
         for attempt in self.attempts.values():
             if attempt.ended is None:
-                attempt.ended = when
+                attempt.ended = max(attempt.began, when)
 
     @property
     def num_ranks(self) -> int | None:
@@ -182,7 +187,7 @@ class RunView:
         with self.lock:
             return {
                 "attempts": [attempt.as_dict() for attempt in self.attempts.values()],
-                "events": list(self.events),
+                "events": sorted((*self.events, *self.saves), key=lambda event: event["time"] or 0.0),
                 "checkpoints": self.checkpoints(),
                 "num_steps": len(self.steps),
                 "complete": self.is_complete,

@@ -87,15 +87,17 @@ class Guard:
         if self.token is None:
             return None
         request = Request(scope)
+        cookie = f"{COOKIE}-{(scope.get('server') or ('', 0))[1]}"  # browsers send cookies to every port of a machine
         pairs = parse_qsl(scope["query_string"].decode("latin-1"))
         typed = next((value for key, value in pairs if key == "token"), None)
         if typed is not None and self.is_token(typed):
             rest = urlencode([(key, value) for key, value in pairs if key != "token"])
-            response = RedirectResponse(f"{scope['path']}?{rest}" if rest else scope["path"], 303)
-            response.set_cookie(COOKIE, typed, httponly=True, samesite="strict")
+            path = f"/{scope['path'].lstrip('/')}"  # two slashes would lead to another server
+            response = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
+            response.set_cookie(cookie, typed, httponly=True, samesite="strict")
             return response
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        given = bearer if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
+        given = bearer if scheme.lower() == "bearer" else request.cookies.get(cookie, "")
         if self.is_token(given):
             return None
         return PlainTextResponse("a token is needed: open the address that windlass ui printed", 401)

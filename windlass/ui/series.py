@@ -14,7 +14,18 @@ MOST_ROWS = 1 << 17  # beyond, two rows become one that keeps the smallest and t
 LARGEST = 3e38  # of a column's numbers, which have four bytes each
 AXES = ("step", "tokens", "time")
 
+LATEST = 253402300799.0  # the end of the year 9999
+
 Points = tuple[list[float], list[float]]
+
+
+def clock(value: object) -> float | None:
+    """A time that a calendar has, in seconds since 1970."""
+    seconds = real(value)
+    return seconds if seconds is not None and 0 <= seconds <= LATEST else None
+
+
+READ: dict[str, Callable[[object], float | None]] = {"tokens": real, "time": clock}
 
 
 @dataclass
@@ -55,8 +66,7 @@ class Series:
         self._in_row = 1
         self.steps.append(step)
         for name, axis in self.axes.items():
-            position = real(record.get(name))
-            axis.append(position if position is not None else axis[-1] if axis else 0.0)
+            axis.append(_later(axis, READ[name](record.get(name))))
         for name, column in self.low.items():
             column.append(self._number(name, record.get(name)))
             if self.high is not self.low:
@@ -66,7 +76,7 @@ class Series:
         self._in_row += 1
         self.steps[-1] = step
         for name, axis in self.axes.items():
-            axis[-1] = real(record.get(name)) or axis[-1]
+            axis[-1] = _later(axis, READ[name](record.get(name)))
         for name, low in self.low.items():
             number, high = self._number(name, record.get(name)), self.high[name]
             low[-1] = _known(min, low[-1], number)
@@ -161,6 +171,12 @@ class Series:
             if row >= first and share and ((row - first) % every == 0 or row == last - 1):
                 _append(xs, ys, positions[row], total / share)
         return xs, ys
+
+
+def _later(axis: Sequence[float], position: float | None) -> float:
+    """A position that is not before the last one: clocks jump, and charts need their points in order."""
+    last = axis[-1] if axis else -math.inf
+    return max(last, position) if position is not None else last if axis else 0.0
 
 
 def _merged(column: array[float], choose: Callable[[float, float], float], end: int) -> array[float]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import Any
 
@@ -17,10 +18,12 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from windlass import __version__
 from windlass.errors import UserError
 from windlass.ui import logs
+from windlass.ui.growing import open_plain
 from windlass.ui.library import Library, UnknownRunError, differing, flat_settings, to_json
 from windlass.ui.runs import METRICS, VALIDATION
 from windlass.ui.security import Guard
@@ -66,19 +69,22 @@ class Server:
         self.files = dict(_static_files())
         self.streams = 0
 
-    def page(self, _request: Request) -> Response:
+    async def page(self, _request: Request) -> Response:
         return Response(self.files["index.html"], media_type="text/html")
 
-    def static(self, name: str) -> Callable[[Request], Response]:
-        """Every file is a route of its own: no name that a browser sends becomes a path."""
+    def static(self, name: str) -> Callable[[Request], Awaitable[Response]]:
+        """Every file is a route of its own: no name that a browser sends becomes a path. Packed once, not each time."""
         content = self.files[name]
+        packed = gzip.compress(content, mtime=0)
         tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
         media_type = TYPES.get(name.rpartition(".")[2], "text/plain")
 
-        def serve(request: Request) -> Response:
-            headers = {"etag": tag, "cache-control": "no-cache"}
+        async def serve(request: Request) -> Response:
+            headers = {"etag": tag, "cache-control": "no-cache", "vary": "Accept-Encoding"}
             if request.headers.get("if-none-match") == tag:
                 return Response(status_code=304, headers=headers)
+            if "gzip" in request.headers.get("accept-encoding", ""):
+                return Response(packed, media_type=media_type, headers={**headers, "content-encoding": "gzip"})
             return Response(content, media_type=media_type, headers=headers)
 
         return serve
@@ -132,7 +138,7 @@ class Server:
         most_points = int(_number(request, "points", 1000, 10, MOST_POINTS))
         weight = _number(request, "smooth", 0.0, 0.0, 0.9999)
         begin, end = _number(request, "from", -math.inf), _number(request, "to", math.inf)
-        asked = request.query_params.getlist("metric") or list(METRICS)
+        asked = dict.fromkeys(request.query_params.getlist("metric") or METRICS)
         curves: dict[str, Any] = {}
         with view.lock:
             for name in asked:
@@ -160,12 +166,13 @@ class Server:
         folder = self.library.folder(_run_id(request))
         source = request.query_params.get("source")
         search = request.query_params.get("search", "")[:200]
-        return logs.read_logs(folder, source=source, search=search)
+        size = logs.size_of(folder)  # before: what is written meanwhile is news
+        return {**logs.read_logs(folder, source=source, search=search), "size": size}
 
     def run_file(self, request: Request) -> Any:
         folder = self.library.folder(_run_id(request))
-        inside = folder.run_file.resolve().parent == folder.path.resolve()
-        text = folder.run_file.read_bytes()[:MOST_FILE_BYTES].decode("utf-8", "replace") if inside else ""
+        with open_plain(folder.run_file) as file:
+            text = file.read(MOST_FILE_BYTES).decode("utf-8", "replace")
         against = request.query_params.get("against")
         answer: dict[str, Any] = {"text": text}
         if against:
@@ -174,7 +181,10 @@ class Server:
         return answer
 
     def verdict(self, request: Request) -> Any:
-        return self.library.sources.verdict(self.library.folder(_run_id(request)))
+        folder = self.library.folder(_run_id(request))
+        if folder.logs.is_symlink():
+            raise UserError("logs/ of this run is a link, which is not followed")
+        return self.library.sources.verdict(folder)
 
     def compare(self, request: Request) -> Any:
         return self.library.compared(request.query_params.getlist("id")[:MOST_COMPARED])
@@ -185,30 +195,29 @@ class Server:
         """Server-sent events: rows that changed and, of the runs that a page shows, that there is more to fetch."""
         if self.streams >= MOST_STREAMS:
             return Response(b'{"error":"too many pages are open"}', 503, media_type="application/json")
+        self.streams += 1  # now: many may come at once
         watched = request.query_params.getlist("id")[:MOST_COMPARED]
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._stream(watched), media_type="text/event-stream", headers=headers)
+        return EventStream(self._stream(watched), ended=self._stream_ended)
+
+    def _stream_ended(self) -> None:
+        self.streams -= 1
 
     async def _stream(self, watched: list[str]) -> AsyncIterator[bytes]:
-        self.streams += 1
         sent: dict[str, Any] = {}
         spoke = time.monotonic()
         yield b"retry: 2000\n\n"
-        try:
-            while True:
-                state = await run_sync(self._state, watched)
-                changed = {key: value for key, value in state.items() if key not in sent or sent[key] != value}
-                gone = [key for key in sent if key not in state]
-                if changed or gone:
-                    spoke = time.monotonic()
-                    yield b"event: change\ndata: " + to_json({"changed": changed, "gone": gone}) + b"\n\n"
-                elif time.monotonic() - spoke > HEARTBEAT_SECONDS:
-                    spoke = time.monotonic()
-                    yield b": still here\n\n"
-                sent = state
-                await asyncio.sleep(EVENT_SECONDS)
-        finally:
-            self.streams -= 1
+        while True:
+            state = await run_sync(self._state, watched)
+            changed = {key: value for key, value in state.items() if key not in sent or sent[key] != value}
+            gone = [key for key in sent if key not in state]
+            if changed or gone:
+                spoke = time.monotonic()
+                yield b"event: change\ndata: " + to_json({"changed": changed, "gone": gone}) + b"\n\n"
+            elif time.monotonic() - spoke > HEARTBEAT_SECONDS:
+                spoke = time.monotonic()
+                yield b": still here\n\n"
+            sent = state
+            await asyncio.sleep(EVENT_SECONDS)
 
     def _state(self, watched: list[str]) -> dict[str, Any]:
         """What may change, by a key each: the row of a run; and of watched runs what tells that there is more."""
@@ -227,6 +236,21 @@ class Server:
             except (UnknownRunError, OSError):
                 continue
         return state
+
+
+class EventStream(StreamingResponse):
+    """Events for as long as somebody listens; then `ended` is called, also where nothing was sent."""
+
+    def __init__(self, content: AsyncIterator[bytes], *, ended: Callable[[], None]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(content, media_type="text/event-stream", headers=headers)
+        self.ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.ended()
 
 
 def _static_files() -> list[tuple[str, bytes]]:

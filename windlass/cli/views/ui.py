@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,13 +105,9 @@ def sources(places: tuple[str, ...] = ()) -> Sources:
 
     reader = RowReader()
 
-    def on_clusters() -> Iterator[dict[str, Any]]:
-        for place in places:
-            yield from elsewhere(place, set())
-
     return Sources(
         row=reader.row,
-        elsewhere=on_clusters,
+        clusters={place: functools.partial(elsewhere, place, set()) for place in places},
         describe=describe_event,
         verdict=verdict_of,
         summary=lambda folder: summarize(folder).model_dump(),

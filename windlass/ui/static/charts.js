@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { colour, h, replace } from "./dom.js";
-import { bytes, duration, number, percent, short } from "./format.js";
+import { count, duration, gibTicks, number, percent, percentTicks, plainTicks, secondTicks, short } from "./format.js";
 
 const seconds = (value) => duration(value);
 const METRICS = [
@@ -10,12 +10,12 @@ const METRICS = [
   { name: "validation_loss", title: "Validation loss", format: (value) => number(value) },
   { name: "grad_norm", title: "Gradient norm", format: (value) => number(value, 3) },
   { name: "learning_rate", title: "Learning rate", format: (value) => number(value, 3) },
-  { name: "tokens_per_s", title: "Tokens per second", format: short },
-  { name: "mfu", title: "MFU", format: percent },
-  { name: "memory_gib", title: "Memory, peak", format: (value) => bytes(value * 2 ** 30) },
-  { name: "step_s", title: "Step time", format: seconds },
-  { name: "data_s", title: "Waiting for data", format: seconds },
-  { name: "checkpoint_s", title: "Standing still for saves", format: seconds },
+  { name: "tokens_per_s", title: "Tokens per second", format: (value) => (value < 1e6 ? count(value) : short(value)) },
+  { name: "mfu", title: "MFU", format: percent, ticks: percentTicks },
+  { name: "memory_gib", title: "Memory, peak", format: (value) => `${number(value, 3)} GiB`, ticks: gibTicks },
+  { name: "step_s", title: "Step time", format: seconds, ticks: secondTicks },
+  { name: "data_s", title: "Waiting for data", format: seconds, ticks: secondTicks },
+  { name: "checkpoint_s", title: "Standing still for saves", format: seconds, ticks: secondTicks },
 ];
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"];
 const AXES = { step: "steps", tokens: "tokens", time: "time of day" };
@@ -134,7 +134,7 @@ export class Charts {
       this.draw(metric, curves);
     }
     const some = this.charts.size;
-    const text = some ? `Nothing yet of: ${missing.join(", ")}.` : "No steps yet: curves appear with the first one.";
+    const text = some ? `Not measured: ${missing.join(", ")}.` : "No steps yet: curves appear with the first one.";
     this.none.textContent = missing.length ? text : "";
   }
 
@@ -167,6 +167,8 @@ export class Charts {
       chart.plot = new uPlot(this.options(metric, series, chart), data, chart.box);
       this.setScale(chart.plot);
     }
+    const isTwo = series.some((one) => one.label === "validation");
+    replace(chart.key, isTwo ? [keyOf("c1", "training"), keyOf("c2", "validation")] : []);
     chart.describe = () => this.describe(metric, curves);
     if (chart.plot.cursor.idx === null || chart.plot.cursor.idx === undefined) chart.value.textContent = chart.describe();
   }
@@ -196,16 +198,17 @@ export class Charts {
 
   makeFigure(metric) {
     const value = h("span", { class: "value" });
+    const key = h("span", { class: "key" });
     const box = h("div", { class: "plot", tabindex: "0", role: "img" });
     const figure = h(
       "figure",
       { class: "card", data: { metric: metric.name, wide: String(metric.name === WIDE) } },
-      h("figcaption", {}, h("h3", {}, metric.title), value),
+      h("figcaption", {}, h("h3", {}, metric.title), key, value),
       box,
     );
     box.setAttribute("aria-label", `${metric.title}. Plus and minus zoom, arrows move, zero shows the whole run.`);
     box.addEventListener("keydown", (event) => this.key(event));
-    return { figure, box, value, plot: null };
+    return { figure, box, key, value, plot: null };
   }
 
   options(metric, series, chart) {
@@ -221,7 +224,7 @@ export class Charts {
       scales: { x: { time: isTime }, y: { distr: logarithmic ? 3 : 1, range: logarithmic ? undefined : spread } },
       axes: [
         { ...axis, size: 30, ...(isTime ? {} : { incrs: WHOLE, values: (_plot, values) => values.map((value) => short(value)) }) },
-        { ...axis, size: 62, gap: 6, values: (_plot, values) => values.map((value) => (value === null ? "" : metric.format(value))) },
+        { ...axis, size: 62, gap: 6, values: logarithmic ? (_plot, values) => values.map((value) => (value === null ? "" : metric.format(value))) : (_plot, values, _axis, _space, step) => (metric.ticks ?? plainTicks)(values, step) },
       ],
       series: [{}, ...series.map((one) => lineOf(one))],
       hooks: {
@@ -330,6 +333,16 @@ export class Charts {
   }
 }
 
+export function swatch(name) {
+  const mark = h("span", { class: "swatch", "aria-hidden": "true" });
+  mark.style.background = `var(--${name})`;
+  return mark;
+}
+
+function keyOf(name, text) {
+  return h("span", {}, swatch(name), text);
+}
+
 function lineOf({ label, kind, colour: name }) {
   const width = kind === "faint" || kind === "thin" ? 1 : 1.6;
   const stroke = colour(name, kind === "faint" ? 0.32 : 1);
@@ -338,8 +351,8 @@ function lineOf({ label, kind, colour: name }) {
 }
 
 function spread(_plot, low, high) {
-  if (low === null || high === null) return [0, 1];
-  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  if (low === null || high === null || (low === 0 && high === 0)) return [0, 1];
+  const room = (high - low || Math.abs(high)) * 0.06;
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }
 

@@ -1,11 +1,12 @@
 // Several runs: their curves over each other, the settings in which they differ, and what each came to.
 
 import { get, throttled, watch } from "./api.js";
-import { Charts, runColour } from "./charts.js";
+import { Charts, runColour, swatch } from "./charts.js";
 import { h, replace, runLink, stateMark } from "./dom.js";
 import { count, number } from "./format.js";
 import { differenceTable } from "./runfile.js";
 
+export const MOST_COMPARED = 16; // by the server, too
 const RESULTS = [
   ["Steps", (summary) => count(summary.steps)],
   ["Loss", (summary) => number(summary.loss)],
@@ -14,8 +15,9 @@ const RESULTS = [
   ["Restarts", (summary) => String(summary.restarts)],
 ];
 
-export async function showComparison(main, ids) {
-  if (ids.length < 2) throw new Error("Pick at least two runs in the list.");
+export async function showComparison(main, picked) {
+  if (picked.length < 2) throw new Error("Pick at least two runs in the list.");
+  const ids = picked.slice(0, MOST_COMPARED);
   document.title = "Compare · windlass";
   document.getElementById("crumbs").textContent = ids.join(", ");
   const charts = new Charts(ids);
@@ -24,7 +26,7 @@ export async function showComparison(main, ids) {
   const settings = h("div", { class: "card" });
   replace(
     main,
-    h("div", { class: "bar" }, h("h1", {}, `${ids.length} runs`)),
+    h("div", { class: "bar" }, h("h1", {}, ids.length < picked.length ? `The first ${ids.length} of ${picked.length} runs` : `${ids.length} runs`)),
     legend,
     h("section", { "aria-label": "Curves" }, charts.element),
     h("section", { "aria-label": "Results" }, h("div", { class: "bar" }, h("h2", {}, "Results")), results),
@@ -32,7 +34,7 @@ export async function showComparison(main, ids) {
   );
   const states = new Map();
   const showLegend = () => {
-    replace(legend, ids.map((id, index) => h("li", {}, swatch(index), runLink(id), states.has(id) ? stateMark(states.get(id)) : null)));
+    replace(legend, ids.map((id, index) => h("li", {}, swatch(runColour(index)), runLink(id), states.has(id) ? stateMark(states.get(id)) : null)));
   };
   const load = async () => {
     const [comparison] = await Promise.all([get("compare", { id: ids }), charts.load()]);
@@ -49,18 +51,12 @@ export async function showComparison(main, ids) {
   });
 }
 
-function swatch(index) {
-  const mark = h("span", { class: "swatch", "aria-hidden": "true" });
-  mark.style.background = `var(--${runColour(index)})`;
-  return mark;
-}
-
 function resultTable(ids, summaries) {
   const losses = summaries.map((summary) => summary.validation_loss ?? summary.loss ?? Infinity);
   const best = losses.indexOf(Math.min(...losses));
   const head = h("tr", {}, h("th", { scope: "col" }, "Run"), RESULTS.map(([name]) => h("th", { class: "number", scope: "col" }, name)));
   const rows = ids.map((id, index) =>
-    h("tr", {}, h("td", {}, swatch(index), " ", runLink(id), index === best ? h("span", { class: "soft" }, " lowest loss") : null), RESULTS.map(([, text]) => h("td", { class: "number" }, text(summaries[index])))),
+    h("tr", {}, h("td", {}, swatch(runColour(index)), " ", runLink(id), index === best ? h("span", { class: "soft" }, " lowest loss") : null), RESULTS.map(([, text]) => h("td", { class: "number" }, text(summaries[index])))),
   );
   return h("table", {}, h("thead", {}, head), h("tbody", {}, rows));
 }

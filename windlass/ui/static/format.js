@@ -39,6 +39,7 @@ export function bytes(value) {
 
 export function duration(seconds) {
   if (!known(seconds)) return "–";
+  if (seconds && seconds < 1e-3) return `${Math.round(seconds * 1e6)} µs`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
   if (seconds < 3600) return parts(seconds, 60, "min", "s");
@@ -57,6 +58,46 @@ export function moment(seconds) {
   const two = (value) => String(value).padStart(2, "0");
   const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
   return `${day} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}
+
+// The labels of an axis: as many decimals as tell them apart, and one unit for all of them.
+export function plainTicks(values, step) {
+  const largest = Math.max(...values.map(Math.abs));
+  if (largest && (largest < 1e-2 || largest >= 1e7)) return values.map((value) => (value ? value.toExponential(decimals(step / 10 ** Math.floor(Math.log10(Math.abs(value))))).replace("e+", "e") : "0"));
+  if (largest >= 1e4 && step >= 1) return values.map(short);
+  return values.map((value) => value.toLocaleString("en", fixed(step)));
+}
+
+export function percentTicks(values, step) {
+  return values.map((value) => `${(100 * value).toFixed(decimals(100 * step))} %`);
+}
+
+export function secondTicks(values, step) {
+  const largest = Math.max(...values);
+  const [unit, scale] = largest < 1e-3 ? ["µs", 1e6] : largest < 1 ? ["ms", 1e3] : ["s", 1];
+  return values.map((value) => `${(value * scale).toLocaleString("en", fixed(step * scale))} ${unit}`);
+}
+
+export function gibTicks(values, step) {
+  return values.map((value) => `${value.toLocaleString("en", fixed(step))} GiB`);
+}
+
+// The decimals that a step between labels has: two of 0.25, none of 50.
+function decimals(step) {
+  for (let digits = 0; digits < 9; digits++) {
+    const scaled = step * 10 ** digits;
+    if (Math.abs(scaled - Math.round(scaled)) < 1e-6 * scaled) return digits;
+  }
+  return 9;
+}
+
+function fixed(step) {
+  const digits = decimals(step);
+  return { minimumFractionDigits: digits, maximumFractionDigits: digits };
+}
+
+export function clock(seconds) {
+  return moment(seconds).slice(11) || "–";
 }
 
 export function ago(seconds) {

@@ -1,22 +1,23 @@
 // All runs, and the sweeps they belong to.
 
-import { get, watch } from "./api.js";
+import { get, throttled, watch } from "./api.js";
 import { h, replace, runLink, setText, stateMark } from "./dom.js";
 import { ago, count, dollars, duration, number, percent } from "./format.js";
 
 const MOST_ROWS = 1000;
+const MOST_COMPARED = 16; // at once
 const UNDER_WAY = ["running", "waiting"];
 const COLUMNS = [
   { key: "name", title: "Run", cell: title, text: true, class: "title" },
   { key: "state", title: "State", cell: (run) => stateMark(run.state), text: true, class: "status" },
   { key: "target", title: "Target", cell: (run) => run.target, text: true },
   { key: "step", title: "Progress", cell: progress, class: "wide" },
-  { key: "eta", title: "Left", cell: (run) => duration(run.eta), class: "number" },
+  { key: "eta", title: "Left", cell: (run) => duration(run.eta), class: "number", optional: true },
   { key: "loss", title: "Loss", cell: (run) => number(run.loss), class: "number" },
   { key: "tokens_per_s", title: "Tokens/s", cell: (run) => count(run.tokens_per_s), class: "number" },
-  { key: "mfu", title: "MFU", cell: (run) => percent(run.mfu), class: "number" },
+  { key: "mfu", title: "MFU", cell: (run) => percent(run.mfu), class: "number", optional: true },
   { key: "goodput", title: "Goodput", cell: (run) => percent(run.goodput), class: "number", hint: "time training ÷ time paid" },
-  { key: "cost_usd", title: "Cost", cell: (run) => dollars(run.cost_usd), class: "number", hint: "so far, at on-demand prices" },
+  { key: "cost_usd", title: "Cost", cell: (run) => dollars(run.cost_usd), class: "number", optional: true, hint: "so far, at on-demand prices" },
   { key: "started", title: "Started", cell: (run) => ago(run.started), class: "number" },
 ];
 
@@ -32,6 +33,7 @@ class List {
     this.runs = new Map();
     this.rows = new Map(); // by id
     this.picked = new Set();
+    this.refresh = throttled(() => this.load(), 5000);
     this.sort = { key: null, down: false };
     this.filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter by name, state or target", oninput: () => this.show() });
     this.compare = h("button", { type: "button", disabled: true, onclick: () => this.goCompare() }, "Compare");
@@ -41,6 +43,7 @@ class List {
     this.sweeps = h("section", { hidden: true });
     this.problem = h("p", { class: "none", role: "status" });
     this.place = h("div", { class: "card runs" });
+    this.none = h("p", { class: "none", role: "status" });
     this.table = h("table", {}, h("thead", {}, this.head), this.body);
     replace(main, h("div", { class: "bar" }, this.heading, this.filter, this.compare), this.place, this.problem, this.sweeps);
   }
@@ -49,16 +52,19 @@ class List {
     const { runs, sweeps, root, problem } = await get("runs");
     this.root = root;
     setText(this.problem, problem ?? "");
-    for (const run of runs) this.runs.set(run.id, run);
+    this.runs = new Map(runs.map((run) => [run.id, run]));
     this.show();
     this.showSweeps(sweeps);
-    document.title = "windlass";
   }
 
   change(changed, gone) {
     for (const [key, row] of Object.entries(changed)) if (key.startsWith("row ")) this.runs.set(row.id, row);
-    for (const key of gone) this.runs.delete(key.slice(4));
+    for (const key of gone) {
+      this.runs.delete(key.slice(4));
+      this.picked.delete(key.slice(4));
+    }
     this.show();
+    this.refresh(); // sweeps
   }
 
   show() {
@@ -71,10 +77,20 @@ class List {
       replace(this.place, this.nothing());
       return;
     }
-    if (this.table.parentNode !== this.place) replace(this.place, this.table);
+    if (this.table.parentNode !== this.place) replace(this.place, this.table, this.none);
+    setText(this.none, runs.length ? (runs.length > MOST_ROWS ? `The first ${count(MOST_ROWS)} of ${count(runs.length)} runs.` : "") : `No run matches “${this.filter.value}”.`);
+    this.none.hidden = !this.none.textContent;
     this.showHead();
+    this.showColumns();
     this.showRows(runs.slice(0, MOST_ROWS).map((run) => this.row(run)));
     this.showPicked();
+  }
+
+  // A column in which no run has a value is not shown: without GPUs there is no MFU, without prices no cost.
+  showColumns() {
+    const runs = [...this.runs.values()];
+    const empty = COLUMNS.filter((column) => column.optional && !runs.some((run) => Number.isFinite(run[column.key])));
+    this.table.dataset.without = empty.map((column) => column.key).join(" ");
   }
 
   // Rows stay the elements they are, so that the focus stays where it is.
@@ -96,7 +112,7 @@ class List {
     this.head.append(h("th", {}, h("span", { class: "hidden" }, "Pick to compare")));
     for (const column of COLUMNS) {
       const button = h("button", { type: "button", title: column.hint, onclick: () => this.sortBy(column.key) }, column.title);
-      this.head.append(h("th", { class: column.class, scope: "col", "aria-sort": "none" }, button));
+      this.head.append(h("th", { class: column.class, data: { key: column.key }, scope: "col", "aria-sort": "none" }, button));
     }
   }
 
@@ -123,7 +139,7 @@ class List {
   }
 
   row(run) {
-    const cells = COLUMNS.map((column) => h("td", { class: column.class }, column.cell(run)));
+    const cells = COLUMNS.map((column) => h("td", { class: column.class, data: { key: column.key } }, column.cell(run)));
     const known = this.rows.get(run.id);
     if (!known) {
       const row = h("tr", { data: { run: run.id } }, h("td", { class: "pick" }, this.pick(run)), cells);
@@ -148,7 +164,8 @@ class List {
   }
 
   showPicked() {
-    this.compare.disabled = this.picked.size < 2;
+    this.compare.disabled = this.picked.size < 2 || this.picked.size > MOST_COMPARED;
+    this.compare.title = `Pick 2 to ${MOST_COMPARED} runs`;
     setText(this.compare, this.picked.size ? `Compare ${this.picked.size}` : "Compare");
   }
 
@@ -184,5 +201,6 @@ function title(run) {
 function progress(run) {
   if (run.step === null || run.step === undefined) return "–";
   const text = `${count(run.step)} of ${count(run.steps)}`;
-  return [h("span", {}, text), h("progress", { max: run.steps || 1, value: run.step, "aria-label": text })];
+  const loss = h("span", { class: "narrow" }, Number.isFinite(run.loss) ? `loss ${number(run.loss)}` : "");
+  return [h("span", {}, text), loss, h("progress", { max: run.steps || 1, value: run.step, "aria-label": text })];
 }

@@ -24,10 +24,11 @@ export class Logs {
   async load() {
     const asked = (this.asked = Symbol("newest"));
     const words = this.search.value.trim();
-    const { lines, sources, cut } = await get("logs", { id: this.id, source: this.source.value || null, search: words || null });
+    const { lines, sources, cut, size } = await get("logs", { id: this.id, source: this.source.value || null, search: words || null });
     if (this.asked !== asked) return;
+    this.size = size;
     this.showSources(sources);
-    replace(this.list, lines.map((line) => h("li", { data: { tone: line.tone } }, h("span", {}, line.source), h("span", {}, marked(line.text, words)))));
+    replace(this.list, lines.map((line) => lineOf(line, words)));
     const older = cut ? " Older ones are in the files of logs/." : "";
     this.note.textContent = lines.length ? `${lines.length} lines${words ? ` with “${words}”` : ""}.${older}` : words ? "No line has these words." : "Nothing was logged yet.";
     if (this.follow.checked && !words) this.list.scrollTop = this.list.scrollHeight;
@@ -40,6 +41,14 @@ export class Logs {
     replace(this.source, h("option", { value: "" }, "all ranks"), sources.map((source) => h("option", { value: source }, source)));
     this.source.value = sources.includes(chosen) ? chosen : "";
   }
+}
+
+// The time and the rank that a line begins with have columns of their own.
+const BEGINNING = /^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)\S* (?:rank \d+ )?/;
+
+function lineOf({ source, text, tone }, words) {
+  const [beginning, day, time] = text.match(BEGINNING) ?? ["", null, ""];
+  return h("li", { data: { tone } }, h("time", { title: day }, time), h("span", {}, source), h("span", {}, marked(text.slice(beginning.length), words)));
 }
 
 function marked(text, words) {

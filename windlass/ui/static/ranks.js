@@ -19,7 +19,7 @@ export class Ranks {
     this.slow = h("div");
     this.scale = h("span", { class: "scale" }, "with the others", this.ramp, "half a step behind");
     this.body = h("div", { class: "card" }, this.canvas, this.under, this.slow);
-    this.none = h("p", { class: "none" }, "No times of ranks yet: a run of several ranks writes them every few seconds.");
+    this.none = h("p", { class: "none" }, "No comparison of the ranks yet: they are compared every half minute.");
     this.element = h("div", {}, h("div", { class: "bar" }, h("h2", {}, "Ranks"), this.scale), this.body, this.none);
     document.addEventListener("windlass-theme", () => this.draw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());

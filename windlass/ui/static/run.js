@@ -9,17 +9,25 @@ import { Ranks } from "./ranks.js";
 import { RunFile } from "./runfile.js";
 import { Timeline } from "./timeline.js";
 
+const UNDER_WAY = ["running", "waiting"];
+const ALWAYS = ["Step", "Loss", "Tokens/s", "Started"]; // others are shown where they are known
 const FACTS = [
   ["Step", (row) => (row.step === null || row.step === undefined ? "–" : `${brief(row.step)} / ${brief(row.steps)}`)],
   ["Left", (row) => duration(row.eta)],
+  ["Took", (row, detail) => (UNDER_WAY.includes(row.state) ? "–" : duration(took(detail.attempts)))],
   ["Loss", (row) => number(row.loss)],
-  ["Tokens/s", (row) => count(row.tokens_per_s)],
+  ["Tokens/s", (row) => count(row.tokens_per_s), "the median of the newest 20 steps"],
   ["MFU", (row) => percent(row.mfu)],
-  ["Goodput", (row) => percent(row.goodput)],
+  ["Goodput", (row) => percent(row.goodput), "time training ÷ time paid"],
   ["Attempt", (row) => row.attempt ?? "–"],
-  ["Cost so far", (row) => dollars(row.cost_usd)],
+  ["Cost so far", (row) => dollars(row.cost_usd), "at on-demand prices"],
   ["Started", (row) => ago(row.started)],
 ];
+
+function took(attempts) {
+  const last = attempts?.at(-1);
+  return last?.ended ? last.ended - attempts[0].began : null;
+}
 
 function brief(value) {
   return value >= 100000 ? short(value) : count(value);
@@ -73,12 +81,12 @@ class RunPage {
     const curves = this.charts.load();
     this.showDetail();
     await curves;
-    this.logs.load();
-    this.file.load();
+    await Promise.all([this.logs.load(), this.file.load()]);
     watch([this.id], (changed) => this.change(changed));
   }
 
   elsewhere() {
+    if (this.detail.row.target === "–") return h("div", { class: "card empty" }, "The folder of this run is not read.");
     const command = `windlass logs ${this.detail.row.name} --on ${this.detail.row.target} --follow`;
     return h("div", { class: "card empty" }, "This run has no folder on this machine. Following it brings its numbers here:", h("br"), h("pre", {}, command));
   }
@@ -94,8 +102,10 @@ class RunPage {
       this.reason.hidden = false;
       return;
     }
-    if (row || changed[`view ${this.id}`]) this.refresh?.();
-    if (changed[`logs ${this.id}`] !== undefined) this.logs?.grow();
+    const view = changed[`view ${this.id}`];
+    if (view ? view.version !== this.detail.version || view.complete !== this.detail.complete : row) this.refresh?.();
+    const size = changed[`logs ${this.id}`];
+    if (size !== undefined && size !== this.logs?.size) this.logs?.grow();
   }
 
   async load() {
@@ -107,7 +117,9 @@ class RunPage {
 
   showDetail() {
     this.timeline.show(this.detail);
-    this.ranks.load();
+    const isAlone = this.detail.attempts.at(-1)?.ranks === 1; // nobody to compare it with
+    for (const element of [document.getElementById("ranks"), document.querySelector('.jump a[href="#ranks"]')]) element.hidden = isAlone;
+    if (!isAlone) this.ranks.load();
     this.showVerdict();
   }
 
@@ -116,15 +128,19 @@ class RunPage {
     if (this.state.textContent !== row.state) replace(this.state, stateMark(row.state));
     this.state.setAttribute("role", "status");
     setText(this.reason, row.reason ?? "");
-    this.reason.hidden = !row.reason;
+    this.reason.hidden = !row.reason || row.state === "failed"; // then it stands with the verdict
     this.progress.max = row.steps || 1;
     this.progress.value = row.step ?? 0;
     this.progress.setAttribute("aria-label", `Step ${row.step ?? 0} of ${row.steps ?? "?"}`);
     if (!this.facts.children.length) {
       this.cells = FACTS.map(() => h("dd"));
-      this.facts.append(...FACTS.map(([name], index) => h("div", {}, h("dt", {}, name), this.cells[index])));
+      this.facts.append(...FACTS.map(([name, , hint], index) => h("div", { title: hint }, h("dt", {}, name), this.cells[index])));
     }
-    FACTS.forEach(([, text], index) => setText(this.cells[index], String(text(row, this.detail))));
+    FACTS.forEach(([name, text], index) => {
+      const words = String(text(row, this.detail));
+      setText(this.cells[index], words);
+      this.cells[index].parentNode.hidden = words === "–" && !ALWAYS.includes(name);
+    });
   }
 
   // As `windlass why` says it; asked for once for each failure.
@@ -138,22 +154,24 @@ class RunPage {
       return;
     }
     const verdict = await get("verdict", { id: this.id }).catch((error) => ({ cause: error.message, evidence: [] }));
-    replace(this.verdict, verdictCard(verdict));
+    replace(this.verdict, verdictCard(verdict, row.reason));
   }
 }
 
-function verdictCard(verdict) {
+function verdictCard(verdict, reason) {
   const evidence = verdict.evidence.map((one) => {
-    const place = [one.source, one.rank === null || one.rank === undefined ? null : `rank ${one.rank}`, one.host, one.time].filter(Boolean);
+    const source = one.rank === null || one.rank === undefined ? one.source : `rank ${one.rank}`;
+    const place = [source, one.host, one.time].filter(Boolean);
     return h("div", {}, h("pre", {}, one.line), h("div", { class: "soft" }, place.join(", ")));
   });
   const sure = verdict.confidence >= 0.8 ? "sure" : verdict.confidence >= 0.5 ? "likely" : "perhaps";
   const rows = [
+    ["What", reason],
     ["Cause", verdict.cause],
-    ["How sure", verdict.confidence === undefined ? null : `${sure} (${percent(verdict.confidence)}): ${verdict.why}`],
-    ["Evidence", evidence.length ? evidence : null],
     ["Fix", verdict.fix ? h("pre", {}, verdict.fix) : null],
+    ["Evidence", evidence.length ? evidence : null],
+    ["How sure", verdict.confidence === undefined ? null : `${sure} (${percent(verdict.confidence)}): ${verdict.why}`],
   ];
   const list = rows.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]);
-  return h("div", { class: "card verdict" }, h("h2", {}, `It failed: ${(verdict.class ?? "unknown").replaceAll("_", " ")}`), h("dl", {}, list));
+  return h("div", { class: "card verdict" }, h("h2", {}, "Why it failed"), h("span", { class: "soft" }, (verdict.class ?? "").replaceAll("_", " ")), h("dl", {}, list));
 }

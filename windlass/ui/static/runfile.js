@@ -34,5 +34,6 @@ export function differenceTable(differences, names) {
 
 function shown(value) {
   if (value === null || value === undefined) return "–";
+  if (typeof value === "number") return String(Number(value.toPrecision(6))); // 3e-5, not 0.000029999999999999997
   return typeof value === "string" ? value : JSON.stringify(value);
 }

@@ -1,7 +1,7 @@
 // What happened: attempts as bars over time, saves and deaths as marks, and all of it in words.
 
 import { h, replace, svg } from "./dom.js";
-import { bytes, count, duration, moment } from "./format.js";
+import { bytes, clock, count, duration, moment } from "./format.js";
 
 const WIDTH = 1000;
 const MOST_MARKS = 400;
@@ -70,13 +70,15 @@ export class Timeline {
   showWords() {
     const events = this.detail.events.filter((one) => this.saves.checked || one.tone !== "save");
     const rows = events.slice(-MOST_WORDS).reverse();
-    replace(this.list, rows.map((one) => h("li", { data: { tone: one.tone } }, h("time", {}, moment(one.time)), h("span", {}, one.text))));
+    const days = new Set(rows.map((one) => moment(one.time).slice(0, 10)));
+    const shown = days.size > 1 ? moment : clock; // the day stands below the bars, too
+    replace(this.list, rows.map((one) => h("li", { data: { tone: one.tone } }, h("time", { title: moment(one.time) }, shown(one.time)), h("span", {}, one.text))));
   }
 
   showCheckpoints() {
     const { checkpoints } = this.detail;
     if (!checkpoints.length) return replace(this.checkpoints, h("h3", {}, "Checkpoints"), h("p", { class: "none" }, "None in the run folder yet."));
-    const head = h("tr", {}, ["Step", "Tier", "Size", ""].map((title, index) => h("th", { class: index % 2 ? null : "number", scope: "col" }, title)));
+    const head = h("tr", {}, ["Step", "Tier", "Size", "State"].map((title, index) => h("th", { class: index % 2 ? null : "number", scope: "col" }, title)));
     const rows = checkpoints.map((one) =>
       h("tr", {}, h("td", { class: "number" }, count(one.step)), h("td", {}, one.tier), h("td", { class: "number" }, bytes(one.bytes)), h("td", {}, one.complete ? "complete" : h("span", { class: "soft" }, "not complete"))),
     );
