@@ -108,11 +108,12 @@ def chosen(only: str | None, names: str | None) -> tuple[Group, ...]:
         return tuple(groups)
     wanted = set(names.split(","))
     cases = {case.name: case for group in groups for case in group.cases}
-    for name in list(wanted):
-        case = cases.get(name)
-        while case is not None and case.against:
-            wanted.add(case.against)
-            case = cases[case.against]
+    waiting = list(wanted & cases.keys())
+    while waiting:
+        case = cases[waiting.pop()]
+        needed = {*case.peers, *([case.against] if case.against else [])} - wanted
+        wanted |= needed
+        waiting += needed
     return tuple(Group(group.name, tuple(case for case in group.cases if case.name in wanted)) for group in groups)
 
 

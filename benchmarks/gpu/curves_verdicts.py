@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.gpu.curves_cases import EARLY, Case
+from benchmarks.gpu.curves_cases import PEER_FACTOR, Case
 
 GOOD = ("ok", "skipped")
 HEADER = (
@@ -66,16 +66,44 @@ def judge(case: Case, outcomes: Mapping[str, Outcome]) -> Row:
         other = outcomes.get(case.against, Outcome(error="not there yet"))
         if not other.losses:
             return replace(row, verdict="not compared", why=f"{case.against}: {other.error or other.skipped}")
-        steps = relative_differences(outcome.losses, other.losses)
-        worst = max(range(len(steps)), key=steps.__getitem__)
-        difference = mean(outcome.losses, bound.last) - mean(other.losses, bound.last)
-        norm = statistics.median(relative_differences(outcome.norms, other.norms))
-        row = replace(row, relative=steps[worst], at_step=worst + 1, mean=difference, norm=norm)
-        broken += [] if within(steps[worst], bound.relative) else ["a step"]
-        broken += [] if within(max(steps[:EARLY]), bound.early) else ["an early step"]
-        broken += [] if within(abs(difference), bound.mean) else ["the mean"]
-        broken += [] if within(norm, bound.norm) else ["the gradient norm"]
+        found = distance(outcome, other, bound.last)
+        row = replace(row, relative=found.relative, at_step=found.at_step, mean=found.mean, norm=found.norm)
+        broken += [] if within(found.relative, bound.relative) else ["a step"]
+        broken += [] if within(abs(found.mean), bound.mean) else ["the mean"]
+        broken += [] if within(found.norm, bound.norm) else ["the gradient norm"]
+        peers = [outcomes.get(name, Outcome(error="not there yet")) for name in case.peers]
+        if peers and not any(peer.skipped for peer in peers):
+            if not all(peer.losses for peer in peers):
+                return replace(row, verdict="not compared", why=f"not all of {', '.join(case.peers)} are there")
+            usual = [distance(peer, other, bound.last) for peer in peers]
+            limits = {
+                "a step": (found.relative, max(peer.relative for peer in usual)),
+                "the mean": (abs(found.mean), max(abs(peer.mean) for peer in usual)),
+                "the gradient norm": (found.norm, max(peer.norm for peer in usual)),
+            }
+            broken += [
+                f"{what}, beside its peers" for what, (own, most) in limits.items() if not own <= PEER_FACTOR * most
+            ]
     return replace(row, verdict="broken" if broken else "ok", why=" and ".join(broken))
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a curve is from another: the fields of a row."""
+
+    relative: float
+    at_step: int
+    mean: float
+    norm: float
+
+
+def distance(mine: Outcome, other: Outcome, last: int) -> Distance:
+    steps = relative_differences(mine.losses, other.losses)
+    worst = max(range(len(steps)), key=steps.__getitem__)
+    difference = mean(mine.losses, last) - mean(other.losses, last)
+    return Distance(
+        steps[worst], worst + 1, difference, statistics.median(relative_differences(mine.norms, other.norms))
+    )
 
 
 def within(value: float, limit: float | None) -> bool:

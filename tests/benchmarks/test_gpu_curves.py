@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.curves import Plan, Workshop, chosen, main, parse_arguments
-from benchmarks.gpu.curves_cases import EARLY, FP32, GPU, GROUPS, TINY, Bound, Case, Size
+from benchmarks.gpu.curves_cases import FP32, GPU, GROUPS, TINY, Bound, Case, Size
 from benchmarks.gpu.curves_reference import rate
 from benchmarks.gpu.curves_start import learnable_tokens
 from benchmarks.gpu.curves_verdicts import Outcome, judge, table
@@ -49,11 +49,18 @@ def test_every_bound_is_looked_at(losses: tuple[float, ...], norm: float, why: s
     assert row.good is not bool(why)
 
 
-def test_early_steps_may_be_held_closer_than_late_ones() -> None:
-    case = Case("mine", Bound(relative=0.02, early=1e-3), against="base")
-    late = (*BASE[:EARLY], BASE[EARLY] * 1.01, *BASE[EARLY + 1 :])
-    verdicts = [judge(case, outcomes(Outcome(losses, NORMS))).why for losses in (late, with_one_step_off(0.002))]
-    assert verdicts == ["", "an early step"]
+def test_a_curve_may_be_as_far_off_as_its_peers_usually_are() -> None:
+    case = Case("mine", Bound(relative=0.02), against="base", peers=("one", "two"))
+    peers = {"one": Outcome(with_one_step_off(0.001), NORMS), "two": Outcome(with_one_step_off(-0.002), NORMS)}
+
+    def verdict(share: float, known: dict[str, Outcome] = peers) -> str:
+        return judge(case, outcomes(Outcome(with_one_step_off(share), NORMS)) | known).why
+
+    assert [verdict(0.0059), verdict(0.0061)] == ["", "a step, beside its peers"]
+    assert verdict(0.0061, {name: Outcome(skipped="only on CUDA") for name in peers}) == ""
+    assert verdict(0.001, {"one": peers["one"]}) == "not all of one, two are there"
+    lower = judge(case, outcomes(Outcome(tuple(loss * 0.9999 for loss in BASE), NORMS)) | peers)
+    assert lower.why == "the mean, beside its peers"
 
 
 def test_a_row_says_why_there_is_nothing_to_compare() -> None:
@@ -77,7 +84,8 @@ def test_cases_are_told_apart_and_compared_within_their_group() -> None:
     everyone = [case.name for group in GROUPS for case in group.cases]
     assert len(set(everyone)) == len(everyone)
     for group in GROUPS:
-        assert {case.against for case in group.cases} - {None} <= {case.name for case in group.cases}
+        compared = {name for case in group.cases for name in (case.against, *case.peers)}
+        assert compared - {None} <= {case.name for case in group.cases}
 
 
 @pytest.mark.parametrize("size", [GPU, TINY], ids=["gpu", "tiny"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from windlass.trainer.fast import lean_parts
+from windlass.trainer.fast import fp8, lean_parts
 from windlass.trainer.fast.head import IGNORED
 from windlass.trainer.fast.head import cross_entropy_in_place as plain_cross_entropy
 from windlass.trainer.fast.kernels import nf4 as four_bits
-from windlass.trainer.fast.kernels import norm, rotary, swiglu
+from windlass.trainer.fast.kernels import norm, quantize, rotary, swiglu
 from windlass.trainer.fast.kernels.adamw import adamw_step
 from windlass.trainer.fast.kernels.cross_entropy import cross_entropy_in_place
 from windlass.trainer.model import nf4
@@ -82,6 +82,16 @@ def compare_four_bits(outputs: int, inputs: int) -> None:
     assert (wide[:, inputs:] == 7.0).all()
 
 
+def compare_layouts(rows: int, width: int) -> None:
+    """Numbers that fp8 has, and one that is too large: Triton's interpreter rounds others in its own way."""
+    x, scale = torch.randint(-8, 9, (rows, width)).float(), torch.tensor(0.5)
+    for dtype in (fp8.FORWARD, fp8.BACKWARD):
+        x[1, 2] = 2 * torch.finfo(dtype).max
+        ours, theirs = (module.in_both_layouts(x, scale, dtype) for module in (quantize, fp8))
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one.float(), other.float())
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     for rows, classes in ((5, 1000), (3, 2048), (4, 5001)):
@@ -92,6 +102,8 @@ if __name__ == "__main__":
     for rows, width in ((1, 64), (9, 48), (700, 33)):
         compare_norms(rows, width)
         compare_swiglu(min(rows, 9), width * 23)
+    compare_layouts(70, 144)
+    compare_layouts(256, 130)
     compare_four_bits(6, 64)
     compare_four_bits(40, 192)
     compare_rotations(4, 2, 8, restarting=True)

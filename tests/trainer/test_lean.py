@@ -17,7 +17,7 @@ from windlass.errors import UserError
 from windlass.plan import resolve
 from windlass.plan.layout import Layout
 from windlass.spec import Run, parse_run
-from windlass.trainer.fast import lean_parts
+from windlass.trainer.fast import fp8, lean_parts
 from windlass.trainer.fast.attention import use_attention
 from windlass.trainer.fast.kernels.cublas import CublasError, Product, _library, _Offer, check_equal, product_plus
 from windlass.trainer.fast.lean import join_weights, use_lean_blocks
@@ -105,6 +105,24 @@ def test_losses_and_gradients_are_those_of_transformers_block(family: str, maske
         torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_fp8_in_lean_blocks_is_as_near_as_in_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined layers share a scale; they are one product where their outputs together are wide enough."""
+    monkeypatch.setattr(fp8, "SMALLEST", 64)
+    exact, plain, lean = (small_model() for _ in range(3))
+    layouts = [replace(layout_of(lean, asked(fp8=True)), lean=is_lean, precision="bf16") for is_lean in (False, True)]
+    # keys and values, 32 wide, are in fp8 beside their queries alone
+    assert [
+        fp8.use_fp8(model, one, torch.device("cpu")) for model, one in zip((plain, lean), layouts, strict=True)
+    ] == [10, 14]
+    use_lean_blocks(lean)
+    join_weights(lean)
+    (expected, true), (_, apart), (loss, joined) = map(loss_and_gradients, (exact, plain, lean))
+    torch.testing.assert_close(loss, expected, rtol=2e-2, atol=0)
+    for name, gradient in true.items():
+        errors = [float((found[name] - gradient).norm() / gradient.norm()) for found in (joined, apart)]
+        assert errors[0] < 1.3 * errors[1] + 0.02, (name, errors)
+
+
 def kept_for_backward(model: Any) -> int:
     """Bytes that one forward pass keeps alive, parameters and buffers aside."""
     own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
@@ -156,7 +174,6 @@ LORA = {"model": {"preset": "llama-tiny", "init": "pretrained", "lora": {"rank":
         (("qwen3", {}), {}, "qwen3 blocks"),
         (("llama", {}), {"bf16_weights": False}, "train.bf16_weights is off"),
         (("llama", {}), {"sharding": "ddp"}, "sharding is ddp"),
-        (("llama", {}), {"fp8": True}, "train.fp8"),
         (("llama", {}), {"attention": "eager"}, "model.attention is eager"),
         (("llama", {"mlp_bias": True}), {}, "biases"),
         (("llama", {}), LORA, "leaves out some"),

@@ -274,8 +274,6 @@ def obstacle_to_lean_blocks(run: Run, facts: Facts, sharding: str, *, bf16_copie
         return f"train.precision is {run.train.precision}"
     elif not bf16_copies and not sharded:
         return "fp32 weights are cast on every use: sharding is ddp, or train.bf16_weights is off"
-    if run.train.fp8:
-        return "train.fp8 computes the products in another way"
     if run.model.attention not in OWN_ATTENTION:
         return f"model.attention is {run.model.attention}"
     return "the model's linear layers have biases" if facts.biases else ""

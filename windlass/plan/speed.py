@@ -1,7 +1,7 @@
 """Time of one optimizer step on one GPU rank, part by part. Pure; docs/plan.md says how it was calibrated.
 
 Matrix products and attention go by FLOPs, everything else by the bytes it moves. Other GPUs than the H200 are scaled
-by their dense peak and their bandwidth.
+by their dense peak and their bandwidth. A step takes no less than the host needs to launch its kernels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ LINK_SHARE = 0.75  # of a link's rate that collectives reach
 OVERLAP_COST = 0.3  # of hidden communication still seen: it takes memory bandwidth and SMs, and has edges
 HOST_LINK_GB_S = 25.0  # pinned copies between GPU and host
 
-LAUNCH_BOUND_S = 0.01  # a few hundred kernels a step take the host about this long
+# The host's own time, measured with few tokens on the host of an H200: of a step, and of a block in each micro-batch.
+HOST_STEP_S, HOST_BLOCK_S = 6e-3, 4.5e-3
+HOST_FSDP_S, HOST_LORA_S = 5.2e-3, 1.6e-3  # more of a block: gathering and scattering; adapters and their optimizer
+HOST_RECOMPUTE_S, HOST_FOUR_BIT_S = 3.0e-3, 1.9e-3  # the second once more by half where the forward pass is
+LAUNCH_BOUND_S = 0.01  # where the GPU has less to do than this, a host's own pace is all that counts
+WAITING = "waiting for the host"
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,14 @@ class SpeedEstimate:
         return sum(seconds for _, seconds in self.parts)
 
     @property
+    def busy_s(self) -> float:
+        """What the GPU itself takes."""
+        return self.step_s - dict(self.parts).get(WAITING, 0.0)
+
+    @property
     def launch_bound(self) -> bool:
-        """Whether the host takes longer to launch a step's kernels than the GPU to run them: then nothing is known."""
-        return self.step_s < LAUNCH_BOUND_S
+        """Whether the GPU has so little to do that only the host's pace counts, which nobody has measured."""
+        return self.busy_s < LAUNCH_BOUND_S
 
     @property
     def tokens_per_s(self) -> float:
@@ -77,6 +87,7 @@ def estimate_speed(shape: ModelShape, layout: Layout, hardware: Hardware, *, glo
     compute = sum(parts.values())
     communication = _communication_s(shape, layout, hardware)
     parts["communication not hidden"] = max(0.0, communication - compute) + OVERLAP_COST * min(communication, compute)
+    parts[WAITING] = max(0.0, _host_s(shape, layout) - sum(parts.values()))
     tokens = micros * layout.tokens
     flops = tokens * flops_per_token(shape, layout.length)
     peak = (gpu.bf16_tflops or gpu.fp32_tflops) if layout.precision == "bf16" else gpu.fp32_tflops
@@ -86,6 +97,16 @@ def estimate_speed(shape: ModelShape, layout: Layout, hardware: Hardware, *, glo
         flops_per_step=flops,
         peak_flops=peak * 1e12,
     )
+
+
+def _host_s(shape: ModelShape, layout: Layout) -> float:
+    """What Python and the launches of a step take."""
+    recomputes = layout.recompute == "full"
+    block = HOST_BLOCK_S + (HOST_RECOMPUTE_S if recomputes else 0.0)
+    block += HOST_FSDP_S if layout.is_fsdp else 0.0
+    block += HOST_LORA_S if layout.trained is not None else 0.0
+    block += HOST_FOUR_BIT_S * (1.5 if recomputes else 1.0) if layout.four_bits else 0.0
+    return HOST_STEP_S + layout.num_micro * shape.layers * block
 
 
 def flops_per_token(shape: ModelShape, length: int) -> float:

@@ -143,8 +143,8 @@ class TrainSection(Section):
     lean_blocks: bool | None = None
     """Compute q, k and v in one product, gate and up in another, residual sums inside products, and what lies between
     products in one pass each way; with `model.lora` the adapters' products inside their layers'. Default: on GPUs, for
-    llama and mistral models with silu and without biases; not with `fp8`, nor with `ddp` unless for LoRA, nor for LoRA
-    beside sharded weights, with dropout or on some projections only."""
+    llama and mistral models with silu and without biases; not with `ddp` unless for LoRA, nor for LoRA beside sharded
+    weights, with dropout or on some projections only."""
     fused_head: bool | None = None
     """Compute head and loss together, a block of logits at a time. Default: on GPUs, for families with a plain head."""
     bf16_weights: bool | None = None

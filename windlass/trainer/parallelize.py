@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 def parallelize(model: nn.Module, run: Run, layout: Layout, ranks: Ranks) -> None:
     """Apply recomputation, compilation and sharding in place; parameter names do not change."""
     if layout.fp8:
-        use_fp8(model, run, ranks)
+        use_fp8(model, layout, ranks.device)
     if layout.lean:
         use_lean_blocks(model)
     if layout.compiled and (dropped := drop_unfinished_kernels()):

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from windlass.trainer.fast.fp8 import Float8Linear, Float8Product
 from windlass.trainer.fast.lean_lora import Beside, Joint, NormedBeside, SwigluBeside
 from windlass.trainer.fast.lean_parts import AddedProduct, GatheredProduct, JoinedProduct, Normed, Rotated, Swiglu
 from windlass.trainer.model.lora import LoraLinear
-from windlass.trainer.model.structure import blocks
+from windlass.trainer.model.structure import blocks, projections
 
 
 class LeanForward:
@@ -45,12 +46,11 @@ class LeanForward:
         x, residual = normed(self.input_layernorm, hidden_states.reshape(-1, width))
         joined = product_of(x, self.joined_qkv, attention.q_proj, attention.k_proj, attention.v_proj)
         attended = attend(attention, joined, position_embeddings, attention_mask, documents, (batch, length))
-        residual = AddedProduct.apply(attended, attention.o_proj.weight, residual)
+        residual = added_product(attended, attention.o_proj, residual)
 
         x, residual = normed(self.post_attention_layernorm, residual)
         gate_up = product_of(x, self.joined_gate_up, mlp.gate_proj, mlp.up_proj)
-        out: Tensor = AddedProduct.apply(Swiglu.apply(gate_up), mlp.down_proj.weight, residual)
-        return out.view(batch, length, width)
+        return added_product(Swiglu.apply(gate_up), mlp.down_proj, residual).view(batch, length, width)
 
 
 class LeanLoraForward:
@@ -84,9 +84,22 @@ class LeanLoraForward:
 
 def product_of(x_ni: Tensor, joined_oi: Tensor | None, *layers: nn.Linear) -> Tensor:
     weights = [layer.weight for layer in layers]
-    out: Tensor = (
-        GatheredProduct.apply(x_ni, *weights) if joined_oi is None else JoinedProduct.apply(x_ni, joined_oi, *weights)
-    )
+    out: Tensor
+    if isinstance(layers[0], Float8Linear):
+        out = Float8Product.apply(x_ni, *weights)
+    elif joined_oi is None:
+        out = GatheredProduct.apply(x_ni, *weights)
+    else:
+        out = JoinedProduct.apply(x_ni, joined_oi, *weights)
+    return out
+
+
+def added_product(x_ni: Tensor, layer: nn.Linear, residual_no: Tensor) -> Tensor:
+    out: Tensor
+    if isinstance(layer, Float8Linear):
+        out = residual_no + Float8Product.apply(x_ni, layer.weight)
+    else:
+        out = AddedProduct.apply(x_ni, layer.weight, residual_no)
     return out
 
 
@@ -130,18 +143,8 @@ def use_lean_blocks(model: Any) -> None:
             block.__class__ = lean_class(LeanForward, block.__class__)
             continue
         block.__class__ = lean_class(LeanLoraForward, block.__class__)
-        block.joints = joints_of(block)
+        block.joints = tuple(Joint(*layers) for layers in projections(block))
         block.register_forward_pre_hook(_refresh)
-
-
-def joints_of(block: Any) -> tuple[Joint, ...]:
-    attention, mlp = block.self_attn, block.mlp
-    return (
-        Joint(attention.q_proj, attention.k_proj, attention.v_proj),
-        Joint(attention.o_proj),
-        Joint(mlp.gate_proj, mlp.up_proj),
-        Joint(mlp.down_proj),
-    )
 
 
 def _refresh(block: Any, _inputs: Any) -> None:
@@ -159,13 +162,12 @@ def join_weights(model: nn.Module) -> None:
     """Lay the weights of lean blocks side by side, once they are where they stay; the parameters become views."""
     block: Any
     for block in (one for one in blocks(model).values() if isinstance(one, LeanForward | LeanLoraForward)):
-        attention, mlp = block.self_attn, block.mlp
         if isinstance(block, LeanLoraForward):
             for joint in block.joints:
                 joint.join()
         elif not isinstance(block, FSDPModule):
-            block.joined_qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-            block.joined_gate_up = _joined(mlp.gate_proj, mlp.up_proj)
+            qkv, _, gate_up, _ = projections(block)
+            block.joined_qkv, block.joined_gate_up = _joined(*qkv), _joined(*gate_up)
 
 
 def _joined(*layers: nn.Linear) -> Tensor:

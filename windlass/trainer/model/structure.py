@@ -181,6 +181,17 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
     return best
 
 
+def projections(block: Any) -> tuple[tuple[nn.Linear, ...], ...]:
+    """The linear layers of a llama block, those that read the same input together: q, k, v; o; gate, up; down."""
+    attention, mlp = block.self_attn, block.mlp
+    return (
+        (attention.q_proj, attention.k_proj, attention.v_proj),
+        (attention.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
+    )
+
+
 def facts(model: nn.Module) -> ModelFacts:
     parameters = dict(model.named_parameters())  # a tied tensor counts once
     shapes = "\n".join(f"{name} {tuple(parameter.shape)}" for name, parameter in sorted(parameters.items()))

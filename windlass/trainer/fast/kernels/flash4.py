@@ -73,19 +73,6 @@ def _(q_bthd: Tensor, k_btgd: Tensor, v_btgd: Tensor, scale: float) -> tuple[Ten
     return q_bthd.new_empty(q_bthd.shape), q_bthd.new_empty((batch, heads, length), dtype=torch.float32)
 
 
-@flash4_backward.register_fake
-def _(
-    grad_bthd: Tensor,
-    q_bthd: Tensor,
-    k_btgd: Tensor,
-    v_btgd: Tensor,
-    out_bthd: Tensor,
-    log_sum_bht: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q_bthd.new_empty(q_bthd.shape), k_btgd.new_empty(k_btgd.shape), v_btgd.new_empty(v_btgd.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q_bthd, k_btgd, v_btgd, ctx.scale = inputs
     ctx.save_for_backward(q_bthd, k_btgd, v_btgd, *output)
@@ -131,19 +118,10 @@ def _(q_nhd: Tensor, k_ngd: Tensor, v_ngd: Tensor, bounds: Tensor, longest: int,
     return q_nhd.new_empty(q_nhd.shape), q_nhd.new_empty((heads, tokens), dtype=torch.float32)
 
 
+@flash4_backward.register_fake
 @flash4_documents_backward.register_fake
-def _(
-    grad_nhd: Tensor,
-    q_nhd: Tensor,
-    k_ngd: Tensor,
-    v_ngd: Tensor,
-    bounds: Tensor,
-    out_nhd: Tensor,
-    log_sum_hn: Tensor,
-    longest: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q_nhd.new_empty(q_nhd.shape), k_ngd.new_empty(k_ngd.shape), v_ngd.new_empty(v_ngd.shape)
+def _(_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _save_documents(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
