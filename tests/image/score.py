@@ -21,6 +21,7 @@ from windlass.image.build.context import text_files
 from windlass.image.facts.node import Node, node_named
 from windlass.image.read.texts import Texts
 from windlass.image.rules import Finding
+from windlass.image.state.model import Where
 from windlass.image.state.resolver import Index
 
 CASES = Path(__file__).parent / "cases"
@@ -85,6 +86,7 @@ MEANINGS = {
     "companion-mismatch": r"-of-|-build$|-abi$|prebuilt|contradiction|another-torch|replaced",
     "compute-capability": r"gpu-architecture|nvcc-too|architecture-list",
     "torch-replaced": r"replaced|base-torch|contradiction|-of-",
+    "built-against-other-torch": r"compiled-for-another|flash-attn",
     "build-isolation": r"build-isolation|build-before-torch",
     "build-before-torch": r"build-isolation|build-before-torch",
     "no-nvcc": r"no-nvcc|nvcc",
@@ -117,15 +119,18 @@ def score_case(folder: Path, index: Index, score: Score) -> None:
     texts, node, expected = load(folder)
     healed = heal(texts, node, index)
     verdict = healed.before
-    used: set[str] = set()
+    used: set[tuple[str, Where | None]] = set()
     misses = []
     for conflict in expected["conflicts"]:
         right = {conflict["line"], *conflict["also_lines"]}
         score.conflicts += 1
-        hit = next((one for one in verdict.errors if one.id not in used and names(one, right, conflict["kind"])), None)
+        hit = next(
+            (one for one in verdict.errors if (one.id, one.where) not in used and names(one, right, conflict["kind"])),
+            None,
+        )
         if hit:
             score.found += 1
-            used.add(hit.id)  # conflicts that share a line count apart
+            used.add((hit.id, hit.where))  # conflicts that share a line count apart
         else:
             misses.append(conflict)
     state = "ok"

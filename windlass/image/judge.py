@@ -28,12 +28,7 @@ class Verdict:
 
 
 def judge(
-    texts: Texts,
-    node: Node,
-    index: Index,
-    *,
-    arguments: Mapping[str, str] | None = None,
-    target: str | None = None,
+    texts: Texts, node: Node, index: Index, *, arguments: Mapping[str, str] | None = None, target: str | None = None
 ) -> Verdict:
     trace = walk(texts, node, index, arguments=arguments, target=target)
     if not trace.states:

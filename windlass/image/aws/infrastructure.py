@@ -73,11 +73,7 @@ def permissions(of: Infrastructure) -> dict[str, Any]:
             },
             # Tokens are for a whole account: AWS knows no narrower resource.
             {"Effect": "Allow", "Action": ["ecr:GetAuthorizationToken"], "Resource": ["*"]},
-            {
-                "Effect": "Allow",
-                "Action": list(PUSH),
-                "Resource": [of.arn("ecr", f"repository/{of.repository}")],
-            },
+            {"Effect": "Allow", "Action": list(PUSH), "Resource": [of.arn("ecr", f"repository/{of.repository}")]},
         ],
     }
 

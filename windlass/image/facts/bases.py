@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from packaging.version import Version
+
 from windlass.image.facts.table import companion, facts, minor
 
 CODENAMES = {
@@ -43,10 +45,15 @@ class Base:
     has_compiler: bool | None = None
     programs: frozenset[str] | None = None  # of those that builds call; None: not known
     packages: tuple[tuple[str, str], ...] = ()  # Python packages that it brings, torch among them
+    platforms: tuple[str, ...] | None = None
 
     @property
     def pinned(self) -> bool:
         return self.digest is not None or (self.tag is not None and self.tag != "latest")
+
+    @property
+    def alpine(self) -> bool:
+        return "alpine" in f"{self.repository}:{self.tag}"
 
     @property
     def own_python(self) -> bool:
@@ -86,7 +93,7 @@ def _described(base: Base, tag: str) -> Base:
         described = replace(base, family="nvidia-torch", has_nvcc=True, has_compiler=True, programs=TOOLS)
         if not known:
             return described
-        own = f"{known['torch']}+nv{tag.split('-')[0]}"
+        own = str(Version(f"{known['torch']}+nv{tag.split('-')[0]}"))
         return replace(
             described,
             torch=own,
@@ -127,6 +134,8 @@ def _described(base: Base, tag: str) -> Base:
             has_compiler=False,
             programs=frozenset({"pip", "conda", "wget", "git"}),
         )
+    if short == "alpine":
+        return replace(base, family="system", has_compiler=False, has_nvcc=False)
     if short in ("ubuntu", "debian"):
         return replace(base, family="system", system=system or _system(f"{short}{tag}"), has_compiler=False,
                        has_nvcc=False, programs=LEAN)  # fmt: skip
@@ -159,6 +168,7 @@ def _official(base: Base, tag: str, devel: bool | None, compilers: frozenset[str
         has_compiler=devel,
         programs=compilers | {"pip"},
         packages=_with_companions(torch),
+        platforms=tuple(known["platforms"]),
     )
 
 

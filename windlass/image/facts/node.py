@@ -51,8 +51,7 @@ def node_of(run: Run, *, driver: str | None = None, gpu_name: str | None = None)
     machine = f"linux/{kind.arch}" if kind else "linux/amd64"
     if kind and run.image.platform and run.image.platform != machine:
         raise UserError(
-            f"image.platform is {run.image.platform} but a {kind.type} is {machine}",
-            fix=f"image.platform={machine}",
+            f"image.platform is {run.image.platform} but a {kind.type} is {machine}", fix=f"image.platform={machine}"
         )
     return Node(
         gpu=None if cpu_only else named,

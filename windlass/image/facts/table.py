@@ -262,7 +262,9 @@ def torch_for_companion(name: str, version: str) -> str | None:
 
 
 def _companions(name: str) -> Iterator[tuple[str, str]]:
-    yield from _releases()["companions"].get(name, {}).items()
+    unsaid = facts()["companions_unsaid"].get(name, {})  # what a wheel's own metadata leaves out
+    for version, needs in _releases()["companions"].get(name, {}).items():
+        yield version, needs or unsaid.get(version, "")
 
 
 def package(name: str) -> dict[str, Any]:

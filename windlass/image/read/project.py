@@ -9,11 +9,14 @@ import re
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.markers import Marker
+from packaging.utils import canonicalize_name
 
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of
 
@@ -23,7 +26,7 @@ class NotUnderstoodError(Exception):
 
 
 def project_requirements(
-    files: Mapping[str, str], folder: str, extras: Iterable[str] = (), groups: Iterable[str] = ()
+    files: Mapping[str, str], folder: str, extras: Collection[str] = (), groups: Collection[str] = ()
 ) -> list[Wanted]:
     """What `pip install FOLDER[extras]` asks for beside the project itself."""
     name = _in(folder, "pyproject.toml")
@@ -37,9 +40,12 @@ def project_requirements(
             wanted += project.get("optional-dependencies", {}).get(extra, ())
         for group in groups:
             wanted += [one for one in table.get("dependency-groups", {}).get(group, ()) if isinstance(one, str)]
-        found = [wanted_of(one, _place(name, text or "", one)) for one in wanted]
+        sources = _uv_sources(table, set(extras))
+        for one in (wanted_of(one, _place(name, text or "", one)) for one in wanted):
+            index, repository = sources.get(one.name, (None, None))
+            found.append(replace(one, index=index, url=repository or one.url))
     elif "poetry" in table.get("tool", {}):
-        found = list(_poetry(name, text or "", table["tool"]["poetry"]))
+        found = list(_poetry(name, text or "", table["tool"]["poetry"], groups))
     elif dynamic := table.get("tool", {}).get("setuptools", {}).get("dynamic", {}).get("dependencies"):
         for one in [dynamic["file"]] if isinstance(dynamic.get("file"), str) else dynamic.get("file", ()):
             found += _file(files, _in(folder, one))
@@ -94,11 +100,29 @@ def conda_environment(files: Mapping[str, str], name: str) -> tuple[list[tuple[s
     return conda, pip
 
 
-def _poetry(name: str, text: str, poetry: Mapping[str, Any]) -> Iterator[Wanted]:
-    for package, value in poetry.get("dependencies", {}).items():
-        version = value if isinstance(value, str) else value.get("version", "*") if isinstance(value, Mapping) else "*"
-        if package.lower() != "python" and not (isinstance(value, Mapping) and value.get("optional")):
-            yield wanted_of(f"{package}{_pep440(version)}", _place(name, text, package))
+def _uv_sources(table: Mapping[str, Any], extras: set[str]) -> dict[str, tuple[str | None, str | None]]:
+    """[tool.uv.sources]: the index or the repository that a package is taken from, on Linux and with these extras."""
+    uv = table.get("tool", {}).get("uv", {})
+    indexes = {one.get("name"): one.get("url") for one in uv.get("index", ())}
+    found = {}
+    for package, value in uv.get("sources", {}).items():
+        for one in value if isinstance(value, list) else [value]:
+            on_linux = "marker" not in one or Marker(one["marker"]).evaluate({"sys_platform": "linux"})
+            if on_linux and one.get("extra", next(iter(extras), None)) in (*extras, None):
+                repository = f"git+{one['git']}" if "git" in one else one.get("url")
+                found[canonicalize_name(package)] = (indexes.get(one.get("index")), repository)
+    return found
+
+
+def _poetry(name: str, text: str, poetry: Mapping[str, Any], groups: Iterable[str]) -> Iterator[Wanted]:
+    """The main group, and those asked for; a package from the source that it names."""
+    sources = {one.get("name"): one.get("url") for one in poetry.get("source", ())}
+    tables = [poetry, *(poetry.get("group", {}).get(group, {}) for group in groups)]
+    for package, value in (pair for table in tables for pair in table.get("dependencies", {}).items()):
+        said = value if isinstance(value, Mapping) else {"version": value if isinstance(value, str) else "*"}
+        if package.lower() != "python" and not said.get("optional"):
+            wanted = wanted_of(f"{package}{_pep440(said.get('version', '*'))}", _place(name, text, package))
+            yield replace(wanted, index=sources.get(said.get("source")))
 
 
 def _pep440(version: str) -> str:
@@ -149,17 +173,27 @@ def _setup_py(files: Mapping[str, str], folder: str, extras: Iterable[str]) -> I
         for target in node.targets
         if isinstance(target, ast.Name)
     }
+
+    def texts(node: ast.AST) -> Iterator[Wanted]:
+        for one in ast.walk(node):
+            if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                yield wanted_of(one.value, Place(name, one.lineno))
+
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "install_requires":
-            value = values.get(node.value.id, node.value) if isinstance(node.value, ast.Name) else node.value
-            if isinstance(value, ast.List | ast.Tuple):
-                for one in value.elts:
-                    if isinstance(one, ast.Constant) and isinstance(one.value, str):
-                        yield wanted_of(one.value, Place(name, one.lineno))
-            elif mentioned := re.search(r"['\"]([\w./-]*requirements[\w.-]*\.(?:txt|in))['\"]", text):
-                yield from _file(files, _in(folder, mentioned[1]))
-            else:
-                raise NotUnderstoodError(f"{name}: what install_requires is, only running it would tell")
+        if not isinstance(node, ast.keyword) or node.arg not in ("install_requires", "extras_require"):
+            continue
+        value = values.get(node.value.id, node.value) if isinstance(node.value, ast.Name) else node.value
+        if node.arg == "extras_require":
+            pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
+            for key, listed in pairs:
+                if isinstance(key, ast.Constant) and key.value in extras:
+                    yield from texts(values.get(listed.id, listed) if isinstance(listed, ast.Name) else listed)
+        elif isinstance(value, ast.List | ast.Tuple):
+            yield from texts(value)
+        elif mentioned := re.search(r"['\"]([\w./-]*requirements[\w.-]*\.(?:txt|in))['\"]", text):
+            yield from _file(files, _in(folder, mentioned[1]))
+        else:
+            raise NotUnderstoodError(f"{name}: what install_requires is, only running it would tell")
 
 
 def _file(files: Mapping[str, str], name: str) -> list[Wanted]:

@@ -36,6 +36,7 @@ class Wanted:
     place: Place
     constraint: bool = False
     url: str | None = None
+    index: str | None = None  # the one that the project takes it from
 
     @property
     def pin(self) -> str | None:
@@ -141,11 +142,19 @@ def wanted_of(text: str, place: Place, *, constraint: bool = False) -> Wanted:
     try:
         requirement = Requirement(plain)
     except InvalidRequirement:
-        wheel = wheel_of(plain)
-        name = wheel[0] if wheel else re.sub(r"\[.*", "", plain.rsplit("/", 1)[-1])
-        egg = re.search(r"#egg=([\w.-]+)", plain)
-        return Wanted(canonicalize_name(egg[1] if egg else name), plain, None, place, constraint, plain)
+        wheel, egg = wheel_of(plain), re.search(r"#egg=([\w.-]+)", plain)
+        name = egg[1] if egg else wheel[0] if wheel else re.sub(r"\[.*", "", project_name(plain))
+        return Wanted(canonicalize_name(name), plain, None, place, constraint, plain)
     return Wanted(canonicalize_name(requirement.name), plain, requirement, place, constraint, requirement.url)
+
+
+def project_name(source: str) -> str:
+    """apex of git+https://github.com/NVIDIA/apex.git@24.04"""
+    address = re.sub(r"@[\w.-]+$", "", source.split("#")[0])
+    name = address.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
+    return {"flash-attention": "flash-attn", "TransformerEngine": "transformer-engine"}.get(
+        name, canonicalize_name(name)
+    )
 
 
 def wheel_of(url: str) -> tuple[str, Version, frozenset[str]] | None:

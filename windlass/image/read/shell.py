@@ -93,6 +93,7 @@ def _commands(lines: list[tuple[str, int]], file: str, known: dict[str, str]) ->
     lexer.commenters = ""
     line, operator = (lines[0][1] if lines else 0), ""
     current: list[Word] = []
+    loop: tuple[str, list[str]] = ("", [""])
     try:
         tokens = [*lexer, ";"]
     except ValueError:  # quotes that do not end
@@ -104,7 +105,12 @@ def _commands(lines: list[tuple[str, int]], file: str, known: dict[str, str]) ->
         if not plain and MARK.search(token):
             continue
         if plain and set(plain) <= set(";&|()"):
-            yield from _finished(current, file, known, operator)
+            if current[:1] == ["for"] and current[2:3] == ["in"]:
+                loop = (str(current[1]), [substitute(word, known) for word in current[3:]])
+            elif current[:1] == ["done"]:
+                loop = ("", [""])
+            for value in loop[1]:  # what a loop does is done for each of its words
+                yield from _finished(current, file, known | {loop[0]: value} if loop[0] else known, operator)
             current, operator = [], plain
         else:
             current.append(Word(plain).at(line))

@@ -9,8 +9,9 @@ from packaging.version import Version
 
 from windlass.image.facts.table import facts, minor
 from windlass.image.rules.finding import Case, Finding
-from windlass.image.rules.repairs import after_torch, devel_base
+from windlass.image.rules.repairs import after_torch, apt_install, devel_base
 from windlass.image.rules.torch import torch_environments
+from windlass.image.state.contents import source_needs
 from windlass.image.state.model import Compiled, Package
 
 FLASH_WHEEL = re.compile(r"cu(\d+)torch(\d+\.\d+)cxx11abi(true|false)")
@@ -18,26 +19,26 @@ FLASH_WHEEL = re.compile(r"cu(\d+)torch(\d+\.\d+)cxx11abi(true|false)")
 
 def built_here(case: Case) -> Iterator[tuple[Package, Compiled, str]]:
     """Packages that are built from source and need torch for it, with what they need beside it."""
-    needs = facts()["builds_against_torch"]["names"]
     seen = set()
     for step in case.trace.steps:
         if step.stage not in case.trace.used_stages:
             continue
         for name, package in step.after.items():
-            if (
-                package.compiled
-                and name in needs
-                and step.before.get(name) != package
-                and (name, package.where) not in seen
-            ):
+            if package.compiled and step.before.get(name) != package and (name, package.where) not in seen:
                 seen.add((name, package.where))
-                yield package, package.compiled, needs[name]
+                yield package, package.compiled, need_of(case, package) or ""
+
+
+def need_of(case: Case, package: Package) -> str | None:
+    """What building it from source takes: by the table, else by what its source distribution holds."""
+    known: str | None = facts()["builds_against_torch"]["names"].get(package.name)
+    return known or (source_needs(case.index, package.name, package.version) if package.version else None)
 
 
 def torch_while_building(case: Case) -> Iterator[Finding]:
     """setup.py imports torch: it must be there before, and pip must not build in an empty environment."""
     for package, compiled, need in built_here(case):
-        if need == "torch" and not _precompiles(compiled):
+        if need not in ("nvcc", "c++") and not (need == "torch" and _precompiles(compiled)):
             continue
         if compiled.isolated:
             yield case.error(
@@ -131,29 +132,23 @@ def architecture_list(case: Case) -> Iterator[Finding]:
 
 def compiler(case: Case) -> Iterator[Finding]:
     """A package that is compiled where there is no C compiler."""
-    for step in case.trace.steps:
-        for name, package in step.after.items():
-            compiled = package.compiled
-            if compiled is None or step.before.get(name) == package or compiled.programs is None:
-                continue
-            need = facts()["builds_against_torch"]["names"].get(name)
-            if need in ("nvcc", "c++") and not compiled.programs & {"gcc", "g++"}:
-                yield case.error(
-                    "no-compiler",
-                    f"{name} is compiled, and {case.trace.states[step.stage].base.image} has no C++ compiler",
-                    package.where,
-                )
+    for package, compiled, need in built_here(case):
+        lacks = compiled.programs is not None and not compiled.programs & {"gcc", "g++"}
+        if lacks and need in ("nvcc", "c++", "compiler"):
+            yield case.error(
+                "no-compiler",
+                f"{package.name} is compiled, and nothing installs a C++ compiler before",
+                package.where,
+                *apt_install(case, package.where, "build-essential"),
+            )
 
 
 def other_torch(case: Case) -> Iterator[Finding]:
     """Compiled against one torch, and another one is there in the end; or a ready wheel for another torch."""
     for environment, torch in torch_environments(case):
         for package in environment.packages.values():
-            before = (
-                package.compiled.torch
-                if package.compiled and package.name in facts()["builds_against_torch"]["names"]
-                else None
-            )
+            built = package.compiled and need_of(case, package) in ("nvcc", "c++", "torch")
+            before = package.compiled.torch if package.compiled and built else None
             if before and before.version and torch.version and before.version != torch.version:
                 yield case.error(
                     "compiled-for-another-torch",

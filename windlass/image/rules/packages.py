@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
+from itertools import permutations
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -14,6 +16,7 @@ from windlass.image.facts.table import facts
 from windlass.image.read.requirements import Wanted, wheel_of
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import companion_of_torch, hold_version, pin_below, resolvable
+from windlass.image.state.contents import broken_import
 from windlass.image.state.model import Environment, Package, Step, Where
 
 # A wrong version of these fails at import or in the first step; of others it is a remark.
@@ -80,6 +83,28 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
         return
     repairs = companion_of_torch(case, package, other) if name == "torch" else hold_version(case, other, requirement)
     yield case.error(f"{name}-of-{package.name}", sentence, later.where, *repairs)
+
+
+def imports(case: Case) -> Iterator[Finding]:
+    """A release that imports from a companion what that does not have: no metadata says it, the files do."""
+    names = facts()["import_each_other"]["names"]
+    for environment in case.trace.final.environments.values():
+        there = [one for name in names if (one := environment.packages.get(name)) and one.url and one.uploaded]
+        for package, other in permutations(there, 2):
+            if abs(_days(package) - _days(other)) < 60:
+                continue  # released side by side
+            lacking = broken_import(case.index, package.found, other.found)
+            if lacking:
+                later = package if _order(case, package) >= _order(case, other) else other
+                yield case.error(
+                    f"import-of-{package.name}",
+                    f"{package.name} {package.version} imports {lacking}, and {other.name} {other.version} has none",
+                    later.where if not package.pinned or later is package else other.where,
+                )
+
+
+def _days(package: Package) -> int:
+    return date.fromisoformat(package.uploaded or "1970-01-01").toordinal()
 
 
 def replaced(case: Case) -> Iterator[Finding]:

@@ -166,7 +166,7 @@ def devel_base(case: Case, package: Package) -> tuple[Repair, ...]:
 
 
 def apt_install(case: Case, where: Where, package: str) -> tuple[Repair, ...]:
-    if "alpine" in (case.trace.final.base.tag or ""):
+    if case.trace.final.base.alpine:
         return ()
     line = APT.format(package)
     return (

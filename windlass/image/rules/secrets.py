@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 
@@ -22,6 +23,7 @@ FILES = re.compile(
     r"kaggle\.json|credentials(\.json)?|service[-_]account\S*\.json|\.npmrc|\.docker/config\.json|\S+\.pem|"
     r"\.huggingface/?|\.cache/huggingface/token|\.kube/?)$"
 )
+CONTENT = re.compile(rf"{VALUE.pattern}|machine\s+\S+\s+login\s+\S+\s+password\s|(?i:aws_secret_access_key)\s*=\s*\S")
 FIX = "give it to one RUN: RUN --mount=type=secret,id={name} …, and windlass image build --secret {name}=FILE"
 
 
@@ -35,7 +37,7 @@ def secrets(case: Case) -> Iterator[Finding]:
         elif one.keyword in ("COPY", "ADD") and "from" not in one.flags:
             yield from _copied(case, one)
         elif one.keyword == "RUN":
-            yield from _run(case, one, arguments)
+            yield from _run(case, one)
 
 
 def _argument(case: Case, one: Instruction, arguments: dict[str, Instruction]) -> Iterator[Finding]:
@@ -52,6 +54,8 @@ def _argument(case: Case, one: Instruction, arguments: dict[str, Instruction]) -
                 )
             else:
                 arguments[name] = one
+                yield _found(case, "secret-in-arg", f"the ARG {name} is for a secret, and the history keeps it",
+                             one.first, name)  # fmt: skip
 
 
 def _environment(case: Case, one: Instruction, arguments: dict[str, Instruction]) -> Iterator[Finding]:
@@ -63,7 +67,6 @@ def _environment(case: Case, one: Instruction, arguments: dict[str, Instruction]
         if refers and (refers[1] in arguments or _secret_name(name)):
             if refers[1] in arguments:
                 yield _found(case, "secret-in-env", f"ENV {name} keeps what the ARG {refers[1]} was given", line, name)
-                arguments.pop(refers[1], None)
         elif (_secret_name(name) and value and not value.startswith(("$", "/")) and len(value) > 3) or VALUE.search(
             value
         ):
@@ -79,18 +82,14 @@ def _environment(case: Case, one: Instruction, arguments: dict[str, Instruction]
 def _copied(case: Case, one: Instruction) -> Iterator[Finding]:
     for word in one.words.strip("[]").replace(",", " ").split()[:-1]:
         plain = word.strip("\"'")
-        if FILES.search(plain) and not plain.endswith((".example", ".sample", ".template")):
+        text = case.texts.files.get(posixpath.normpath(plain), "")
+        if (FILES.search(plain) and not plain.endswith((".example", ".sample", ".template"))) or CONTENT.search(text):
             yield _found(case, "secret-copied", f"{plain} is copied into the image, where all can read it",
                          one.first, plain.rsplit("/", 1)[-1].strip("."))  # fmt: skip
 
 
-def _run(case: Case, one: Instruction, arguments: dict[str, Instruction]) -> Iterator[Finding]:
+def _run(case: Case, one: Instruction) -> Iterator[Finding]:
     text = "\n".join([one.text, *(heredoc.text for heredoc in one.heredocs)])
-    for name, argument in list(arguments.items()):
-        if re.search(rf"\$\{{?{name}\b", text):
-            del arguments[name]
-            yield _found(case, "secret-in-arg", f"the ARG {name} is used in a RUN, and the history keeps it",
-                         argument.first, name)  # fmt: skip
     for number, line in enumerate(text.split("\n")):
         address = IN_ADDRESS.search(line)
         literal = address and not (address[1] or address[2] or "").startswith("$")

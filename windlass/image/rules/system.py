@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from packaging.version import Version
 
 from windlass.image.facts.table import facts
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import apt_install, environment_line, replace_in_instruction
-from windlass.image.state.model import UV_PYTHON
 
 SYSTEM = "system"
 
@@ -104,15 +103,10 @@ def copied_environment(case: Case) -> Iterator[Finding]:
                     where,
                 )
         elif environment.interpreter not in case.trace.states[-1].interpreters | state.interpreters:
-            whose = (
-                "the interpreter that uv downloaded"
-                if environment.interpreter.startswith(UV_PYTHON)
-                else environment.interpreter
-            )
             yield case.error(
                 "copied-environment",
-                f"the environment links to {whose} of the other stage, which is not in this one: no such file "
-                f"or directory",
+                f"the environment links to {environment.interpreter} of the other stage, which is not in this one: "
+                "no such file or directory",
                 where,
             )
 
@@ -140,6 +134,20 @@ def python_of_system(case: Case) -> Iterator[Finding]:
                 break
 
 
+def permission(case: Case) -> Iterator[Finding]:
+    """An environment that root made, and a later USER installs into."""
+    for step in case.trace.steps:
+        user = step.user.split(":")[0]
+        if step.kind == "pip" and user not in ("root", "0", "") and step.environment.prefix != SYSTEM:
+            if step.environment.owner in ("root", "0"):
+                yield case.error(
+                    "permission",
+                    f"{step.environment.prefix} belongs to root, and this step runs as {user}: permission denied",
+                    step.where,
+                )
+                return
+
+
 def efa(case: Case) -> Iterator[Finding]:
     """EFA: its installer new enough, its libraries found by the loader; and there at all where the nodes have it."""
     final, known = case.trace.final, facts()["efa"]
@@ -157,6 +165,15 @@ def efa(case: Case) -> Iterator[Finding]:
                 f"{known['floor_for_nccl_2_19']} is the oldest that works",
                 final.efa_where,
                 replace_in_instruction(final.efa_where, final.efa, known["installer"]),
+            )
+    if final.ofi and final.efa and final.efa != "latest":
+        brought, needed = _at_or_below(known["libfabric"], final.efa), _at_or_below(known["ofi_needs"], final.ofi[0])
+        if brought and needed and Version(brought) < Version(needed):
+            yield case.error(
+                "efa-libfabric",
+                f"aws-ofi-nccl {final.ofi[0]} needs libfabric {needed} or newer, and EFA installer {final.efa} brings "
+                f"{brought}",
+                final.ofi[1],
             )
     path = final.variables.get("LD_LIBRARY_PATH")
     if final.efa and path is not None and "LD_LIBRARY_PATH" in final.exported:
@@ -176,6 +193,12 @@ def efa(case: Case) -> Iterator[Finding]:
             f"the nodes have EFA ({case.node.origin}), and nothing installs its NCCL plugin: NCCL falls back to TCP",
             case.base_where(),
         )
+
+
+def _at_or_below(table: Mapping[str, str], version: str) -> str | None:
+    """The value of the newest entry that is not newer."""
+    older = [one for one in table if Version(one) <= Version(version)]
+    return table[max(older, key=Version)] if older else None
 
 
 def library_path(case: Case) -> Iterator[Finding]:
@@ -199,6 +222,14 @@ def library_path(case: Case) -> Iterator[Finding]:
 
 def platform(case: Case) -> Iterator[Finding]:
     """A stage for another machine than the nodes."""
+    base = case.trace.final.base
+    if base.platforms and case.node.platform not in base.platforms:
+        yield case.error(
+            "base-platform",
+            f"{base.repository} is published for {' and '.join(base.platforms)} alone, and the nodes are "
+            f"{case.node.platform}: no matching manifest",
+            case.base_where(),
+        )
     for stage in case.stages():
         if stage.platform and stage.platform.startswith("linux/") and stage.platform != case.node.platform:
             where = case.base_where(stage)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from packaging.version import Version
 
-from windlass.image.facts.table import (
-    driver_cuda,
-    facts,
-    minimum_driver,
-    minor,
-    release,
-    version_of,
-)
+from windlass.image.facts.table import driver_cuda, facts, gpu_in_table, minimum_driver, release, version_of
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import another_build, companion_of_torch
 from windlass.image.state.model import Environment, Package
@@ -36,10 +30,7 @@ def cpu_only(case: Case) -> Iterator[Finding]:
             reason = "conda sees no GPU while it builds and takes the build for CPUs" if torch.origin == "conda" else (
                 f"torch {torch.version} on {case.node.platform} is a build for CPUs alone")  # fmt: skip
             yield case.error(
-                "cpu-only-torch",
-                f"{reason}; the nodes have {case.node.gpu}",
-                torch.where,
-                *another_build(case, torch),
+                "cpu-only-torch", f"{reason}; the nodes have {case.node.gpu}", torch.where, *another_build(case, torch)
             )
 
 
@@ -95,7 +86,12 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
         return
     if "NVIDIA_REQUIRE_CUDA" in case.trace.final.exported or "NVIDIA_DISABLE_REQUIRE" in case.trace.final.variables:
         return
-    accepted = facts()["driver_branches"]["accepted"].get(base.cuda)
+    branches = facts()["driver_branches"]
+    accepted = branches["accepted"].get(base.cuda)
+    if re.fullmatch(branches["geforce"], gpu_in_table(case.node.gpu or "") or "") and Version(base.cuda) >= Version(
+        "12.2"
+    ):
+        accepted = []  # the exceptions are for other brands
     if accepted is None and Version(native) < Version(base.cuda):
         case.trace.unknown.append(
             f"{case.base_where()}: which drivers {base.image} accepts is not in the table; {driver} has CUDA {native}"
@@ -103,8 +99,9 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
     elif accepted is not None and Version(native) < Version(base.cuda) and version_of(driver).major not in accepted:
         yield case.error(
             "base-needs-driver",
-            f"{base.image} is refused by NVIDIA's container runtime: it wants a driver with CUDA {base.cuda}, "
-            f"or one of the branches {', '.join(map(str, accepted))}; {driver} has CUDA {native}",
+            f"{base.image} is refused by NVIDIA's container runtime: it wants a driver with CUDA {base.cuda}"
+            f"{', or one of the branches ' if accepted else ''}{', '.join(map(str, accepted))}; {driver} has CUDA "
+            f"{native}",
             case.base_where(),
         )
 
@@ -124,16 +121,6 @@ def companion_build(case: Case) -> Iterator[Finding]:
                     package.where,
                     *companion_of_torch(case, package, torch),
                 )
-        audio = environment.packages.get("torchaudio")
-        if audio and audio.version and not _same_minor(audio.public, torch.public):
-            yield case.error(
-                "torchaudio-of-torch",
-                f"torchaudio {audio.version} is made for torch {minor(audio.public)}, and the image has "
-                f"{torch.version}: "
-                "it does not load",
-                audio.where,
-                *companion_of_torch(case, audio, torch),
-            )
 
 
 def two_nccl(case: Case) -> Iterator[Finding]:
@@ -158,10 +145,3 @@ def _differ(one: str | None, other: str | None) -> bool:
 
 def _build(cuda: str | None) -> str:
     return "CPUs" if cuda == "cpu" else f"CUDA {cuda}"
-
-
-def _same_minor(audio: str, torch: str) -> bool:
-    """torchaudio 2.11 goes with every later torch; each one before with its own release alone."""
-    if minor(audio) == minor(torch):
-        return True
-    return Version(audio) >= Version("2.11") and Version(torch.split("a0")[0]) >= Version("2.11")

@@ -12,20 +12,10 @@ from packaging.utils import canonicalize_name
 
 from windlass.image.facts.node import Node
 from windlass.image.facts.table import facts
-from windlass.image.read.dockerfile import (
-    Dockerfile,
-    Instruction,
-)
-from windlass.image.read.installs import (
-    PipInstall,
-)
-from windlass.image.read.project import (
-    NotUnderstoodError,
-    locked_requirements,
-    project_requirements,
-    python_of_project,
-)
-from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of, wheel_of
+from windlass.image.read.dockerfile import Dockerfile, Instruction
+from windlass.image.read.installs import PipInstall
+from windlass.image.read.project import NotUnderstoodError, locked_requirements, project_requirements, python_of_project
+from windlass.image.read.requirements import Place, Wanted, parse_requirements, project_name, wanted_of, wheel_of
 from windlass.image.read.shell import Command, Word
 from windlass.image.read.texts import Texts
 from windlass.image.state.model import (
@@ -192,6 +182,7 @@ class Installer:
                 requirements.append(_plain(one.requirement))
         arguments = install.arguments
         indexes, extra = self._indexes(install, file_options)
+        extra += [one.index for one in wanted if one.index and one.index not in extra]
         named = {one.name for one in wanted}
         fresh = arguments.has("--force-reinstall", "--ignore-installed", "-I") or arguments.values(
             "--upgrade-strategy"
@@ -213,7 +204,9 @@ class Installer:
             constraints=tuple(sorted(set(constraints))),
             python=environment.python or DEFAULT_PYTHON,
             platform=self.node.platform,
-            glibc=facts()["systems"].get(self.state.system or "", {}).get("glibc", Question.glibc),
+            glibc="musl"
+            if self.state.base.alpine
+            else facts()["systems"].get(self.state.system or "", {}).get("glibc", Question.glibc),
             index=indexes,
             extra_indexes=tuple(extra),
             held=tuple(sorted((name, package.version or "") for name, package in held.items())),
@@ -464,7 +457,8 @@ class Installer:
     ) -> None:
         self.trace.steps.append(
             Step(where, len(self.trace.states) - 1, text, dict(before), dict(environment.packages), environment,
-                 tuple(wanted), answer or Answer(), kind, tuple(one for one in index if one), options, by_uv)
+                 tuple(wanted), answer or Answer(), kind, tuple(one for one in index if one), options, by_uv,
+                 self.state.user)
         )  # fmt: skip
 
     def _new_uv_environment(self, prefix: str, wanted: str | None) -> None:
@@ -479,9 +473,11 @@ class Installer:
         else:
             version = wanted or DEFAULT_PYTHON
             own = f"/usr/bin/python{version}"
-            interpreter = own if own in self.state.interpreters else f"{UV_PYTHON}/{version}"
+            downloads = self.state.variables.get("UV_PYTHON_INSTALL_DIR", UV_PYTHON)
+            interpreter = own if own in self.state.interpreters else f"{downloads}/{version}"
             environment = Environment(prefix, version, interpreter)
             self.state.interpreters |= {interpreter}
+        environment.owner = self.state.user
         self.state.environments[prefix] = environment
         self._activate_by_path()
 
@@ -535,12 +531,3 @@ def _not_on_an_index(package: Package) -> bool:
 def version_in(text: str) -> str | None:
     found = re.search(r"(3\.\d+)", text)
     return found[1] if found else None
-
-
-def project_name(source: str) -> str:
-    """apex of git+https://github.com/NVIDIA/apex.git@24.04"""
-    address = re.sub(r"@[\w.-]+$", "", source.split("#")[0])
-    name = address.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
-    return {"flash-attention": "flash-attn", "TransformerEngine": "transformer-engine"}.get(
-        name, canonicalize_name(name)
-    )

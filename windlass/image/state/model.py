@@ -81,6 +81,7 @@ class Environment:
     interpreter: str  # the real one that it links to
     managed: bool = False  # pip refuses to install here (PEP 668)
     packages: dict[str, Package] = field(default_factory=dict)
+    owner: str = "root"
 
 
 @dataclass
@@ -106,6 +107,7 @@ class State:
     user: str = "root"
     efa: str | None = None
     efa_where: Where | None = None
+    ofi: tuple[str, Where] | None = None  # version of aws-ofi-nccl where it is built here
 
     def copy(self) -> State:
         return copy.deepcopy(self)
@@ -145,6 +147,7 @@ class Step:
     index: tuple[str, ...] = ()
     options: frozenset[str] = frozenset()
     by_uv: bool = False
+    user: str = "root"
 
     def asks(self, name: str) -> Wanted | None:
         return next((one for one in reversed(self.wanted) if one.name == name and not one.constraint), None)

@@ -21,7 +21,7 @@ import tomllib
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -48,6 +48,7 @@ UNREACHABLE = re.compile(
 )
 NO_WHEEL = re.compile(r"([A-Za-z0-9][\w.-]*?)((?:[<>=!~]=?[\w.*!]+,?)*) ha(?:s|ve) no usable wheels")
 SECONDS = 300
+LARGEST = 40_000_000  # bytes of an answer
 DAY = 24 * 3600.0
 
 
@@ -69,7 +70,7 @@ class Question:
     constraints: tuple[str, ...] = ()
     python: str = "3.12"
     platform: str = "linux/amd64"
-    glibc: str = "2.35"  # of the base image: a wheel for a newer one does not load
+    glibc: str = "2.35"  # of the base image: a wheel for a newer one does not load; Alpine has musl
     index: str | None = None  # None: the machine's own
     extra_indexes: tuple[str, ...] = ()
     held: tuple[tuple[str, str], ...] = ()  # installed: kept where the requirements allow it
@@ -125,21 +126,21 @@ class Index:
 
     def requires(self, found: Found) -> tuple[str, ...]:
         """Requires-Dist of a wheel, from its metadata."""
+        needs = companion_needs(found.name, found.version)
+        own = [f"torch{needs}"] if needs else []
         if not found.url or not found.url.startswith("http"):
-            return ()
+            return tuple(own)  # of a base image, or of torch's own index: the table says what companions need
         key = _key("metadata", found.url)
         kept = self._kept(key, None)
         if kept is None:
             text = None if self.offline else _get(f"{found.url}.metadata")
-            if not text:  # not every index has them; the table says what companions of torch need
-                needs = companion_needs(found.name, found.version)
-                own = [f"torch{needs}"] if needs else []
+            if not text:  # not every index has them
                 if text is not None:
                     self._keep(key, own)
                 return tuple(own)
             kept = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Requires-Dist:")]
             self._keep(key, kept)
-        return tuple(kept)
+        return tuple(kept) if any(one.startswith("torch") for one in kept) else (*kept, *own)
 
     def prefetch(self, packages: Iterable[Found]) -> None:
         """The metadata of many wheels at once."""
@@ -154,6 +155,20 @@ class Index:
             kept = _source(name, SpecifierSet(specifier))
             self._keep(key, kept)
         return Stub(name, kept["version"], tuple(kept["requires"])) if kept and kept["version"] else None
+
+    def source_url(self, name: str, version: str) -> str | None:
+        """Where PyPI has the source of a release."""
+        text = _get(f"https://pypi.org/pypi/{name}/json")
+        files = json.loads(text)["releases"].get(version, ()) if text else ()
+        return next((one["url"] for one in files if one["url"].endswith((".tar.gz", ".zip"))), None)
+
+    def kept(self, kind: str, value: Any, find: Callable[[], str | None]) -> Any:
+        """An answer that never changes: kept for ever once it is found; None is asked again."""
+        key = _key(kind, value)
+        known = self._kept(key, None)
+        if known is None and not self.offline and (known := find()) is not None:
+            self._keep(key, known)
+        return known
 
     def _resolve(self, question: Question) -> Answer:
         question, notes, unknown = self._reachable(question)
@@ -332,7 +347,10 @@ def _run(question: Question) -> tuple[str, list[Found] | None]:
         command = [find_uv(), "pip", "compile", str(folder / "requirements.in"), "-c", str(folder / "constraints.txt")]
         command += ["--format", "pylock.toml", "-o", str(out), "--no-header", "--no-build", "--find-links", str(links)]
         command += ["--python-version", question.python, "--python-platform"]
-        command += [f"{machine}-manylinux_{question.glibc.replace('.', '_')}"]
+        musl = question.glibc == "musl"
+        command += [
+            f"{machine}-unknown-linux-musl" if musl else f"{machine}-manylinux_{question.glibc.replace('.', '_')}"
+        ]
         command += ["--color", "never", "-q", "--no-config", "--no-python-downloads", "--python", sys.executable]
         command += ["--default-index", question.index] if question.index else []
         for url in question.extra_indexes:
@@ -405,12 +423,18 @@ def _answers(url: str) -> bool:
 
 
 def _get(url: str) -> str | None:
+    data = get_bytes(url)
+    return None if data is None else data.decode(errors="replace")
+
+
+def get_bytes(url: str) -> bytes | None:
+    """None: out of reach; nothing: it is not there."""
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
-            return str(answer.read().decode())
+            return bytes(answer.read(LARGEST))
     except urllib.error.HTTPError:
-        return ""  # it is not there
-    except (OSError, UnicodeDecodeError):
+        return b""
+    except OSError:
         return None
 
 

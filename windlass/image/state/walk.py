@@ -32,23 +32,12 @@ from windlass.image.read.installs import (
     pip_install,
     pip_uninstall,
 )
-from windlass.image.read.project import (
-    NotUnderstoodError,
-    conda_environment,
-    project_requirements,
-)
-from windlass.image.read.requirements import Place, Wanted
+from windlass.image.read.project import NotUnderstoodError, conda_environment, project_requirements
+from windlass.image.read.requirements import Place, Wanted, project_name
 from windlass.image.read.shell import SHELLS, Command, Word, run_commands, script_commands
 from windlass.image.read.texts import Texts
-from windlass.image.state.install import SYSTEM, Installer, project_name, version_in
-from windlass.image.state.model import (
-    UV_PYTHON,
-    Environment,
-    Package,
-    State,
-    Trace,
-    Where,
-)
+from windlass.image.state.install import SYSTEM, Installer, version_in
+from windlass.image.state.model import Environment, Package, State, Trace, Where
 from windlass.image.state.resolver import Index
 
 CALLED = ("git", "curl", "wget", "pip", "gcc", "make", "conda", "uv", "nvcc")  # programs whose absence is said
@@ -65,12 +54,7 @@ CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
 
 
 def walk(
-    texts: Texts,
-    node: Node,
-    index: Index,
-    *,
-    arguments: Mapping[str, str] | None = None,
-    target: str | None = None,
+    texts: Texts, node: Node, index: Index, *, arguments: Mapping[str, str] | None = None, target: str | None = None
 ) -> Trace:
     dockerfile = parse_dockerfile(texts.dockerfile or "", arguments)
     walker = _Walker(texts, node, index, dockerfile, dict(arguments or {}))
@@ -227,17 +211,10 @@ class _Walker(Installer):
 
     def _copy_environment(self, other: State, source: str, target: str, one: Instruction) -> None:
         state, where = self.state, self._where(one.first)
-        if source in (
-            "/usr/local",
-            "/usr",
-            "/opt",
-            "/root/.local/share/uv",
-            UV_PYTHON,
-            "/opt/uv",
-            "/root/.local",
-            "/python",
-        ):
-            state.interpreters |= other.interpreters
+        within = source.rstrip("/") + "/"
+        state.interpreters |= {
+            target + one.removeprefix(source) for one in other.interpreters if one.startswith(within)
+        }
         site = re.fullmatch(r"(.*)/lib/python(3\.\d+)(?:/(?:site|dist)-packages)?", source)
         for prefix, environment in other.environments.items():
             in_system = prefix == SYSTEM and (bool(site) or source in ("/usr/local", "/usr", "/usr/local/lib"))
@@ -251,6 +228,7 @@ class _Walker(Installer):
                 environment.interpreter,
                 environment.managed,
                 {name: replace(package, where=where) for name, package in environment.packages.items()},
+                one.flags.get("chown", "root"),
             )
             if in_system and SYSTEM in state.environments:
                 self.trace.copied.append((environment, state.copy(), where))
@@ -316,6 +294,10 @@ class _Walker(Installer):
             self._setup_py(command, words)
         elif program in ("ln", "update-alternatives") and (found := re.search(r"python(3\.\d+)", " ".join(words))):
             self._link_python(found[1], words)
+        elif program in ("chown", "chmod") and len(words) > 2:
+            for prefix, environment in self.state.environments.items():
+                if any(prefix == one.rstrip("/") or prefix.startswith(one.rstrip("/") + "/") for one in words[2:]):
+                    environment.owner = "given away"
         elif program in SHELLS or words[0].endswith(".sh"):
             self._script(command)
         elif PYTHON.match(program) and any("get-pip" in word for word in words):
@@ -333,6 +315,10 @@ class _Walker(Installer):
         if installer := re.search(r"aws-efa-installer-(latest|\d+\.\d+(?:\.\d+)?)\.tar", " ".join(words)):
             self.state.efa = installer[1]
             self.state.efa_where = self._where(command.words[0].line, command)
+        if plugin := re.search(
+            r"aws-ofi-nccl\S*?[-/]v?(\d+\.\d+\.\d+)|v(\d+\.\d+\.\d+)\S* .*aws-ofi-nccl", " ".join(words)
+        ):
+            self.state.ofi = (plugin[1] or plugin[2], self._where(command.words[0].line, command))
         if runfile := re.search(r"cuda_(\d+\.\d+)\.\d+_\S*linux\S*\.run", " ".join(words)):
             self.state.nvcc, self.state.nvcc_known = runfile[1], True
 
@@ -377,7 +363,8 @@ class _Walker(Installer):
             prefix = posixpath.normpath(posixpath.join(self.cwd, plain[-1]))
             inherited = dict(current.packages) if "--system-site-packages" in words else {}
             interpreter = f"/usr/bin/python{version}" if python else current.interpreter
-            self.state.environments[prefix] = Environment(prefix, version, interpreter, False, inherited)
+            owner = self.state.user
+            self.state.environments[prefix] = Environment(prefix, version, interpreter, False, inherited, owner)
             self._activate_by_path()
 
     def _uv_venv(self, words: list[str]) -> None:
@@ -517,13 +504,13 @@ class _Walker(Installer):
     def _poetry(self, command: Command) -> None:
         where = self._where(command.words[0].line, command)
         folder = self._context_folder(".")
+        words = " ".join(command.words)
+        groups = [one for given in re.findall(r"--(?:with|only)[= ](\S+)", words) for one in given.split(",")]
+        extras = re.findall(r"(?:--extras|-E)[= ](\S+)", words)
         try:
-            wanted = project_requirements(self.texts.files, folder if folder is not None else ".")
+            wanted = project_requirements(self.texts.files, folder if folder is not None else ".", extras, groups)
         except NotUnderstoodError as error:
             self.trace.unknown.append(f"{where}: {error}")
             return
-        flat = {**self.state.variables, **command.variables}
         environment = self._environment("")
-        if flat.get("POETRY_VIRTUALENVS_CREATE", "").lower() in ("false", "0"):
-            environment = self.state.environment
         self._resolve(wanted, where, str(command), environment, PipInstall(command, Arguments(()), "install", True))
