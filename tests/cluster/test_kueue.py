@@ -92,7 +92,7 @@ def test_a_run_waits_is_admitted_preempted_and_comes_back(bench):
     name, options = "queued", (f"target.kubernetes.queue={QUEUE}",)
     rival(bench, "first")
     with bench.following("run", bench.file, f"name={name}", *options, *hold(25)) as follower:
-        bench.wait(lambda: "insufficient unused quota for cpu" in bench.said(), "Kueue's reason", name, 60)
+        bench.wait(lambda: "insufficient unused quota for cpu" in bench.said(), "Kueue's reason", name)
         shown = bench.show(name)
         assert shown["state"] == "waiting"
         assert f"Kueue's queue {QUEUE}: couldn't assign flavors" in shown["reason"]

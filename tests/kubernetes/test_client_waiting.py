@@ -352,6 +352,20 @@ def test_a_webhook_that_has_not_seen_what_was_just_created_is_asked_again(api, c
     assert len(naps) == 3
 
 
+@pytest.mark.parametrize(
+    ("message", "missing"),
+    [
+        ("admission webhook \"vtrainjob.kb.io\" denied the request: runtime 'llama-tiny' not found", True),
+        ('admission webhook "v" denied the request: TrainingRuntime "llama-tiny" not found', True),
+        ("admission webhook \"vtrainjob.kb.io\" denied the request: runtime 'other' not found", False),
+        ("runtime 'llama-tiny' not found", False),
+    ],
+)
+def test_kueue_and_trainer_miss_a_runtime_that_comes_with_the_job(message, missing):
+    runtime = {"kind": "TrainingRuntime", "metadata": {"name": "llama-tiny"}}
+    assert checks.misses(refusals.RefusedError(403, "Forbidden", message, "no"), runtime) == missing
+
+
 def test_a_second_submission_completes_what_a_killed_one_began(api, cluster_of_objects):
     there, _ = cluster_of_objects
     made, _ = submitted(api)
