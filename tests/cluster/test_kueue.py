@@ -110,3 +110,25 @@ def test_a_run_waits_is_admitted_preempted_and_comes_back(bench):
     assert bench.show(name)["summary"]["steps"] == STEPS
     (resumed,) = events(folder, "resumed")
     assert resumed["step"] >= HELD_STEP - 1, "what it had done before the preemption was not saved"
+
+
+def queue_results(bench, queue=QUEUE):
+    answer = bench.windlass("cluster", "check", bench.file, f"target.kubernetes.queue={queue}", "--json")
+    assert answer.stdout, answer.stderr
+    results = [one for one in json.loads(answer.stdout)["results"] if one["check"] == "queue"]
+    return {one["status"] for one in results}, "\n".join(f"{one['summary']}: {one['evidence']}" for one in results)
+
+
+def test_the_check_reads_kueues_queues(bench):
+    kinds, told = queue_results(bench)
+    assert kinds == {"pass"}, told
+    kinds, told = queue_results(bench, "nowhere")
+    assert kinds == {"fail"}
+    assert f"queues there: {QUEUE}" in told
+    machine.apply([cluster_queue(bench.namespace, "200m")])
+    kinds, told = queue_results(bench)
+    assert "fail" in kinds
+    assert "can never give 300m cpu by its own quota" in told
+    machine.apply([cluster_queue(bench.namespace, "300m", flavor="nowhere")])
+    bench.wait(lambda: "is not active" in queue_results(bench)[1], "an inactive queue")
+    assert "nowhere" in queue_results(bench)[1]  # Kueue names the flavor that is missing
