@@ -100,9 +100,10 @@ def test_a_run_waits_is_admitted_preempted_and_comes_back(bench):
         end(bench, "first")
         bench.wait_for_step(name, HELD_STEP - 1)
         rival(bench, "second", priority="urgent")
-        shown = bench.show(name)
-        assert shown["state"] == "waiting", shown
-        assert "Preempted to accommodate a workload" in shown["reason"]
+        bench.wait(
+            lambda: "Preempted to accommodate a workload" in str(bench.show(name)["reason"]), "Kueue's reason", name
+        )
+        assert bench.show(name)["state"] == "waiting"
         end(bench, "second")
         assert follower.wait(timeout=300) == 0, bench.said() + bench.evidence(name)
     folder = bench.run_folder(name)

@@ -3,6 +3,7 @@
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -531,6 +532,9 @@ def test_a_job_in_a_queue_says_what_kueue_says(server, api, conditions, words):
     assert told.startswith("it is held back: Job suspended; Kueue's queue research")
     assert words in told
     assert {"labelSelector": "kueue.x-k8s.io/job-uid=u1", "limit": "250"} in [one[2] for one in server.requests]
+    leaving = replace(a_pod(0, "Running"), deleting=True)  # it saves first
+    told = Waiting(api, cluster_job()).explain(JobSnapshot(job=held, pods={"0": leaving}))
+    assert told.startswith("it is held back: Job suspended; 1 pods leave; Kueue's queue research")
 
 
 def test_who_may_not_exec_is_told_the_verb(server, api):
