@@ -10,7 +10,8 @@ from tests.cluster.box.api import Api
 from tests.cluster.box.layout import KUBECONFIG
 
 pytestmark = pytest.mark.cluster
-QUEUE, FLAVOR = "team", "box"
+QUEUE, FLAVOR, ASKED = "team", "box", "100m"
+SMALL = ("resources.nodes=1", "train.global_batch=2")  # one pod, which asks for that
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def bench(kueue, cluster, namespace, tmp_path):
         [
             kueue_object("ResourceFlavor", FLAVOR),
             kueue_object("WorkloadPriorityClass", "urgent", value=100),
-            cluster_queue(namespace, "300m"),
+            cluster_queue(namespace, ASKED),
             kueue_object("LocalQueue", QUEUE, namespace, spec={"clusterQueue": namespace}),
         ]
     )
@@ -67,7 +68,7 @@ def bench(kueue, cluster, namespace, tmp_path):
 def rival(bench, name, priority=None):
     """Somebody else's job that needs the whole quota."""
     container = {"name": "main", "image": bench.cluster.shell_image, "command": ["sleep", "600"]}
-    container["resources"] = {"requests": {"cpu": "300m"}}
+    container["resources"] = {"requests": {"cpu": ASKED}}
     pod = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
     labels = {"kueue.x-k8s.io/queue-name": QUEUE}
     if priority:
@@ -89,7 +90,7 @@ def end(bench, name):
 
 
 def test_a_run_waits_is_admitted_preempted_and_comes_back(bench):
-    name, options = "queued", (f"target.kubernetes.queue={QUEUE}",)
+    name, options = "queued", (*SMALL, f"target.kubernetes.queue={QUEUE}")
     rival(bench, "first")
     with bench.following("run", bench.file, f"name={name}", *options, *hold(25)) as follower:
         bench.wait(lambda: "insufficient unused quota for cpu" in bench.said(), "Kueue's reason", name)
@@ -105,7 +106,7 @@ def test_a_run_waits_is_admitted_preempted_and_comes_back(bench):
         )
         assert bench.show(name)["state"] == "waiting"
         end(bench, "second")
-        assert follower.wait(timeout=300) == 0, bench.said() + bench.evidence(name)
+        assert follower.wait(timeout=900) == 0, bench.said() + bench.evidence(name)
     folder = bench.run_folder(name)
     assert bench.show(name)["state"] == "finished"
     assert bench.show(name)["summary"]["steps"] == STEPS
@@ -114,7 +115,7 @@ def test_a_run_waits_is_admitted_preempted_and_comes_back(bench):
 
 
 def queue_results(bench, queue=QUEUE):
-    answer = bench.windlass("cluster", "check", bench.file, f"target.kubernetes.queue={queue}", "--json")
+    answer = bench.windlass("cluster", "check", bench.file, *SMALL, f"target.kubernetes.queue={queue}", "--json")
     assert answer.stdout, answer.stderr
     results = [one for one in json.loads(answer.stdout)["results"] if one["check"] == "queue"]
     return {one["status"] for one in results}, "\n".join(f"{one['summary']}: {one['evidence']}" for one in results)
@@ -126,10 +127,10 @@ def test_the_check_reads_kueues_queues(bench):
     kinds, told = queue_results(bench, "nowhere")
     assert kinds == {"fail"}
     assert f"queues there: {QUEUE}" in told
-    machine.apply([cluster_queue(bench.namespace, "200m")])
+    machine.apply([cluster_queue(bench.namespace, "50m")])
     kinds, told = queue_results(bench)
     assert "fail" in kinds
-    assert "can never give 300m cpu by its own quota" in told
-    machine.apply([cluster_queue(bench.namespace, "300m", flavor="nowhere")])
+    assert "can never give 0.1 cpu by its own quota" in told
+    machine.apply([cluster_queue(bench.namespace, ASKED, flavor="nowhere")])
     bench.wait(lambda: "is not active" in queue_results(bench)[1], "an inactive queue")
     assert "nowhere" in queue_results(bench)[1]  # Kueue names the flavor that is missing

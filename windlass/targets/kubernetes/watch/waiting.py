@@ -67,8 +67,8 @@ class Waiting:
         held = suspended_by(snapshot.job)
         if held and all(pod.deleting for pod in pods):  # pods of a job that is preempted save before they leave
             queued = self._remember("workload", ASK_SECONDS, self._why_queued)
-            said = [f"it is held back: {held}", f"{len(pods)} pods leave" if pods else None, queued]
-            return "; ".join(part for part in said if part)
+            leaving = f"{len(pods)} pods leave" if pods else None
+            return "; ".join(part for part in (f"it is held back: {held}", leaving, queued) if part)
         if not pods:
             why = self._why_not_made()
             return f"no pods yet: {why}" if why else "no pods yet"
