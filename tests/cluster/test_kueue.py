@@ -29,9 +29,10 @@ def kueue(cluster):
     hooks = [one for one in objects if one["kind"].endswith("WebhookConfiguration")]
     definitions = [one for one in objects if one["kind"] == "CustomResourceDefinition"]
     rest = [one for one in objects if one not in hooks and one not in definitions]
-    for group in (hooks, definitions, rest):  # the definitions while Kueue is there to let go of its objects
+    # the definitions while Kueue is there to let go of its objects; for its own pods nobody waits
+    for group, waits in ((hooks, "true"), (definitions, "true"), (rest, "false")):
         listing = json.dumps({"apiVersion": "v1", "kind": "List", "items": group})
-        cluster.kubectl("delete", "--ignore-not-found", "--timeout=60s", "-f", "-", stdin=listing)
+        cluster.kubectl("delete", "--ignore-not-found", f"--wait={waits}", "--timeout=60s", "-f", "-", stdin=listing)
 
 
 def kueue_object(kind, name, namespace=None, **parts):
