@@ -20,7 +20,7 @@ RUN ?= examples/demo.yaml
 NAME ?= demo
 
 .PHONY: help setup demo test test-fast test-campaigns test-slurm test-image test-cluster test-gpu test-architectures test-oldest-torch \
-	lint docs bench bench-gpu bench-wheels bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick check-cluster
+	lint docs bench bench-gpu bench-wheels bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick check-cluster debug-events
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | awk -F'\t' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -101,8 +101,13 @@ logs-follow: setup  ## windlass logs NAME=my --follow
 check-cluster: setup  ## whether the current cluster can train
 	$(BIN)/windlass cluster check
 
-validate-setup: setup  ## whether this machine can train
+validate-setup: setup  ## whether this machine can train, and the current cluster where there is one
 	$(BIN)/windlass doctor
+	@[ ! -f "$${KUBECONFIG:-$$HOME/.kube/config}" ] || $(BIN)/windlass cluster check
+
+debug-events: setup  ## NAME=my: what happened to it, and why it waits or failed
+	$(BIN)/windlass show $(NAME) --history
+	$(BIN)/windlass why $(NAME)
 
 bench-gpu: setup  ## one GPU: windlass, torchtitan and plain transformers in one table (`make bench-wheels` fetches the peers)
 	@[ -d bench-wheels/site/torchtitan ] || echo "the peers are not there: 'make bench-wheels' fills bench-wheels/site; they will be rows that say so"

@@ -1,16 +1,20 @@
 """Three pods train a small Llama as each kind of job: the numbers, the checkpoint and the logs are the local run's."""
 
 import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.cluster.bench import EVERY, STEPS, Bench, events, local_losses, losses
+from tests.cluster.box.overlay import python
 from tests.kubernetes.golden import KINDS, rendered
 from windlass.catalog.models import presets
 from windlass.checkpoint.folder import CheckpointFolder
 from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, PLURALS, JobKind
+from windlass.targets.kubernetes.pod.interface import RUNS
 
 pytestmark = pytest.mark.cluster
 PATIENCE = 900.0
@@ -133,6 +137,56 @@ def test_the_golden_kinds_are_what_the_cluster_serves(cluster):
     served = cluster.kubectl("api-resources", "--no-headers", "-o", "name").split()
     for kind, one in KINDS.items():
         assert f"{one.plural}.{GROUPS[kind]}" in served
+
+
+AGENT = """\
+#!/bin/sh
+# stands in for HyperPod's agent: torchrun with what the operator's stand-in tells
+while [ "$1" != -m ]; do shift; done
+exec {python} -m torch.distributed.run --nnodes=$PET_NNODES --node-rank=$PET_NODE_RANK --nproc-per-node=1 \\
+    --master-addr=$PET_MASTER_ADDR --master-port=$PET_MASTER_PORT "$@"
+"""
+
+
+def test_a_hyperpod_job_keeps_every_field_and_trains(bench):
+    """Submitted by windlass to a definition made from the published fields, which drops what it does not know."""
+    bench.cluster.need_box("has a stand-in for HyperPod's operator")
+    agent = bench.cluster.storage(bench.namespace) / "hyperpodrun"
+    agent.parent.mkdir(exist_ok=True)
+    agent.write_text(AGENT.format(python=python()))
+    agent.chmod(0o755)
+    health = "sagemaker.amazonaws.com/node-health-status"
+    options = (
+        "target.kubernetes.job=hyperpod",
+        "target.kubernetes.spares=1",
+        "target.kubernetes.preferred_topology=kubernetes.io/hostname",
+        "target.kubernetes.deadline=1h",
+        "resources.nodes=2",
+        "train.steps=4",
+        f'target.kubernetes.environment={{"PATH": "{RUNS}:{Path(python()).parent}:/usr/bin:/bin"}}',
+    )
+    overlay = yaml.safe_load(bench.file.read_text())
+    (trainer,) = overlay["target"]["kubernetes"]["pod"]["containers"]
+    trainer["env"] = [one for one in trainer["env"] if one["name"] != "PATH"]
+    bench.file.write_text(yaml.safe_dump(overlay))
+    shown = bench.must("run", bench.file, "name=pod", *options, "--dry-run")
+    rendered = next(one for one in yaml.safe_load_all(shown) if one and one["kind"] == "HyperPodPyTorchJob")
+    for node in bench.cluster.nodes:
+        bench.cluster.kubectl("label", "node", node, f"{health}=Schedulable")
+    try:
+        bench.must("run", bench.file, "name=pod", *options)
+    finally:
+        for node in bench.cluster.nodes:
+            bench.cluster.kubectl("label", "node", node, f"{health}-")
+    kept = bench.cluster.get("hyperpodpytorchjobs", "pod", bench.namespace)["spec"]
+    assert kept["runPolicy"] == rendered["spec"]["runPolicy"]
+    assert kept["replicaSpecs"][0]["spares"] == 1
+    rules = kept["runPolicy"]["logMonitoringConfiguration"]
+    log = bench.run_folder("pod").rank_log(0).read_text().splitlines()
+    for rule in rules:
+        assert any(re.match(rule["logPattern"], line) for line in log), (rule, log)
+    assert any(re.match(rules[1]["stopPattern"], line) for line in log)
+    assert bench.show("pod")["state"] == "finished"
 
 
 def test_a_named_runtime_in_one_zone(bench):

@@ -8,11 +8,13 @@ import yaml
 
 from tests.clusters.conftest import REGION
 from tests.clusters.test_listing import make_eks
+from tests.clusters.test_odd import snapshot
 from windlass.clusters.aws_facts import AwsFacts, Subnet, ask, region_of
-from windlass.clusters.checks.aws import check_aws
+from windlass.clusters.checks.aws import check_aws, instance_of
 from windlass.clusters.creating import ClusterRequest, cluster_config, hyperpod_request, make_bucket
 from windlass.clusters.needs import EFA, Needs
 from windlass.clusters.snapshot import Refusal
+from windlass.common import aws as common_aws
 
 ARN = "arn:aws:eks:us-west-2:123456789012:cluster/below"
 ROLE = "arn:aws:iam::123456789012:role/hyperpod"
@@ -245,3 +247,55 @@ def test_the_price_of_hyperpod_is_not_that_of_ec2(windlass):
     cost = json.loads(answer.out)
     assert cost["usd_per_hour"] is None
     assert "SageMaker" in cost["parts"][0]
+
+
+def test_a_cluster_that_is_there_is_not_made_again(windlass, aws, monkeypatch, tmp_path):
+    make_eks(aws, "old")
+    monkeypatch.setenv("PATH", str(tmp_path))  # without eksctl
+    answer = windlass("cluster", "create", "old", "--region", REGION, "--if-missing", "--yes")
+    assert answer.code == 0, answer.err
+    assert "windlass cluster use old" in answer.err
+    assert "eksctl is not installed" in windlass("cluster", "create", "new", "--region", REGION, "--if-missing").err
+
+
+def test_managed_tiered_checkpointing_is_enabled_by_name(windlass):
+    options = ("--on-eks", ARN, "--role", ROLE, "--lifecycle", "s3://sagemaker-scripts/x", "--dry-run", "--json")
+    answer = windlass(
+        "cluster", "create", "pod", "--region", REGION, "--instance", "p5.48xlarge", "--tiered-storage", "20", *options
+    )
+    asked = json.loads(answer.out)["request"]
+    assert asked["TieredStorageConfig"] == {"Mode": "Enable", "InstanceMemoryAllocationPercentage": 20}
+    import botocore.session
+    from botocore.validate import validate_parameters
+
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    validate_parameters(asked, model.operation_model("CreateCluster").input_shape)
+
+
+@pytest.mark.parametrize(("limit", "status"), [(4.0, "pass"), (1.0, "fail"), (None, "skip")])
+def test_hyperpods_quota_is_found_by_name(aws, monkeypatch, limit, status):
+    """By botocore's stubber: moto knows no quotas of SageMaker."""
+    from botocore.stub import Stubber
+
+    made = make_eks(aws, "train")
+    client, real = aws("service-quotas"), common_aws.client
+    stubber = Stubber(client)
+    for code in ("L-417A185B", "L-DB2E81BA"):
+        asked = {"ServiceCode": "ec2", "QuotaCode": code}
+        stubber.add_response("get_service_quota", {"Quota": {"Value": 1000.0}}, asked)
+    quotas = [{"QuotaName": "ml.g5.xlarge for cluster usage", "Value": 9.0}]
+    stubber.add_response("list_service_quotas", {"Quotas": quotas}, {"ServiceCode": "sagemaker"})
+    if limit is not None:
+        quotas = [{"QuotaName": "ml.p5.48xlarge for cluster usage", "Value": limit}]
+    stubber.add_response("list_aws_default_service_quotas", {"Quotas": quotas}, {"ServiceCode": "sagemaker"})
+    stubber.activate()
+    monkeypatch.setattr(
+        common_aws, "client", lambda service, region=None: client if "quotas" in service else real(service, region)
+    )
+    selector = {"node.kubernetes.io/instance-type": "ml.p5.48xlarge"}
+    needs = Needs(pod={"spec": {"nodeSelector": selector, "containers": []}}, num_pods=2)
+    facts = ask(made["endpoint"], REGION, "team", instance_of(needs))
+    stubber.assert_no_pending_responses()
+    (result,) = [one for one in check_aws(facts, snapshot(), needs) if one.check == "hyperpod-quota"]
+    assert result.status == status
+    assert "ml.p5.48xlarge" in result.summary

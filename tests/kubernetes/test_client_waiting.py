@@ -3,6 +3,7 @@
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -352,6 +353,20 @@ def test_a_webhook_that_has_not_seen_what_was_just_created_is_asked_again(api, c
     assert len(naps) == 3
 
 
+@pytest.mark.parametrize(
+    ("message", "missing"),
+    [
+        ("admission webhook \"vtrainjob.kb.io\" denied the request: runtime 'llama-tiny' not found", True),
+        ('admission webhook "v" denied the request: TrainingRuntime "llama-tiny" not found', True),
+        ("admission webhook \"vtrainjob.kb.io\" denied the request: runtime 'other' not found", False),
+        ("runtime 'llama-tiny' not found", False),
+    ],
+)
+def test_kueue_and_trainer_miss_a_runtime_that_comes_with_the_job(message, missing):
+    runtime = {"kind": "TrainingRuntime", "metadata": {"name": "llama-tiny"}}
+    assert checks.misses(refusals.RefusedError(403, "Forbidden", message, "no"), runtime) == missing
+
+
 def test_a_second_submission_completes_what_a_killed_one_began(api, cluster_of_objects):
     there, _ = cluster_of_objects
     made, _ = submitted(api)
@@ -517,6 +532,9 @@ def test_a_job_in_a_queue_says_what_kueue_says(server, api, conditions, words):
     assert told.startswith("it is held back: Job suspended; Kueue's queue research")
     assert words in told
     assert {"labelSelector": "kueue.x-k8s.io/job-uid=u1", "limit": "250"} in [one[2] for one in server.requests]
+    leaving = replace(a_pod(0, "Running"), deleting=True)  # it saves first
+    told = Waiting(api, cluster_job()).explain(JobSnapshot(job=held, pods={"0": leaving}))
+    assert told.startswith("it is held back: Job suspended; 1 pods leave; Kueue's queue research")
 
 
 def test_who_may_not_exec_is_told_the_verb(server, api):

@@ -18,6 +18,7 @@ ENDPOINT = re.compile(
 )
 # EC2's quotas on running on-demand vCPUs, by the first letter of the instance family.
 VCPU_QUOTAS = {"p": "L-417A185B", "g": "L-DB2E81BA"}
+HYPERPOD_QUOTA = "{} for cluster usage"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class AwsFacts:
     allows_efa: bool | Refusal  # the same by rules that name the group: addresses do not count for EFA
     vcpu_limits: Mapping[str, float | Refusal]  # by the first letter of the family
     pod_identities: Mapping[str, str] | Refusal  # service account of the namespace → role
+    hyperpod_limit: float | Refusal | None = None  # instances of the run's `ml.` type; None: it names none
 
 
 def region_of(server: str) -> str | None:
@@ -47,8 +49,11 @@ def region_of(server: str) -> str | None:
     return match["region"] if match else None
 
 
-def ask(server: str, region: str, namespace: str) -> AwsFacts | None:
-    """Facts of the EKS cluster behind an address; None where the account has no such cluster. Raises UserError."""
+def ask(server: str, region: str, namespace: str, instance: str | None = None) -> AwsFacts | None:
+    """Facts of the EKS cluster behind an address; None where the account has no such cluster. Raises UserError.
+
+    `instance`: the type of the run's nodes, as they are labelled; HyperPod's begin with `ml.` and have quotas each.
+    """
     eks, ec2, quotas = (aws.client(service, region) for service in ("eks", "ec2", "service-quotas"))
     cluster = _cluster_at(eks, server)
     if cluster is None:
@@ -67,6 +72,9 @@ def ask(server: str, region: str, namespace: str) -> AwsFacts | None:
             for family, code in VCPU_QUOTAS.items()
         },
         pod_identities=_or_refusal("Pod Identity associations", lambda: _pod_identities(eks, name, namespace)),
+        hyperpod_limit=_or_refusal("service quotas", lambda: _hyperpod_limit(quotas, instance))
+        if instance and instance.startswith("ml.")
+        else None,
     )
 
 
@@ -114,6 +122,16 @@ def _allows_itself(ec2: Any, group: str, *, everywhere: bool) -> bool:
 
 def _limit(quotas: Any, code: str) -> float:
     return float(quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
+
+
+def _hyperpod_limit(quotas: Any, instance: str) -> float:
+    """SageMaker has one quota for each type, found by its name alone; one that was never raised may not be listed."""
+    for operation in ("list_service_quotas", "list_aws_default_service_quotas"):
+        for page in quotas.get_paginator(operation).paginate(ServiceCode="sagemaker"):
+            for quota in page["Quotas"]:
+                if quota["QuotaName"] == HYPERPOD_QUOTA.format(instance):
+                    return float(quota["Value"])
+    raise UserError(f"SageMaker lists no quota for {instance}", evidence=HYPERPOD_QUOTA.format(instance))
 
 
 def _pod_identities(eks: Any, cluster: str, namespace: str) -> dict[str, str]:

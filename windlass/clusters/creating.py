@@ -111,7 +111,9 @@ def cluster_config(request: ClusterRequest) -> dict[str, Any]:
     return config
 
 
-def hyperpod_request(request: ClusterRequest, *, eks_arn: str, role_arn: str, lifecycle_uri: str) -> dict[str, Any]:
+def hyperpod_request(
+    request: ClusterRequest, *, eks_arn: str, role_arn: str, lifecycle_uri: str, tiered_percent: int | None = None
+) -> dict[str, Any]:
     """The parameters of SageMaker's CreateCluster, on top of an EKS cluster that is there."""
     group = {
         "InstanceGroupName": "train",
@@ -123,11 +125,13 @@ def hyperpod_request(request: ClusterRequest, *, eks_arn: str, role_arn: str, li
     }
     if request.instance.removeprefix("ml.") in instances():  # these are tests of GPUs
         group["OnStartDeepHealthChecks"] = ["InstanceStress", "InstanceConnectivity"]
+    tiered = {"Mode": "Enable", "InstanceMemoryAllocationPercentage": tiered_percent}
     return {
         "ClusterName": request.name,
         "Orchestrator": {"Eks": {"ClusterArn": eks_arn}},
         "InstanceGroups": [group],
         "NodeRecovery": "Automatic",
+        **({"TieredStorageConfig": tiered} if tiered_percent else {}),
     }
 
 
@@ -198,6 +202,16 @@ def delete_hyperpod(name: str, region: str) -> None:
     client = aws.client("sagemaker", region)
     with aws.asking(f"deleting the HyperPod cluster {name}"):
         client.delete_cluster(ClusterName=name)
+
+
+def exists(name: str, region: str) -> bool:
+    eks = aws.client("eks", region)
+    with aws.asking(f"looking for the cluster {name}"):
+        try:
+            eks.describe_cluster(name=name)
+        except eks.exceptions.ResourceNotFoundException:
+            return False
+    return True
 
 
 def what_goes(name: str, region: str) -> list[str]:

@@ -232,12 +232,12 @@ def _line_rate(run_file: str, overrides: tuple[str, ...]) -> float | None:
 
 def _check_aws(api: Api, region: str, snapshot: Snapshot, needs: Needs) -> list[Result]:
     from windlass.clusters import aws_facts
-    from windlass.clusters.checks.aws import check_aws
+    from windlass.clusters.checks.aws import check_aws, instance_of
     from windlass.clusters.result import Result
     from windlass.errors import UserError
 
     try:
-        facts = aws_facts.ask(api.access.server, region, snapshot.namespace)
+        facts = aws_facts.ask(api.access.server, region, snapshot.namespace, instance_of(needs))
     except UserError as error:
         return [
             Result("aws", "skip", "AWS was not asked about the cluster", f"{error.what}: {error.evidence}", error.fix)

@@ -25,6 +25,13 @@ from windlass.cli.clusters.options import json_option
     metavar="S3-URI",
     help="HyperPod: the folder with on_create.sh, in a bucket whose name begins with sagemaker-.",
 )
+@click.option(
+    "--tiered-storage",
+    type=click.IntRange(20, 100),
+    metavar="PERCENT",
+    help="HyperPod: Managed Tiered Checkpointing, in this share of the instances' memory (checkpoint.managed_every).",
+)
+@click.option("--if-missing", is_flag=True, help="Make nothing where an EKS cluster of this name is there already.")
 @click.option("--dry-run", is_flag=True, help="Print what would be asked of AWS, and its price. Nothing is made.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -40,6 +47,8 @@ def create(
     on_eks: str | None,
     role: str | None,
     lifecycle: str | None,
+    tiered_storage: int | None,
+    if_missing: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -59,9 +68,17 @@ def create(
             "a HyperPod cluster needs a role and a folder of lifecycle scripts", fix="--role ARN --lifecycle S3-URI"
         )
     if on_eks and role and lifecycle:
-        asked = creating.hyperpod_request(request, eks_arn=on_eks, role_arn=role, lifecycle_uri=lifecycle)
+        asked = creating.hyperpod_request(
+            request, eks_arn=on_eks, role_arn=role, lifecycle_uri=lifecycle, tiered_percent=tiered_storage
+        )
     else:
         asked = creating.cluster_config(request)
+    there = if_missing and not on_eks and creating.exists(name, region)
+    if there:
+        click.echo(f"{name} is there already: windlass cluster use {name} --region {region}", err=True)
+        if as_json:
+            print_json({"request": asked, "usd_per_hour": None, "parts": [], "created": False})
+        return
     cost = creating.price(request, hyperpod=bool(on_eks))
     click.echo(creating.as_text(asked), nl=False, err=as_json)
     total = f"{cost.usd_per_hour:.2f} USD per hour" if cost.usd_per_hour is not None else "price not known"

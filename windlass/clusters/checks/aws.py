@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from windlass.catalog.instances import instances
-from windlass.clusters.aws_facts import VCPU_QUOTAS, AwsFacts
+from windlass.clusters.aws_facts import HYPERPOD_QUOTA, VCPU_QUOTAS, AwsFacts
 from windlass.clusters.needs import EFA, Needs
 from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
@@ -18,6 +18,7 @@ def check_aws(facts: AwsFacts, snapshot: Snapshot, needs: Needs) -> Iterator[Res
     yield from _addresses(facts, needs)
     yield from _self_rule(facts, needs)
     yield from _vcpus(facts, snapshot, needs)
+    yield from _hyperpod_instances(facts, needs)
     yield from _identity(facts, needs)
 
 
@@ -61,8 +62,7 @@ def _self_rule(facts: AwsFacts, needs: Needs) -> Iterator[Result]:
 
 def _vcpus(facts: AwsFacts, snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     """Nodes that an autoscaler would make count against the account's quota of running vCPUs."""
-    selector = (needs.pod or {}).get("spec", {}).get("nodeSelector") or {}
-    entry = instances().get(str(selector.get(INSTANCE_TYPE, "")))
+    entry = instances().get(instance_of(needs) or "")
     family = entry.type[0] if entry else ""
     if entry is None or family not in VCPU_QUOTAS:
         return
@@ -80,6 +80,30 @@ def _vcpus(facts: AwsFacts, snapshot: Snapshot, needs: Needs) -> Iterator[Result
         )
     else:
         yield Result("ec2-quota", "pass", f"the account may run {limit:g} vCPUs of {family.upper()} instances")
+
+
+def _hyperpod_instances(facts: AwsFacts, needs: Needs) -> Iterator[Result]:
+    limit, wanted = facts.hyperpod_limit, needs.num_pods
+    instance = instance_of(needs)
+    if isinstance(limit, Refusal):
+        yield Result("hyperpod-quota", "skip", f"the quota of {instance} was not looked at", str(limit))
+    elif limit is not None and wanted > limit:
+        yield Result(
+            "hyperpod-quota",
+            "fail",
+            f"the account may have {limit:g} {instance} in HyperPod clusters, and the run has {wanted} pods",
+            evidence=f"SageMaker quota {HYPERPOD_QUOTA.format(instance)!r} in {facts.region}",
+            fix="https://console.aws.amazon.com/servicequotas/home/services/sagemaker/quotas    request an increase; "
+            f"or resources.nodes={limit:g}",
+        )
+    elif limit is not None:
+        yield Result("hyperpod-quota", "pass", f"the account may have {limit:g} {instance} in HyperPod clusters")
+
+
+def instance_of(needs: Needs) -> str | None:
+    """The type of the nodes that the run's pods go to, where they say so."""
+    selector = (needs.pod or {}).get("spec", {}).get("nodeSelector") or {}
+    return str(selector[INSTANCE_TYPE]) if INSTANCE_TYPE in selector else None
 
 
 def _identity(facts: AwsFacts, needs: Needs) -> Iterator[Result]:

@@ -275,8 +275,10 @@ def _too_large(error: RefusedError, manifest: Manifest, what: str) -> UserError:
 
 def misses(error: RefusedError, manifest: Manifest) -> bool:
     """Whether a webhook complains that this object is not there."""
-    name, kind = manifest["metadata"]["name"], manifest["kind"]
-    return "admission webhook" in error.message and kind in error.message and f'"{name}" not found' in error.message
+    name, kind, message = manifest["metadata"]["name"], manifest["kind"], error.message
+    missing = kind in message and f'"{name}" not found' in message
+    missing |= kind == "TrainingRuntime" and f"runtime '{name}' not found" in message  # Kueue's words
+    return "admission webhook" in message and missing
 
 
 def path_of(manifest: Manifest, request: KubernetesRequest, served: ServedKind) -> str:

@@ -27,7 +27,7 @@ from windlass.checkpoint.pieces import piece_name, ranks_held, readable_manifest
 from windlass.errors import UserError
 from windlass.trainer.checkpointing.pieces import Piece, fill, read_piece, reserve, write_piece
 from windlass.trainer.checkpointing.tiers import Describe, Offer
-from windlass.trainer.distributed.agreement import Agreement, SaveFailedError, is_shared, on_first_rank
+from windlass.trainer.distributed.agreement import Agreement, SaveFailedError, on_first_rank
 from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.ranks import Ranks
 
@@ -54,11 +54,6 @@ class Nodes:
         identities = ranks.gather((socket.gethostname(), place), patient=True)
         order = {identity: index for index, identity in enumerate(dict.fromkeys(identities))}
         return cls(tuple(order[identity] for identity in identities))
-
-    @classmethod
-    def of_folder(cls, folder: Path, ranks: Ranks) -> Nodes:
-        """By who sees the same folder: all ranks are of one node where all nodes share it."""
-        return cls((0,) * ranks.world_size) if is_shared(folder, ranks) else cls.meet(ranks, str(folder))
 
     @property
     def count(self) -> int:

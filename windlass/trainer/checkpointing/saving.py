@@ -68,8 +68,9 @@ class Checkpointer:
         self.checkpoints = CheckpointFolder(folder.checkpoints)
         self.protected: set[int] = set()  # steps that retention never lets go
         self.describe_validations: Callable[[], dict[str, Any] | None] = lambda: None  # for manifests
-        # Without a store no node may have a folder of its own: nobody would ever have a whole checkpoint.
-        self.nodes = Nodes.of_folder(folder.path, ranks) if self.spec.store else Nodes((0,) * ranks.world_size)
+        # Pods that share no folder keep their own ranks' files; all others are as one node.
+        apart = run.target.kind == "kubernetes" and run.target.kubernetes.storage == "none"
+        self.nodes = Nodes.meet(ranks, str(folder.path)) if apart else Nodes((0,) * ranks.world_size)
         self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults, self.nodes)
         opened = open_tiers(run, folder, ranks, faults, self.protected, self.nodes)
         self.quick: list[Tier] = opened.quick

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -14,8 +11,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from windlass.errors import UserError
 from windlass.trainer.distributed.ranks import Ranks
-
-log = logging.getLogger(__name__)
 
 
 class SaveFailedError(Exception):
@@ -74,22 +69,6 @@ def on_every_rank(ranks: Ranks, action: Callable[[], Any]) -> None:
     for one in ranks.gather(problem, patient=True):
         if one:
             raise UserError.from_dict(one)
-
-
-def is_shared(folder: Path, ranks: Ranks) -> bool:
-    """Whether all ranks see the same folder: rank 0 leaves a mark there, and the others look."""
-    mark = folder / ranks.broadcast(f".windlass-{secrets.token_hex(8)}", patient=True)
-    if ranks.is_first:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-        except OSError as error:
-            log.warning("%s cannot be written to: %s", folder, error)
-    ranks.gather(None, patient=True)  # the mark is there
-    seen = all(ranks.gather(mark.exists(), patient=True))
-    if ranks.is_first:
-        mark.unlink(missing_ok=True)
-    return seen
 
 
 def root_cause(error: BaseException) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +13,11 @@ from windlass.data.sources.source import only_shards
 from windlass.data.tokenizers.tokenizer import TOKENIZER_FILES
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.trainer.distributed.agreement import is_shared
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.model.safetensors_files import weight_files
 from windlass.trainer.model.structure import weights_path
 
+log = logging.getLogger(__name__)
 CONFIGURATION = ("config.json", "generation_config.json")
 SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
 OLD_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
@@ -67,7 +69,7 @@ def complete(hub_id: str, files: tuple[str, ...], revision: str | None) -> Path:
 
 
 def once_per_node(hub_id: str, files: tuple[str, ...], ranks: Ranks, revision: str | None) -> Path:
-    shared = is_shared(Path(import_hub("the model").constants.HF_HUB_CACHE), ranks)
+    shared = cache_is_shared(ranks)
     problem: UserError | None = None
     if ranks.is_first or (ranks.local_rank == 0 and not shared):
         try:
@@ -81,3 +83,21 @@ def once_per_node(hub_id: str, files: tuple[str, ...], ranks: Ranks, revision: s
     if folder is None:
         raise UserError(f"{hub_id} was downloaded, but rank {ranks.rank} does not find it")
     return folder
+
+
+def cache_is_shared(ranks: Ranks) -> bool:
+    """Whether all nodes see the same cache of the hub's files: rank 0 leaves a mark there, and the others look."""
+    hub = import_hub("the model")
+    root = Path(hub.constants.HF_HUB_CACHE)
+    name = ranks.broadcast(f".windlass-{secrets.token_hex(8)}", patient=True)
+    if ranks.is_first:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            (root / name).touch()
+        except OSError as error:
+            log.warning("%s cannot be written to: %s", root, error)
+    ranks.gather(None, patient=True)  # the mark is there
+    seen = all(ranks.gather((root / name).exists(), patient=True))
+    if ranks.is_first:
+        (root / name).unlink(missing_ok=True)
+    return seen

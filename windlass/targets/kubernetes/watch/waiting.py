@@ -56,7 +56,7 @@ class Waiting:
     def explain(self, snapshot: JobSnapshot) -> str:
         """One sentence or several; asked again with the same snapshot it is the same text, and costs no request."""
         pods = list(newest_by_node(snapshot.now()).values())
-        about = tuple((pod.uid, pod.phase, pod.reason, pod.message, pod.running) for pod in pods)
+        about = tuple((pod.uid, pod.phase, pod.reason, pod.message, pod.running, pod.deleting) for pod in pods)
         stale = time.monotonic() - self._said_at > COUNT_SECONDS
         if about != self._explained or stale:
             self._said_at = time.monotonic()
@@ -65,10 +65,11 @@ class Waiting:
 
     def _sentences(self, snapshot: JobSnapshot, pods: Sequence[Pod]) -> str:
         held = suspended_by(snapshot.job)
+        if held and all(pod.deleting for pod in pods):  # pods of a job that is preempted save before they leave
+            queued = self._remember("workload", ASK_SECONDS, self._why_queued)
+            leaving = f"{len(pods)} pods leave" if pods else None
+            return "; ".join(part for part in (f"it is held back: {held}", leaving, queued) if part)
         if not pods:
-            if held:
-                queued = self._remember("workload", ASK_SECONDS, self._why_queued)
-                return f"it is held back: {held}" + (f"; {queued}" if queued else "")
             why = self._why_not_made()
             return f"no pods yet: {why}" if why else "no pods yet"
         counts = f"{len(pods)} of {self.job.layout.num_pods} pods: {phases(pods)}"
@@ -88,7 +89,7 @@ class Waiting:
         if starting:
             why = self._events_of(starting[0].name)
             return f"{counts}; {starting[0].name}: {why}" if why else counts
-        ended = [pod for pod in pods if pod.ended]
+        ended = [pod for pod in pods if pod.ended or pod.deleting]
         if ended:
             why = next((f"{how_it_ended(pod)}; " for pod in ended if pod.reason in ENDS), "")
             return f"{counts}; {why}new pods take their place"
