@@ -104,6 +104,17 @@ def test_missing_permission(bench):
     assert "kubectl auth can-i" in said
 
 
+def test_whoever_may_not_create_a_role_leaves_no_loop(bench):
+    """`edit` is enough to train, and not to let something else do so."""
+    bench.cluster.need_box("has a user who may little")
+    who = ("--clusterrole=edit", "--user=developer", "-n", bench.namespace)
+    bench.cluster.kubectl("create", "rolebinding", "developer", *who)
+    said = refused(bench, "--detach", "target.kubernetes.job=job", kubeconfig=str(DEVELOPER_KUBECONFIG))
+    assert "the retry loop cannot be left in the cluster: you may not create roles" in said
+    assert "kubectl create role" in said
+    assert "--no-retry" in said
+
+
 def test_missing_operator(bench):
     """The box has all operators, so one of them is hidden: its API group is not served to this user's question."""
     bench.cluster.need_box("takes an operator's kind away for a moment")

@@ -257,8 +257,8 @@ def running(bench: Bench, name: str) -> bool:
     return any(pod["status"]["phase"] == "Running" for pod in pods)
 
 
-# What happens to ranks that train. Every process of a rank has LOCAL_RANK; a pod's others may have RANK from an operator.
-OF_RANKS = "for p in /proc/[0-9]*; do grep -qz ^LOCAL_RANK= $p/environ && {what}; done"
+# A rank has LOCAL_RANK; operators give RANK to every process of a pod.
+OF_RANKS = "for p in /proc/[0-9]*; do grep -qz ^LOCAL_RANK= $p/environ && {what}; done; true"
 # Half the time it stands still, in pieces shorter than a step.
 SLOWED = (
     "import os, sys, time\n"

@@ -68,7 +68,9 @@ def test_pods_that_a_quota_keeps_back_say_so(bench):
     bench.wait(lambda: bench.cluster.get("quota", "small", bench.namespace)["status"].get("used"), "a quota in force")
     for kind in ("trainjob", "pytorchjob", "job"):
         name = f"kept-{kind}"
-        answer = bench.windlass("run", bench.file, f"name={name}", f"target.kubernetes.job={kind}", "--detach")
+        answer = bench.windlass(
+            "run", bench.file, f"name={name}", f"target.kubernetes.job={kind}", "--detach", "--no-retry"
+        )
         assert answer.returncode == 0, answer.stderr
         assert "the quota small: pods: 3 pods ask for 1 each, 1 of 1 is left" in answer.stderr
         bench.wait(lambda name=name: "exceeded quota: small" in (bench.show(name)["reason"] or ""), "a reason", name)
@@ -122,7 +124,7 @@ def documented_rules(kind):
 def test_the_documented_role_is_enough(bench, as_user, kind):
     as_user(documented_rules(kind))
     asked = ("name=mine", *ONE_POD, "train.steps=100000", f"target.kubernetes.job={kind}")
-    answer = bench.windlass("run", bench.file, *asked, "--detach")
+    answer = bench.windlass("run", bench.file, *asked, "--detach", "--no-retry")
     assert answer.returncode == 0, answer.stderr
     if kind == "job":
         bench.wait_until_running("mine", step=EVERY)
@@ -130,7 +132,7 @@ def test_the_documented_role_is_enough(bench, as_user, kind):
         assert f"step {EVERY} is saved" in bench.must("logs", "mine", "--rank", "0")
         assert bench.must("exec", "mine", "--", "echo", "here") == "here\n"
         assert bench.json("ckpt", "ls", "mine")
-        again = bench.windlass("run", bench.file, *asked, "--detach")
+        again = bench.windlass("run", bench.file, *asked, "--detach", "--no-retry")
         assert "following it" in again.stderr
     else:
         assert bench.show("mine")["state"] in ("waiting", "running")
@@ -153,7 +155,9 @@ def test_a_role_that_lacks_something_leaves_nothing_and_names_it(bench, as_user)
     ]
     before = everything(bench)
     as_user(less)
-    answer = bench.windlass("run", bench.file, "name=half", *ONE_POD, "target.kubernetes.job=job", "--detach")
+    answer = bench.windlass(
+        "run", bench.file, "name=half", *ONE_POD, "target.kubernetes.job=job", "--detach", "--no-retry"
+    )
     assert answer.returncode == 2
     assert "you may not patch configmaps" in answer.stderr
     assert "--verb=patch" in answer.stderr

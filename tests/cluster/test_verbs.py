@@ -74,10 +74,10 @@ def test_debug_measures_names_ports_and_bandwidth(bench, running):
 def test_the_same_request_attaches_and_another_is_an_error(bench, running):
     asked = ("run", bench.file, f"name={running}", "target.kubernetes.code=code", "target.kubernetes.job=job")
     before = objects(bench, running)
-    same = bench.windlass(*asked, "train.steps=100000", "--detach")
+    same = bench.windlass(*asked, "train.steps=100000", "--detach", "--no-retry")
     assert same.returncode == 0, same.stderr
     assert "following it" in same.stderr
-    other = bench.windlass(*asked, "train.steps=99999", "--detach")
+    other = bench.windlass(*asked, "train.steps=99999", "--detach", "--no-retry")
     assert other.returncode == 2
     assert "train.steps  100000 there, 99999 asked" in other.stderr
     assert f"windlass stop {running}" in other.stderr
@@ -139,7 +139,9 @@ def test_sync_brings_new_code_without_new_pods(bench, running):
     assert {pod["name"] for pod in bench.show(running)["pods"]} == pods
     assert "VALUE = 2" in bench.must("exec", running, "2", "--", "sh", "-c", "cat /windlass/scratch/*/mine.py")
     again = ("run", bench.file, f"name={running}", "target.kubernetes.code=code", "target.kubernetes.job=job")
-    assert bench.windlass(*again, "train.steps=100000", "--detach").returncode == 0  # it is this code's job now
+    assert (
+        bench.windlass(*again, "train.steps=100000", "--detach", "--no-retry").returncode == 0
+    )  # it is this code's job now
 
 
 def test_stop_saves_and_leaves_nothing_behind(bench, running):

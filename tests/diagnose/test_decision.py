@@ -76,6 +76,22 @@ def test_a_hang_excludes_a_node_that_is_named_twice_and_no_other():
     assert after("node7", "node7", "node8") == (), "without the one it went on: the program is at fault"
 
 
+def test_a_job_that_a_decision_submitted_has_no_budget_of_its_own():
+    """Restarts in place and new jobs add up; they do not multiply."""
+    killed, policy = verdict_of("node_lost", "gone"), Policy(restarts=2)
+
+    def restarts(*between, **launched):
+        history = [{"event": "launched", "job": "a"}, {"event": "restart", "class": "node_lost"}] * 2
+        return decide(killed, [*history, *between, {"event": "launched", "job": "b", **launched}], policy).action
+
+    retry = {"event": "retry", "class": "node_lost"}
+    assert restarts() == "retry", "a person started it again"
+    assert restarts(retry) == "give_up"
+    assert restarts(retried=True) == "give_up", "as pods are told, which do not see the client's records"
+    assert restarts({**retry, "edit": {"train.micro_batch": [2, 1]}}) == "retry", "another run"
+    assert restarts(retry, {"event": "checkpoint", "step": 7}) == "retry", "progress"
+
+
 def test_backoff_doubles_and_sick_nodes_are_excluded():
     history = []
     waits = []

@@ -134,3 +134,19 @@ def test_two_explanations_lower_the_confidence_and_are_both_named():
     assert verdict.name in ("host_oom", "user_import")
     assert verdict.candidates
     assert verdict.confidence < 0.9
+
+
+@pytest.mark.parametrize(("when", "name"), [("09:00:00Z", "running"), ("10:30:00Z", "node_lost")])
+def test_what_a_node_did_before_the_job_was_there_does_not_count(when, name):
+    pod = {
+        "metadata": {"name": "train-0", "creationTimestamp": "2026-11-16T10:00:00Z"},
+        "spec": {"nodeName": "node2"},
+        "status": {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]},
+    }
+    event = {
+        "involvedObject": {"kind": "Node", "name": "node2"},
+        "reason": "NodeNotReady",
+        "message": "Node node2 status is now: NodeNotReady",
+        "lastTimestamp": f"2026-11-16T{when}",
+    }
+    assert diagnose(Facts.read({"pods": [pod], "events": [event]})).name == name

@@ -29,7 +29,7 @@ def test_the_bytes_that_were_checked_are_the_bytes_that_are_sent(
     (tmp_path / "code" / "mine.py").write_text("x = 1\n")
     (tmp_path / "key").write_text("a-value")
     answer = windlass(
-        *("run", run_file, "--on", "kubernetes", "--detach", "name=once", "image.name=registry/image:1"),
+        *("run", run_file, "--on", "kubernetes", "--detach", "--no-retry", "name=once", "image.name=registry/image:1"),
         *("target.kubernetes.code=code", f"target.kubernetes.secrets=['KEY=file:{tmp_path / 'key'}']"),
         *("target.kubernetes.storage=none", "--inject", "kill:rank=1,step=3"),
     )

@@ -49,7 +49,7 @@ def jobs_named(cluster, name):
 
 def submit(bench, name, *arguments, timeout=300):
     return bench.windlass(
-        "run", bench.file, f"name={name}", "--on", "slurm", "--detach", HELD, *arguments, timeout=timeout
+        "run", bench.file, f"name={name}", "--on", "slurm", "--detach", "--no-retry", HELD, *arguments, timeout=timeout
     )
 
 

@@ -114,7 +114,7 @@ def test_the_same_run_again_attaches(bench, cluster):
     held = ["target.slurm.sbatch=[--hold]"]
     folder = bench.submit("twice", *held)
     first = job_of(folder)
-    answer = bench.windlass("run", bench.file, "name=twice", "--on", "slurm", "--detach", *held)
+    answer = bench.windlass("run", bench.file, "name=twice", "--on", "slurm", "--detach", "--no-retry", *held)
     assert answer.returncode == 0, answer
     assert "under way" in answer.stderr
     assert job_of(folder) == first

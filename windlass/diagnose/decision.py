@@ -149,7 +149,7 @@ def spent(history: Iterable[Record], policy: Policy, name: str, *, edits: bool =
 
     Faults of the infrastructure share one budget; what is answered by an edit, or tried once, has one for each class.
     """
-    newest, job, count = -1, None, 0
+    newest, job, count, retried = -1, None, 0, False
     for record in history:
         event = record.get("event")
         if event == "checkpoint":
@@ -159,14 +159,26 @@ def spent(history: Iterable[Record], policy: Policy, name: str, *, edits: bool =
         elif event == "preempted":  # it left with a checkpoint
             count = 0
         elif event == "launched" and policy.record == "restart":
-            if record.get("job") != job:  # somebody wants it to go on
+            if record.get("job") != job and not (retried or record.get("retried")):  # a person wants it to go on
                 count = 0
-            job = record.get("job")
+            job, retried = record.get("job"), False
+        elif event == "retry" and policy.record == "restart":
+            retried = not record.get("edit")  # another job, and the same budget: the two levels do not multiply
         elif event == policy.record and bool(record.get("edit")) == edits:
             earlier = str(record.get("class") or "unknown")
             has_its_own = edits or earlier in ONCE or name in ONCE
             count += earlier == name if has_its_own else earlier not in FREE
     return count
+
+
+def last_mark(history: Iterable[Record], *, without_edits: bool = False) -> str | None:
+    """The newest of what decides about jobs and begins them; a `retry` that is the last is yet to be carried out."""
+    found = None
+    for record in history:
+        event = record.get("event")
+        if event in ("submitted", "launched") or (event == "retry" and not (without_edits and record.get("edit"))):
+            found = str(event)
+    return found
 
 
 def excluded(history: Iterable[Record]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,7 @@ class Pod:
     containers: tuple[Container, ...] = ()
     requests: Mapping[str, str] = field(default_factory=dict)
     gated: bool = False
+    created: float | None = None
     deleted: float | None = None  # when its deletion was asked for
 
     @property
@@ -278,6 +280,7 @@ def _pod(value: Mapping[str, Any]) -> Pod | None:
         containers=tuple(containers),
         requests=requests,
         gated=bool(read.items(spec.get("schedulingGates"))),
+        created=moment(read.at(value, "metadata", "creationTimestamp")),
         deleted=moment(read.at(value, "metadata", "deletionTimestamp")),
     )
 
@@ -339,13 +342,16 @@ def _own(events: tuple[Event, ...], pods: Sequence[Pod], jobs: Sequence[Mapping[
         )
         for name in names
     } - {""}
-    nodes = {pod.node for pod in pods if pod.node}
+    nodes: dict[str, float] = {}  # since when the job has a pod there
+    for pod in pods:
+        if pod.node:
+            nodes[pod.node] = min(nodes.get(pod.node, math.inf), pod.created or 0.0)
 
     def is_own(event: Event) -> bool:
         if not event.name or not (names or stems):
             return True
         if event.kind == "Node":
-            return event.name in nodes or not nodes
+            return not nodes or (event.name in nodes and (event.time is None or event.time >= nodes[event.name]))
         if event.kind == "Pod" and names:
             return event.name in names or (event.name.startswith(tuple(f"{stem}-" for stem in stems)))
         return event.kind not in ("Pod", "Job") or event.name.startswith(tuple(stems))

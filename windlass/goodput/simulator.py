@@ -186,7 +186,7 @@ class _Simulation:
             leaves = strategy.excludes
             if decision is not None and decision.action == "give_up" and strategy.elsewhere is not None:
                 decision, leaves = self._decide(cause, strategy.elsewhere), True
-                self.history.append({"event": "launched", "job": self.outcome.failures})  # with a budget of its own
+                self.history.append({"event": "launched", "job": self.outcome.failures})
             lost_nodes, still_broken = 0, False
             if decision is None or decision.action == "give_up":
                 self.outcome.gave_up += decision is not None

@@ -18,7 +18,7 @@ from windlass.common.files import read_json_lines, real
 from windlass.diagnose import Facts, Verdict, diagnose
 from windlass.diagnose.bundle import facts_of_run
 from windlass.diagnose.classes import CLASSES
-from windlass.diagnose.decision import SURE, Decision, Policy, decide, excluded, verdict_of
+from windlass.diagnose.decision import SURE, Decision, Policy, decide, excluded, last_mark, verdict_of
 from windlass.diagnose.remedies import edited, may_edit, remedy_for
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
@@ -96,8 +96,7 @@ def has_loop(where: Target[Any], job: JobRef) -> bool:
 
 
 def is_pending(history: Sequence[Mapping[str, Any]]) -> bool:
-    marks = [record.get("event") for record in history if record.get("event") in ("retry", "submitted", "launched")]
-    return bool(marks) and marks[-1] == "retry"
+    return last_mark(history) == "retry"
 
 
 def withdraw(where: Target[Any], job: JobRef) -> None:

@@ -121,15 +121,17 @@ def run(
         raise UserError(
             "--offline goes with --dry-run: nothing can be trained without asking", fix="--dry-run --offline"
         )
+    attempts = Attempts(run_file, changes, faults, patience if retry else None, key)
     if dry_run:
-        return _print_request(*_prepare_dry(run_file, changes, fresh, faults, offline=offline), as_json=as_json)
+        prepared, notes = _prepare_dry(run_file, changes, fresh, faults, offline=offline)
+        loop = attempts.render_loop(prepared) if detach else None
+        return _print_request(prepared, notes, loop, as_json=as_json)
     if key:
         from windlass.cli.runs.idempotency import answer_again
 
         code = answer_again(key, run_file, changes, as_json=as_json)
         if code is not None:
             return code
-    attempts = Attempts(run_file, changes, faults, patience if retry else None, key)
     if is_loop:
         from windlass.runfolder import RunFolder
 
@@ -185,9 +187,8 @@ class Attempts:
         records = self.records or job.folder
         return Decider(prepared, asked, job, policy_of(prepared.run, self.patience), say, records.record)
 
-    def loop_of(self, prepared: Prepared) -> Any:
+    def render_loop(self, prepared: Prepared) -> Any:
         """What goes on deciding once this command has ended; None where nothing does."""
-        from windlass.cli.output import warn
         from windlass.spec import load_run
         from windlass.targets.protocol import Detached, KeepsLoop
 
@@ -195,10 +196,7 @@ class Attempts:
             return None
         asked = load_run(self.run_file, self.changes)
         detached = Detached(self.run_file, self.changes, self.patience, self.faults, asked)
-        loop = prepared.target.render_loop(prepared.run, prepared.gathered, detached)
-        for warning in prepared.target.check_loop(prepared.run, loop) if loop is not None else ():
-            warn(warning)
-        return loop
+        return prepared.target.render_loop(prepared.run, prepared.gathered, detached)
 
     def _all_changes(self) -> list[str]:
         """What is asked for, and the edits of earlier decisions that it does not overrule."""
@@ -259,7 +257,7 @@ def _prepare_dry(
     return asked, ["this cluster changes these lines of what --offline renders:", *changed]
 
 
-def _print_request(prepared: Prepared, notes: list[str], *, as_json: bool) -> int:
+def _print_request(prepared: Prepared, notes: list[str], loop: Any, *, as_json: bool) -> int:
     from windlass.api.schemas.model import printed
     from windlass.api.submission import dry_run_of
     from windlass.cli.output import print_json, warn
@@ -277,6 +275,8 @@ def _print_request(prepared: Prepared, notes: list[str], *, as_json: bool) -> in
         click.echo(dump_run(prepared.run))
         click.echo("# command")
         click.echo(str(prepared.request))
+        if loop is not None:
+            click.echo(f"# its retry loop\n{loop}")
     return ExitCode.OK
 
 
@@ -339,12 +339,15 @@ def train(
 ) -> int:
     """Submit the run, and again after every decision; `is_submitted`: what is there is followed first."""
     from windlass.api.submission import why_failed
+    from windlass.cli.output import warn
     from windlass.cli.runs.follow import Follower
     from windlass.targets.protocol import KeepsLoop
 
     while True:
-        # refused, where it is, before anything is submitted
-        loop = attempts.loop_of(prepared) if detach and not is_submitted else None
+        loop = attempts.render_loop(prepared) if detach and not is_submitted else None
+        if loop is not None and isinstance(prepared.target, KeepsLoop):
+            for warning in prepared.target.check_loop(prepared.run, loop):  # before anything is submitted
+                warn(warning)
         follower = Follower(prepared.folder)  # before it is started: it reads what is new from here on
         job = prepared.job if is_submitted else _start(prepared)
         if attempts.key:

@@ -14,6 +14,8 @@ from typing import Any
 from windlass.catalog.gpus import Gpu, gpu_of_device
 from windlass.catalog.instances import instance
 from windlass.checkpoint import Checkpoint
+from windlass.common.files import read_json_lines
+from windlass.diagnose.decision import last_mark
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
@@ -33,7 +35,7 @@ from windlass.targets.kubernetes.manifests.loop import Loop, render_loop
 from windlass.targets.kubernetes.manifests.pod import is_shared
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest
 from windlass.targets.kubernetes.manifests.validation import check_against, validate
-from windlass.targets.kubernetes.pod.interface import RUNS
+from windlass.targets.kubernetes.pod.interface import AGAIN, RUNS
 from windlass.targets.kubernetes.pod_scripts import PodScripts, filler
 from windlass.targets.kubernetes.stopping import remove
 from windlass.targets.kubernetes.volume_reader import reader_pod
@@ -99,7 +101,9 @@ class KubernetesTarget:
 
     def gather(self, run: Run) -> Gathered:
         """What the cluster has, and the code and secrets that go with the job; each submission has a new secret."""
-        return Gathered(self.facts(run), gather(run, os.environ), secrets.token_hex(4))
+        history = list(read_json_lines(RunFolder.of(run).history))
+        again = AGAIN if last_mark(history, without_edits=True) == "retry" else ""
+        return Gathered(self.facts(run), gather(run, os.environ), f"{secrets.token_hex(4)}{again}")
 
     def render(self, run: Run, gathered: Gathered, *, faults: str | None = None) -> KubernetesRequest:
         return render.render(run, gathered.cluster, gathered.carried, submission=gathered.submission, faults=faults)

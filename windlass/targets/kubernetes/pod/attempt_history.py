@@ -10,6 +10,7 @@ from windlass.common.files import read_json_lines
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.compatibility import must_match
+from windlass.targets.kubernetes.pod.interface import AGAIN
 from windlass.targets.kubernetes.pod.verdict import NodeEnd, deaths_of, verdict
 from windlass.targets.launch.decision import Done, death_record, next_attempt, once_more
 
@@ -59,7 +60,8 @@ class AttemptHistory:
                 self._finish(attempt - 1, decided, submission)
                 return None
             self.folder.record("restart", attempt=attempt, **decided.as_record())
-        self.folder.record("launched", attempt=attempt, job=submission, nodes=list(nodes), pods=list(pods))
+        retried = {"retried": True} if submission.endswith(AGAIN) else {}
+        self.folder.record("launched", attempt=attempt, job=submission, nodes=list(nodes), pods=list(pods), **retried)
         return attempt
 
     def lost(self, attempt: int, node: int, pod: str, why: str) -> None:
