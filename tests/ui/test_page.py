@@ -202,6 +202,9 @@ def test_what_is_shown_is_clear(runs, open_tab):
     assert tab.page.locator("#ranks").is_hidden()  # there is one
     assert "yet" not in tab.text("#curves")
     assert tab.page.locator("figure[data-metric=loss] .key").inner_text().split() == ["training", "validation"]
+    box = tab.page.locator("figure[data-metric=loss] .u-over").bounding_box()
+    tab.page.mouse.move(box["x"] + box["width"] * 19 / 59, box["y"] + 20)  # at the peak
+    assert tab.text("figure[data-metric=loss] .value").startswith("step 20: training 11.5 ")
     tab.page.evaluate(DRAWN)
     tab.page.get_by_label("Colours").click()  # everything is drawn anew
     tab.wait_for("Object.keys(window.drawn).length >= 8")

@@ -46,6 +46,34 @@ def test_a_mistake_in_one_run_starts_none(folder):
     assert not (folder / "runs").exists()
 
 
+def spans(folder, names):
+    """From the launch of each run to its end, by its own history."""
+    histories = [list(read_json_lines(folder / "runs" / name / "history.jsonl")) for name in names]
+    for history in histories:
+        assert [record["event"] for record in history].count("launched") == 1  # each was trained once
+    return [(history[0]["time"], history[-1]["time"]) for history in histories]
+
+
+@pytest.mark.train
+@pytest.mark.slow
+def test_a_killed_sweep_of_three_keeps_to_two_at_a_time(folder):
+    """The bound counts what an earlier sweep has left under way."""
+    settings = ("train.learning_rate=1e-4,2e-4,3e-4", "train.steps=20", "--at-most", "2")
+    first = sweep(subprocess.Popen, folder, *settings)
+    started = [first.stderr.readline().split()[0] for _ in range(2)]
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert started == ["rates-0", "rates-1"]
+    done = sweep(subprocess.run, folder, *settings, "--json", stdout=subprocess.PIPE, timeout=400, check=False)
+    assert done.returncode == 0, done
+    rows = json.loads(done.stdout)
+    assert [row["state"] for row in rows] == ["finished"] * 3
+    assert "rates-2  train.learning_rate=3e-4  started" in done.stderr
+    (began, ended), (other_began, other_ended), (last_began, _) = spans(folder, [row["name"] for row in rows])
+    assert max(began, other_began) < min(ended, other_ended)  # two at once
+    assert last_began >= min(ended, other_ended)  # and never three
+
+
 @pytest.mark.train
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_runs_one_at_a_time(folder):
@@ -63,11 +91,7 @@ def test_a_killed_sweep_goes_on_and_runs_one_at_a_time(folder):
     assert {row["state"] for row in rows} == {"finished"}
     assert rows[0]["loss"] != rows[1]["loss"]
     assert "rates-0  train.learning_rate=1e-4  started" not in done.stderr  # it was under way, or finished
-    launches = []
-    for row in rows:
-        history = list(read_json_lines(folder / "runs" / row["name"] / "history.jsonl"))
-        assert [record["event"] for record in history].count("launched") == 1
-        launches.append((history[0]["time"], history[-1]["time"]))
-    assert launches[0][1] <= launches[1][0]  # one at a time
+    first, second = spans(folder, [row["name"] for row in rows])
+    assert first[1] <= second[0]  # one at a time
     members = json.loads((folder / "runs" / "rates.sweep.json").read_text())
     assert members["runs"][1] == {"name": "rates-1", "settings": ["train.learning_rate=3e-4"]}

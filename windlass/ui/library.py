@@ -219,6 +219,9 @@ class Library:
 
     def row(self, run_id: str) -> Row:
         rows = self.rows()
+        if run_id not in rows:  # it may have been made since the last look
+            self._listed = -math.inf
+            rows = self.rows()
         if run_id not in rows:
             raise UnknownRunError(run_id)
         return rows[run_id]
