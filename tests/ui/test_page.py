@@ -1,8 +1,10 @@
 """The page in a real browser, on folders as long or as hostile as they come."""
 
 import json
+import os
 import re
 import shutil
+import statistics
 import time
 
 import pytest
@@ -90,6 +92,23 @@ def test_a_hundred_thousand_steps_and_a_thousand_ranks_open_in_time(large, open_
         resident = int(re.search(r"VmRSS:\s+(\d+) kB", file.read())[1]) / 1024
     print(f"server memory {resident:.0f} MiB")
     assert resident < 600
+
+
+def test_the_first_paint_takes_less_than_a_second(large, open_tab):
+    """The median of five new browsers each. Where others keep the machine busy the figure is printed, not judged."""
+    write_run(large.path.parent, "short", steps=300)
+    for path in ("/", "/run?id=short", "/run?id=large"):
+        seconds = []
+        for _ in range(5):
+            tab = open_tab()
+            tab.open(path)
+            seconds.append(
+                tab.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
+            )
+            tab.page.close()
+        load = os.getloadavg()[0]
+        print(f"{path}: first paint {statistics.median(seconds):.2f} s, load {load:.1f}")
+        assert statistics.median(seconds) < 1 or load > 2 * (os.cpu_count() or 1)
 
 
 def test_what_logs_and_names_hold_is_text(runs, open_tab):
