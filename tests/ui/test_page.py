@@ -205,7 +205,8 @@ def test_what_is_shown_is_clear(runs, open_tab):
     quiet = write_run(runs, "quiet", steps=60, ranks=1, rate=3e-5)
     lines = [json.loads(line) for line in quiet.metrics.read_text().splitlines() if '"ranks"' not in line]
     for line in lines:
-        line |= {"data_s": 0.0, "mfu": None, "memory_gib": 0.83} if line["kind"] == "step" else {}
+        if line["kind"] == "step":
+            line |= {"data_s": 0.0, "mfu": None, "memory_gib": 0.82 + 0.0005 * line["step"]}
     write_lines(quiet.metrics, lines)
     quiet.rank_log(0).write_text("2026-01-01T00:00:01 rank 0 INFO last words\n")
     (quiet.logs / "launcher.log").write_text("2026-01-01T00:00:01 rank 0 INFO a copy\ntorchrun: it failed\n")

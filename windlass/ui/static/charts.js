@@ -224,7 +224,7 @@ export class Charts {
       scales: { x: { time: isTime }, y: { distr: logarithmic ? 3 : 1, range: logarithmic ? undefined : spread } },
       axes: [
         { ...axis, size: 30, ...(isTime ? {} : { incrs: WHOLE, values: (_plot, values) => values.map((value) => short(value)) }) },
-        { ...axis, size: 62, gap: 6, values: logarithmic ? (_plot, values) => values.map((value) => (value === null ? "" : metric.format(value))) : (_plot, values, _axis, _space, step) => (metric.ticks ?? plainTicks)(values, step) },
+        { ...axis, size: 62, gap: 6, values: logarithmic ? (_plot, values) => values.map((value) => (value === null ? "" : metric.format(value))) : (_plot, values) => (metric.ticks ?? plainTicks)(values, stepOf(values)) },
       ],
       series: [{}, ...series.map((one) => lineOf(one))],
       hooks: {
@@ -346,6 +346,11 @@ function lineOf({ label, kind, colour: name }) {
   const stroke = colour(name, kind === "faint" ? 0.32 : 1);
   const points = kind === "dots" ? { show: true, size: 6, fill: stroke } : { show: false };
   return { label, stroke, width, spanGaps: true, points };
+}
+
+// Between the labels of an axis, without what floats leave at its end.
+function stepOf(values) {
+  return values.length > 1 ? Number((values[1] - values[0]).toPrecision(6)) : Math.abs(values[0]) || 1;
 }
 
 function spread(_plot, low, high) {
