@@ -78,7 +78,8 @@ class Served:
     def ask(self, path, *, method="GET", **headers):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.putrequest(method, path, skip_host="host" in named)  # the path goes out as it is, dots and all
+        own = {"skip_host": "host" in named, "skip_accept_encoding": "accept-encoding" in named}
+        connection.putrequest(method, path, **own)  # the path goes out as it is, dots and all
         for name, value in named.items():
             connection.putheader(name, value)
         connection.endheaders()
