@@ -165,10 +165,13 @@ class Tab:
             assert time.monotonic() < deadline, f"not within {seconds} s: {expression}"
             self.page.wait_for_timeout(100)
 
-    def shoot(self, name: str) -> None:
+    def shoot(self, name: str, *, height: int | None = None) -> None:
+        """A picture for the docs, of the top of the window alone where the rest is empty."""
         if SCREENSHOTS:
             Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png")
+            size = self.page.viewport_size
+            clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"]}
+            self.page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", clip=clip)
 
 
 @pytest.fixture
