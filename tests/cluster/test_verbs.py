@@ -197,3 +197,16 @@ def test_two_jobs_at_once_and_those_that_do_not_fit(bench):
         for name in names:
             bench.must("stop", name, "--now")
     assert {name: objects(bench, name) for name in names} == {name: [] for name in names}
+
+
+def test_a_sweep_submits_so_many_at_a_time(bench):
+    settings = ["name=rates", "train.learning_rate=1e-4,3e-4", "train.steps=3", "resources.nodes=1", "--at-most", "1"]
+    rows = bench.json("sweep", bench.file, *settings)
+    assert [(row["name"], row["state"], row["step"]) for row in rows] == [
+        ("rates-0", "finished", 3),
+        ("rates-1", "finished", 3),
+    ]
+    first, second = (bench.run_folder(row["name"]) for row in rows)
+    assert events(first, "finished")[-1]["time"] <= events(second, "submitted")[0]["time"]
+    again = bench.windlass("sweep", bench.file, *settings, "--json")
+    assert (again.returncode, "started" in again.stderr) == (0, False)  # all are finished

@@ -169,6 +169,22 @@ def test_a_sweep_is_one_array_with_a_folder_per_run(bench, cluster):
     assert [one["submitted"] for one in json.loads(again.stdout)] == [False, False]
 
 
+def test_a_sweep_with_a_bound_submits_one_after_the_other(bench):
+    settings = ["name=bound", "train.learning_rate=1e-4,3e-4", "train.steps=4", "--on", "slurm", "--at-most", "1"]
+    answer = bench.windlass("sweep", bench.file, *settings, "--json", timeout=600)
+    assert answer.returncode == 0, answer
+    rows = json.loads(answer.stdout)
+    assert [(row["name"], row["state"], row["step"]) for row in rows] == [
+        ("bound-0", "finished", 4),
+        ("bound-1", "finished", 4),
+    ]
+    assert rows[0]["loss"] != rows[1]["loss"]
+    first, second = (bench.run_folder(row["name"]) for row in rows)
+    assert events(first, "finished")[-1]["time"] <= events(second, "submitted")[0]["time"]
+    again = bench.windlass("sweep", bench.file, *settings, "--json")
+    assert (again.returncode, "started" in again.stderr) == (0, False)  # all are finished
+
+
 def test_a_sweep_over_resources_asks_for_each_runs_own(bench, cluster):
     """And what variables say to sbatch changes nothing."""
     bench.environment |= {"SBATCH_PARTITION": "pair", "SBATCH_TIMELIMIT": "7", "SBATCH_SIGNAL": "INT@9"}

@@ -78,7 +78,8 @@ class Served:
     def ask(self, path, *, method="GET", **headers):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.putrequest(method, path, skip_host="host" in named)  # the path goes out as it is, dots and all
+        own = {"skip_host": "host" in named, "skip_accept_encoding": "accept-encoding" in named}
+        connection.putrequest(method, path, **own)  # the path goes out as it is, dots and all
         for name, value in named.items():
             connection.putheader(name, value)
         connection.endheaders()
@@ -164,10 +165,13 @@ class Tab:
             assert time.monotonic() < deadline, f"not within {seconds} s: {expression}"
             self.page.wait_for_timeout(100)
 
-    def shoot(self, name: str) -> None:
+    def shoot(self, name: str, *, height: int | None = None) -> None:
+        """A picture for the docs, of the top of the window alone where the rest is empty."""
         if SCREENSHOTS:
             Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png")
+            size = self.page.viewport_size
+            clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"]}
+            self.page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", clip=clip)
 
 
 @pytest.fixture

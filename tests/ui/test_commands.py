@@ -65,9 +65,12 @@ def test_a_report_is_one_file_without_scripts_links_or_secrets(windlass, runs, t
     assert not re.search(r"(?:src|href)=", page)
     assert "hf_abcdefgh" not in page
     assert "&lt;b&gt;step 61&lt;/b&gt;" in page
-    for words in ("It failed", "Curves", "Time line", "Hardware", "goodput", "learning_rate: 0.001", "attempt"):
+    for words in ("Why it failed", "Curves", "Time line", "Hardware", "goodput", "learning_rate: 0.001", "attempt"):
         assert words in page, words
     assert page.count("<svg") >= 6
+    assert "[removed]</pre>" not in page
+    assert ": null" not in page
+    assert "webhook: [removed]" not in page  # there is none
 
 
 def test_without_the_extra_it_says_what_to_install(runs):

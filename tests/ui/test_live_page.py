@@ -79,7 +79,7 @@ def test_a_run_is_seen_to_train_die_go_on_and_fail(open_tab, training, runs):
     tab.wait_for("document.querySelector('.log').textContent.includes('step ')")
     tab.shoot("running")
     overview.wait_for("document.querySelector('tr[data-run=live] progress').value >= 39")
-    overview.shoot("list")
+    overview.shoot("list", height=290)
 
     os.kill(rank_processes(folder)[0], signal.SIGKILL)
     tab.wait_for("document.querySelector('.happened').textContent.includes('SIGKILL')")

@@ -122,6 +122,12 @@ def test_what_pages_ask_for(served, root):
         assert served.json("series", id="small", **wrong)[0] == 400
 
 
+def test_a_run_that_was_just_made_is_known(served, root):
+    assert served.json("runs")[0] == 200  # the list is kept for a moment
+    write_run(root, "newer", steps=5)
+    assert served.json("run", id="newer")[0] == 200
+
+
 def test_a_folder_that_vanishes_and_one_that_is_damaged(served, root):
     assert served.json("run", id="small")[0] == 200
     write_run(root, "damaged", steps=5)

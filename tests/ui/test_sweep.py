@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -46,28 +47,35 @@ def test_a_mistake_in_one_run_starts_none(folder):
     assert not (folder / "runs").exists()
 
 
+def spans(folder, names):
+    """From the launch of each run to its end, by its own history."""
+    histories = [list(read_json_lines(folder / "runs" / name / "history.jsonl")) for name in names]
+    for history in histories:
+        assert [record["event"] for record in history].count("launched") == 1  # each was trained once
+    return [(history[0]["time"], history[-1]["time"]) for history in histories]
+
+
 @pytest.mark.train
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_and_runs_one_at_a_time(folder):
-    rates = "train.learning_rate=1e-4,3e-4"
-    first = sweep(subprocess.Popen, folder, rates)
-    for line in first.stderr:
-        if line.startswith("rates-0") and "started" in line:
-            break
+def test_a_killed_sweep_goes_on_and_keeps_to_its_bound(folder):
+    """One at a time where nothing is said; with a bound of two what an earlier sweep left under way counts too."""
+    settings = ("train.learning_rate=1e-4,2e-4,3e-4", "train.steps=20")
+    first = sweep(subprocess.Popen, folder, *settings)
+    assert first.stderr.readline().split() == ["rates-0", "train.learning_rate=1e-4", "started"]
+    time.sleep(2)  # it looks every second whether another one may start
     first.send_signal(signal.SIGKILL)  # the sweep alone: the run goes on
     first.communicate()
-    done = sweep(subprocess.run, folder, rates, "--json", stdout=subprocess.PIPE, timeout=400, check=False)
+    assert [path.name for path in (folder / "runs").glob("rates-*")] == ["rates-0"]
+
+    options = ("--at-most", "2", "--json")
+    done = sweep(subprocess.run, folder, *settings, *options, stdout=subprocess.PIPE, timeout=400, check=False)
     assert done.returncode == 0, done
     rows = json.loads(done.stdout)
-    assert [row["name"] for row in rows] == ["rates-0", "rates-1"]
-    assert {row["state"] for row in rows} == {"finished"}
-    assert rows[0]["loss"] != rows[1]["loss"]
-    assert "rates-0  train.learning_rate=1e-4  started" not in done.stderr  # it was under way, or finished
-    launches = []
-    for row in rows:
-        history = list(read_json_lines(folder / "runs" / row["name"] / "history.jsonl"))
-        assert [record["event"] for record in history].count("launched") == 1
-        launches.append((history[0]["time"], history[-1]["time"]))
-    assert launches[0][1] <= launches[1][0]  # one at a time
+    assert [(row["name"], row["state"]) for row in rows] == [(f"rates-{index}", "finished") for index in range(3)]
+    assert len({row["loss"] for row in rows}) == 3
+    assert "rates-0  train.learning_rate=1e-4  is under way" in done.stderr
+    (began, ended), (other_began, other_ended), (last_began, _) = spans(folder, [row["name"] for row in rows])
+    assert max(began, other_began) < min(ended, other_ended)  # two at once
+    assert last_began >= min(ended, other_ended)  # and never three
     members = json.loads((folder / "runs" / "rates.sweep.json").read_text())
-    assert members["runs"][1] == {"name": "rates-1", "settings": ["train.learning_rate=3e-4"]}
+    assert members["runs"][1] == {"name": "rates-1", "settings": ["train.learning_rate=2e-4"]}

@@ -162,21 +162,23 @@ class Library:
 
     def _is_due(self, known: Known, now: float) -> bool:
         metrics = known.signature[2] if known.signature else None
-        is_large = metrics is None or metrics[1] > MOST_APPRAISED_BYTES
-        return not is_large and known.signature != known.appraised and now - known.appraised_at > APPRAISAL_SECONDS
+        is_unfit = metrics is None or metrics[1] > MOST_APPRAISED_BYTES or NOT_PLAIN in known.signature
+        return not is_unfit and known.signature != known.appraised and now - known.appraised_at > APPRAISAL_SECONDS
 
     def _count_goodput(self, due: list[Known]) -> None:
         for known in due:
+            assert known.folder is not None
             signature = known.signature
-            if known.folder and signature[:1] != known.appraised[:1]:
+            if signature[:1] != known.appraised[:1]:
                 known.cost_per_hour = _cost_per_hour(known.folder)
             try:
-                goodput = self.sources.goodput(known.folder) if known.folder else None
+                known.goodput = self.sources.goodput(known.folder)
+                worth = self._worth(known, known.row)
             except Exception:  # whatever lies in the folder, the others are counted
-                goodput = None
+                worth = {}
             with self._lock:
-                known.goodput, known.appraised, known.appraised_at = goodput, signature, time.monotonic()
-                known.row = {**known.row, **self._worth(known, known.row)}
+                known.appraised, known.appraised_at = signature, time.monotonic()
+                known.row = {**known.row, **worth}
         self._appraising = False
 
     def _ask_clusters(self, now: float) -> None:
@@ -219,6 +221,9 @@ class Library:
 
     def row(self, run_id: str) -> Row:
         rows = self.rows()
+        if run_id not in rows:  # it may have been made since the last look
+            self._listed = -math.inf
+            rows = self.rows()
         if run_id not in rows:
             raise UnknownRunError(run_id)
         return rows[run_id]

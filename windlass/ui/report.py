@@ -121,8 +121,8 @@ def _heading(folder: RunFolder, row: Mapping[str, Any]) -> str:
 
 def _verdict(verdict: Mapping[str, Any]) -> str:
     evidence = "".join(f"<pre>{_safe(one['line'])}</pre>" for one in verdict.get("evidence", ()))
-    rows = [("cause", verdict.get("cause")), ("how sure", verdict.get("why")), ("fix", verdict.get("fix"))]
-    return f"<section class='bad'><h2>It failed: {_safe(verdict.get('class'))}</h2>{_table(rows)}{evidence}</section>"
+    rows = [("cause", verdict.get("cause")), ("fix", verdict.get("fix")), ("how sure", verdict.get("why"))]
+    return f"<section class='bad'><h2>Why it failed</h2>{_table(rows)}{evidence}</section>"
 
 
 def _results(row: Mapping[str, Any], summary: Mapping[str, Any], goodput: float | None) -> Rows:
@@ -160,7 +160,7 @@ def _checkpoints(folder: RunFolder) -> str:
     rows = [
         (
             f"step {row['step']}, {row['tier']}",
-            f"{'' if row['complete'] else 'not '}complete, {_number(row['bytes'])} bytes",
+            f"{'' if row['complete'] else 'not '}complete, {row['bytes'] / 2**20:,.1f} MiB",
         )
         for row in checkpoints_of(folder)
     ]
@@ -184,10 +184,12 @@ def _hardware(folder: RunFolder, view: RunView) -> Rows:
 
 
 def _run_file(folder: RunFolder) -> str:
+    """What is set in it: keys that are null fill three screens and say nothing."""
     try:
-        return folder.run_file.read_text(encoding="utf-8", errors="replace")
+        text = folder.run_file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "it cannot be read"
+    return "\n".join(line for line in text.splitlines() if not line.endswith(": null"))
 
 
 def _section(title: str, body: str) -> str:

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { colour, h, replace } from "./dom.js";
-import { count, duration, gibTicks, number, percent, percentTicks, plainTicks, secondTicks, short } from "./format.js";
+import { clock, count, duration, gibTicks, number, percent, percentTicks, plainTicks, secondTicks, short } from "./format.js";
 
 const seconds = (value) => duration(value);
 const METRICS = [
@@ -179,7 +179,7 @@ export class Charts {
     const series = [];
     curves.forEach((curve, index) => {
       if (!curve) return;
-      const label = this.ids[index];
+      const label = this.ids.length > 1 ? this.ids[index] : "training";
       tables.push([curve.x, curve.y]);
       const kind = curve.smooth ? "faint" : curve.x.length > DENSE ? "thin" : curve.x.length < SPARSE ? "dots" : "line";
       series.push({ label, kind, colour: runColour(index) });
@@ -224,7 +224,7 @@ export class Charts {
       scales: { x: { time: isTime }, y: { distr: logarithmic ? 3 : 1, range: logarithmic ? undefined : spread } },
       axes: [
         { ...axis, size: 30, ...(isTime ? {} : { incrs: WHOLE, values: (_plot, values) => values.map((value) => short(value)) }) },
-        { ...axis, size: 62, gap: 6, values: logarithmic ? (_plot, values) => values.map((value) => (value === null ? "" : metric.format(value))) : (_plot, values, _axis, _space, step) => (metric.ticks ?? plainTicks)(values, step) },
+        { ...axis, size: 62, gap: 6, values: logarithmic ? (_plot, values) => values.map((value) => (value === null ? "" : metric.format(value))) : (_plot, values) => (metric.ticks ?? plainTicks)(values, stepOf(values)) },
       ],
       series: [{}, ...series.map((one) => lineOf(one))],
       hooks: {
@@ -247,16 +247,14 @@ export class Charts {
   // The values under the pointer stand beside the title; without a pointer the newest one does.
   pointed(plot, metric, series, chart) {
     const { left } = plot.cursor;
-    if (left === null || left === undefined || left < 0) {
+    if (left === null || left === undefined || left < 0 || plot.cursor.idx === null) {
       chart.value.textContent = chart.describe ? chart.describe() : "";
       return;
     }
-    const x = plot.posToVal(left, "x");
-    const parts = series.map((one, index) => {
-      const value = nearest(plot.data[0], plot.data[index + 1], x);
-      return `${series.length > 1 ? `${one.label} ` : ""}${metric.format(value)}`;
-    });
-    const place = this.axis === "time" ? new Date(x * 1000).toLocaleTimeString() : short(Math.round(x));
+    const at = plot.cursor.idx; // where the dots are
+    const parts = series.map((one, index) => `${series.length > 1 ? `${one.label} ` : ""}${metric.format(nearest(plot.data[index + 1], at))}`);
+    const x = plot.data[0][at];
+    const place = this.axis === "time" ? clock(x) : `${this.axis} ${count(x)}`;
     chart.value.textContent = `${place}: ${parts.join(" · ")}`;
   }
 
@@ -350,6 +348,11 @@ function lineOf({ label, kind, colour: name }) {
   return { label, stroke, width, spanGaps: true, points };
 }
 
+// Between the labels of an axis, without what floats leave at its end.
+function stepOf(values) {
+  return values.length > 1 ? Number((values[1] - values[0]).toPrecision(6)) : Math.abs(values[0]) || 1;
+}
+
 function spread(_plot, low, high) {
   if (low === null || high === null || (low === 0 && high === 0)) return [0, 1];
   const room = (high - low || Math.abs(high)) * 0.06;
@@ -361,17 +364,10 @@ function clipped([begin, end], [low, high]) {
   return range[0] <= low && range[1] >= high ? null : range[1] > range[0] ? range : null;
 }
 
-// The value of the point that is closest to x: lines of several runs have points at different places.
-function nearest(xs, ys, x) {
-  let low = 0;
-  let high = xs.length - 1;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (xs[middle] < x) low = middle + 1;
-    else high = middle;
-  }
+// The value that is closest to a place: lines of several runs have points at different places.
+function nearest(ys, at) {
   for (let distance = 0; distance < 200; distance++) {
-    for (const index of [low - distance, low + distance]) {
+    for (const index of [at - distance, at + distance]) {
       if (ys[index] !== null && ys[index] !== undefined) return ys[index];
     }
   }

@@ -2,6 +2,7 @@
 
 import { get, throttled } from "./api.js";
 import { h, replace } from "./dom.js";
+import { count } from "./format.js";
 
 export class Logs {
   constructor(id) {
@@ -30,7 +31,7 @@ export class Logs {
     this.showSources(sources);
     replace(this.list, lines.map((line) => lineOf(line, words)));
     const older = cut ? " Older ones are in the files of logs/." : "";
-    this.note.textContent = lines.length ? `${lines.length} lines${words ? ` with “${words}”` : ""}.${older}` : words ? "No line has these words." : "Nothing was logged yet.";
+    this.note.textContent = lines.length ? `${count(lines.length)} ${lines.length === 1 ? "line" : "lines"}${words ? ` with “${words}”` : ""}.${older}` : words ? "No line has these words." : "Nothing was logged yet.";
     if (this.follow.checked && !words) this.list.scrollTop = this.list.scrollHeight;
   }
 

@@ -18,7 +18,8 @@ export class Ranks {
     this.ramp = h("canvas", { width: RAMP, height: 1 });
     this.slow = h("div");
     this.scale = h("span", { class: "scale" }, "with the others", this.ramp, "half a step behind");
-    this.body = h("div", { class: "card" }, this.canvas, this.under, this.slow);
+    this.axes = h("div", { class: "axes" });
+    this.body = h("div", { class: "card" }, this.canvas, this.axes, this.under, this.slow);
     this.none = h("p", { class: "none" }, "No comparison of the ranks yet: they are compared every half minute.");
     this.element = h("div", {}, h("div", { class: "bar" }, h("h2", {}, "Ranks"), this.scale), this.body, this.none);
     document.addEventListener("windlass-theme", () => this.draw());
@@ -52,6 +53,7 @@ export class Ranks {
     }
     context.putImageData(image, 0, 0);
     this.drawRamp(palette);
+    replace(this.axes, [`step ${count(steps[0])}`, `rank 0 at the top, ${count(ranks - 1)} at the bottom`, `step ${count(steps.at(-1))}`].map((text) => h("span", {}, text)));
     this.describe();
   }
 

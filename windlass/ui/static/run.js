@@ -159,11 +159,13 @@ class RunPage {
 }
 
 function verdictCard(verdict, reason) {
-  const evidence = verdict.evidence.map((one) => {
+  const places = new Map(); // by line: ranks that fail together say the same
+  for (const one of verdict.evidence) {
     const source = one.rank === null || one.rank === undefined ? one.source : `rank ${one.rank}`;
-    const place = [source, one.host, one.time].filter(Boolean);
-    return h("div", {}, h("pre", {}, one.line), h("div", { class: "soft" }, place.join(", ")));
-  });
+    const place = [source, one.host, one.time].filter(Boolean).join(", ");
+    places.set(one.line, [...(places.get(one.line) ?? []), place]);
+  }
+  const evidence = [...places].map(([line, where]) => h("div", {}, h("pre", {}, line), h("div", { class: "soft" }, where.join(" · "))));
   const sure = verdict.confidence >= 0.8 ? "sure" : verdict.confidence >= 0.5 ? "likely" : "perhaps";
   const rows = [
     ["What", reason],
@@ -173,5 +175,5 @@ function verdictCard(verdict, reason) {
     ["How sure", verdict.confidence === undefined ? null : `${sure} (${percent(verdict.confidence)}): ${verdict.why}`],
   ];
   const list = rows.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]);
-  return h("div", { class: "card verdict" }, h("h2", {}, "Why it failed"), h("span", { class: "soft" }, (verdict.class ?? "").replaceAll("_", " ")), h("dl", {}, list));
+  return h("div", { class: "card verdict" }, h("h2", {}, "Why it failed"), h("span", { class: "soft" }, verdict.class ? `class ${verdict.class}` : ""), h("dl", {}, list));
 }

@@ -8,7 +8,8 @@ export class RunFile {
     this.id = id;
     this.other = h("select", { onchange: () => this.load() }, h("option", { value: "" }, "no other run"));
     this.body = h("div", { class: "card" });
-    const bar = h("div", { class: "bar" }, h("h2", {}, "Run file"), h("label", {}, "against", this.other));
+    this.unset = h("input", { type: "checkbox", onchange: () => this.load() });
+    const bar = h("div", { class: "bar" }, h("h2", {}, "Run file"), h("label", {}, this.unset, "keys that are not set"), h("label", {}, "against", this.other));
     this.element = h("div", {}, bar, this.body);
   }
 
@@ -20,7 +21,8 @@ export class RunFile {
     }
     const against = this.other.value;
     const { text, differences } = await get("runfile", { id: this.id, against: against || null });
-    replace(this.body, against ? differenceTable(differences, [this.id, against]) : h("pre", { class: "file", tabindex: "0", role: "group", "aria-label": "The run file" }, text));
+    const shown = this.unset.checked ? text : text.replace(/^.*: null\n/gm, "");
+    replace(this.body, against ? differenceTable(differences, [this.id, against]) : h("pre", { class: "file", tabindex: "0", role: "group", "aria-label": "The run file" }, shown));
   }
 }
 
