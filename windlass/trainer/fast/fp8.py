@@ -98,11 +98,12 @@ class Float8Linear(nn.Linear):
 
 def fits(layers: Sequence[nn.Module]) -> bool:
     """Whether layers that read the same input gain by one product in fp8."""
-    if not all(type(layer) is nn.Linear and layer.bias is None for layer in layers):
+    plain = [layer for layer in layers if type(layer) is nn.Linear and layer.bias is None]
+    if len(plain) < len(layers):
         return False
-    sizes = [layer.weight.shape for layer in layers]
-    whole = sum(size[0] for size in sizes), sizes[0][1]
-    return min(whole) >= SMALLEST and all(number % MULTIPLE == 0 for size in sizes for number in size)
+    inputs, outputs = plain[0].in_features, [layer.out_features for layer in plain]
+    wide = min(inputs, sum(outputs)) >= SMALLEST
+    return wide and all(size % MULTIPLE == 0 for size in (inputs, *outputs))
 
 
 def use_fp8(model: nn.Module, layout: Layout, device: torch.device) -> int:
