@@ -85,7 +85,7 @@ class Float8Product(torch.autograd.Function):
         w8_io = torch.cat([scaled(weight, w_scale, FORWARD).t() for weight in weights], dim=1).contiguous()
         grad_x_ni = scaled_product(g8_no, w8_io.t(), g_scale, w_scale, ctx.dtype, fast=False)
         grad_w_oi = scaled_product(g8_on, x8_in.t(), g_scale, x_scale, ctx.dtype, fast=False)
-        return grad_x_ni, *grad_w_oi.split([weight.shape[0] for weight in weights])
+        return grad_x_ni, *torch.split(grad_w_oi, [weight.shape[0] for weight in weights])
 
 
 class Float8Linear(nn.Linear):
@@ -96,13 +96,13 @@ class Float8Linear(nn.Linear):
         return out.reshape(*x.shape[:-1], -1)
 
 
-def fits(layers: Sequence[nn.Module]) -> bool:
+def fits(layers: Sequence[Any]) -> bool:
     """Whether layers that read the same input gain by one product in fp8."""
     if not all(type(layer) is nn.Linear and layer.bias is None for layer in layers):
         return False
-    sizes = [layer.weight.shape for layer in layers]
-    whole = sum(size[0] for size in sizes), sizes[0][1]
-    return min(whole) >= SMALLEST and all(number % MULTIPLE == 0 for size in sizes for number in size)
+    inputs, outputs = layers[0].in_features, [layer.out_features for layer in layers]
+    wide: bool = min(inputs, sum(outputs)) >= SMALLEST
+    return wide and all(size % MULTIPLE == 0 for size in (inputs, *outputs))
 
 
 def use_fp8(model: nn.Module, layout: Layout, device: torch.device) -> int:

@@ -181,7 +181,7 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
     return best
 
 
-def projections(block: Any) -> tuple[tuple[nn.Linear, ...], ...]:
+def projections(block: Any) -> tuple[tuple[Any, ...], ...]:
     """The linear layers of a llama block, those that read the same input together: q, k, v; o; gate, up; down."""
     attention, mlp = block.self_attn, block.mlp
     return (
