@@ -161,6 +161,11 @@ class TrainSection(Section):
     """End the run once validations stop improving; `{}` takes every default. Needs `validate_every`."""
     tensorboard: bool = False
     """Also write TensorBoard event files (needs the `tensorboard` extra)."""
+    objective: Literal["next_token", "dpo"] = "next_token"
+    """`dpo`: prefer chosen answers to rejected ones (`data.format: preference`), held near a reference: with
+    `model.lora` the model with its adapter switched off, else a frozen copy of the model as the run began."""
+    dpo_beta: PositiveFloat = 0.1
+    """How strongly `dpo` holds the model near its reference."""
     loss: ImportPath | None = None
     """A loss of your own, `my.module:loss`: a function of logits and labels (docs/extending.md). Default: the
     cross-entropy of the next token."""
@@ -176,6 +181,10 @@ class TrainSection(Section):
             raise ValueError(f"train.warmup_steps is {self.warmup_steps} but the run has only {self.steps} steps")
         if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
             raise ValueError(f"train.min_learning_rate {self.min_learning_rate} is above the peak {self.learning_rate}")
+        if self.objective == "dpo" and (self.loss or self.fused_head):
+            raise ValueError(
+                "train.objective dpo computes its own loss: train.loss and train.fused_head are not for it"
+            )
         if self.early_stopping and not self.validate_every:
             raise ValueError("train.early_stopping looks at validations, but train.validate_every is not set")
         return self
