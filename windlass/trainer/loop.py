@@ -19,7 +19,7 @@ from windlass.trainer.callbacks.hang import HangWatch
 from windlass.trainer.callbacks.history import History
 from windlass.trainer.callbacks.metrics import Metrics
 from windlass.trainer.callbacks.preemption import Preemption
-from windlass.trainer.callbacks.profiling import FirstStepProfile
+from windlass.trainer.callbacks.profiling import FirstStepProfile, Profile
 from windlass.trainer.callbacks.saving import Saving
 from windlass.trainer.callbacks.stragglers import Stragglers
 from windlass.trainer.callbacks.validation import Validation
@@ -37,6 +37,7 @@ CALLBACKS: tuple[type[Callback], ...] = (
     HangWatch,  # after the metrics, which may wait for the GPU, and before what may take as long as it likes
     Stragglers,
     FirstStepProfile,  # after the metrics, which may wait for the GPU: the first step is then really over
+    Profile,
     Saving,  # before validations, which take long: a kill in one loses no steps
     History,  # the start is recorded once tiers are open, the end once the last upload is over
     GarbageCollection,  # while a save is written
