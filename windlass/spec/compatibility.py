@@ -14,7 +14,8 @@ from windlass.spec.run import Run
 QUIET_KEYS = frozenset(
     f"train.{key}"
     for key in (
-        *("log_every", "validate_every", "validation_sequences", "early_stopping", "tensorboard", "callbacks"),
+        *("log_every", "validate_every", "validation_sequences", "early_stopping"),
+        *("tensorboard", "loggers", "callbacks", "profile"),
         *("micro_batch", "compile", "fused_head", "bf16_weights", "lean_blocks"),
     )
 )

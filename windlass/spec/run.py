@@ -44,6 +44,7 @@ class Run(Section):
             ("train.loss", self.train.loss),
             ("train.optimizer", self.train.optimizer),
             *(("train.callbacks", path) for path in self.train.callbacks),
+            *(("train.loggers", path) for path in self.train.loggers if ":" in path),
             *((key, text.removeprefix("python:")) for key, text in sources if text and text.startswith("python:")),
         ]
         return [(key, path) for key, path in named if path]

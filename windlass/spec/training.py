@@ -38,6 +38,21 @@ class EarlyStoppingSection(Section):
     """By how much a validation loss must be below the best one to count as a new best."""
 
 
+class ProfileSection(Section):
+    """Record some steps with torch's profiler, into the folder `profile` of the run."""
+
+    first: Annotated[int, Field(ge=2)] = 10
+    """The first step that is recorded; not the run's first, which compiles."""
+    steps: PositiveInt = 3
+    """How many."""
+    ranks: tuple[NonNegativeInt, ...] = (0,)
+    """Which ranks record."""
+    memory: bool = True
+    """Also a snapshot of the GPU's memory, for pytorch.org/memory_viz."""
+    stacks: bool = False
+    """Also the lines of Python that each operation comes from; slower."""
+
+
 if TYPE_CHECKING:
     HasClass = Section
 else:  # `class` is a word of Python's own, and can be no attribute in a class body
@@ -160,7 +175,18 @@ class TrainSection(Section):
     early_stopping: EarlyStoppingSection | None = None
     """End the run once validations stop improving; `{}` takes every default. Needs `validate_every`."""
     tensorboard: bool = False
-    """Also write TensorBoard event files (needs the `tensorboard` extra)."""
+    """Also write TensorBoard event files (needs the `tensorboard` extra); the same as `loggers: [tensorboard]`."""
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"] | ImportPath, ...] = ()
+    """Where metrics go beside metrics.jsonl: `tensorboard` (extra of that name), `wandb` (extra; offline too) and
+    `mlflow` (a server at MLFLOW_TRACKING_URI), or a sink of your own, `my.module:Sink`. A run that is killed goes on
+    under the same id (docs/metrics.md)."""
+    profile: ProfileSection | None = None
+    """Record a trace of some steps and a snapshot of memory; `{}` takes every default."""
+    objective: Literal["next_token", "dpo"] = "next_token"
+    """`dpo`: prefer chosen answers to rejected ones (`data.format: preference`), held near a reference: with
+    `model.lora` the model with its adapter switched off, else a frozen copy of the model as the run began."""
+    dpo_beta: PositiveFloat = 0.1
+    """How strongly `dpo` holds the model near its reference."""
     loss: ImportPath | None = None
     """A loss of your own, `my.module:loss`: a function of logits and labels (docs/extending.md). Default: the
     cross-entropy of the next token."""
@@ -176,6 +202,10 @@ class TrainSection(Section):
             raise ValueError(f"train.warmup_steps is {self.warmup_steps} but the run has only {self.steps} steps")
         if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
             raise ValueError(f"train.min_learning_rate {self.min_learning_rate} is above the peak {self.learning_rate}")
+        if self.objective == "dpo" and (self.loss or self.fused_head):
+            raise ValueError(
+                "train.objective dpo computes its own loss: train.loss and train.fused_head are not for it"
+            )
         if self.early_stopping and not self.validate_every:
             raise ValueError("train.early_stopping looks at validations, but train.validate_every is not set")
         return self

@@ -19,7 +19,7 @@ from windlass.trainer.callbacks.hang import HangWatch
 from windlass.trainer.callbacks.history import History
 from windlass.trainer.callbacks.metrics import Metrics
 from windlass.trainer.callbacks.preemption import Preemption
-from windlass.trainer.callbacks.profiling import FirstStepProfile
+from windlass.trainer.callbacks.profiling import FirstStepProfile, Profile
 from windlass.trainer.callbacks.saving import Saving
 from windlass.trainer.callbacks.stragglers import Stragglers
 from windlass.trainer.callbacks.validation import Validation
@@ -37,6 +37,7 @@ CALLBACKS: tuple[type[Callback], ...] = (
     HangWatch,  # after the metrics, which may wait for the GPU, and before what may take as long as it likes
     Stragglers,
     FirstStepProfile,  # after the metrics, which may wait for the GPU: the first step is then really over
+    Profile,
     Saving,  # before validations, which take long: a kill in one loses no steps
     History,  # the start is recorded once tiers are open, the end once the last upload is over
     GarbageCollection,  # while a save is written
@@ -67,7 +68,8 @@ def train(
     for batch in batches.from_step(state.step, end):
         before, step = state.position, state.step + 1
         faults.reach("step.begin", step)
-        labels, stop_requested = ranks.sum([batch.num_labels, preemption.requested])  # one exchange for both
+        sums = [batch.num_labels, batch.num_terms, preemption.requested]
+        labels, terms, stop_requested = ranks.sum(sums)  # one exchange for all
         if stop_requested:
             state.stop(ExitCode.PREEMPTED, "SIGTERM")
             break
@@ -75,7 +77,7 @@ def train(
             callback.before_step(state)
         seed_dropout(run.train.seed, step, ranks)
         labels = max(labels, 1.0)
-        losses = state.stepper.backward(batch, labels, poisoned=faults.reach("step.loss", step))
+        losses = state.stepper.backward(batch, max(terms, 1.0), poisoned=faults.reach("step.loss", step))
         loss = sum_over_ranks(losses, ranks)
         rate = learning_rate(before.step, run.train)
         grad_norm = state.optimizer.apply(rate, loss)

@@ -1,4 +1,4 @@
-"""What a run writes while it trains: metrics.jsonl first; the log line and TensorBoard come from the same record."""
+"""What a run writes while it trains: metrics.jsonl first; the log line and loggers get the same record."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from windlass.common.files import append_json_line
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.loggers import MetricSink, open_sinks
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +51,16 @@ class Reporter:
         self.run, self.folder, self.ranks = run, folder, ranks
         self.attempt = attempt_number()
         self._unwritten: list[dict[str, Any]] = []
-        self._board: Any = None
-        if ranks.is_first and run.train.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
+        self._sinks: list[MetricSink] = []
 
-            self._board = SummaryWriter(str(folder.path / "tensorboard"))
+    def begin(self, step: int) -> None:
+        """Open what else metrics go to, for an attempt that goes on after `step`."""
+        self._sinks = open_sinks(self.run, self.folder, step)
 
     def step(self, metrics: StepMetrics) -> None:
         if not self.ranks.is_first:
             return
         self._append({"kind": "step", **asdict(metrics)})
-        if self._board:
-            for name in ("loss", "grad_norm", "learning_rate", "tokens_per_s"):
-                self._board.add_scalar(f"train/{name}", getattr(metrics, name), metrics.step)
         if metrics.step % self.run.train.log_every == 0 or metrics.step in (1, metrics.steps):
             mfu = f" · {metrics.mfu:.1%} MFU" if metrics.mfu is not None else ""
             log.info(
@@ -91,9 +89,6 @@ class Reporter:
         record = {"kind": "validation", "step": step, "loss": loss, "sequences": sequences, "tokens": tokens}
         record |= {"perplexity": perplexity, "accuracy": accuracy}
         self._append({**record, "attempt": self.attempt, "time": round(time.time(), 3)})
-        if self._board:
-            self._board.add_scalar("validation/loss", loss, step)
-            self._board.add_scalar("validation/accuracy", accuracy, step)
 
     def ranks_compared(self, step: int, comparison: dict[str, Any]) -> None:
         """How the ranks' times compare; see callbacks/stragglers.py."""
@@ -103,6 +98,11 @@ class Reporter:
     def _append(self, record: dict[str, Any]) -> None:
         """A disk that is full while a save fails must not end the run: lines wait for the next step."""
         self._unwritten.append(record)
+        for sink in self._sinks if record["kind"] in ("step", "validation") else ():
+            try:
+                sink.write(record)
+            except Exception as error:  # whatever it is, training goes on
+                log.warning("%s did not take a record: %s: %s", type(sink).__name__, type(error).__name__, error)
         try:
             self._flush()
         except OSError as error:
@@ -113,10 +113,13 @@ class Reporter:
             append_json_line(self.folder.metrics, self._unwritten[0])
             del self._unwritten[0]
 
-    def close(self) -> None:
+    def close(self, *, finished: bool = True) -> None:
         self._flush()
-        if self._board:
-            self._board.close()
+        for sink in self._sinks:
+            try:
+                sink.close(finished=finished)
+            except Exception as error:
+                log.warning("%s could not be closed: %s: %s", type(sink).__name__, type(error).__name__, error)
 
 
 def attempt_number() -> int:

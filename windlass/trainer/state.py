@@ -37,9 +37,10 @@ from windlass.trainer.model.lora import draw_adapters
 from windlass.trainer.model.pretrained import check_same_frozen, load_pretrained
 from windlass.trainer.model.structure import attention_name, persistent_buffers
 from windlass.trainer.model.weights import draw_weights, materialize, restore_buffers
-from windlass.trainer.optimizer import AdamW, Optimizer
+from windlass.trainer.optimizer import AdamW, Optimizer, compute_in_bf16
 from windlass.trainer.own_optimizer import OwnOptimizer
 from windlass.trainer.parallelize import parallelize
+from windlass.trainer.preferences import PreferenceStepper, return_log_probabilities
 from windlass.trainer.preparation import Prepared, build
 from windlass.trainer.reporting import Reporter
 from windlass.trainer.startup import clock
@@ -170,12 +171,24 @@ def begin(
         peers=peers,
         checkpointer=checkpointer,
         reporter=reporter,
-        stepper=Stepper(model, layout, ranks),
+        stepper=make_stepper(run, prepared, model, ranks),
         optimizer=optimizer,
         tensors=tensors,
         checkpoint=checkpoint,
         position=position,
     )
+
+
+def make_stepper(run: Run, prepared: Prepared, model: nn.Module, ranks: Ranks) -> Stepper:
+    layout = prepared.layout
+    if run.train.objective != "dpo":
+        return Stepper(model, layout, ranks)
+    reference: nn.Module | None = None
+    if run.model.lora is None:
+        reference = build_model(run, prepared, ranks, draw=True).requires_grad_(False).eval()
+        if layout.bf16_weights:
+            compute_in_bf16(reference)
+    return PreferenceStepper(model, layout, ranks, beta=run.train.dpo_beta, reference=reference)
 
 
 def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn.Module:
@@ -187,8 +200,11 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn
     log.info("attention: %s", attention_name(model))
     if layout.flash4_obstacle.startswith(PACKAGE) and ranks.is_first:  # a GPU on which it would pay
         log.warning("attention is torch's own: %s", layout.flash4_obstacle)
-    own_loss = own_code.load(run.train.loss, "train.loss") if run.train.loss else None
-    return_loss(model, fused=layout.fused_head, own=own_loss)
+    if run.train.objective == "dpo":
+        return_log_probabilities(model)
+    else:
+        own_loss = own_code.load(run.train.loss, "train.loss") if run.train.loss else None
+        return_loss(model, fused=layout.fused_head, own=own_loss)
     parallelize(model, run, layout, ranks)
     materialize(model, torch.device("cpu") if layout.cpu_offload else ranks.device)
     restore_buffers(model, prepared.reference, ranks.device)

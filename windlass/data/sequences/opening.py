@@ -84,7 +84,10 @@ def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress |
 def windows_of(shards: TokenShards, name: str, data: DataSection, sequence_length: int) -> Windows:
     """Shards of examples as packed rows, others as windows."""
     if shards.index.loss_bit:
-        return PackedRows.packed(shards, name, sequence_length, data.too_long)
+        # half of a pair is none
+        return PackedRows.packed(
+            shards, name, sequence_length, "drop" if data.format == "preference" else data.too_long
+        )
     return Windows.whole(shards, name, sequence_length)
 
 

@@ -48,7 +48,11 @@ def extras_are_installed(run: Run) -> None:
         raise UserError(
             f"training needs {' and '.join(missing)}, not installed here", fix="pip install 'windlass[train]'"
         )
-    if run.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+    if "wandb" in run.train.loggers and importlib.util.find_spec("wandb") is None:
+        raise UserError("train.loggers names wandb, which is not installed here", fix="pip install 'windlass[wandb]'")
+    if (run.train.tensorboard or "tensorboard" in run.train.loggers) and importlib.util.find_spec(
+        "tensorboard"
+    ) is None:
         raise UserError(
             "train.tensorboard needs tensorboard, not installed here",
             fix="pip install 'windlass[tensorboard]'    or train.tensorboard=false",

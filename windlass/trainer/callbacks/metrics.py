@@ -13,6 +13,7 @@ import torch
 
 from windlass.errors import ExitCode, UserError
 from windlass.trainer.callbacks.callback import Callback
+from windlass.trainer.distributed.agreement import on_first_rank
 from windlass.trainer.flops import flops_per_token, peak_flops
 from windlass.trainer.reporting import StepMetrics, memory_gib
 from windlass.trainer.state import StepResult, TrainState
@@ -24,6 +25,9 @@ class Metrics(Callback):
         self.flops_per_token = flops_per_token(prepared.reference, prepared.config, length)
         self.peak = peak_flops(state.ranks.gpu)
         self.open: list[tuple[StepResult, float]] = []  # steps still on the device, and how long saves held each up
+
+    def on_start(self, state: TrainState) -> None:
+        on_first_rank(state.ranks, lambda: state.reporter.begin(state.step))
 
     def after_step(self, state: TrainState) -> None:
         assert state.result is not None
@@ -38,7 +42,7 @@ class Metrics(Callback):
         self.settle(state)
 
     def on_close(self, state: TrainState) -> None:
-        state.reporter.close()
+        state.reporter.close(finished=not state.preempted)
 
     def settle(self, state: TrainState) -> None:
         """Wait for the device and write the open steps; UserError for the first one that is not finite."""
