@@ -1,4 +1,4 @@
-"""Every example: a run file that loads, is planned and rendered without a cluster; a notebook whose commands parse (test_wheel.py runs it)."""
+"""Every example: loads, is planned and rendered without a cluster; the notebook is run by test_wheel.py."""
 
 from __future__ import annotations
 
