@@ -9,14 +9,20 @@ import re
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
+
 import windlass
+from windlass import __version__
 from windlass.api.schemas import OUTPUTS, SCHEMA_VERSION, Output, schema_of
+from windlass.cli.main import cli
 from windlass.cli.reference import Key, options_of_targets, sections
 from windlass.diagnose.classes import CLASSES
 from windlass.diagnose.facts import schema as facts_schema
+from windlass.errors import ExitCode
 from windlass.spec import Run
 
 WHERE_OUTPUT_IS = (
@@ -250,6 +256,46 @@ def troubleshooting_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def man_page() -> str:
+    """windlass(1), from the help of every command."""
+    lines = [
+        f'.TH WINDLASS 1 "" "windlass {__version__}"',
+        ".SH NAME",
+        "windlass \\- train PyTorch models from one run file: here, and on clusters",
+        ".SH SYNOPSIS",
+        ".B windlass\n.I COMMAND\n[\\fIOPTIONS\\fR] [\\fIARGUMENTS\\fR]",
+        ".SH COMMANDS",
+    ]
+    for path, command in _commands(cli, ()):
+        context = click.Context(command, info_name=f"windlass {' '.join(path)}")
+        usage = " ".join(command.collect_usage_pieces(context))
+        lines += [f".SS windlass {' '.join(path)} {_roff(usage)}", _roff(inspect.cleandoc(command.help or ""))]
+        for parameter in command.get_params(context):
+            record = parameter.get_help_record(context)
+            if record and isinstance(parameter, click.Option):
+                lines += [".TP", f".B {_roff(record[0])}", _roff(record[1])]
+    lines += [".SH EXIT STATUS"]
+    lines += [f".TP\n.B {int(code)}\n{name.lower().replace('_', ' ')}" for name, code in ExitCode.__members__.items()]
+    lines += [".SH FILES", ".TP\n.I runs/NAME/\nthe run folder; WINDLASS_RUNS names another place for all of them"]
+    return "\n".join(lines) + "\n"
+
+
+def _commands(place: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(place, click.Group):
+        yield path, place
+        return
+    context = click.Context(place)
+    for name in place.list_commands(context):
+        below = place.get_command(context, name)
+        if below is not None and not below.hidden:
+            yield from _commands(below, (*path, name))
+
+
+def _roff(text: str) -> str:
+    escaped = text.strip().replace("\\", "\\e").replace("-", "\\-").replace("\b\n", "")
+    return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line or ".PP" for line in escaped.splitlines())
+
+
 def pages() -> dict[Path, str]:
     return {
         DOCS / "run-file.md": run_file_page(),
@@ -261,6 +307,7 @@ def pages() -> dict[Path, str]:
         DOCS / "why.md": why_page(),
         DOCS / "python.md": python_page(),
         DOCS / "troubleshooting.md": troubleshooting_page(),
+        DOCS / "windlass.1": man_page(),
     }
 
 

@@ -196,6 +196,8 @@ def test_an_eks_cluster_gets_its_context_and_all_are_listed(aws, tmp_path, monke
 def test_what_cannot_be_meant_is_refused_with_the_reason(capsys):
     assert main(agent.deploy_training_job, ["--use_ray"]) == 2
     assert "torchrun, not with Ray" in capsys.readouterr().err
+    assert main(agent.monitor_training, ["--job-name", "a", "--head-pod", "ray-head", "--json"]) == 2
+    assert "leave head_pod out" in capsys.readouterr().err
     with pytest.raises(UserError, match="terraform"):
         agent.manage_eks_cluster("c", infrastructure_type="terraform")
 

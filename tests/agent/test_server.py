@@ -61,7 +61,8 @@ def test_tools_say_what_they_do_and_nothing_acts_without_a_plan(tmp_path):
             "prune_checkpoints",
             "create_cluster",
             "fix_cluster",
-            "make_image",
+            "build_image",
+            "push_image",
         }
         for name in acting:
             assert list(tools[name].input_schema["properties"]) == ["plan_id"], name

@@ -19,6 +19,7 @@ from windlass.errors import UserError
 SECONDS_VALID = 3600.0
 
 T = TypeVar("T", bound=BaseModel)
+R = TypeVar("R")
 
 
 class Proposal(BaseModel, Generic[T]):
@@ -40,7 +41,6 @@ class Proposal(BaseModel, Generic[T]):
 class Plan:
     tool: str
     command: list[str]
-    model: Any
     contents: str
     """Digest of the files that were read: a plan is for what they said then."""
     files: Sequence[Path]
@@ -55,16 +55,17 @@ class Plans:
     def __init__(self) -> None:
         self.plans: dict[str, Plan] = {}
 
-    def propose(self, tool: str, model: Any, command: Sequence[object], effect: T, files: Sequence[str]) -> Proposal[T]:
+    def propose(self, tool: str, command: Sequence[object], effect: T, files: Sequence[str] = ()) -> Proposal[T]:
         words = [str(word) for word in command]
         paths = [Path(name) for name in files]
         plan_id = secrets.token_hex(8)
-        self.plans[plan_id] = Plan(tool, words, model, _digest(paths), paths, time.monotonic())
+        self.plans[plan_id] = Plan(tool, words, _digest(paths), paths, time.monotonic())
         return Proposal(
             plan_id=plan_id, tool=tool, command=["windlass", *words], seconds_valid=SECONDS_VALID, effect=effect
         )
 
-    def carry_out(self, tool: str, plan_id: str) -> Any:
+    def carry_out(self, tool: str, plan_id: str, model: type[R]) -> R:
+        """Run the plan's command; `model` is what it prints."""
         plan = self.plans.get(plan_id)
         if plan is None or plan.tool != tool:
             raise UserError(
@@ -75,8 +76,9 @@ class Plans:
         with plan.lock:
             if plan.result is None:
                 _must_be_valid(plan)
-                plan.result = call(plan.model, *plan.command)
-            return plan.result
+                plan.result = call(model, *plan.command)
+            result: R = plan.result
+            return result
 
 
 def _must_be_valid(plan: Plan) -> None:

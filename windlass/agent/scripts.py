@@ -18,6 +18,7 @@ WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0":
 def main(function: Callable[..., BaseModel], arguments: Sequence[str] | None = None) -> int:
     """Call a function with the flags of the command line. Its exit code is that of windlass's commands."""
     given = vars(parser_of(function).parse_args(arguments))
+    given.pop("json")
     try:
         result = function(**given)
     except UserError as error:
@@ -32,6 +33,7 @@ def parser_of(function: Callable[..., BaseModel]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=inspect.getdoc(function), formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--json", action="store_true", help="(always so)")
     hints = get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
         flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))

@@ -46,6 +46,7 @@ def build_docker_image(
     codebuild_project: str = "windlass-image",
     region: str | None = None,
     smoke_test: bool = True,
+    wait: bool = True,
     timeout: int = 3600,
     repository: str | None = None,
 ) -> BuiltImage:
@@ -56,6 +57,9 @@ def build_docker_image(
     """
     if force_local and force_codebuild:
         raise UserError("an image is built here or by CodeBuild, not both", fix="leave one of the two out")
+    wanted = image_tag or (None if tag == "auto" else tag)
+    _refuse("an image counts as built when its tests have passed: that is waited for", wait=not wait)
+    _refuse("CodeBuild gives its images tags of their own, made of their contents", tag=force_codebuild and wanted)
     repository = repository or os.environ.get("ECR_REPOSITORY")
     registry_name = _registry_name(repository, region) if repository else None
     say = _say if verbose else None
@@ -67,35 +71,39 @@ def build_docker_image(
             *("--attempts", max_attempts, "--test", "quick" if smoke_test else "none"),
             *(["--auto-fix"] if auto_fix else []),
             *(["--builder", "codebuild", "--project", codebuild_project] if force_codebuild else []),
-            *(["--region", region] if force_codebuild and region else []),
+            *(_region(region) if force_codebuild else []),
             timeout=timeout,
             on_line=say,
         )
-    wanted = image_tag or (tag if tag != "auto" else None)
-    if wanted and built.builder != "codebuild":
+    if wanted:
         tagged = f"{built.image.rpartition(':')[0]}:{wanted}"
         subprocess.run([built.builder, "tag", built.image, tagged], check=True)
+        built = built.model_copy(update={"image": tagged})
     if registry_name and not built.pushed:
         where = ["--to", registry_name, *(["--tag", wanted] if wanted else [])]
         pushed = call(PushedImage, "image", "push", built.tag, *where, on_line=say)
         built = built.model_copy(update={"pushed": pushed.pinned})
-    return built.model_copy(update={"image": tagged}) if wanted and built.builder != "codebuild" else built
+    return built
 
 
 def test_docker_image(
     image: str,
     level: Literal["quick", "standard", "full"] = "standard",
+    codebuild_project: str | None = None,
+    region: str | None = None,
     use_codebuild: bool = False,
+    wait: bool = True,
     timeout: int = 600,
     verbose: bool = True,
 ) -> ImageReport:
     """Test an image from inside: what it loads, whether a model trains in it, with `full` a whole smoke run."""
-    if use_codebuild:
-        raise UserError(
-            "an image is tested where a builder runs it: here",
-            cause="CodeBuild tests what it builds, in the same build",
-            fix="build_docker_image(force_codebuild=True)    tests it there",
-        )
+    _refuse(
+        "an image is tested where it can be run: here; CodeBuild tests what it builds, in the same build",
+        use_codebuild=use_codebuild,
+        codebuild_project=codebuild_project,
+        region=region,
+        wait=not wait,
+    )
     return call(
         ImageReport, "image", "test", image, "--level", level, timeout=timeout, on_line=_say if verbose else None
     )
@@ -121,6 +129,7 @@ def deploy_training_job(
     auto_monitor: bool | None = None,
     max_retries: int | None = None,
     checkpoint_dir: str | None = None,
+    storage_size: str | None = None,
     storage_class: str | None = None,
     model_path: str | None = None,
     tokenizer: str | None = None,
@@ -128,6 +137,7 @@ def deploy_training_job(
     batch_size: int | None = None,
     save_freq: int | None = None,
     use_efia: bool | None = None,
+    skip_validation: bool = False,
     namespace: str | None = None,
     region: str | None = None,
     verbose: bool = True,
@@ -139,8 +149,9 @@ def deploy_training_job(
     first and take seconds. `monitor` prints the logs for five minutes; the job goes on after that. `checkpoint_dir`:
     `pvc:CLAIM/FOLDER`, `s3://…`, or a folder that every node mounts. `batch_size`: sequences of a step, over all ranks.
     """
-    if use_ray:
-        raise UserError("windlass starts ranks with torchrun, not with Ray", fix="use_ray=False")
+    _refuse("windlass starts ranks with torchrun, not with Ray", use_ray=use_ray)
+    _refuse("the size of a claim follows from the checkpoints of the run", storage_size=storage_size)
+    _refuse("the checks take seconds, and what they find would cost more", skip_validation=skip_validation)
     say = _say if verbose else None
     context = _context_of(cluster_name, region)
     job_kind = "hyperpod" if use_hyperpod_cli else "pytorchjob" if use_pytorchjob else None
@@ -167,6 +178,7 @@ def deploy_training_job(
     if not run_file.exists():
         _write_run_file(run_file, {"image.name": image_uri or _newest_pushed_image(), **given})
     changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given.items()]
+    changes += ["model.preset=null"] if model_path else []
     if storage_class:
         place = ["--context", context, "--storage-class", storage_class, "--yes"]
         call(FixedCluster, "cluster", "fix", run_file, *changes, *place, on_line=say)
@@ -273,8 +285,21 @@ def monitor_training(
     check_interval: float = 30,
     tail: int = 100,
     verbose: bool = True,
+    head_pod: str | None = None,
+    job_id: str | None = None,
+    checkpoint_dir: str | None = None,
+    max_retries: int | None = None,
+    retry_delay: float | None = None,
+    namespace: str | None = None,
 ) -> TrainingHealth:
     """Look at a run on any target; `monitor` waits until it has ended or makes no step for too long."""
+    _refuse("a run is known by its name; there is no Ray head to ask", head_pod=head_pod, job_id=job_id)
+    _refuse("its run file says where a run is", checkpoint_dir=checkpoint_dir, namespace=namespace)
+    _refuse(
+        "`windlass run` decides about retries, with a budget for each kind of failure (target.max_restarts)",
+        max_retries=max_retries,
+        retry_delay=retry_delay,
+    )
     say = _say if verbose else None
     run = call(ShownRun, "show", job_name)
     while action == "monitor" and run.state in ("waiting", "running") and not _stalled(run, stagnation_threshold):
@@ -297,6 +322,13 @@ def monitor_training(
     if action == "checkpoints":
         health.checkpoints = call(list[ListedCheckpoint], "ckpt", "ls", job_name)
     return health
+
+
+def _refuse(reason: str, **given: object) -> None:
+    """A parameter of the seeds that means nothing here is an error where it is set, and not passed over."""
+    names = [name for name, value in given.items() if value]
+    if names:
+        raise UserError(f"{', '.join(names)}: {reason}", fix=f"leave {', '.join(names)} out")
 
 
 def _say(line: str) -> None:

@@ -186,12 +186,12 @@ def plan_run(
     words = [run_file, *(overrides or ()), *_options({"--on": on, "--nodes": nodes})]
     estimate = call(runs.Plan, "plan", run_file, *(overrides or ()), *_options({"--nodes": nodes}))
     effect = RunToStart(estimate=estimate, request=call(runs.DryRun, "run", *words, "--dry-run"))
-    return PLANS.propose("start_run", runs.RunResult, ["run", *words, "--detach"], effect, [run_file])
+    return PLANS.propose("start_run", ["run", *words, "--detach"], effect, [run_file])
 
 
 def start_run(plan_id: str) -> runs.RunResult:
     """Start what plan_run showed. It goes on by itself; watch_run follows it."""
-    return _carry_out("start_run", plan_id)
+    return PLANS.carry_out("start_run", plan_id, runs.RunResult)
 
 
 def plan_kill(name: str) -> Proposal[LostWork]:
@@ -201,12 +201,12 @@ def plan_kill(name: str) -> Proposal[LostWork]:
     newest = max(complete, default=None)
     lost = shown.step - (newest or 0) if shown.step is not None else None
     effect = LostWork(step=shown.step, newest_checkpoint=newest, steps_lost=lost)
-    return PLANS.propose("kill_run", runs.StopResult, ["stop", name, "--now"], effect, [])
+    return PLANS.propose("kill_run", ["stop", name, "--now"], effect)
 
 
 def kill_run(plan_id: str) -> runs.StopResult:
     """Kill the run that plan_kill showed."""
-    return _carry_out("kill_run", plan_id)
+    return PLANS.carry_out("kill_run", plan_id, runs.StopResult)
 
 
 def plan_deletion(names: list[str]) -> Proposal[RunsToDelete]:
@@ -214,24 +214,24 @@ def plan_deletion(names: list[str]) -> Proposal[RunsToDelete]:
     effect = RunsToDelete(
         runs=[show_run(name) for name in names], checkpoints={name: list_checkpoints(name) for name in names}
     )
-    return PLANS.propose("delete_runs", list[runs.RemovedRun], ["rm", *names, "--yes"], effect, [])
+    return PLANS.propose("delete_runs", ["rm", *names, "--yes"], effect)
 
 
 def delete_runs(plan_id: str) -> list[runs.RemovedRun]:
     """Delete the runs that plan_deletion showed, with their checkpoints."""
-    return _carry_out("delete_runs", plan_id)
+    return PLANS.carry_out("delete_runs", plan_id, list[runs.RemovedRun])
 
 
 def plan_pruning(name: str, keep: int | None = None) -> Proposal[data.Pruned]:
     """Which checkpoints of a run would be deleted. For prune_checkpoints."""
     words = ["ckpt", "prune", name, *_options({"--keep": keep})]
     effect = call(data.Pruned, *words, "--dry-run")
-    return PLANS.propose("prune_checkpoints", data.Pruned, [*words, "--yes"], effect, [])
+    return PLANS.propose("prune_checkpoints", [*words, "--yes"], effect)
 
 
 def prune_checkpoints(plan_id: str) -> data.Pruned:
     """Delete the checkpoints that plan_pruning showed."""
-    return _carry_out("prune_checkpoints", plan_id)
+    return PLANS.carry_out("prune_checkpoints", plan_id, data.Pruned)
 
 
 def plan_cluster(
@@ -241,45 +241,55 @@ def plan_cluster(
     words = ["cluster", "create", name, "--region", region, "--instance", instance, "--nodes", nodes]
     words += ["--spot"] if spot else []
     effect = call(clusters.CreatedCluster, *words, "--dry-run")
-    return PLANS.propose("create_cluster", clusters.CreatedCluster, [*words, "--yes"], effect, [])
+    return PLANS.propose("create_cluster", [*words, "--yes"], effect)
 
 
 def create_cluster(plan_id: str) -> clusters.CreatedCluster:
     """Make the cluster that plan_cluster showed. It costs money from then on."""
-    return _carry_out("create_cluster", plan_id)
+    return PLANS.carry_out("create_cluster", plan_id, clusters.CreatedCluster)
 
 
 def plan_cluster_fix(run_file: str, context: str | None = None) -> Proposal[clusters.CheckedCluster]:
     """What is missing in a cluster for a run. For fix_cluster, which makes what windlass can make."""
     effect = check_cluster(run_file, context)
     words = ["cluster", "fix", run_file, *_options({"--context": context}), "--yes"]
-    return PLANS.propose("fix_cluster", clusters.FixedCluster, words, effect, [run_file])
+    return PLANS.propose("fix_cluster", words, effect, [run_file])
 
 
 def fix_cluster(plan_id: str) -> clusters.FixedCluster:
     """Make what plan_cluster_fix found missing; nothing that is there is changed."""
-    return _carry_out("fix_cluster", plan_id)
+    return PLANS.carry_out("fix_cluster", plan_id, clusters.FixedCluster)
 
 
-def plan_image(run_file: str, push: bool = False) -> Proposal[images.BuildRequest | images.PushRequest]:
-    """What would be built for a run file, or with `push`, where its newest image would go. For make_image."""
-    words = ["image", "push", run_file] if push else ["image", "build", run_file, "--auto-fix"]
-    asked, model = (images.PushRequest, images.PushedImage) if push else (images.BuildRequest, images.BuiltImage)
-    effect: images.BuildRequest | images.PushRequest = call(asked, *words, "--dry-run")
-    return PLANS.propose("make_image", model, words, effect, [run_file])
+def plan_image_build(run_file: str) -> Proposal[images.BuildRequest]:
+    """The Dockerfile and the command or CodeBuild request that would build the image of a run file. For build_image."""
+    words = ["image", "build", run_file, "--auto-fix"]
+    return PLANS.propose("build_image", words, call(images.BuildRequest, *words, "--dry-run"), [run_file])
 
 
-def make_image(plan_id: str) -> images.BuiltImage | images.PushedImage:
-    """Build or push the image that plan_image showed."""
-    return _carry_out("make_image", plan_id)
+def build_image(plan_id: str) -> images.BuiltImage:
+    """Build the image that plan_image_build showed, healed where it fails, and prove it from inside."""
+    return PLANS.carry_out("build_image", plan_id, images.BuiltImage)
+
+
+def plan_image_push(run_file: str) -> Proposal[images.PushRequest]:
+    """Where the newest built image of a run file would go. For push_image."""
+    words = ["image", "push", run_file]
+    return PLANS.propose("push_image", words, call(images.PushRequest, *words, "--dry-run"), [run_file])
+
+
+def push_image(plan_id: str) -> images.PushedImage:
+    """Push the image that plan_image_push showed, and pin the run file to its digest."""
+    return PLANS.carry_out("push_image", plan_id, images.PushedImage)
 
 
 READING = (
     *(list_runs, show_run, read_logs, why, list_checkpoints, compare_runs, estimate_run, list_presets, run_file_keys),
     *(examine_machine, list_clusters, check_cluster, watch_run),
-    *(plan_run, plan_kill, plan_deletion, plan_pruning, plan_cluster, plan_cluster_fix, plan_image),
+    *(plan_run, plan_kill, plan_deletion, plan_pruning, plan_cluster, plan_cluster_fix),
+    *(plan_image_build, plan_image_push),
 )
-WRITING = (write_run_file, stop_run, export_checkpoint, start_run, create_cluster, fix_cluster, make_image)
+WRITING = (write_run_file, stop_run, export_checkpoint, start_run, create_cluster, fix_cluster, build_image, push_image)
 DESTROYING = (kill_run, delete_runs, prune_checkpoints)
 
 
@@ -369,10 +379,6 @@ def _failed(error: UserError) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(type="text", text=str(error))], structured_content=error.as_dict(), is_error=True
     )
-
-
-def _carry_out(tool: str, plan_id: str) -> Any:
-    return PLANS.carry_out(tool, plan_id)
 
 
 def _on(place: str | None) -> list[str]:
