@@ -99,6 +99,12 @@ def num_parameters(config: dict[str, Any] | None) -> int | None:
     return int(layers * (attention + feed_forward + 2 * hidden) + hidden + embeddings)
 
 
+def num_experts(config: dict[str, Any]) -> int:
+    """Experts of a block of a mixture; 0 for other models."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return int(next((config[name] for name in names if config.get(name)), 0))
+
+
 def checkpoint_bytes(run: Run) -> int | None:
     """Bytes of one checkpoint; None where the model's size is not known before it is built."""
 

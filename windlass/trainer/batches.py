@@ -62,7 +62,7 @@ class Batches:
         self.document_mask = run.data.document_mask
         self.device = ranks.device
         self.offset = offset  # sequences by which steps of another global batch moved the order
-        self.positions = [offset + place for place in range(ranks.rank, global_batch, ranks.world_size)]
+        self.positions = [offset + place for place in range(ranks.data_rank, global_batch, ranks.data_ranks)]
 
     @classmethod
     def for_training(cls, sequences: Sequences, run: Run, ranks: Ranks, layout: Layout, position: Progress) -> Batches:

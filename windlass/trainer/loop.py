@@ -72,7 +72,7 @@ def train(
         for callback in callbacks:
             callback.before_step(state)
         seed_dropout(run.train.seed, step, ranks)
-        labels = max(labels, 1.0)
+        labels = max(labels / ranks.tensor, 1.0)
         losses = state.stepper.backward(batch, labels, poisoned=faults.reach("step.loss", step))
         loss = sum_over_ranks(losses, ranks)
         rate = learning_rate(before.step, run.train)

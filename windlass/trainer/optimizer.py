@@ -6,6 +6,7 @@ it, so that the host may look later and still find the weights of the last good 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,7 +79,8 @@ class AdamW:
         device = self.slots[0].parameter.device
         self._on_gpu = device.type == "cuda"
         self._healthy = torch.ones((), dtype=torch.float32, device=device)
-        self._norm_group = _norm_group(self.slots[0].parameter)
+        self._sharded = isinstance(self.slots[0].parameter, DTensor)
+        self._copies = [_copies(slot.parameter) for slot in self.slots]
         self._cpu: torch.optim.AdamW | None = None
 
     def _slot(self, name: str, parameter: nn.Parameter, master: Tensor | None, *, num_micro: int) -> Slot:
@@ -131,12 +133,16 @@ class AdamW:
         return norm.to(loss.device)
 
     def _norm(self, gradients: list[Tensor]) -> Tensor:
-        nonempty = [gradient for gradient in gradients if gradient.numel()] or [
-            torch.zeros(1, device=self._healthy.device)
-        ]
-        squared = torch.stack(list(torch._foreach_norm(nonempty, 2, dtype=torch.float32))).double().square().sum()
-        if self._norm_group is not None:
-            dist.all_reduce(squared, group=self._norm_group)
+        """Of all slices together; one that several ranks hold counts on each for its share."""
+        squared = torch.zeros((), dtype=torch.float64, device=self._healthy.device)
+        for copies in sorted(set(self._copies)):
+            held = zip(gradients, self._copies, strict=True)
+            nonempty = [gradient for gradient, number in held if number == copies and gradient.numel()]
+            if nonempty:
+                norms = torch.stack(list(torch._foreach_norm(nonempty, 2, dtype=torch.float32)))
+                squared += norms.double().square().sum() / copies
+        if self._sharded:
+            dist.all_reduce(squared)
         return squared.sqrt().float()
 
     def _apply_on_gpu(self, gradients: list[Tensor], scale: Tensor, rate: float) -> None:
@@ -204,8 +210,10 @@ def _move_gradient_to(fp32_sum: Tensor) -> Callable[[Tensor], None]:
     return move
 
 
-def _norm_group(parameter: Tensor) -> dist.ProcessGroup | None:
-    """The ranks whose slices together make one gradient; None where every rank has it whole."""
+def _copies(parameter: Tensor) -> int:
+    """How many ranks hold the same slice of a parameter."""
     if not isinstance(parameter, DTensor):
-        return None
-    return parameter.device_mesh.get_group("shard")
+        return 1
+    mesh = parameter.device_mesh
+    shards = math.prod(mesh.size(axis) for axis, place in enumerate(parameter.placements) if not place.is_replicate())
+    return dist.get_world_size() // shards

@@ -1,4 +1,4 @@
-"""Spread a model over ranks, in the one order that works: fp8 → lean blocks → recompute and compile → shard.
+"""Spread a model over ranks, in the one order that works: tensor → fp8, lean blocks → recompute and compile → shard.
 
 A block that is computed again whole is compiled first: inside what is compiled, functions with backward passes of their
 own (lean blocks) would keep all they save. What is computed again in part is chosen by the compiler, from inside.
@@ -9,14 +9,11 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     SelectiveCheckpointContext,
@@ -26,18 +23,23 @@ from torch.utils.checkpoint import (
 
 from windlass.plan.layout import Layout
 from windlass.spec import Run
+from windlass.trainer.distributed.meshes import Meshes
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.fast.fp8 import use_fp8
 from windlass.trainer.fast.kernels import cublas, flash4  # noqa: F401  they register operators
 from windlass.trainer.fast.lean import use_lean_blocks
-from windlass.trainer.model.structure import blocks
+from windlass.trainer.model.structure import after_blocks, blocks, is_mixture
+from windlass.trainer.model.tensor_parallel import split_over_ranks
 from windlass.trainer.startup import drop_unfinished_kernels
 
 log = logging.getLogger(__name__)
 
 
 def parallelize(model: nn.Module, run: Run, layout: Layout, ranks: Ranks) -> None:
-    """Apply recomputation, compilation and sharding in place; parameter names do not change."""
+    """Apply all of it in place; parameter names do not change."""
+    meshes = Meshes(run, layout, ranks)
+    if layout.tensor > 1:
+        split_over_ranks(model, meshes.tensor)
     if layout.fp8:
         use_fp8(model, run, ranks)
     if layout.lean:
@@ -59,7 +61,7 @@ def parallelize(model: nn.Module, run: Run, layout: Layout, ranks: Ranks) -> Non
         for module in after_blocks(model):
             module.forward = torch.compile(module.forward, fullgraph=True)
     if layout.is_fsdp:
-        shard(model, run, layout, ranks)
+        shard(model, layout, meshes)
 
 
 def not_compiled(block: nn.Module, *, bf16: bool) -> list[nn.Module]:
@@ -69,13 +71,6 @@ def not_compiled(block: nn.Module, *, bf16: bool) -> list[nn.Module]:
     lists = [parts[name.rpartition(".")[0]] for name in named if isinstance(parts[name], nn.ModuleList)]
     grouped = [parts[name] for name in named if not isinstance(parts[name], nn.ModuleList)]
     return lists + ([] if bf16 else grouped)
-
-
-def after_blocks(model: nn.Module) -> list[nn.Module]:
-    """The last norm: outside the blocks, and in plain torch a dozen passes over all tokens."""
-    backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
-    others = [module for module in backbone.children() if not isinstance(module, nn.ModuleList | nn.Embedding)]
-    return [module for module in others if any(parameter.ndim == 1 for parameter in module.parameters())]
 
 
 def recompute(block: nn.Module, *, selective: bool) -> None:
@@ -112,46 +107,43 @@ def _keep_expensive(_context: SelectiveCheckpointContext, op: Any, *_args: Any, 
     return CheckpointPolicy.MUST_SAVE if op in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def shard(model: Any, run: Run, layout: Layout, ranks: Ranks) -> None:
+def shard(model: Any, layout: Layout, meshes: Meshes) -> None:
     """FSDP2: each block is a group of its own; so are embedding and head, unless they are tied. The rest is the root's.
 
     The head's gradient then leaves while the blocks go backward, and its weight comes while they go forward. Where
     there is nobody to send it to, that would only take memory while activations take most.
     """
     options: dict[str, Any] = {
-        "mesh": mesh(run, layout, ranks),
-        "offload_policy": CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+        "mesh": meshes.shards,
+        "offload_policy": CPUOffloadPolicy(pin_memory=meshes.ranks.device.type == "cuda")
         if layout.cpu_offload
         else OffloadPolicy(),
     }
     if layout.precision == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in blocks(model).values():
+        if layout.tensor > 1:
+            shard_mixtures(block, layout, meshes, options)
         fully_shard(block, reshard_after_forward=layout.reshard, **options)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    apart = options["mesh"]["shard"].size() > 1 and not layout.cpu_offload  # which is for want of memory
+    apart = layout.shards > 1 and not layout.cpu_offload  # which is for want of memory
     if apart and own_groups(embedding, head):
         fully_shard(embedding, **options)
         fully_shard(head, reshard_after_forward=False, **options)  # its backward pass is the next thing to happen
     fully_shard(model, **options)
 
 
+def shard_mixtures(block: nn.Module, layout: Layout, meshes: Meshes, options: dict[str, Any]) -> None:
+    """Experts and their router are groups over all ranks: in a tensor group too each rank has tokens of its own."""
+    for part in filter(is_mixture, block.modules()):
+        sharded: FSDPModule = fully_shard(
+            part, **options | {"mesh": meshes.tokens}, reshard_after_forward=layout.reshard
+        )
+        # A sum over all ranks, where those of a tensor group are no copies of each other but count as one elsewhere.
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        sharded.set_gradient_divide_factor(meshes.ranks.loss_ranks)
+
+
 def own_groups(embedding: Any, head: Any) -> bool:
     """Whether each is called as a module, so that FSDP2 sees it, and has a plain weight to itself."""
     return type(embedding) is nn.Embedding and type(head) is nn.Linear and embedding.weight is not head.weight
-
-
-def mesh(run: Run, layout: Layout, ranks: Ranks) -> DeviceMesh:
-    """The ranks as FSDP2 sees them; a collective of any of its groups ends after parallel.timeout_minutes."""
-    kind = ranks.device.type
-    if layout.sharding == "full":
-        made = init_device_mesh(kind, (ranks.world_size,), mesh_dim_names=("shard",))
-    else:
-        copies = ranks.world_size // layout.shards
-        made = init_device_mesh(kind, (copies, layout.shards), mesh_dim_names=("replicate", "shard"))
-        log.info("hybrid sharding: %d copies, each over %d ranks", copies, layout.shards)
-    # its public name since torch 2.14
-    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    for dimension in made.mesh_dim_names or ():
-        set_timeout(timedelta(minutes=run.parallel.timeout_minutes), made.get_group(dimension))
-    return made

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from windlass.checkpoint import hash_file
 from windlass.errors import UserError
@@ -250,14 +249,9 @@ def _load_through_first_rank(model: nn.Module, weights: Weights, ranks: Ranks) -
         full = torch.empty(target.shape, dtype=target.dtype, device=ranks.device)
         if ranks.is_first:
             full.copy_(source.pop(name))
-        with torch.no_grad():
-            if isinstance(target, DTensor):
-                part = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=0)
-                target.to_local().copy_(part.to_local())
-            else:
-                if ranks.world_size > 1:
-                    dist.broadcast(full, src=0)
-                target.copy_(full)
+        if ranks.world_size > 1:
+            dist.broadcast(full, src=0)
+        fill(target, full)
 
 
 def _read_through_transformers(weights: Weights) -> dict[str, Tensor]:

@@ -176,6 +176,18 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
     return best
 
 
+def after_blocks(model: nn.Module) -> list[nn.Module]:
+    """The last norm: outside the blocks, and in plain torch a dozen passes over all tokens."""
+    backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
+    others = [module for module in backbone.children() if not isinstance(module, nn.ModuleList | nn.Embedding)]
+    return [module for module in others if any(parameter.ndim == 1 for parameter in module.parameters())]
+
+
+def is_mixture(part: nn.Module) -> bool:
+    """Whether a part of a block sends each token to some of its experts."""
+    return any(name == "experts" for name, _ in part.named_children())
+
+
 def facts(model: nn.Module) -> ModelFacts:
     parameters = dict(model.named_parameters())  # a tied tensor counts once
     shapes = "\n".join(f"{name} {tuple(parameter.shape)}" for name, parameter in sorted(parameters.items()))
