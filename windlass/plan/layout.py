@@ -256,6 +256,8 @@ def flash4_unsuited(run: Run, facts: Facts) -> str:
     """Why flash-attn-4 does not compute what the model needs; empty where it does."""
     if facts.family not in PLAIN_HEADS:
         return f"{facts.family} models may need more than plain causal attention"
+    if run.parallel.context > 1:
+        return "parallel.context gathers keys of other ranks, which it does not do"
     if run.train.precision != "bf16":
         return f"it computes in bf16, train.precision is {run.train.precision}"
     if has_window(run, facts):

@@ -32,6 +32,8 @@ class ModelShape:
     parameters: int
     block_parameters: int  # of one block
     active_block_parameters: int  # of one block, without the experts a token does not meet
+    expert_parameters: int = 0  # of one block: in its experts, which a tensor group does not cut
+    experts_met: int = 1  # by a token in a block
 
     @classmethod
     def of(cls, config: dict[str, Any] | None) -> Self | None:
@@ -63,6 +65,8 @@ class ModelShape:
             parameters=count,
             block_parameters=block,
             active_block_parameters=block - 3 * width * ffn_width * (experts - met) if experts else block,
+            expert_parameters=3 * width * ffn_width * experts,
+            experts_met=met,
         )
 
     @property

@@ -119,6 +119,10 @@ class TrainSection(Section):
     """Hold the weights in bf16 for computing, with fp32 masters in the optimizer alone; the same numbers, fewer copies.
     Needs bf16; not with `model.lora`, `ddp` or `cpu_offload`. Default: on one rank that does not shard; slices can be
     held so too, which pays on few ranks only."""
+    balance_experts: NonNegativeFloat | None = None
+    """Weight of the loss that spreads tokens evenly over the experts of a mixture; 0: none. Without it a mixture
+    trained from scratch ends up using few of them. Default: the model's `router_aux_loss_coef` for random weights,
+    0 for pretrained ones."""
     log_every: PositiveInt = 10
     """Steps between log lines. metrics.jsonl has every step whatever this is."""
     validate_every: PositiveInt | None = None

@@ -13,6 +13,7 @@ from windlass.spec import Run
 from windlass.trainer.batches import Batches
 from windlass.trainer.callbacks.callback import Callback
 from windlass.trainer.callbacks.early_stopping import BestCheckpoint
+from windlass.trainer.callbacks.experts import ExpertShares
 from windlass.trainer.callbacks.garbage import GarbageCollection
 from windlass.trainer.callbacks.hang import HangWatch
 from windlass.trainer.callbacks.history import History
@@ -35,6 +36,7 @@ CALLBACKS: tuple[type[Callback], ...] = (
     Metrics,  # first: a step that is not finite must never be saved or validated
     HangWatch,  # after the metrics, which may wait for the GPU, and before what may take as long as it likes
     Stragglers,
+    ExpertShares,
     FirstStepProfile,  # after the metrics, which may wait for the GPU: the first step is then really over
     Saving,  # before validations, which take long: a kill in one loses no steps
     History,  # the start is recorded once tiers are open, the end once the last upload is over

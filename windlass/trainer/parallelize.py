@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     SelectiveCheckpointContext,
@@ -23,11 +25,13 @@ from torch.utils.checkpoint import (
 
 from windlass.plan.layout import Layout
 from windlass.spec import Run
-from windlass.trainer.distributed.meshes import Meshes
+from windlass.trainer.distributed.meshes import Meshes, outer
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.fast.fp8 import use_fp8
 from windlass.trainer.fast.kernels import cublas, flash4  # noqa: F401  they register operators
 from windlass.trainer.fast.lean import use_lean_blocks
+from windlass.trainer.model.context_parallel import share_sequences
+from windlass.trainer.model.experts import mixtures, share_experts
 from windlass.trainer.model.structure import after_blocks, blocks, is_mixture
 from windlass.trainer.model.tensor_parallel import split_over_ranks
 from windlass.trainer.startup import drop_unfinished_kernels
@@ -40,6 +44,10 @@ def parallelize(model: nn.Module, run: Run, layout: Layout, ranks: Ranks) -> Non
     meshes = Meshes(run, layout, ranks)
     if layout.tensor > 1:
         split_over_ranks(model, meshes.tensor)
+    if layout.context > 1:
+        share_sequences(model, meshes.context)
+    for mixture in mixtures(model) if layout.expert > 1 else ():
+        share_experts(mixture, meshes.experts["expert"])
     if layout.fp8:
         use_fp8(model, run, ranks)
     if layout.lean:
@@ -47,16 +55,17 @@ def parallelize(model: nn.Module, run: Run, layout: Layout, ranks: Ranks) -> Non
     if layout.compiled and (dropped := drop_unfinished_kernels()):
         log.warning("%d kernels in torch's cache were left unfinished by a kill; they are compiled again", len(dropped))
     for block in blocks(model).values():
-        if layout.recompute == "selective":
-            recompute(block, selective=True)
+        if layout.recompute in ("selective", "attention"):
+            recompute(block, keep=kept_products(model.config, layout))
         if layout.compiled:
             # Under autocast (DDP) weights are fp32 until they are multiplied.
-            experts = not_compiled(block, bf16=layout.precision == "bf16" and not layout.autocast)
+            bf16 = layout.precision == "bf16" and not layout.autocast
+            experts = not_compiled(block, grouped=bf16 and layout.expert == 1)
             for module in experts:
                 module.forward = torch._dynamo.disable(module.forward)  # type: ignore[no-untyped-call]
             block.forward = torch.compile(block.forward, fullgraph=not experts)
         if layout.recompute == "full":
-            recompute(block, selective=False)
+            recompute(block)
     if layout.compiled:
         for module in after_blocks(model):
             module.forward = torch.compile(module.forward, fullgraph=True)
@@ -64,32 +73,19 @@ def parallelize(model: nn.Module, run: Run, layout: Layout, ranks: Ranks) -> Non
         shard(model, layout, meshes)
 
 
-def not_compiled(block: nn.Module, *, bf16: bool) -> list[nn.Module]:
-    """Experts that torch.compile cannot take: it multiplies groups of rows in bf16 only, and loops over none."""
+def not_compiled(block: nn.Module, *, grouped: bool) -> list[nn.Module]:
+    """Experts that torch.compile cannot take: groups of rows are for bf16 and experts of one rank, loops for none."""
     parts = dict(block.named_modules())
     named = [name for name in parts if name.rpartition(".")[2] == "experts"]
     lists = [parts[name.rpartition(".")[0]] for name in named if isinstance(parts[name], nn.ModuleList)]
-    grouped = [parts[name] for name in named if not isinstance(parts[name], nn.ModuleList)]
-    return lists + ([] if bf16 else grouped)
+    others = [parts[name] for name in named if not isinstance(parts[name], nn.ModuleList)]
+    return lists + ([] if grouped else others)
 
 
-def recompute(block: nn.Module, *, selective: bool) -> None:
-    """Let a block forget its activations and compute them again in the backward pass."""
-    forward: Callable[..., Any] = block.forward
-    contexts = functools.partial(create_selective_checkpoint_contexts, _keep_expensive) if selective else None
-    options: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": contexts} if contexts else {})
-
-    @functools.wraps(forward)
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, **options, **kwargs)
-
-    block.forward = recomputed
-
-
+Policy = Callable[..., CheckpointPolicy]
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default}
 EXPENSIVE = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten.addmm.default,
+    *PRODUCTS,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
@@ -103,8 +99,59 @@ EXPENSIVE = {
 }
 
 
-def _keep_expensive(_context: SelectiveCheckpointContext, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
+def recompute(block: nn.Module, *, keep: Policy | None = None) -> None:
+    """Let a block forget its activations, but for those to `keep`, and compute them again in the backward pass."""
+    forward: Callable[..., Any] = block.forward
+    contexts = functools.partial(create_selective_checkpoint_contexts, keep) if keep else None
+    options: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": contexts} if contexts else {})
+
+    @functools.wraps(forward)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, **options, **kwargs)
+
+    block.forward = recomputed
+
+
+SCATTERED = torch.ops._c10d_functional.reduce_scatter_tensor.default
+
+
+def kept_products(config: Any, layout: Layout) -> Policy:
+    """What a block keeps that computes the rest again.
+
+    Not the products of the feed-forward part where only those of attention are kept. And of a tensor group not what
+    one rank adds to a sum, which is of whole sequences, but its part of the sum.
+    """
+    text = config.get_text_config()
+    widths = getattr(text, "intermediate_size", 0), getattr(text, "hidden_size", 0)
+    ffn_width, width = (size if isinstance(size, int) else 0 for size in widths)
+    parts = [ffn_width, ffn_width // layout.tensor] if layout.recompute == "attention" else []
+    again = {*parts, *(2 * part for part in parts)}  # gate and up, each or joined
+
+    def keep(_context: SelectiveCheckpointContext, op: Any, *args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        kept = op in EXPENSIVE
+        if kept and again and outputs_of(op, args) in again:
+            kept = False
+        if kept and layout.tensor > 1 and op in PRODUCTS:
+            kept = not _adds_to_a_sum(args[-1], width)
+        kept = kept or (layout.tensor > 1 and op == SCATTERED)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return keep
+
+
+def outputs_of(op: Any, args: Any) -> int:
+    """The width of what a product makes."""
+    if op in PRODUCTS:
+        return int(args[-1].shape[-1])
+    weights = args[1] if op == torch.ops.windlass.gathered_product.default else ()
+    return sum(weight.shape[0] for weight in weights)
+
+
+def _adds_to_a_sum(matrix: Tensor, width: int) -> bool:
+    """Whether a tensor group has the rows of a matrix apart: as DTensors have it, or as it looks once compiled."""
+    if isinstance(matrix, DTensor):
+        return matrix.placements[-1] == Shard(0)
+    return matrix.shape[-1] == width
 
 
 def shard(model: Any, layout: Layout, meshes: Meshes) -> None:
@@ -122,7 +169,7 @@ def shard(model: Any, layout: Layout, meshes: Meshes) -> None:
     if layout.precision == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in blocks(model).values():
-        if layout.tensor > 1:
+        if layout.tensor > 1 or layout.expert > 1:
             shard_mixtures(block, layout, meshes, options)
         fully_shard(block, reshard_after_forward=layout.reshard, **options)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -134,14 +181,31 @@ def shard(model: Any, layout: Layout, meshes: Meshes) -> None:
 
 
 def shard_mixtures(block: nn.Module, layout: Layout, meshes: Meshes, options: dict[str, Any]) -> None:
-    """Experts and their router are groups over all ranks: in a tensor group too each rank has tokens of its own."""
-    for part in filter(is_mixture, block.modules()):
-        sharded: FSDPModule = fully_shard(
-            part, **options | {"mesh": meshes.tokens}, reshard_after_forward=layout.reshard
-        )
-        # A sum over all ranks, where those of a tensor group are no copies of each other but count as one elsewhere.
-        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
-        sharded.set_gradient_divide_factor(meshes.ranks.loss_ranks)
+    """Experts and their router are groups over all ranks: in a tensor group too each rank has tokens of its own.
+
+    Their gradients are sums over other numbers of ranks than those of all else, and become the same mean.
+    """
+    options = options | {"reshard_after_forward": layout.reshard}
+    for part in filter(is_mixture, list(block.modules())):
+        groups: list[tuple[Any, DeviceMesh]] = [(part, meshes.tokens)]
+        if layout.expert > 1:
+            groups.insert(0, (part.experts, outer(meshes.experts, "expert")))
+        for module, mesh in groups:
+            sharded: FSDPModule = fully_shard(module, **options | {"mesh": mesh}, shard_placement_fn=along_rows(mesh))
+            # gloo has no other sums; of one shard torch divides itself, and would do so twice
+            sharded.set_force_sum_reduction_for_comms(mesh["shard"].size() > 1)
+            sharded.set_gradient_divide_factor(meshes.ranks.loss_ranks)
+
+
+def along_rows(mesh: DeviceMesh) -> Callable[[nn.Parameter], Shard | None]:
+    """Cut experts that are fewer than ranks along their rows, and not by their number."""
+    shards = mesh["shard"].size()
+
+    def place(parameter: nn.Parameter) -> Shard | None:
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        return Shard(1) if own.ndim == 3 and own.shape[0] % shards and own.shape[1] % shards == 0 else None
+
+    return place
 
 
 def own_groups(embedding: Any, head: Any) -> bool:

@@ -38,8 +38,7 @@ class Meshes:
 
     @functools.cached_property
     def shards(self) -> DeviceMesh:
-        names = self.model.mesh_dim_names or ()
-        return self.model[tuple(name for name in names if name != "tensor")]
+        return outer(self.model, "tensor")
 
     @functools.cached_property
     def tensor(self) -> DeviceMesh:
@@ -74,3 +73,9 @@ class Meshes:
         for dimension in sizes:
             set_timeout(timedelta(minutes=self.run.parallel.timeout_minutes), made.get_group(dimension))
         return made
+
+
+def outer(mesh: DeviceMesh, inner: str) -> DeviceMesh:
+    """A grid without its innermost dimension, which is called so where there is one."""
+    names = tuple(name for name in mesh.mesh_dim_names or () if name != inner)
+    return mesh[names] if len(names) < mesh.ndim else mesh

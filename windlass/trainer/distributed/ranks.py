@@ -38,13 +38,18 @@ class Ranks:
 
     @property
     def data_rank(self) -> int:
-        """Which share of every global batch this rank works on, with the other ranks of its tensor and context group."""
+        """Which share of every global batch this rank works on, with the others of its tensor and context group."""
         return self.rank // (self.tensor * self.context)
 
     @property
     def data_ranks(self) -> int:
         """Into how many shares a global batch is divided."""
         return self.world_size // (self.tensor * self.context)
+
+    @property
+    def context_rank(self) -> int:
+        """Which part of every sequence this rank works on."""
+        return self.rank // self.tensor % self.context
 
     @property
     def loss_ranks(self) -> int:

@@ -233,6 +233,8 @@ def shape_of(model: nn.Module, config: Any) -> ModelShape | None:
         parameters=told.num_parameters,
         block_parameters=block,
         active_block_parameters=max(block - idle, block // max(experts, 1)),
+        expert_parameters=min(block, 3 * width * ffn_width * experts),
+        experts_met=met,
     )
 
 

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from windlass.plan.memory import LOGITS_PER_BLOCK, rows_per_block
+from windlass.plan.memory import SPLIT_LOGITS_PER_BLOCK, rows_per_block
 from windlass.trainer.fast.head import IGNORED
 from windlass.trainer.model.structure import after_blocks, blocks, is_mixture
 
@@ -72,7 +72,7 @@ def block_plan(block: nn.Module, family_plan: dict[str, str]) -> dict[str, Paral
 
 
 def _gather_input(mesh: DeviceMesh, _module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Whole sequences for attention and feed-forward. They stay DTensors: gradients are then summed once for all uses."""
+    """Whole sequences for attention and feed-forward; as DTensors, whose gradients are summed once for all uses."""
 
     def whole(part: Tensor) -> Tensor:
         return DTensor.from_local(part, mesh, [SEQUENCE], run_check=False).redistribute(placements=[Replicate()])
@@ -101,7 +101,7 @@ class SplitCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden_nd: Tensor, weight_vd: Tensor, labels_n: Tensor, scale: float, mesh: Any) -> Tensor:
-        rows = rows_per_block(weight_vd.shape[0], hidden_nd.shape[0], LOGITS_PER_BLOCK)
+        rows = rows_per_block(weight_vd.shape[0], hidden_nd.shape[0], SPLIT_LOGITS_PER_BLOCK)
         grad_hidden_nd, grad_weight_vd = torch.empty_like(hidden_nd), torch.zeros_like(weight_vd)
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
         for start in range(0, hidden_nd.shape[0], rows):
@@ -147,7 +147,7 @@ def _loss_of_head(
 ) -> Tensor:
     weight_vd = head.weight.to_local()
     if measuring:
-        rows = rows_per_block(weight_vd.shape[0], hidden_nd.shape[0], LOGITS_PER_BLOCK)
+        rows = rows_per_block(weight_vd.shape[0], hidden_nd.shape[0], SPLIT_LOGITS_PER_BLOCK)
         parts = zip(hidden_nd.split(rows), labels_n.split(rows), strict=True)
         sums = [split_cross_entropy(hidden @ weight_vd.T, labels, 1.0, mesh) for hidden, labels in parts]
         return torch.stack([torch.stack(both).float() for both in sums]).sum(0)
