@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import sys
 import textwrap
@@ -10,11 +11,17 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from windlass.catalog.instances import Instance, instance
+from windlass.catalog.models import known_config
 from windlass.cli.reference import Key, options_of_targets, sections
 from windlass.cli.schemas import OUTPUTS, SCHEMA_VERSION, Output, schema_of
 from windlass.diagnose.classes import CLASSES
 from windlass.diagnose.facts import schema as facts_schema
-from windlass.spec import Run
+from windlass.plan import resolve
+from windlass.plan.fitting import apply, fastest_change
+from windlass.plan.hardware import Hardware
+from windlass.plan.shape import ModelShape
+from windlass.spec import Run, parse_run
 
 WHERE_OUTPUT_IS = (
     "Written by `make docs` from the code. `windlass schema output` prints the JSON Schema of all of it, which is "
@@ -31,6 +38,7 @@ OUTPUT_POLICY = (
 )
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+LAYOUTS = ("<!-- layouts -->\n", "<!-- /layouts -->")
 ROOMS = ("<!-- rooms -->\n", "<!-- /rooms -->")
 
 
@@ -182,6 +190,32 @@ def why_page() -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
 
 
+def large_models_page() -> str:
+    """large-models.md with its table: the layout that plan proposes for the largest presets."""
+    lines = ["| model | GPUs | tensor | recomputed | GiB of a GPU | tokens/s | of a GPU |", "|---" * 7 + "|"]
+    sizes = itertools.product(
+        ("llama3.1-70b", "llama3.1-405b"), ("p5.48xlarge", "p5en.48xlarge"), (1, 2, 4, 8, 16, 32, 64)
+    )
+    lines += [_planned_row(preset, instance(kind), nodes) for preset, kind, nodes in sizes]
+    before, rest = (DOCS / "large-models.md").read_text(encoding="utf-8").split(LAYOUTS[0])
+    return before + LAYOUTS[0] + "\n".join(lines) + "\n" + LAYOUTS[1] + rest.split(LAYOUTS[1])[1]
+
+
+def _planned_row(preset: str, kind: Instance, nodes: int) -> str:
+    values = {"name": preset, "model": {"preset": preset}, "data": {"sequence_length": 8192}}
+    run = resolve(parse_run(values | {"train": {"global_batch": 512}, "resources": {"nodes": nodes}}))
+    shape = ModelShape.of(known_config(run.model))
+    assert shape is not None
+    change = fastest_change(run, Hardware(kind.gpu, kind.gpus, nodes, kind), shape)
+    begin = f"| {preset} | {nodes * kind.gpus} {kind.gpu.name} |"
+    if change is None:
+        return f"{begin} fits with no layout | | | | |"
+    parallel = apply(run, change.overrides).parallel
+    split = f"{parallel.tensor}" + (f", context {parallel.context}" if parallel.context > 1 else "")
+    speed = f"{change.tokens_per_s:,.0f} | {change.tokens_per_s / change.hardware.ranks:,.0f}"
+    return f"{begin} {split} | {parallel.activation_checkpointing} | {change.peak_gib:.0f} | {speed} |"
+
+
 def pages() -> dict[Path, str]:
     return {
         DOCS / "run-file.md": run_file_page(),
@@ -191,6 +225,7 @@ def pages() -> dict[Path, str]:
         ROOT / "ARCHITECTURE.md": architecture_page(),
         DOCS / "facts.schema.json": json.dumps(facts_schema(), indent=2) + "\n",
         DOCS / "why.md": why_page(),
+        DOCS / "large-models.md": large_models_page(),
     }
 
 

@@ -47,6 +47,13 @@ def _be_rank(environment: dict[str, str], log: Path, files: list[Path]) -> None:
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
+    train_in_turn(files)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def train_in_turn(files: list[Path]) -> None:
+    """What one rank does, with its place among the others in the environment."""
     import torch
     import torch.distributed as dist
 
@@ -60,12 +67,12 @@ def _be_rank(environment: dict[str, str], log: Path, files: list[Path]) -> None:
     from windlass.trainer.main import open_folder
     from windlass.trainer.preparation import prepare
 
-    torch.use_deterministic_algorithms(True)
     ranks = None
     for file in files:
         run = resolve(load_run(str(file), []))
-        check(run, int(environment["WORLD_SIZE"]))
+        check(run, int(os.environ["WORLD_SIZE"]))
         ranks = ranks or join_ranks(run)
+        torch.use_deterministic_algorithms(ranks.device.type == "cpu")
         ours = dataclasses.replace(ranks, tensor=run.parallel.tensor, context=run.parallel.context)
         folder = RunFolder.of(run)
         prepared = prepare(run, ours)
@@ -75,5 +82,8 @@ def _be_rank(environment: dict[str, str], log: Path, files: list[Path]) -> None:
         train(run, prepared, folder, ours, faults, Preemption(), watch)
         dist.barrier(group=ours.host)
         watch.close()
-    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    train_in_turn([Path(name) for name in sys.argv[1:]])
     os._exit(0)

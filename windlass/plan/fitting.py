@@ -87,15 +87,21 @@ def check_fits(run: Run, hardware: Hardware, shape: ModelShape, layout: Layout, 
 
 def find_change(run: Run, hardware: Hardware, shape: ModelShape) -> Change | None:
     """The cheapest change that fits with a reserve: the fastest one on the same hardware, else the fewest GPUs."""
-    same = [change for tried in _same_hardware(run, hardware) if (change := _try(run, hardware, shape, tried))]
+    same = fastest_change(run, hardware, shape)
     if same:
-        return max(same, key=lambda change: change.tokens_per_s)
+        return same
     for larger in _more_hardware(run, hardware):
         grown = [change for tried in _on(run, hardware, larger) if (change := _try(run, larger, shape, tried))]
         if grown:
             return max(grown, key=lambda change: change.tokens_per_s)
     offloaded = ("parallel.sharding=full", "parallel.cpu_offload=true", "parallel.activation_checkpointing=full")
     return _try(run, hardware, shape, offloaded)
+
+
+def fastest_change(run: Run, hardware: Hardware, shape: ModelShape) -> Change | None:
+    """On the hardware that there is; without overrides where the run fits best as it is."""
+    changes = [change for tried in _same_hardware(run, hardware) if (change := _try(run, hardware, shape, tried))]
+    return max(changes, key=lambda change: change.tokens_per_s, default=None)
 
 
 def _same_hardware(run: Run, hardware: Hardware) -> Iterator[tuple[str, ...]]:

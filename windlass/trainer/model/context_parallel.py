@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.attention.bias import causal_lower_right
 
 
 def own_places(length: int, ranks: int, rank: int) -> np.ndarray[Any, Any]:
@@ -46,18 +45,24 @@ def share_sequences(model: Any, mesh: DeviceMesh) -> None:
         outputs = []
         for half, place in zip(query.split(size, dim=2), (rank, 2 * ranks - 1 - rank), strict=True):
             keys, values = torch.cat(in_order[: place + 1], dim=3)
-            outputs.append(
-                torch.nn.functional.scaled_dot_product_attention(
-                    half,
-                    keys,
-                    values,
-                    attn_mask=causal_lower_right(size, keys.shape[2]),
-                    dropout_p=dropout,
-                    scale=scaling,
-                    enable_gqa=keys.shape[1] != half.shape[1],
-                )
-            )
+            outputs.append(attend_to_all_before(half, keys, values, dropout=dropout, scale=scaling))
         return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("windlass_context", attend)
     model.set_attn_implementation("windlass_context")
+
+
+def attend_to_all_before(query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scale: float | None) -> Tensor:
+    """Causal attention of the last tokens of a sequence: the last query is that of the last key."""
+    groups, behind = query.shape[1] // key.shape[1], key.shape[2] - query.shape[2]
+    if (
+        query.device.type == "cuda" and query.dtype != torch.float32
+    ):  # its causal mask is that of the lower right corner
+        key, value = (heads.repeat_interleave(groups, dim=1) for heads in (key, value))
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        out: Tensor = flash(query, key, value, dropout, True, scale=scale)[0]
+        return out
+    mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril(behind)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=groups > 1
+    )
