@@ -148,3 +148,26 @@ def test_checkpoints_do_not_know_the_layout(corpus: Path, tmp_path: Path, undist
     assert same.losses == whole.losses
     assert same.grad_norms == whole.grad_norms
     assert whole.losses == pytest.approx(alone.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", campaign([100, 500], always=1))
+def test_a_mixture_from_scratch_keeps_its_experts_in_use(steps: int, tmp_path: Path) -> None:
+    """By the default weight of the balancing loss, and not without it."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_local_experts": 8}
+    run: dict[str, Any] = {
+        "model": {"preset": "mixtral-tiny", "config": sizes},
+        "data": {"source": "corpus:austen", "sequence_length": 64},
+        "train": {"steps": steps, "global_batch": 8, "precision": "fp32", "warmup_steps": 10, "log_every": 100},
+        "checkpoint": {"every": 1000},
+    }
+    run["train"]["learning_rate"] = 1e-3
+    without = run | {"train": run["train"] | {"balance_experts": 0}}
+    results = train_all(tmp_path, {"balanced": run, "free": without}, ranks=1, timeout=600)
+    least = {}
+    for name, result in results.items():
+        assert set(result.codes) == {0}, result.output[-4000:]
+        shares = result.records("experts")[-1]["shares"]
+        print(f"{name}, last 100 of {steps} steps: {shares}")
+        least[name] = min(share for block in shares for share in block)
+    assert least["balanced"] > 0.75 / 8
+    assert least["free"] < 0.25 / 8

@@ -115,7 +115,8 @@ class TrainState:
 
     def save(self, *, wait: bool, shared: bool = False) -> float:
         """Save what is trained so far; the seconds for which training stood still."""
-        return self.checkpointer.save(self.position, self.tensors, wait=wait, shared=shared)
+        hurried = wait and self.preempted
+        return self.checkpointer.save(self.position, self.tensors, wait=wait, shared=shared, hurried=hurried)
 
     def restart_clock(self) -> None:
         """What happened since the last step is not training time."""

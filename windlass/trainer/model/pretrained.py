@@ -219,15 +219,15 @@ def _whole(source: Source) -> Tensor:
     return source.convert() if source.convert else source.parts[0].whole()
 
 
-def read_weights(model: nn.Module, weights: Weights) -> None:
-    """Fill a plain model in one process."""
-    if weights.sources is not None:
-        _read(model, weights.sources, new_rows=False)
-        return
-    source = _read_through_transformers(weights)
-    with torch.no_grad():
-        for name, target in model.named_parameters():
-            target.copy_(source.pop(name))
+def read_tensor(weights: Weights, name: str, like: Tensor) -> Tensor:
+    """One tensor of a model's files, whole and in fp32. Rows that they lack become the mean of those they have."""
+    assert weights.sources is not None  # adapters are not trained beside others
+    source, value = weights.sources[name], torch.empty(like.shape)
+    if source.convert is None:
+        fill_from(value, source.parts[0])
+    else:
+        value.copy_(source.convert())
+    return value
 
 
 def _load_through_first_rank(model: nn.Module, weights: Weights, ranks: Ranks) -> None:

@@ -40,6 +40,9 @@ DTYPES = {
 }
 
 
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """Where one tensor is: its file, and its bytes there."""
@@ -102,6 +105,23 @@ def parse_header(content: mmap.mmap | bytearray) -> tuple[dict[str, Any], dict[s
         raise ValueError(f"a header of {length:,} bytes in a file of {len(content):,}")
     entries: dict[str, Any] = json.loads(content[8 : 8 + length])
     return entries, entries.pop("__metadata__", {}), 8 + length
+
+
+def write_tensors(path: Path, described: dict[str, Tensor], tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """A file of the tensors that `described` has the shapes and types of, in its order; one is in memory at a time."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in described.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for (name, tensor), expected in zip(tensors, described, strict=True):
+            if name != expected or (tensor.shape, tensor.dtype) != (described[name].shape, described[name].dtype):
+                raise RuntimeError(f"{name} {tuple(tensor.shape)} was to be {expected}")
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def read_header(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
