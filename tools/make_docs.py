@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -18,12 +19,18 @@ import click
 import windlass
 from windlass import __version__
 from windlass.api.schemas import OUTPUTS, SCHEMA_VERSION, Output, schema_of
+from windlass.catalog.instances import Instance, instance
+from windlass.catalog.models import known_config
 from windlass.cli.main import cli
 from windlass.cli.reference import Key, options_of_targets, sections
 from windlass.diagnose.classes import CLASSES
 from windlass.diagnose.facts import schema as facts_schema
 from windlass.errors import ExitCode
-from windlass.spec import Run
+from windlass.plan import resolve
+from windlass.plan.fitting import apply, fastest_change
+from windlass.plan.hardware import Hardware
+from windlass.plan.shape import ModelShape
+from windlass.spec import Run, parse_run
 
 WHERE_OUTPUT_IS = (
     "Written by `make docs` from the code. `windlass schema output` prints the JSON Schema of all of it, which is "
@@ -40,6 +47,7 @@ OUTPUT_POLICY = (
 )
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+LAYOUTS = ("<!-- layouts -->\n", "<!-- /layouts -->")
 ROOMS = ("<!-- rooms -->\n", "<!-- /rooms -->")
 
 
@@ -296,6 +304,32 @@ def _roff(text: str) -> str:
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line or ".PP" for line in escaped.splitlines())
 
 
+def large_models_page() -> str:
+    """large-models.md with its table: the layout that plan proposes for the largest presets."""
+    lines = ["| model | GPUs | tensor | recomputed | GiB of a GPU | tokens/s | of a GPU |", "|---" * 7 + "|"]
+    sizes = itertools.product(
+        ("llama3.1-70b", "llama3.1-405b"), ("p5.48xlarge", "p5en.48xlarge"), (1, 2, 4, 8, 16, 32, 64)
+    )
+    lines += [_planned_row(preset, instance(kind), nodes) for preset, kind, nodes in sizes]
+    before, rest = (DOCS / "large-models.md").read_text(encoding="utf-8").split(LAYOUTS[0])
+    return before + LAYOUTS[0] + "\n".join(lines) + "\n" + LAYOUTS[1] + rest.split(LAYOUTS[1])[1]
+
+
+def _planned_row(preset: str, kind: Instance, nodes: int) -> str:
+    values = {"name": preset, "model": {"preset": preset}, "data": {"sequence_length": 8192}}
+    run = resolve(parse_run(values | {"train": {"global_batch": 512}, "resources": {"nodes": nodes}}))
+    shape = ModelShape.of(known_config(run.model))
+    assert shape is not None
+    change = fastest_change(run, Hardware(kind.gpu, kind.gpus, nodes, kind), shape)
+    begin = f"| {preset} | {nodes * kind.gpus} {kind.gpu.name} |"
+    if change is None:
+        return f"{begin} fits with no layout | | | | |"
+    parallel = apply(run, change.overrides).parallel
+    split = f"{parallel.tensor}" + (f", context {parallel.context}" if parallel.context > 1 else "")
+    speed = f"{change.tokens_per_s:,.0f} | {change.tokens_per_s / change.hardware.ranks:,.0f}"
+    return f"{begin} {split} | {parallel.activation_checkpointing} | {change.peak_gib:.0f} | {speed} |"
+
+
 def pages() -> dict[Path, str]:
     return {
         DOCS / "run-file.md": run_file_page(),
@@ -308,6 +342,7 @@ def pages() -> dict[Path, str]:
         DOCS / "python.md": python_page(),
         DOCS / "troubleshooting.md": troubleshooting_page(),
         DOCS / "windlass.1": man_page(),
+        DOCS / "large-models.md": large_models_page(),
     }
 
 

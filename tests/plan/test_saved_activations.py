@@ -27,14 +27,16 @@ def kept_bytes(layers, *, dtype, autocast, compiled, recompute):
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     from windlass.trainer.model.structure import blocks
+    from windlass.trainer.parallelize import kept_products
     from windlass.trainer.parallelize import recompute as recompute_block
 
     torch.manual_seed(0)
     config = LlamaConfig(num_hidden_layers=layers, **SIZES)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype).train()
+    layout = replace(estimates(a_run(global_batch=1)).layout, recompute=recompute)
     for block in blocks(model).values():
         if recompute != "none":
-            recompute_block(block, selective=recompute == "selective")
+            recompute_block(block, keep=None if recompute == "full" else kept_products(config, layout))
         if compiled:  # the partitioner that inductor uses, without its code generation
             block.forward = torch.compile(block.forward, fullgraph=True, backend="aot_eager_decomp_partition")
     weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
@@ -55,7 +57,7 @@ def kept_bytes(layers, *, dtype, autocast, compiled, recompute):
 
 
 KINDS = ("bf16 weights", "autocast", "fp32")
-CASES = [(kind, recompute) for kind in KINDS for recompute in ("none", "selective", "full")]
+CASES = [(kind, recompute) for kind in KINDS for recompute in ("none", "selective", "attention", "full")]
 
 
 # not compiled, a checkpoint keeps its tensors out of the hooks' sight: only without one can they be counted

@@ -18,11 +18,12 @@ from tests.trainer.harness import free_port, train
 from windlass.plan import resolve
 from windlass.plan.layout import Facts, Layout
 from windlass.spec.loading import parse_run
+from windlass.trainer.distributed.meshes import Meshes
 from windlass.trainer.distributed.ranks import Ranks, join_ranks
 from windlass.trainer.fast.fp8 import Float8Product
 from windlass.trainer.layout import model_facts
 from windlass.trainer.model.structure import model_config
-from windlass.trainer.parallelize import mesh, parallelize
+from windlass.trainer.parallelize import parallelize
 
 MOE = {
     "preset": "mixtral-tiny",
@@ -40,7 +41,7 @@ def test_every_group_of_a_mesh_keeps_the_runs_timeout(monkeypatch: pytest.Monkey
     run = resolve(parse_run({"name": "x", "model": {"preset": "llama3.2-tiny"}, "data": {"source": "x"}, **sections}))
     ranks = join_ranks(run)
     try:
-        made = mesh(run, Layout.resolve(run, 1, 1, Facts.of({}), local_world_size=1), ranks)
+        made = Meshes(run, Layout.resolve(run, 1, 1, Facts.of({}), local_world_size=1), ranks).model
         for dimension in ("replicate", "shard"):
             backend: Any = made.get_group(dimension)._get_backend(torch.device("cpu"))
             assert backend.options._timeout == timedelta(minutes=3), dimension

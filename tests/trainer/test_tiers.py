@@ -202,6 +202,15 @@ def test_a_tier_that_fails_leaves_the_others_alone(corpus: Path, tmp_path: Path,
     assert_same_curve(cluster, resumed, undisturbed)
 
 
+def test_sigterm_saves_to_the_nearest_tier_first(corpus: Path, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """Killed before anything was in the run folder, the run goes on from the step at which it was told to stop."""
+    cluster = Cluster(tmp_path, tiered_run(corpus, every=100, memory_every=None, local_every=100))
+    cluster.train(faults="term:rank=0,step=7;kill:step=6,point=save.staged")
+    resumed = cluster.resume()
+    assert resumed_from(cluster) == (6, "local")
+    assert_same_curve(cluster, resumed, undisturbed)
+
+
 def test_a_variable_that_is_not_set(corpus: Path, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, tiered_run(corpus, local_path="$NO_SUCH_DISK/x"))
     result = cluster.train()

@@ -12,8 +12,15 @@ from typing import Any
 from windlass.catalog.models import known_config, looks_local
 from windlass.common import own_code
 from windlass.errors import UserError
-from windlass.plan.layout import effective_sharding, shard_group
-from windlass.plan.shape import ModelShape, layer_names, matches, projections
+from windlass.plan.layout import (
+    OWN_ATTENTION,
+    PLAIN_HEADS,
+    data_ranks,
+    effective_sharding,
+    is_split,
+    shard_group,
+)
+from windlass.plan.shape import ModelShape, layer_names, matches, num_experts, projections
 from windlass.spec import Run
 
 # Fields of a configuration that change what is computed and no weight's shape or meaning.
@@ -32,6 +39,7 @@ def check(run: Run, world_size: int, local_world_size: int | None = None) -> Non
         check_model(config, run)
     check_fp8(run, config)
     check_weights(run)
+    check_split(run, world_size, local_world_size)
     check_ranks(run, world_size, local_world_size)
     check_lora(run, world_size)
     check_validation(run)
@@ -93,6 +101,7 @@ def check_model(config: dict[str, Any], run: Run) -> None:
             evidence=f"max_position_embeddings is {longest}",
             fix=f"data.sequence_length={longest}",
         )
+    check_divisible(config, run)
     changed = [name for name in run.model.config if not KEEPS_WEIGHTS.search(name)]
     if run.model.init == "pretrained" and changed:
         raise UserError(
@@ -233,6 +242,75 @@ def check_validation(run: Run) -> None:
         )
 
 
+def check_split(run: Run, world_size: int, local_world_size: int | None = None) -> None:
+    """Whether ranks can share sequences and experts as `parallel.tensor`, `context` and `expert` say."""
+    parallel = run.parallel
+    if not is_split(run):
+        return
+    sharding = effective_sharding(run, world_size)
+    group = shard_group(run, world_size, local_world_size) if sharding == "hybrid" else world_size
+    for name, size in (("tensor × context", parallel.tensor * parallel.context), ("expert", parallel.expert)):
+        if group % size:
+            raise UserError(
+                f"{group} ranks cannot be divided into groups of {size} (parallel.{name})",
+                evidence=f"{world_size} ranks, parallel.sharding is {sharding}",
+                fix=f"a divisor of {group}",
+            )
+    excluded = (
+        (sharding not in ("full", "hybrid"), f"parallel.sharding={sharding}", "parallel.sharding=full"),
+        (run.model.lora is not None, "model.lora", "parallel.tensor=1 parallel.context=1 parallel.expert=1"),
+        (run.train.fp8, "train.fp8", "train.fp8=false"),
+        (parallel.cpu_offload, "parallel.cpu_offload", "parallel.cpu_offload=false"),
+    )
+    for there, what, fix in excluded:
+        if there:
+            raise UserError(f"parallel.tensor, context and expert do not go with {what}", fix=fix)
+    if parallel.tensor > 1 and run.train.fused_head is False:
+        raise UserError("parallel.tensor needs the fused head", fix="train.fused_head=null")
+    if parallel.context > 1 and run.data.document_mask:
+        raise UserError(
+            "parallel.context does not keep documents apart",
+            evidence="data.document_mask is true",
+            fix="data.document_mask=false, or parallel.context=1",
+        )
+    if parallel.context > 1 and run.model.attention not in OWN_ATTENTION:
+        raise UserError(
+            f"parallel.context does not go with model.attention={run.model.attention}", fix="model.attention=auto"
+        )
+
+
+def check_divisible(config: dict[str, Any], run: Run) -> None:
+    """Whether a model and its sequences can be cut into as many parts as the run asks for."""
+    parallel, family = run.parallel, config.get("model_type")
+    tensor, context, expert = parallel.tensor, parallel.context, parallel.expert
+    heads, experts = config.get("num_attention_heads"), num_experts(config)
+    if tensor * context > 1 and family not in PLAIN_HEADS:
+        raise UserError(
+            f"parallel.tensor and context are not known to be right for {family} models",
+            evidence=f"they are for {', '.join(sorted(PLAIN_HEADS))}",
+            fix="parallel.tensor=1 parallel.context=1",
+        )
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if context > 1 and window and window < (run.data.sequence_length or 0):
+        raise UserError(f"parallel.context does not know attention that goes {window} tokens back")
+    if expert > 1 and not experts:
+        raise UserError(f"{family} models have no experts to share", fix="parallel.expert=1")
+    for name, number, parts in (
+        ("data.sequence_length", run.data.sequence_length, tensor * (2 * context if context > 1 else 1)),
+        ("num_attention_heads", heads, tensor),
+        ("num_key_value_heads", config.get("num_key_value_heads") or heads, tensor),
+        ("intermediate_size", config.get("intermediate_size"), tensor),
+        ("vocab_size", config.get("vocab_size"), tensor),
+        ("the number of experts", experts, expert),
+    ):
+        if number and number % parts:
+            raise UserError(
+                f"{name} is {number} and cannot be cut into {parts} equal parts",
+                evidence=f"parallel.tensor is {tensor}, context {context}, expert {expert}",
+                fix="smaller ones that divide it",
+            )
+
+
 def check_ranks(run: Run, world_size: int, local_world_size: int | None = None) -> None:
     parallel = run.parallel
     sharding = effective_sharding(run, world_size)
@@ -253,10 +331,11 @@ def check_ranks(run: Run, world_size: int, local_world_size: int | None = None) 
                 f"{world_size} ranks cannot be divided into groups of {group}",
                 fix=f"parallel.shard_group={_nearest_divisor(world_size, group)}",
             )
-    if run.train.global_batch < world_size:
+    shares = data_ranks(run, world_size)
+    if run.train.global_batch < shares:
         raise UserError(
-            f"a global batch of {run.train.global_batch} sequences leaves some of {world_size} ranks without any",
-            fix=f"train.global_batch={world_size}",
+            f"a global batch of {run.train.global_batch} sequences leaves some of {shares} ranks without any",
+            fix=f"train.global_batch={shares}",
         )
 
 

@@ -63,7 +63,7 @@ def num_saves(run: Run) -> int:
 def save_s(run: Run, shape: ModelShape, layout: Layout, hardware: Hardware) -> float:
     """How long one save stalls training: the copy to host memory or, in the foreground, the write too."""
     whole = BYTES_PER_PARAMETER_SAVED * shape.parameters / 1e9
-    copy = 0.0 if layout.cpu_offload else whole / layout.shards / HOST_LINK_GB_S
+    copy = 0.0 if layout.cpu_offload else whole / (layout.shards * layout.tensor) / HOST_LINK_GB_S
     return copy if run.checkpoint.background else copy + whole / hardware.nodes / STORAGE_GB_S
 
 

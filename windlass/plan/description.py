@@ -49,7 +49,9 @@ def _ranks(run: Run, world_size: int) -> str:
     where = f" on {nodes} nodes" if nodes > 1 else ""
     sharding = effective_sharding(run, world_size)
     alone = {"none": "the whole model on it", "ddp": "a copy of the model on each (DDP)"}
-    return f"{world_size}{where}, {alone.get(sharding, f'{sharding} sharding')}"
+    groups = [(name, getattr(run.parallel, name)) for name in ("tensor", "context", "expert")]
+    split = "".join(f", {name} {size}" for name, size in groups if size > 1)
+    return f"{world_size}{where}, {alone.get(sharding, f'{sharding} sharding')}{split}"
 
 
 def _sources(run: Run) -> str:

@@ -86,7 +86,7 @@ def _tiers(run: Run, shape: ModelShape, layout: Layout, hardware: Hardware, name
     """The tiers, each with its share of failures: the nearest that is left counts."""
     state_gb = BYTES_PER_PARAMETER_SAVED * (layout.trained or shape.parameters) / 1e9
     stall_s = save_s(run, shape, layout, hardware) + seconds("save overhead")
-    per_gpu_gb = state_gb / layout.shards
+    per_gpu_gb = state_gb / (layout.shards * layout.tensor)
     left, tiers = 1.0, []
     if "memory_every" in names:
         share = 1 - LOSES_TWO_NODES if hardware.nodes > 1 else IN_PLACE  # alone it has no peer

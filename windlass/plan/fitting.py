@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from windlass.catalog.gpus import Gpu
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
+from windlass.plan.checks import check
 from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Facts, Layout, effective_sharding, rows_per_rank
 from windlass.plan.memory import GIB, RESERVE, MemoryEstimate, estimate_memory
@@ -17,6 +18,7 @@ from windlass.spec import Run
 from windlass.spec.loading import apply_override, parse_run
 
 MOST_RANKS = 4096
+LARGEST_CONTEXT = 16
 MOST_UNSEEN = 8  # sequences of a micro-batch on hardware that is not known
 
 
@@ -78,16 +80,16 @@ def check_fits(run: Run, hardware: Hardware, shape: ModelShape, layout: Layout, 
     raise UserError(
         f"the run does not fit: {memory.peak_gib:.1f} GiB per rank, {gpu.name} has {gpu.memory_gib:.1f} GiB",
         evidence=f"{layout.micro} × {layout.length} tokens at once, fullest at the {memory.moment}: {largest} GiB",
-        cause=None if change else "no change of micro-batch, recomputation or number of ranks that was tried fits",
+        cause=None if change else "no micro-batch, recomputation, layout or number of ranks that was tried fits",
         fix=f"{change}    ({change.peak_gib:.1f} GiB, about {change.tokens_per_s:,.0f} tokens/s)" if change else None,
     )
 
 
 def find_change(run: Run, hardware: Hardware, shape: ModelShape) -> Change | None:
     """The cheapest change that fits with a reserve: the fastest one on the same hardware, else the fewest GPUs."""
-    same = [change for tried in _same_hardware(run, hardware) if (change := _try(run, hardware, shape, tried))]
+    same = fastest_change(run, hardware, shape)
     if same:
-        return max(same, key=lambda change: change.tokens_per_s)
+        return same
     for larger in _more_hardware(run, hardware):
         grown = [change for tried in _on(run, hardware, larger) if (change := _try(run, larger, shape, tried))]
         if grown:
@@ -96,18 +98,49 @@ def find_change(run: Run, hardware: Hardware, shape: ModelShape) -> Change | Non
     return _try(run, hardware, shape, offloaded)
 
 
+def fastest_change(run: Run, hardware: Hardware, shape: ModelShape) -> Change | None:
+    """On the hardware that there is; without overrides where the run fits best as it is."""
+    changes = [change for tried in _same_hardware(run, hardware) if (change := _try(run, hardware, shape, tried))]
+    return max(changes, key=lambda change: change.tokens_per_s, default=None)
+
+
 def _same_hardware(run: Run, hardware: Hardware) -> Iterator[tuple[str, ...]]:
     spread: Sequence[tuple[str, ...]] = [()]
     if hardware.ranks > 1 and effective_sharding(run, hardware.ranks) != "full":
         spread = [(), ("parallel.sharding=full",)]
     for overrides in spread:
+        yield from _arranged(run, hardware, overrides)
+
+
+def _arranged(run: Run, hardware: Hardware, overrides: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """With every recomputation and every way for ranks to share sequences."""
+    for split in _splits(run, hardware):
         for recompute in _recomputations(run):
-            yield (*overrides, *recompute)
+            yield (*overrides, *split, *recompute)
+
+
+def _splits(run: Run, hardware: Hardware) -> Iterator[tuple[str, ...]]:
+    """Tensor groups within a node, and contexts of powers of two; what a run sets itself stays."""
+    yield ()
+    if run.model.lora is not None or hardware.ranks == 1:
+        return
+    tensors = [run.parallel.tensor] if run.parallel.tensor > 1 else _powers_of_two(hardware.gpus_per_node)
+    contexts = [run.parallel.context] if run.parallel.context > 1 else _powers_of_two(LARGEST_CONTEXT)
+    for tensor in tensors:
+        for context in contexts:
+            if hardware.ranks % (tensor * context) or (tensor, context) == (run.parallel.tensor, run.parallel.context):
+                continue
+            changed = [f"parallel.tensor={tensor}"] if tensor != run.parallel.tensor else []
+            yield (*changed, *([f"parallel.context={context}"] if context != run.parallel.context else []))
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [2**power for power in range(most.bit_length())]
 
 
 def _recomputations(run: Run) -> Iterator[tuple[str, ...]]:
     """At least as much as the run has."""
-    levels = ["none", "selective", "full"]
+    levels = ["none", "selective", "attention", "full"]
     now = levels.index(run.parallel.activation_checkpointing)
     yield ()
     for level in levels[now + 1 :]:
@@ -121,14 +154,12 @@ def _more_hardware(run: Run, hardware: Hardware) -> Iterator[Hardware]:
     while per_node * 2 <= fullest:
         per_node *= 2
         yield replace(hardware, gpus_per_node=per_node)
-    while nodes * 2 * per_node <= min(MOST_RANKS, run.train.global_batch):
+    while nodes * 2 * per_node <= MOST_RANKS:
         nodes *= 2
         yield replace(hardware, gpus_per_node=per_node, nodes=nodes)
 
 
 def _on(run: Run, before: Hardware, after: Hardware) -> Iterator[tuple[str, ...]]:
-    if after.ranks > run.train.global_batch:
-        return
     overrides = []
     if after.gpus_per_node != before.gpus_per_node:
         overrides.append(f"resources.gpus_per_node={after.gpus_per_node}")
@@ -136,19 +167,19 @@ def _on(run: Run, before: Hardware, after: Hardware) -> Iterator[tuple[str, ...]
         overrides.append(f"resources.nodes={after.nodes}")
     if effective_sharding(run, after.ranks) != "full":
         overrides.append("parallel.sharding=full")
-    for recompute in _recomputations(run):
-        yield (*overrides, *recompute)
+    yield from _arranged(run, after, tuple(overrides))
 
 
 def _try(run: Run, hardware: Hardware, shape: ModelShape, overrides: tuple[str, ...]) -> Change | None:
     """The changed run with the largest micro-batch that fits, but none larger than was asked for."""
     changed = apply(run, overrides)
-    rows = rows_per_rank(run, hardware.ranks)
+    rows = rows_per_rank(changed, hardware.ranks)
     requested = run.train.micro_batch
     sizes = [size for size in _divisors(rows) if requested is None or size <= requested]
     if requested is not None and requested <= rows and requested not in sizes:
         sizes.insert(0, requested)
     try:
+        check(changed, hardware.ranks)
         micro = _largest_fitting(changed, hardware.ranks, hardware.gpu, shape, sizes)
     except UserError:  # what the run asks for by name cannot be had beside these overrides
         return None

@@ -78,7 +78,7 @@ class Facts:
 class Layout:
     ranks: int
     sharding: str  # full, hybrid, ddp or none
-    shards: int  # ranks that hold one copy of the state together
+    shards: int  # parts of one copy of the state in FSDP2; each is cut once more for the ranks of a tensor group
     micro: int  # sequences of a micro-batch
     num_micro: int  # micro-batches of a rank per step
     length: int
@@ -97,6 +97,9 @@ class Layout:
     trained: int | None = None  # parameters that train beside frozen ones; None: all of the model's do
     four_bits: int = 0  # of the frozen ones, those held in 4 bits
     flash4_obstacle: str = ""  # why attention is not flash-attn-4
+    tensor: int = 1  # ranks that compute a block together
+    context: int = 1  # ranks that share a sequence
+    expert: int = 1  # ranks that share the experts of a mixture
 
     @classmethod
     def resolve(
@@ -109,7 +112,8 @@ class Layout:
         return cls(
             ranks=world_size,
             sharding=sharding,
-            shards={"hybrid": shard_group(run, world_size, local_world_size), "full": world_size}.get(sharding, 1),
+            shards={"hybrid": shard_group(run, world_size, local_world_size), "full": world_size}.get(sharding, 1)
+            // run.parallel.tensor,
             micro=micro,
             num_micro=-(-rows_per_rank(run, world_size) // micro),
             length=run.data.sequence_length or 0,
@@ -128,6 +132,9 @@ class Layout:
             trained=facts.trained,
             four_bits=facts.four_bits,
             flash4_obstacle=obstacle,
+            tensor=run.parallel.tensor,
+            context=run.parallel.context,
+            expert=run.parallel.expert,
         )
 
     @classmethod
@@ -136,8 +143,13 @@ class Layout:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch."""
-        return self.micro * self.length
+        """Tokens of a micro-batch that a rank, or the ranks of a tensor group together, compute."""
+        return self.micro * self.length // self.context
+
+    @property
+    def copies(self) -> int:
+        """Whole copies of the state: more than one with `hybrid` and `ddp`."""
+        return self.ranks // (self.shards * self.tensor)
 
     @property
     def is_fsdp(self) -> bool:
@@ -166,14 +178,24 @@ def effective_sharding(run: Run, world_size: int) -> str:
     return "ddp" if run.model.lora and run.model.lora.quantize else "full"
 
 
+def is_split(run: Run) -> bool:
+    """Whether ranks share the work on one sequence, or the experts of a mixture."""
+    return max(run.parallel.tensor, run.parallel.context, run.parallel.expert) > 1
+
+
 def shard_group(run: Run, world_size: int, local_world_size: int | None = None) -> int:
     """Ranks per group of `hybrid`: as asked, else those of a node, as many as there are or as nodes are asked for."""
     return run.parallel.shard_group or local_world_size or max(1, world_size // run.resources.nodes)
 
 
 def rows_per_rank(run: Run, world_size: int) -> int:
-    """Sequences of a step that the fullest rank takes."""
-    return -(-run.train.global_batch // world_size)
+    """Sequences of a step that the fullest rank takes, or the ranks that share them together."""
+    return -(-run.train.global_batch // data_ranks(run, world_size))
+
+
+def data_ranks(run: Run, world_size: int) -> int:
+    """Into how many shares a global batch is divided."""
+    return max(1, world_size // (run.parallel.tensor * run.parallel.context))
 
 
 def bf16_weights(run: Run, sharding: str) -> bool:
@@ -197,7 +219,12 @@ def bf16_weights(run: Run, sharding: str) -> bool:
 
 
 def fused_head(run: Run, facts: Facts) -> bool:
-    """Asked for by name, or by default on GPUs; on CPUs torch's own cross-entropy is the faster one."""
+    """Asked for by name, or by default on GPUs; on CPUs torch's own cross-entropy is the faster one.
+
+    A tensor group always has it: each of its ranks holds the rows of some tokens.
+    """
+    if run.parallel.tensor > 1:
+        return True
     if run.train.fused_head is None:
         return facts.cuda and facts.family in PLAIN_HEADS and not (run.train.loss or run.train.objective == "dpo")
     if run.train.fused_head and facts.family not in PLAIN_HEADS:
@@ -230,6 +257,8 @@ def flash4_unsuited(run: Run, facts: Facts) -> str:
     """Why flash-attn-4 does not compute what the model needs; empty where it does."""
     if facts.family not in PLAIN_HEADS:
         return f"{facts.family} models may need more than plain causal attention"
+    if run.parallel.context > 1:
+        return "parallel.context gathers keys of other ranks, which it does not do"
     if run.train.precision != "bf16":
         return f"it computes in bf16, train.precision is {run.train.precision}"
     if has_window(run, facts):
@@ -276,6 +305,8 @@ def obstacle_to_lean_blocks(run: Run, facts: Facts, sharding: str, *, bf16_copie
         return f"train.precision is {run.train.precision}"
     elif not bf16_copies and not sharded:
         return "fp32 weights are cast on every use: sharding is ddp, or train.bf16_weights is off"
+    if is_split(run):
+        return "parallel.tensor, context or expert divides their work"
     if run.model.attention not in OWN_ATTENTION:
         return f"model.attention is {run.model.attention}"
     return "the model's linear layers have biases" if facts.biases else ""

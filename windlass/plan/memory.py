@@ -20,6 +20,8 @@ GIB = 2**30
 # Of the fused head: 2 GiB in bf16, or twice that where there would be more than two blocks; each is one more pass over
 # the head's gradient.
 LOGITS_PER_BLOCK = 2**30
+# Of a tensor group's head, which has them in fp32 twice beside what it multiplies.
+SPLIT_LOGITS_PER_BLOCK = 2**26
 WORKSPACE = 0.01  # libraries' workspaces and small tensors, as a share of everything else
 BLOCKS_GATHERED = 2  # FSDP2 gathers the next block while one computes
 FOUR_BIT_BYTES = 0.5 + 4 / 64  # of a weight: its level, and its share of a block's scale
@@ -63,6 +65,12 @@ def _host_bytes(shape: ModelShape, layout: Layout) -> float:
     return 16.0 * shape.parameters / layout.shards
 
 
+def gathered_block(shape: ModelShape, layout: Layout) -> float:
+    """Parameters of one block that a rank computes with: experts are shared, all else is cut by a tensor group."""
+    rest = shape.block_parameters - shape.expert_parameters
+    return rest / layout.tensor + shape.expert_parameters / layout.expert
+
+
 def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
     if layout.trained is not None:
         yield from _lora_moments(shape, layout, layout.trained)
@@ -70,7 +78,7 @@ def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
     tokens = layout.tokens
     state, waiting = _state(shape, layout), _gradients_between(shape, layout)
     kept = {"activations": tokens * (shape.layers * saved_per_layer(shape, layout) + _saved_outside(shape, layout))}
-    head = layout.element * shape.head_parameters
+    head = layout.element * shape.head_parameters / layout.tensor
     block_work = tokens * _backward_work(shape, layout)
     held = {"bf16 casts": _casts(shape, layout)}
     gathered = _gathered(shape, layout)
@@ -125,7 +133,7 @@ def _state(shape: ModelShape, layout: Layout) -> Items:
     count = float(shape.parameters)
     if layout.cpu_offload:
         return {}
-    mine = count / layout.shards
+    mine = count / (layout.shards * layout.tensor)
     if layout.bf16_weights:
         return {"bf16 weights": 2 * mine, "fp32 masters": 4 * mine, "moments": 8 * mine}
     return {"fp32 weights": 4 * mine, "moments": 8 * mine}
@@ -137,27 +145,27 @@ def _gradients_between(shape: ModelShape, layout: Layout) -> float:
         return 4.0 * shape.parameters
     if layout.num_micro == 1 or (layout.is_fsdp and layout.cpu_offload):
         return 0.0
-    return 4.0 * shape.parameters / (layout.shards if layout.is_fsdp else 1)
+    return 4.0 * shape.parameters / (layout.shards * layout.tensor if layout.is_fsdp else 1)
 
 
 def _block_gradients(shape: ModelShape, layout: Layout) -> float:
     """Of the block under way: as computed, and in FSDP2 two blocks in fp32 on their way to the other ranks."""
     reduced = 2 * 4.0 if layout.is_fsdp else 0.0
-    return (layout.element + reduced) * shape.block_parameters
+    return (layout.element + reduced) * gathered_block(shape, layout)
 
 
 def _head_under_way(shape: ModelShape, layout: Layout) -> float:
     """The head's gradient in fp32 on its way to other ranks, while the last block goes backward; tied, it waits."""
     if not layout.is_fsdp or layout.shards == 1 or shape.tied or layout.cpu_offload:
         return 0.0
-    return 4.0 * (1 + 1 / layout.shards) * shape.head_parameters
+    return 4.0 * (1 + 1 / layout.shards) * shape.head_parameters / layout.tensor
 
 
 def _gradients_at_end(shape: ModelShape, layout: Layout) -> Items:
     if layout.is_fsdp:
         element = 2.0 if layout.bf16_weights and layout.num_micro == 1 else 4.0
-        sharded = 0.0 if layout.cpu_offload else element * shape.parameters / layout.shards
-        return {"gradients": sharded + (layout.element + 4.0) * shape.root_parameters}
+        sharded = 0.0 if layout.cpu_offload else element * shape.parameters / (layout.shards * layout.tensor)
+        return {"gradients": sharded + (layout.element + 4.0) * shape.root_parameters / layout.tensor}
     if layout.bf16_weights and layout.num_micro == 1:
         return {"gradients": 2.0 * shape.parameters}
     return {"gradients": 4.0 * shape.parameters}
@@ -168,7 +176,8 @@ def _gathered(shape: ModelShape, layout: Layout) -> Items:
     if not layout.is_fsdp:
         return {}
     blocks = min(BLOCKS_GATHERED, shape.layers) if layout.reshard else shape.layers
-    return {"gathered weights": float(layout.element * (blocks * shape.block_parameters + shape.root_parameters))}
+    whole = blocks * gathered_block(shape, layout) + shape.root_parameters / layout.tensor
+    return {"gathered weights": layout.element * whole}
 
 
 def _casts(shape: ModelShape, layout: Layout) -> float:
@@ -178,7 +187,8 @@ def _casts(shape: ModelShape, layout: Layout) -> float:
 
 
 def _gathered_root(shape: ModelShape, layout: Layout) -> Items:
-    return {"gathered weights": float(layout.element * shape.root_parameters)} if layout.is_fsdp else {}
+    whole = layout.element * shape.root_parameters / layout.tensor
+    return {"gathered weights": whole} if layout.is_fsdp else {}
 
 
 # Activations
@@ -186,6 +196,8 @@ def _gathered_root(shape: ModelShape, layout: Layout) -> Items:
 
 def saved_per_layer(shape: ModelShape, layout: Layout) -> float:
     """Bytes per token that one block keeps for its backward pass."""
+    if layout.tensor > 1 or layout.context > 1:
+        return _saved_per_layer_of_part(shape, layout)
     d, f, q, kv = shape.width, shape.ffn_width, shape.query_width, shape.kv_width
     statistics = 4.0 * shape.heads + 8.0  # log-sum-exp of every head, one scale of each norm, in fp32
     residual = 2.0 * d if layout.autocast else 0.0  # the stream itself stays fp32 under autocast
@@ -193,6 +205,8 @@ def saved_per_layer(shape: ModelShape, layout: Layout) -> float:
         return layout.element * d + residual
     if layout.recompute == "selective":  # the block's input, q, k, v, attention, its projection, gate, up
         return layout.element * (2 * d + 2 * q + 2 * kv + 2 * f) + statistics + residual
+    if layout.recompute == "attention":
+        return layout.element * (2 * d + 2 * q + 2 * kv) + statistics + residual
     if layout.compiled:  # … both norms' outputs and the product of gate and up as well: matmuls take them
         whole = layout.element * (4 * d + 2 * q + 2 * kv + 3 * f) + statistics + residual
         if layout.trained is not None and layout.lean:  # attention's output once more, with its adapter's beside it
@@ -203,21 +217,56 @@ def saved_per_layer(shape: ModelShape, layout: Layout) -> float:
     return norms + layout.element * (2 * q + 2 * kv + 4 * f) + statistics
 
 
+def _saved_per_layer_of_part(shape: ModelShape, layout: Layout) -> float:
+    """The same on a rank of a tensor group, per token of the group; with `context` per token of this rank.
+
+    Of the residual stream a rank has its part of the sequences, of all else its part of the width. What the products
+    read are whole sequences; where nothing is computed again they are kept.
+    """
+    d, f, q, kv = shape.width, shape.ffn_width, shape.query_width, shape.kv_width
+    statistics = 4.0 * shape.heads + 8.0
+    kept = {
+        "none": 2 * d + 2 * q + 2 * kv + 3 * f,
+        "selective": 2 * d + 2 * q + 2 * kv + 2 * f,
+        "attention": 2 * d + 2 * q + 2 * kv,
+        "full": d,
+    }[layout.recompute]
+    if layout.recompute == "full":
+        return layout.element * kept / layout.tensor
+    inputs = 2 * d if layout.recompute == "none" else 0
+    gathered = gathered_keys(shape, layout) if layout.recompute == "none" else 0.0
+    return (layout.element * kept + statistics) / layout.tensor + layout.element * inputs + gathered
+
+
+def gathered_keys(shape: ModelShape, layout: Layout) -> float:
+    """Bytes of keys and values of all ranks that share sequences, per token of one: each of two pieces its own."""
+    if layout.context == 1:
+        return 0.0
+    return layout.element * 2 * shape.kv_width * (layout.context + 0.5) / layout.tensor
+
+
 def _saved_outside(shape: ModelShape, layout: Layout) -> float:
     """Bytes per token of the final norm, its output, and the head's gradient for it."""
-    return ((0.0 if layout.compiled else 4.0) + 3 * layout.element) * shape.width
+    norm = ((0.0 if layout.compiled else 4.0) + layout.element) / layout.tensor
+    return (norm + 2 * layout.element) * shape.width
 
 
 def _backward_work(shape: ModelShape, layout: Layout) -> float:
     """Bytes per token in use while one block goes backward: gradients inside it, and what it computes again."""
-    inside = layout.element * (3 * shape.ffn_width + 4 * shape.width)
+    part = layout.tensor
+    inside = layout.element * (3 * shape.ffn_width / part + 4 * shape.width) + gathered_keys(shape, layout)
     if layout.recompute == "none":
         return float(inside)
-    again = layout.element * (4 * shape.width + 2 * shape.query_width + 2 * shape.kv_width + 3 * shape.ffn_width)
-    return float(inside + again - (saved_per_layer(shape, layout) if layout.recompute == "selective" else 0))
+    stream = 4 * shape.width if part == 1 else 2 * shape.width / part + 2 * shape.width
+    widths = (2 * shape.query_width + 2 * shape.kv_width + 3 * shape.ffn_width) / part
+    again = layout.element * (stream + widths) + gathered_keys(shape, layout)
+    return float(inside + again - (saved_per_layer(shape, layout) if layout.recompute != "full" else 0))
 
 
 def _logits(shape: ModelShape, layout: Layout) -> float:
+    if layout.tensor > 1:
+        own = shape.vocabulary // layout.tensor
+        return float((layout.element + 8) * own * rows_per_block(own, layout.tokens, SPLIT_LOGITS_PER_BLOCK))
     if layout.fused_head:
         return float(layout.element * shape.vocabulary * rows_per_block(shape.vocabulary, layout.tokens))
     # logits, their fp32 copy and its log-softmax; the copy is the logits themselves in fp32

@@ -32,6 +32,8 @@ class ModelShape:
     parameters: int
     block_parameters: int  # of one block
     active_block_parameters: int  # of one block, without the experts a token does not meet
+    expert_parameters: int = 0  # of one block: in its experts, which a tensor group does not cut
+    experts_met: int = 1  # by a token in a block
 
     @classmethod
     def of(cls, config: dict[str, Any] | None) -> Self | None:
@@ -63,6 +65,8 @@ class ModelShape:
             parameters=count,
             block_parameters=block,
             active_block_parameters=block - 3 * width * ffn_width * (experts - met) if experts else block,
+            expert_parameters=3 * width * ffn_width * experts,
+            experts_met=met,
         )
 
     @property
@@ -97,6 +101,12 @@ def num_parameters(config: dict[str, Any] | None) -> int | None:
     feed_forward = 3 * hidden * config["intermediate_size"] * (experts or 1) + hidden * experts
     embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings") else 2)
     return int(layers * (attention + feed_forward + 2 * hidden) + hidden + embeddings)
+
+
+def num_experts(config: dict[str, Any]) -> int:
+    """Experts of a block of a mixture; 0 for other models."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return int(next((config[name] for name in names if config.get(name)), 0))
 
 
 def checkpoint_bytes(run: Run) -> int | None:

@@ -31,6 +31,7 @@ FOUR_BIT_TRAFFIC = 2 * (
     0.5 + 4 / 64 + 2
 )  # per weight and pass over a micro-batch's blocks: read, brought back, both ways
 AUTOCAST_BYTES = 12.0  # per parameter and micro-batch: weights down to bf16, gradients up to fp32
+FEED_FORWARD_AGAIN = 0.5  # of a block's forward products: gate and up, where only attention's are kept
 LINK_SHARE = 0.75  # of a link's rate that collectives reach
 OVERLAP_COST = 0.3  # of hidden communication still seen: it takes memory bandwidth and SMs, and has edges
 HOST_LINK_GB_S = 25.0  # pinned copies between GPU and host
@@ -80,16 +81,17 @@ def estimate_speed(shape: ModelShape, layout: Layout, hardware: Hardware, *, glo
     matmul, attention = _matmul_s(shape, layout, gpu), _attention_s(shape, layout, gpu)
     moved = _elementwise_bytes(shape, layout) + _head_bytes(shape, layout) + _weight_bytes(shape, layout)
     parts = {
-        "matrix products": micros * matmul,
-        "attention": micros * attention,
-        "elementwise": micros * moved / bandwidth,
+        "matrix products": micros * matmul / layout.tensor,
+        "attention": micros * attention / layout.tensor,
+        "elementwise": micros * moved / layout.tensor / bandwidth,
         "optimizer": _optimizer_s(shape, layout, bandwidth),
     }
+    parts |= {"parts of blocks exchanged": micros * _exchange_s(shape, layout, hardware)}
     compute = sum(parts.values())
     communication = _communication_s(shape, layout, hardware)
     parts["communication not hidden"] = max(0.0, communication - compute) + OVERLAP_COST * min(communication, compute)
     parts[WAITING] = max(0.0, _host_s(shape, layout) - sum(parts.values()))
-    tokens = micros * layout.tokens
+    tokens = micros * layout.tokens / layout.tensor
     flops = tokens * flops_per_token(shape, layout.length)
     peak = (gpu.bf16_tflops or gpu.fp32_tflops) if layout.precision == "bf16" else gpu.fp32_tflops
     return SpeedEstimate(
@@ -119,7 +121,8 @@ def _matmul_s(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
     """Of one micro-batch; recomputation does the blocks' forward products again."""
     blocks = shape.layers * shape.active_block_parameters
     once = 6.0 if layout.trained is None else 4.0  # frozen weights have no gradients of their own
-    passes = once + 2.0 if layout.recompute == "full" else once
+    again = {"full": 2.0, "attention": 2.0 * FEED_FORWARD_AGAIN}.get(layout.recompute, 0.0)
+    passes = once + again
     work = passes * blocks / (FP8_FACTOR if layout.fp8 else 1.0) + once * (shape.matmul_parameters - blocks)
     return layout.tokens * work / _matmul_rate(layout, gpu)
 
@@ -195,7 +198,7 @@ def _weight_bytes(shape: ModelShape, layout: Layout) -> float:
 
 def _optimizer_s(shape: ModelShape, layout: Layout, bandwidth: float) -> float:
     """One pass for the norm, one that reads gradient, weight and moments and writes the last two back."""
-    mine = (shape.parameters if layout.trained is None else layout.trained) / layout.shards
+    mine = (shape.parameters if layout.trained is None else layout.trained) / (layout.shards * layout.tensor)
     if layout.cpu_offload:  # a fused AdamW on the host, and gradients and weights over its link
         return mine * (8.0 / (HOST_LINK_GB_S * 1e9) + 28.0 / 50e9)
     per_parameter = 2 * 2 + 24 + 2 if layout.bf16_weights and layout.num_micro == 1 else 2 * 4 + 24 + 2
@@ -209,19 +212,50 @@ def _communication_s(shape: ModelShape, layout: Layout, hardware: Hardware) -> f
     count = float(shape.parameters)
     if layout.sharding == "ddp":
         return _collective_s(2 * 4.0 * count, layout.ranks, hardware.nodes, hardware)
-    group_nodes = hardware.nodes if layout.sharding == "full" else max(1, -(-layout.shards // hardware.gpus_per_node))
+    together = layout.shards * layout.tensor
+    group_nodes = hardware.nodes if layout.sharding == "full" else max(1, -(-together // hardware.gpus_per_node))
     gathers = layout.num_micro * (2 if layout.reshard else 1)
     seconds = _collective_s(
-        (gathers * layout.element + 4.0 * layout.num_micro) * count, layout.shards, group_nodes, hardware
+        (gathers * layout.element + 4.0 * layout.num_micro) * count,
+        layout.shards,
+        group_nodes,
+        hardware,
+        rings=layout.tensor,
     )
-    copies = layout.ranks // layout.shards
-    if copies > 1:  # hybrid: shards of the gradient are summed across the groups, all ranks of a node at once
-        seconds += _collective_s(2 * 4.0 * count / layout.shards, copies, hardware.nodes, hardware)
+    if layout.copies > 1:  # hybrid: shards of the gradient are summed across the groups, all ranks of a node at once
+        seconds += _collective_s(2 * 4.0 * count / together, layout.copies, hardware.nodes, hardware)
     return seconds
 
 
-def _collective_s(size: float, ranks: int, nodes: int, hardware: Hardware) -> float:
-    """Ring gathers or scatters of `size` bytes in all: over every GPU's link, and over every node's network."""
-    inside = size * (ranks - 1) / ranks / (hardware.link_gb_s * 1e9)
+def _exchange_s(shape: ModelShape, layout: Layout, hardware: Hardware) -> float:
+    """Of one micro-batch: activations among the ranks that compute it together. Nothing is computed meanwhile."""
+    again = layout.recompute != "none"
+    tokens, element, seconds = layout.tokens, layout.element, 0.0
+    if layout.tensor > 1:  # the residual stream, gathered before and scattered after each half of a block, both ways
+        halves = 1 if shape.expert_parameters else 2
+        moved = halves * (4 + (1.5 if again else 0)) * element * shape.width * tokens
+        seconds += _between_s(moved, layout.tensor, 1, hardware)
+    if layout.context > 1:  # keys and values of all, and their gradients back
+        moved = (3 if again else 2) * element * 2 * shape.kv_width / layout.tensor * tokens * layout.context
+        seconds += _between_s(moved, layout.context, layout.tensor, hardware)
+    if layout.expert > 1:  # every token to its experts and back, both ways
+        moved = (6 if again else 4) * shape.experts_met * element * shape.width * tokens / layout.tensor
+        seconds += _between_s(moved, layout.expert, 1, hardware)
+    return shape.layers * seconds
+
+
+def _between_s(size: float, ranks: int, stride: int, hardware: Hardware) -> float:
+    """`size` bytes gathered by every rank of a group: over links where it lies in one node, else over its network."""
+    within = ranks * stride <= hardware.gpus_per_node
+    rate = hardware.link_gb_s if within else hardware.network_gb_s / hardware.gpus_per_node
+    return size * (ranks - 1) / ranks / (rate * 1e9 * LINK_SHARE)
+
+
+def _collective_s(size: float, ranks: int, nodes: int, hardware: Hardware, *, rings: int = 1) -> float:
+    """Ring gathers or scatters of `size` bytes in all: over every GPU's link, and over every node's network.
+
+    With `rings` each GPU has to do with its part of them alone, the node's network with all.
+    """
+    inside = size / rings * (ranks - 1) / ranks / (hardware.link_gb_s * 1e9)
     between = size * (nodes - 1) / nodes / (hardware.network_gb_s * 1e9)
     return max(inside, between) / LINK_SHARE

@@ -166,6 +166,10 @@ class TrainSection(Section):
     """Hold the weights in bf16 for computing, with fp32 masters in the optimizer alone; the same numbers, fewer copies.
     Needs bf16; not with `model.lora`, `ddp` or `cpu_offload`. Default: on one rank that does not shard; slices can be
     held so too, which pays on few ranks only."""
+    balance_experts: NonNegativeFloat | None = None
+    """Weight of the loss that spreads tokens evenly over the experts of a mixture; 0: none. Without it a mixture
+    trained from scratch ends up using few of them. Default: the model's `router_aux_loss_coef` for random weights,
+    0 for pretrained ones."""
     log_every: PositiveInt = 10
     """Steps between log lines. metrics.jsonl has every step whatever this is."""
     validate_every: PositiveInt | None = None
@@ -218,12 +222,20 @@ class ParallelSection(Section):
     """`full`: FSDP2 over all ranks · `hybrid`: FSDP2 inside groups, copies across them · `ddp`: a whole copy per rank ·
     `none`: one rank only. `auto`: `none` for one rank, else `full`."""
     shard_group: PositiveInt | None = None
-    """Ranks per group of `hybrid`. Default: the ranks of one node, as many as there are."""
+    """Ranks per group of `hybrid`, those of `tensor` and `context` among them. Default: the ranks of one node."""
+    tensor: PositiveInt = 1
+    """Ranks that compute every block together (tensor parallelism): each holds a part of its matrices, and between them
+    a part of every sequence. Best within a node. For llama, mistral, mixtral, qwen2 and qwen3 models."""
+    context: PositiveInt = 1
+    """Ranks that share every sequence (context parallelism), for long ones: each computes a part of its tokens, and
+    gathers keys and values of the others. Not with `data.document_mask`."""
+    expert: PositiveInt = 1
+    """Ranks that share the experts of a mixture (expert parallelism): tokens are sent to the ranks of their experts."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory between uses (FSDP2 only)."""
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    activation_checkpointing: Literal["none", "selective", "attention", "full"] = "none"
     """Recompute activations in the backward pass: `full` keeps block inputs only, `selective` keeps matrix products
-    and attention outputs."""
+    and attention outputs, `attention` those of the attention part only: the feed-forward part is computed again."""
     reshard_after_forward: bool = True
     """Free a block's gathered parameters between forward and backward: less memory, more communication."""
     timeout_minutes: PositiveFloat = 10.0

@@ -23,13 +23,14 @@ from windlass.spec import Run
 from windlass.trainer.checkpointing.tiers import Progress
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.fast.head import IGNORED
+from windlass.trainer.model.context_parallel import own_places
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     tokens_mt: Tensor
     labels_mt: Tensor
-    positions_mt: Tensor | None  # restarting at document starts; None: plain causal attention
+    positions_mt: Tensor | None  # restarting at document starts, or of a part of the sequences; None: 0, 1, 2, …
     ids: tuple[str, ...]  # which sequences these are
     documents: Tensor | None = None  # where each begins in the M·T tokens, and M·T; int32
 
@@ -65,8 +66,9 @@ class Batches:
         self.document_mask = run.data.document_mask
         self.of_pairs = run.train.objective == "dpo"
         self.device = ranks.device
+        self.places = own_places(self.length, ranks.context, ranks.context_rank) if ranks.context > 1 else None
         self.offset = offset  # sequences by which steps of another global batch moved the order
-        self.positions = [offset + place for place in range(ranks.rank, global_batch, ranks.world_size)]
+        self.positions = [offset + place for place in range(ranks.data_rank, global_batch, ranks.data_ranks)]
 
     @classmethod
     def for_training(cls, sequences: Sequences, run: Run, ranks: Ranks, layout: Layout, position: Progress) -> Batches:
@@ -98,7 +100,8 @@ class Batches:
         rows = self.micro * self.num_micro
         tokens = np.zeros((rows, self.length), dtype=np.int64)
         labels = np.full((rows, self.length), IGNORED, dtype=np.int64)
-        positions = np.tile(np.arange(self.length, dtype=np.int64), (rows, 1)) if self.document_mask else None
+        explicit = self.document_mask or self.places is not None
+        positions = np.tile(np.arange(self.length, dtype=np.int64), (rows, 1)) if explicit else None
         ids = [""] * rows
         num_pairs = 0
         for row, sequence in enumerate(batch.sequences):
@@ -109,17 +112,21 @@ class Batches:
             if sequence.loss is not None:
                 labels[row][~sequence.loss[1:]] = IGNORED
             ids[row] = sequence.id
-            if positions is not None:
+            if self.document_mask and positions is not None:
                 positions[row] = document_positions(sequence.document_starts, self.length)
                 ends = sequence.document_starts[sequence.document_starts > 0] - 1
                 labels[row, ends] = IGNORED  # the token after a document's end belongs to another document
+        if self.places is not None and positions is not None:
+            tokens, labels, positions = tokens[:, self.places], labels[:, self.places], positions[:, self.places]
         micro_batches = [
             MicroBatch(
                 tokens_mt=self._tensor(tokens[start : start + self.micro]),
                 labels_mt=self._tensor(labels[start : start + self.micro]),
                 positions_mt=None if positions is None else self._tensor(positions[start : start + self.micro]),
                 ids=tuple(filter(None, ids[start : start + self.micro])),
-                documents=None if positions is None else self._bounds(positions[start : start + self.micro]),
+                documents=self._bounds(positions[start : start + self.micro])
+                if self.document_mask and positions is not None
+                else None,
             )
             for start in range(0, rows, self.micro)
         ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder
 from windlass.data.sequences.opening import tokenizer_of
@@ -27,10 +27,10 @@ from windlass.trainer.model.adapters import open_adapter, write_adapter
 from windlass.trainer.model.hub_files import Located, locate_alone
 from windlass.trainer.model.lora import lora_layers
 from windlass.trainer.model.new_tokens import ROWS, rows_modules
-from windlass.trainer.model.pretrained import Weights, find_weights, read_weights
+from windlass.trainer.model.pretrained import Weights, find_weights, read_tensor
 from windlass.trainer.model.safetensors_files import digest_of
 from windlass.trainer.model.structure import facts, meta_model
-from windlass.trainer.model.weights import materialize, restore_buffers
+from windlass.trainer.model.whole_models import Values, write_model
 from windlass.trainer.preparation import structure
 
 log = logging.getLogger(__name__)
@@ -104,17 +104,17 @@ def _export(
         where=f"the checkpoint of step {checkpoint.step}",
         fix=f"put the model's former config.json back, or model.config of {folder.run_file}",
     )
-    trained = read_trained(checkpoint, reference)
     temporary = destination.with_name(f".{destination.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     adapter_only = run.model.lora is not None and not merge
     if adapter_only:
         frozen = checkpoint.manifest().model["frozen"]
+        trained = read_trained(checkpoint, reference)
         write_adapter(temporary, reference, trained, run, model_sha256=frozen["sha256"], dtype=DTYPES[dtype])
     else:
-        model = whole_model(run, config, located, checkpoint, reference, trained).to(DTYPES[dtype])
-        config.use_cache = True
-        model.save_pretrained(temporary)  # type: ignore[operator]
+        plain = meta_model(config, run).to(DTYPES[dtype])
+        plain.config.use_cache = True  # type: ignore[union-attr]
+        write_model(temporary, plain, values_of(run, config, located, checkpoint, reference))
     tokenizer_of(run.data, located.tokenizer).save(temporary)
     if destination.exists():
         shutil.rmtree(destination)
@@ -125,44 +125,48 @@ def _export(
     return Exported(checkpoint.step, kind, dtype)
 
 
-def read_trained(checkpoint: Checkpoint, reference: nn.Module) -> dict[str, torch.Tensor]:
-    """What the checkpoint holds of the model: every parameter, or those that were trained beside frozen ones."""
-    state = {
-        f"model.{name}": torch.empty(parameter.shape)
-        for name, parameter in reference.named_parameters()
-        if parameter.requires_grad
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch points out that one process loads: it is meant to
-        dcp.load(state, storage_reader=TensorReader(checkpoint.path), no_dist=True)
-    return {key.removeprefix("model."): tensor for key, tensor in state.items()}
+def read_trained(checkpoint: Checkpoint, reference: nn.Module) -> dict[str, Tensor]:
+    """What the checkpoint holds of the parameters that were trained."""
+    read = CheckpointValues(checkpoint)
+    return {name: read(name, value) for name, value in reference.named_parameters() if value.requires_grad}
 
 
-def whole_model(
-    run: Run,
-    config: Any,
-    located: Located,
-    checkpoint: Checkpoint,
-    reference: nn.Module,
-    trained: dict[str, torch.Tensor],
-) -> nn.Module:
-    """The model in fp32, plain: what was trained put into it, or added to its own weights."""
-    model = meta_model(config, run)
-    cpu = torch.device("cpu")
-    materialize(model, cpu)
-    restore_buffers(model, meta_model(config, run), cpu)
-    parameters = dict(model.named_parameters())
+class CheckpointValues:
+    """Tensors of a checkpoint, one at a time. What describes them all is read once."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.reader = TensorReader(checkpoint.path)
+
+    def __call__(self, name: str, like: Tensor) -> Tensor:
+        dtype = torch.float32 if like.is_floating_point() else like.dtype
+        state = {f"model.{name}": torch.empty(like.shape, dtype=dtype)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch points out that one process loads: it is meant to
+            dcp.load(state, storage_reader=self.reader, no_dist=True)
+        return state[f"model.{name}"]
+
+
+def values_of(run: Run, config: Any, located: Located, checkpoint: Checkpoint, reference: nn.Module) -> Values:
+    """Of the plain model: from the checkpoint, or the model's own with what was trained added to them."""
     if run.model.lora is None:
-        with torch.no_grad():
-            for name, tensor in trained.items():
-                parameters[name].copy_(tensor)
-        return model
+        return CheckpointValues(checkpoint)
     assert located.weights is not None
     weights = find_weights(located.weights, meta_model(config, run), trusted=run.model.trust_remote_code)
     check_same_weights(weights, checkpoint)
-    read_weights(model, weights)
-    merge_adapter(model, reference, trained)
-    return model
+    trained, layers, rows = read_trained(checkpoint, reference), lora_layers(reference), rows_modules(reference)
+
+    def merged(name: str, like: Tensor) -> Tensor:
+        module = name.removesuffix(".weight")
+        value = read_tensor(weights, name, like)
+        if module in layers:  # W + scale · B A
+            product = trained[f"{module}.lora_b"] @ trained[f"{module}.lora_a"]
+            value.add_(product, alpha=layers[module].lora_scale)
+        if module in rows and f"{module}.{ROWS}" in trained:  # a tied head has its rows from the embedding
+            new, first = trained[f"{module}.{ROWS}"], rows[module].first_new
+            value[first : first + len(new)] = new
+        return value
+
+    return merged
 
 
 def check_same_weights(weights: Weights, checkpoint: Checkpoint) -> None:
@@ -173,16 +177,3 @@ def check_same_weights(weights: Weights, checkpoint: Checkpoint) -> None:
             evidence=f"its weights have SHA-256 {actual}, the checkpoint says {expected}",
             fix="put the model's former files back; without --merge the adapter alone is exported",
         )
-
-
-@torch.no_grad()
-def merge_adapter(model: nn.Module, reference: nn.Module, trained: dict[str, torch.Tensor]) -> None:
-    """W + scale · B A for every target, and the rows of added tokens, in place."""
-    for name, layer in lora_layers(reference).items():
-        weight = model.get_parameter(f"{name}.weight")
-        product = trained[f"{name}.lora_b"] @ trained[f"{name}.lora_a"]
-        weight.add_(product, alpha=layer.lora_scale)
-    for name, module in rows_modules(reference).items():
-        rows = trained.get(f"{name}.{ROWS}")
-        if rows is not None:  # a tied head has its rows from the embedding
-            model.get_parameter(f"{name}.weight")[module.first_new : module.first_new + len(rows)] = rows

@@ -14,6 +14,7 @@ from windlass.spec import Run
 from windlass.trainer.batches import Batches
 from windlass.trainer.callbacks.callback import Callback
 from windlass.trainer.callbacks.early_stopping import BestCheckpoint
+from windlass.trainer.callbacks.experts import ExpertShares
 from windlass.trainer.callbacks.garbage import GarbageCollection
 from windlass.trainer.callbacks.hang import HangWatch
 from windlass.trainer.callbacks.history import History
@@ -36,6 +37,7 @@ CALLBACKS: tuple[type[Callback], ...] = (
     Metrics,  # first: a step that is not finite must never be saved or validated
     HangWatch,  # after the metrics, which may wait for the GPU, and before what may take as long as it likes
     Stragglers,
+    ExpertShares,
     FirstStepProfile,  # after the metrics, which may wait for the GPU: the first step is then really over
     Profile,
     Saving,  # before validations, which take long: a kill in one loses no steps
@@ -76,8 +78,9 @@ def train(
         for callback in callbacks:
             callback.before_step(state)
         seed_dropout(run.train.seed, step, ranks)
-        labels = max(labels, 1.0)
-        losses = state.stepper.backward(batch, max(terms, 1.0), poisoned=faults.reach("step.loss", step))
+        labels = max(labels / ranks.tensor, 1.0)
+        terms = max(terms / ranks.tensor, 1.0)
+        losses = state.stepper.backward(batch, terms, poisoned=faults.reach("step.loss", step))
         loss = sum_over_ranks(losses, ranks)
         rate = learning_rate(before.step, run.train)
         grad_norm = state.optimizer.apply(rate, loss)

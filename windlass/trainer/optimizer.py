@@ -6,7 +6,8 @@ it, so that the host may look later and still find the weights of the last good 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,7 +88,7 @@ class AdamW:
         device = self.slots[0].parameter.device
         self._on_gpu = device.type == "cuda"
         self._healthy = torch.ones((), dtype=torch.float32, device=device)
-        self._norm_group = norm_group(self.slots[0].parameter)
+        self._norm = GradientNorm([slot.parameter for slot in self.slots])
         self._cpu: torch.optim.AdamW | None = None
 
     def _slot(self, name: str, parameter: nn.Parameter, master: Tensor | None, *, num_micro: int) -> Slot:
@@ -138,15 +139,6 @@ class AdamW:
             if slot.sum is not None:
                 slot.sum.zero_()
         return norm.to(loss.device)
-
-    def _norm(self, gradients: list[Tensor]) -> Tensor:
-        nonempty = [gradient for gradient in gradients if gradient.numel()] or [
-            torch.zeros(1, device=self._healthy.device)
-        ]
-        squared = torch.stack(list(torch._foreach_norm(nonempty, 2, dtype=torch.float32))).double().square().sum()
-        if self._norm_group is not None:
-            dist.all_reduce(squared, group=self._norm_group)
-        return squared.sqrt().float()
 
     def _apply_on_gpu(self, gradients: list[Tensor], scale: Tensor, rate: float) -> None:
         from windlass.trainer.fast.kernels.adamw import adamw_step
@@ -213,8 +205,30 @@ def _move_gradient_to(fp32_sum: Tensor) -> Callable[[Tensor], None]:
     return move
 
 
-def norm_group(parameter: Tensor) -> dist.ProcessGroup | None:
-    """The ranks whose slices together make one gradient; None where every rank has it whole."""
+class GradientNorm:
+    """The norm of all slices together; one that several ranks hold counts on each for its share."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.is_sharded = isinstance(parameters[0], DTensor)
+        self.copies = [_copies(parameter) for parameter in parameters]
+
+    def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
+        squared = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
+        for copies in sorted(set(self.copies)):
+            held = zip(gradients, self.copies, strict=True)
+            nonempty = [gradient for gradient, number in held if number == copies and gradient.numel()]
+            if nonempty:
+                norms = torch.stack(list(torch._foreach_norm(nonempty, 2, dtype=torch.float32)))
+                squared += norms.double().square().sum() / copies
+        if self.is_sharded:
+            dist.all_reduce(squared)
+        return squared.sqrt().float()
+
+
+def _copies(parameter: Tensor) -> int:
+    """How many ranks hold the same slice of a parameter."""
     if not isinstance(parameter, DTensor):
-        return None
-    return parameter.device_mesh.get_group("shard")
+        return 1
+    mesh = parameter.device_mesh
+    shards = math.prod(mesh.size(axis) for axis, place in enumerate(parameter.placements) if not place.is_replicate())
+    return dist.get_world_size() // shards

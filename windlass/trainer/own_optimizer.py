@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from windlass.common import own_code
 from windlass.errors import UserError
 from windlass.spec.training import TrainSection
-from windlass.trainer.optimizer import local, norm_group
+from windlass.trainer.optimizer import GradientNorm, local
 
 KEY = "train.optimizer"
 
@@ -38,7 +37,7 @@ class OwnOptimizer:
             raise UserError(
                 f"{KEY}={train.optimizer} leaves out {', '.join(names[:5])}", cause="they would never train"
             )
-        self.norm_group = norm_group(next(iter(self.parameters.values())))
+        self.norm = GradientNorm(list(self.parameters.values()))
         self.healthy = True  # nothing changes any more once a step was not finite
         if goes_on:
             self._make_room()
@@ -76,27 +75,20 @@ class OwnOptimizer:
     @torch.no_grad()
     def apply(self, rate: float, loss: Tensor) -> Tensor:
         """One step with the gradients of `loss`, which are used up; their global norm before clipping."""
+        gradients = []
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 raise UserError(f"the loss does not reach {name}: it has no gradient after the backward pass")
-        norm = self._norm()
+            gradients.append(local(parameter.grad))
+        norm = self.norm(gradients)
         limit = self.train.grad_clip
         self.healthy = self.healthy and math.isfinite(float(norm)) and math.isfinite(float(loss))
         if self.healthy:
             scale = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else torch.ones_like(norm)
-            for parameter in self.parameters.values():
-                assert parameter.grad is not None
-                local(parameter.grad).mul_(scale.to(parameter.grad.device))
+            for gradient in gradients:
+                gradient.mul_(scale.to(gradient.device))
             for group, share in zip(self.inner.param_groups, self.shares, strict=True):
                 group["lr"] = rate * share
             self.inner.step()
         self.inner.zero_grad()
         return norm.to(loss.device)
-
-    def _norm(self) -> Tensor:
-        gradients = [local(one.grad) for one in self.parameters.values() if one.grad is not None]
-        squared = torch.stack(list(torch._foreach_norm([one for one in gradients if one.numel()], 2)))
-        total = squared.double().square().sum()
-        if self.norm_group is not None:
-            dist.all_reduce(total, group=self.norm_group)
-        return total.sqrt().float()

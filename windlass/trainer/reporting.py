@@ -95,6 +95,15 @@ class Reporter:
         record = {"kind": "ranks", "step": step, **comparison, "attempt": self.attempt}
         self._append({**record, "time": round(time.time(), 3)})
 
+    def experts(self, step: int, shares: list[list[float]]) -> None:
+        """Of every block, the share of tokens that each expert was sent."""
+        if not self.ranks.is_first:
+            return
+        used = [share for block in shares for share in block]
+        log.info("step %d · experts were sent %.1f to %.1f %% of tokens", step, 100 * min(used), 100 * max(used))
+        record = {"kind": "experts", "step": step, "shares": shares, "attempt": self.attempt}
+        self._append({**record, "time": round(time.time(), 3)})
+
     def _append(self, record: dict[str, Any]) -> None:
         """A disk that is full while a save fails must not end the run: lines wait for the next step."""
         self._unwritten.append(record)

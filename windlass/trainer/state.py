@@ -33,6 +33,7 @@ from windlass.trainer.fast.attention import PACKAGE, use_attention
 from windlass.trainer.fast.head import return_loss
 from windlass.trainer.fast.lean import join_weights
 from windlass.trainer.model.adapters import load_adapter
+from windlass.trainer.model.experts import Balance, balance_weight
 from windlass.trainer.model.lora import draw_adapters
 from windlass.trainer.model.pretrained import check_same_frozen, load_pretrained
 from windlass.trainer.model.structure import attention_name, persistent_buffers
@@ -86,6 +87,7 @@ class TrainState:
     checkpointer: Checkpointer
     reporter: Reporter
     stepper: Stepper
+    balance: Balance | None  # of a mixture's experts
     optimizer: Optimizer
     tensors: dict[str, Tensor]  # everything a checkpoint holds
     checkpoint: Offer | None  # that this attempt goes on from
@@ -117,7 +119,8 @@ class TrainState:
     def save(self, *, wait: bool, shared: bool = False, position: Progress | None = None) -> float:
         """Save what is trained so far; the seconds for which training stood still."""
         self.tensors |= self.optimizer.state()  # an optimizer may only know what it keeps after its first step
-        return self.checkpointer.save(position or self.position, self.tensors, wait=wait, shared=shared)
+        position, hurried = position or self.position, wait and self.preempted
+        return self.checkpointer.save(position, self.tensors, wait=wait, shared=shared, hurried=hurried)
 
     def restart_clock(self) -> None:
         """What happened since the last step is not training time."""
@@ -160,6 +163,7 @@ def begin(
         position = Progress(manifest.step, manifest.tokens, manifest.data_state, sequences=manifest.sequences_read)
         prepared.sequences.restore(position.step, position.data_state)
         optimizer.resumed(position.step)
+    balance = Balance.of(model, balance_weight(run, prepared.config), ranks)
     clock.mark("optimizer and checkpoint")
     return TrainState(
         run=run,
@@ -172,6 +176,7 @@ def begin(
         checkpointer=checkpointer,
         reporter=reporter,
         stepper=make_stepper(run, prepared, model, ranks),
+        balance=balance,
         optimizer=optimizer,
         tensors=tensors,
         checkpoint=checkpoint,

@@ -55,7 +55,7 @@ class Stepper:
     def backward(self, batch: StepBatch, total_labels: float, *, poisoned: bool = False) -> Tensor:
         """Accumulate the gradient of all micro-batches; each one's share of the step's loss, on the device."""
         # Ranks' gradients are averaged, so each is scaled up by their number to make it a sum.
-        scale = self.ranks.world_size / total_labels
+        scale = self.ranks.loss_ranks / total_labels
         if poisoned:
             scale = math.nan
         losses = []
@@ -65,7 +65,7 @@ class Stepper:
                 loss = self.token_loss(micro_batch, scale)
                 loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
-        return torch.stack(losses) / self.ranks.world_size
+        return torch.stack(losses) / self.ranks.loss_ranks
 
     @contextlib.contextmanager
     def _synchronizing(self, last: bool) -> Iterator[None]:
@@ -89,4 +89,4 @@ def sum_over_ranks(losses: Tensor, ranks: Ranks) -> Tensor:
     total = losses.double().sum()
     if ranks.world_size > 1:
         dist.all_reduce(total)
-    return total
+    return total / ranks.tensor  # the ranks of a tensor group all have the loss of their tokens

@@ -19,10 +19,10 @@ class Validation(Callback):
         self.sequences = state.prepared.validation
         if self.sequences is None:
             return
-        requested, world_size = state.run.train.validation_sequences, state.ranks.world_size
+        requested, data_ranks = state.run.train.validation_sequences, state.ranks.data_ranks
         self.num_sequences = min(requested, self.sequences.num_sequences or requested)
-        self.batch_size = min(state.prepared.layout.micro * world_size, self.num_sequences)
-        self.micro = -(-self.batch_size // world_size)
+        self.batch_size = min(state.prepared.layout.micro * data_ranks, self.num_sequences)
+        self.micro = -(-self.batch_size // data_ranks)
 
     def is_due(self, state: TrainState) -> bool:
         every, step = state.run.train.validate_every, state.step
@@ -78,4 +78,4 @@ class Validation(Callback):
             )
         state.validated_step, state.validation_loss = state.step, mean
         accuracy = num_right / max(num_terms, 1.0)
-        state.reporter.validation(state.step, mean, seen, int(num_labels), accuracy=accuracy)
+        state.reporter.validation(state.step, mean, seen, int(num_labels / state.ranks.tensor), accuracy=accuracy)

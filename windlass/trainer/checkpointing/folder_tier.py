@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ class SharedTier:
 
     def _write_tensors(self, checkpoint: Checkpoint, state: dict[str, Tensor]) -> None:
         writer = _Writer(checkpoint.path, sync_files=True, overwrite=True)
-        dcp.save(state, storage_writer=writer, process_group=self.ranks.saving)
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)  # which rank writes what is worked out once
+        dcp.save(state, storage_writer=writer, planner=planner, process_group=self.ranks.saving)
 
     def _hash_own_files(self, checkpoint: Checkpoint) -> dict[str, FileRecord]:
         mine = written_by(self.ranks.rank, (path.name for path in checkpoint.path.iterdir()))
@@ -115,12 +117,17 @@ def load_state(checkpoint: Checkpoint, state: dict[str, Tensor], ranks: Ranks) -
 
 
 class TensorReader(dcp.FileSystemReader):
-    """DCP's reader, except that the pickle that describes the tensors can do nothing but that."""
+    """DCP's reader, except that the pickle that describes the tensors is read once, and can do nothing but that."""
 
-    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+    @functools.cached_property
+    def description(self) -> Metadata:
         metadata = load_pickle((Path(self.path) / METADATA_NAME).read_bytes())
         if not isinstance(metadata, Metadata):
             raise UnsafePickleError("it is not DCP's description of tensors")
+        return metadata
+
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        metadata = self.description
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id

@@ -23,10 +23,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, FileRecord, Manifest, hash_file
-from windlass.trainer.model.safetensors_files import DTYPES, parse_header
+from windlass.trainer.model.safetensors_files import DTYPES, NAMES, parse_header
 
 PARTS = "windlass-parts"  # in a file's metadata: what the parts in it are parts of
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Sink(Protocol):

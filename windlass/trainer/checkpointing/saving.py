@@ -113,13 +113,17 @@ class Checkpointer:
     def due(self, step: int) -> bool:
         return any(tier.due(step) for tier in (*self.quick, self.shared))
 
-    def save(self, progress: Progress, state: dict[str, Tensor], *, wait: bool, shared: bool = False) -> float:
+    def save(
+        self, progress: Progress, state: dict[str, Tensor], *, wait: bool, shared: bool = False, hurried: bool = False
+    ) -> float:
         """Save `state` to the tiers that are due, and to the run folder if it is waited for or `shared`; the seconds
         for which training stood still. Only a save that is waited for raises.
+
+        `hurried`: the ranks may be killed before it is in the run folder, so nearer tiers get it first.
         """
         started = time.perf_counter()
         to_shared = wait or shared or self.shared.due(progress.step)
-        tiers = [tier for tier in self.quick if not wait and tier.due(progress.step)]
+        tiers = [tier for tier in self.quick if hurried or (not wait and tier.due(progress.step))]
         tiers += [self.shared] if to_shared else []
         # Copies in memory are many: one that would have to wait for a slower tier is worth less than the time.
         if not wait and self._pending is not None and self._pending_step == progress.step and self._pending_shared:

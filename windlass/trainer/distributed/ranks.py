@@ -28,11 +28,33 @@ class Ranks:
     host: dist.ProcessGroup  # gloo, for what the CPU has to know; never waits for the GPU
     saving: dist.ProcessGroup  # gloo, used by the thread that writes checkpoints alone
     patient: dist.ProcessGroup | None = None  # gloo, without a limit: for ranks that wait for another's long work
+    tensor: int = 1  # ranks, one after the other, that compute the same tokens together
+    context: int = 1  # such groups, one after the other, that compute parts of the same sequences
 
     @property
     def gpu(self) -> Gpu | None:
         """What the catalogue knows of this rank's GPU; None on CPUs, and for GPUs that are not in it."""
         return gpu_of_device(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of every global batch this rank works on, with the others of its tensor and context group."""
+        return self.rank // (self.tensor * self.context)
+
+    @property
+    def data_ranks(self) -> int:
+        """Into how many shares a global batch is divided."""
+        return self.world_size // (self.tensor * self.context)
+
+    @property
+    def context_rank(self) -> int:
+        """Which part of every sequence this rank works on."""
+        return self.rank // self.tensor % self.context
+
+    @property
+    def loss_ranks(self) -> int:
+        """Of how many ranks the losses and the gradients add up to the whole: a tensor group's are the same."""
+        return self.world_size // self.tensor
 
     @property
     def is_first(self) -> bool:
@@ -89,6 +111,8 @@ def join_ranks(run: Run) -> Ranks:
         host=_gloo(timeout),
         saving=_gloo(timedelta(hours=2)),  # a slow file system is not a hang
         patient=_gloo(timedelta(days=30)),  # a rank that dies is noticed all the same: its connections close
+        tensor=run.parallel.tensor,
+        context=run.parallel.context,
     )
 
 

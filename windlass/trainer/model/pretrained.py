@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from windlass.checkpoint import hash_file
 from windlass.errors import UserError
@@ -220,15 +219,15 @@ def _whole(source: Source) -> Tensor:
     return source.convert() if source.convert else source.parts[0].whole()
 
 
-def read_weights(model: nn.Module, weights: Weights) -> None:
-    """Fill a plain model in one process."""
-    if weights.sources is not None:
-        _read(model, weights.sources, new_rows=False)
-        return
-    source = _read_through_transformers(weights)
-    with torch.no_grad():
-        for name, target in model.named_parameters():
-            target.copy_(source.pop(name))
+def read_tensor(weights: Weights, name: str, like: Tensor) -> Tensor:
+    """One tensor of a model's files, whole and in fp32. Rows that they lack become the mean of those they have."""
+    assert weights.sources is not None  # adapters are not trained beside others
+    source, value = weights.sources[name], torch.empty(like.shape)
+    if source.convert is None:
+        fill_from(value, source.parts[0])
+    else:
+        value.copy_(source.convert())
+    return value
 
 
 def _load_through_first_rank(model: nn.Module, weights: Weights, ranks: Ranks) -> None:
@@ -250,14 +249,9 @@ def _load_through_first_rank(model: nn.Module, weights: Weights, ranks: Ranks) -
         full = torch.empty(target.shape, dtype=target.dtype, device=ranks.device)
         if ranks.is_first:
             full.copy_(source.pop(name))
-        with torch.no_grad():
-            if isinstance(target, DTensor):
-                part = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=0)
-                target.to_local().copy_(part.to_local())
-            else:
-                if ranks.world_size > 1:
-                    dist.broadcast(full, src=0)
-                target.copy_(full)
+        if ranks.world_size > 1:
+            dist.broadcast(full, src=0)
+        fill(target, full)
 
 
 def _read_through_transformers(weights: Weights) -> dict[str, Tensor]:

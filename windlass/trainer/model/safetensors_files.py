@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from windlass.errors import UserError
 
@@ -37,6 +38,9 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,23 @@ def parse_header(content: mmap.mmap | bytearray) -> tuple[dict[str, Any], dict[s
     return entries, entries.pop("__metadata__", {}), 8 + length
 
 
+def write_tensors(path: Path, described: dict[str, Tensor], tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """A file of the tensors that `described` has the shapes and types of, in its order; one is in memory at a time."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in described.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for (name, tensor), expected in zip(tensors, described, strict=True):
+            if name != expected or (tensor.shape, tensor.dtype) != (described[name].shape, described[name].dtype):
+                raise RuntimeError(f"{name} {tuple(tensor.shape)} was to be {expected}")
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
 def read_header(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """The tensors of a file and its own remarks; a file that is cut short or no safetensors file is a UserError."""
     try:
@@ -135,24 +156,28 @@ def fill(target: Tensor, value: Tensor) -> None:
     """Copy this rank's slice of a full tensor into a parameter."""
     with torch.no_grad():
         if isinstance(target, DTensor):
-            value = value.to(device=target.to_local().device)
-            part = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
-            target.to_local().copy_(part.to_local())
+            local, offsets = own_part(target)
+            local.copy_(part_of(value, local, offsets))
         else:
             target.copy_(value)
 
 
-def own_rows(target: Tensor) -> tuple[int, int, Tensor]:
-    """Which rows of the full tensor this rank holds, and the plain tensor they are in."""
+def own_part(target: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The plain tensor that this rank holds, and where in the full one it begins."""
     if not isinstance(target, DTensor):
-        return 0, target.shape[0], target
-    mesh, local = target.device_mesh, target.to_local()
-    share = -(-target.shape[0] // mesh["shard"].size())
-    first = min(target.shape[0], mesh.get_local_rank("shard") * share)
-    last = min(target.shape[0], first + share)
-    if local.shape[0] != last - first:
-        raise RuntimeError(f"a slice of {local.shape[0]} rows where [{first}, {last}) was expected")
-    return first, last, local
+        return target, (0,) * target.ndim
+    local = target.to_local()
+    shape, offsets = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    if tuple(shape) != tuple(local.shape):
+        raise RuntimeError(f"a part of shape {tuple(local.shape)} where {tuple(shape)} was expected")
+    return local, tuple(offsets)
+
+
+def part_of(full: Tensor, local: Tensor, offsets: tuple[int, ...]) -> Tensor:
+    """What of a full tensor lies in a rank's part that begins at `offsets`."""
+    for axis, (first, size) in enumerate(zip(offsets, local.shape, strict=True)):
+        full = full.narrow(axis, first if size else 0, size)
+    return full
 
 
 @torch.no_grad()
@@ -161,12 +186,14 @@ def fill_from(target: Tensor, stored: StoredTensor) -> None:
     if not target.ndim:
         target.copy_(stored.whole())
         return
-    first, last, local = own_rows(target)
-    there = stored.shape[0]
+    local, (first, *columns) = own_part(target)
+    last, there = first + local.shape[0], stored.shape[0]
     for row, part in stored.chunks(first, min(last, there)):
-        local[row - first : row - first + part.shape[0]].copy_(part)
+        rows = local[row - first : row - first + part.shape[0]]
+        rows.copy_(part_of(part, rows, (0, *columns)))
     if last > there and last > first:
-        local[max(there, first) - first :].copy_(mean_row(stored))
+        mean = mean_row(stored)
+        local[max(there, first) - first :].copy_(part_of(mean, local[0], tuple(columns)))
 
 
 def mean_row(stored: StoredTensor) -> Tensor:

@@ -192,6 +192,18 @@ def projections(block: Any) -> tuple[tuple[Any, ...], ...]:
     )
 
 
+def after_blocks(model: nn.Module) -> list[nn.Module]:
+    """The last norm: outside the blocks, and in plain torch a dozen passes over all tokens."""
+    backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
+    others = [module for module in backbone.children() if not isinstance(module, nn.ModuleList | nn.Embedding)]
+    return [module for module in others if any(parameter.ndim == 1 for parameter in module.parameters())]
+
+
+def is_mixture(part: nn.Module) -> bool:
+    """Whether a part of a block sends each token to some of its experts."""
+    return any(name == "experts" for name, _ in part.named_children())
+
+
 def facts(model: nn.Module) -> ModelFacts:
     parameters = dict(model.named_parameters())  # a tied tensor counts once
     shapes = "\n".join(f"{name} {tuple(parameter.shape)}" for name, parameter in sorted(parameters.items()))
@@ -237,6 +249,8 @@ def shape_of(model: nn.Module, config: Any) -> ModelShape | None:
         parameters=told.num_parameters,
         block_parameters=block,
         active_block_parameters=max(block - idle, block // max(experts, 1)),
+        expert_parameters=min(block, 3 * width * ffn_width * experts),
+        experts_met=met,
     )
 
 

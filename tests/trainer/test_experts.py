@@ -1,0 +1,64 @@
+"""The router's balancing loss against transformers' own, and experts that other ranks hold."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from windlass.errors import UserError
+from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.fast.head import return_loss
+from windlass.trainer.model.experts import Balance
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_local_experts": 4}
+ALONE = Ranks(0, 1, 0, torch.device("cpu"), None, None)  # type: ignore[arg-type]
+
+
+def a_mixture() -> MixtralForCausalLM:
+    torch.manual_seed(0)
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_hidden_layers=1, num_key_value_heads=2)).train()
+
+
+def test_the_balancing_loss_is_transformers_own() -> None:
+    theirs, ours = a_mixture(), a_mixture()
+    tokens, labels = torch.randint(0, 64, (2, 3, 16))
+    out = theirs(input_ids=tokens, output_router_logits=True)
+    (F.cross_entropy(out.logits.flatten(0, 1), labels.flatten()) + 0.3 * out.aux_loss).backward()
+
+    return_loss(ours, fused=False)
+    balance = Balance.of(ours, 0.3, ALONE)
+    assert balance is not None
+    loss = ours(tokens, labels, None, 1 / labels.numel())
+    loss.backward()
+    assert loss.item() == pytest.approx(F.cross_entropy(out.logits.flatten(0, 1), labels.flatten()).item())
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-7, msg=name)
+    assert sum(balance.shares()[0]) == pytest.approx(1, abs=1e-3)
+
+
+def test_tokens_that_do_not_count_are_not_balanced() -> None:
+    """Padding and prompts: the same gradient as a batch without them."""
+    model = a_mixture()
+    tokens, labels = torch.randint(0, 64, (2, 2, 16))
+    gradients = []
+    for rows in (1, 2):
+        copied = copy.deepcopy(model)
+        return_loss(copied, fused=False)
+        assert Balance.of(copied, 0.3, ALONE) is not None
+        shown = labels[:rows].clone()
+        shown[1:] = -100
+        copied(tokens[:rows], shown, None, 1 / 16).backward()
+        gradients.append(copied.model.layers[0].mlp.gate.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_router_that_is_not_known_is_refused_in_words() -> None:
+    model = a_mixture()
+    model.model.layers[0].mlp.gate = torch.nn.Linear(32, 4)
+    assert Balance.of(model, 0.0, ALONE) is None
+    with pytest.raises(UserError, match="cannot be balanced"):
+        Balance.of(model, 0.1, ALONE)
