@@ -256,11 +256,15 @@ def check_split(run: Run, world_size: int, local_world_size: int | None = None) 
                 evidence=f"{world_size} ranks, parallel.sharding is {sharding}",
                 fix=f"a divisor of {group}",
             )
+    whole = "parallel.tensor=1 parallel.context=1 parallel.expert=1"
     excluded = (
         (sharding not in ("full", "hybrid"), f"parallel.sharding={sharding}", "parallel.sharding=full"),
-        (run.model.lora is not None, "model.lora", "parallel.tensor=1 parallel.context=1 parallel.expert=1"),
+        (run.model.lora is not None, "model.lora", whole),
         (run.train.fp8, "train.fp8", "train.fp8=false"),
         (parallel.cpu_offload, "parallel.cpu_offload", "parallel.cpu_offload=false"),
+        (run.train.objective == "dpo", "train.objective=dpo", whole),
+        (run.train.loss is not None, "train.loss", whole),
+        (run.model.own_class is not None, "model.class", whole),
     )
     for there, what, fix in excluded:
         if there:
