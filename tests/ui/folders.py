@@ -30,7 +30,7 @@ def write_run(
     source.write_text(RUN_FILE.format(name=name, steps=steps, rate=rate))
     folder.run_file.write_text(dump_run(load_run(source)))
     source.unlink()
-    write_metrics(folder, steps, ranks, slow_rank)
+    write_metrics(folder, steps, ranks, slow_rank, rate)
     saves = range(max(1, steps // 10), steps + 1, max(1, steps // 10))
     events = [{"time": BEGAN, "event": "launched", "attempt": 1}]
     events += [{"time": BEGAN + 1, "event": "started", "attempt": 1, "world_size": ranks, "step": 0}]
@@ -44,14 +44,16 @@ def write_run(
     return folder
 
 
-def write_metrics(folder: RunFolder, steps: int, ranks: int, slow_rank: int | None) -> None:
+def write_metrics(folder: RunFolder, steps: int, ranks: int, slow_rank: int | None, peak_rate: float) -> None:
     noise = random.Random(1)
     drawn = [noise.gauss(0, 1) for _ in range(997)]  # of 100,000 steps each would take long
     lines = []
     for step in range(1, steps + 1):
         one, other = drawn[step % 997], drawn[step * 7 % 997]
-        loss = 11.5 if step == steps // 3 else 2 + 6 / (1 + step / 300) + 0.03 * one  # a peak, one step wide
-        rate = 3e-4 * min(1.0, step / 100) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
+        loss = (
+            11.5 if step == steps // 3 else 2 + 6 / (1 + step * peak_rate / 0.09) + 0.03 * one
+        )  # a peak, one step wide
+        rate = peak_rate * min(1.0, step / 100) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
         lines.append(
             f'{{"kind":"step","step":{step},"steps":{steps},"loss":{loss},"grad_norm":{abs(0.8 + 0.2 * other)},'
             f'"learning_rate":{rate},"tokens":{step * 4_194_304},"tokens_per_s":{4_194_304 + 40_000 * one:.1f},'

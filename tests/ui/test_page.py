@@ -96,8 +96,7 @@ def test_a_hundred_thousand_steps_and_a_thousand_ranks_open_in_time(large, open_
 
 def test_the_first_paint_takes_less_than_a_second(large, open_tab):
     """The median of five new browsers each. Where others keep the machine busy the figure is printed, not judged."""
-    write_run(large.path.parent, "short", steps=300)
-    for path in ("/", "/run?id=short", "/run?id=large"):
+    for path in ("/", "/run?id=large"):
         seconds = []
         for _ in range(5):
             tab = open_tab()
