@@ -7,6 +7,7 @@ decision, a pod that was replaced finds out before it does anything, and other m
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -61,12 +62,9 @@ def check(api: Api, loop: Loop) -> list[str]:
             raise
         return [
             "the retry loop will not see nodes, as you may not grant it that: a lost one is noticed minutes later, and "
-            f"too much memory asked stays so; an administrator can: kubectl create clusterrole {NODES_HINT}"
+            "too much memory asked stays so; --detach --dry-run prints the ClusterRole and its binding for who may"
         ]
     return []
-
-
-NODES_HINT = "windlass-loop-nodes --verb=get,list --resource=nodes, and its binding (--detach --dry-run prints both)"
 
 
 def start(api: Api, folder: RunFolder, loop: Loop) -> None:
@@ -222,15 +220,14 @@ class LoopRecords:
     def _path(self) -> str:
         return object_path("v1", "configmaps", self.api.access.namespace, self.name)
 
-    def claim(self) -> dict[str, str]:
-        """Become the loop; what the one before has left."""
+    def claim(self) -> None:
+        """Become the loop, with the records that the one before has left; all else is read anew from the pods."""
         value = self.api.get(self._path)
-        self._write(value, {}, holder=self.pod)
-        data: dict[str, str] = value.get("data") or {}
-        self._lines = (data.get(HISTORY_KEY) or "").splitlines()
-        self.folder.logs.mkdir(parents=True, exist_ok=True)
+        self._write(value, {})
+        self._lines = str((value.get("data") or {}).get(HISTORY_KEY) or "").splitlines()
+        shutil.rmtree(self.folder.path, ignore_errors=True)
+        self.folder.logs.mkdir(parents=True)
         write_atomically(self.folder.history, "".join(f"{line}\n" for line in self._lines))
-        return data
 
     def record(self, event: str, **facts: Any) -> None:
         """Write down what was decided, before it is acted upon. Raises ReplacedError where another pod decides."""
@@ -258,10 +255,10 @@ class LoopRecords:
         data = {HISTORY_KEY: "".join(f"{line}\n" for line in self._lines)}
         if self.folder.run_file.is_file():
             data[SETTLED_KEY] = self.folder.run_file.read_text()
-        self._write(value, data, holder=self.pod)
+        self._write(value, data)
 
-    def _write(self, value: Object, data: dict[str, str], *, holder: str) -> None:
-        metadata = {"resourceVersion": value["metadata"]["resourceVersion"], "annotations": {HOLDER: holder}}
+    def _write(self, value: Object, data: dict[str, str]) -> None:
+        metadata = {"resourceVersion": value["metadata"]["resourceVersion"], "annotations": {HOLDER: self.pod}}
         try:
             self.api.patch(self._path, {"metadata": metadata, **({"data": data} if data else {})})
         except RefusedError as error:
