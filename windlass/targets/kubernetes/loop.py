@@ -186,16 +186,12 @@ def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
 
 def trouble(api: Api, job: ClusterJob) -> str | None:
     """Why the loop itself does not run, where that is so."""
-    selector = f"{LOOP_LABEL}={job.object_name}"
-    for pod in api.items(job.pods_path, labelSelector=selector):
+    for pod in api.items(job.pods_path, labelSelector=f"{LOOP_LABEL}={job.object_name}"):
         for container in (pod.get("status") or {}).get("containerStatuses") or ():
-            state = container.get("state") or {}
-            waiting, ended = state.get("waiting") or {}, state.get("terminated") or container.get("lastState") or {}
+            waiting = (container.get("state") or {}).get("waiting") or {}
             if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-                why = waiting.get("message") or waiting["reason"]
-                return f"the retry loop does not run: {pod['metadata']['name']}: {why}"
-            if ended.get("exitCode"):
-                return f"the retry loop ended with code {ended['exitCode']}: kubectl logs {pod['metadata']['name']}"
+                name, why = pod["metadata"]["name"], waiting.get("message") or waiting["reason"]
+                return f"the retry loop does not run: {why}; kubectl -n {job.namespace} logs {name}"
     return None
 
 
