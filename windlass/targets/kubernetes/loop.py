@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from windlass.common.files import parse_record, write_atomically
+from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import dump_run
@@ -163,11 +164,12 @@ def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
     """Take over what the loop did: its records, its edits of the run, and its newest job."""
     value = api.find(object_path("v1", "configmaps", job.namespace, job.loop_name))
     data = (value or {}).get("data") or {}
-    known = set(folder.history.read_text().splitlines()) if folder.history.is_file() else set()
-    new = [line for line in str(data.get(HISTORY_KEY) or "").splitlines() if line not in known]
-    if new:
-        with folder.history.open("a") as file:
-            file.write("".join(f"{line}\n" for line in new))
+    with locked(folder.path / f".{MARK}.lock", patience_s=0) as is_mine:
+        known = set(folder.history.read_text().splitlines()) if folder.history.is_file() else set()
+        new = [line for line in str(data.get(HISTORY_KEY) or "").splitlines() if line not in known]
+        if is_mine and new:  # else another command takes them over at this moment
+            with folder.history.open("a") as file:
+                file.write("".join(f"{line}\n" for line in new))
     if data.get(SETTLED_KEY):
         run, before = parse_run(yaml.safe_load(data[SETTLED_KEY]), source=SETTLED_KEY), folder.load_run()
         mine = {key: getattr(before.target.kubernetes, key) for key in ("context", "namespace")}
