@@ -272,7 +272,7 @@ def test_a_slow_rank_and_a_stopped_one_are_named(cluster, namespace, tmp_path, m
     cluster.need_box("stops processes")
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     bench = Bench(cluster, namespace, tmp_path)
-    train(bench, "sick", "parallel.hang_seconds=15")
+    train(bench, "sick", "parallel.hang_seconds=15", "checkpoint.every=100000")  # a save has half an hour
     pod = pods_of(bench, "sick")[-1]["metadata"]["name"]
     slow = f"{python()} -c '{SLOWED}' ${{p#/proc/}} >/dev/null 2>&1 & echo $! >/tmp/slowing"
     in_pod(bench, pod, OF_RANKS.format(what=f"{{ {slow}; }}"))

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from tests.diagnose.test_verdict import CASES, PROGRESS, pod, traceback
 from windlass.cli.main import run_command
+from windlass.common.files import append_json_line
 from windlass.diagnose import Facts, diagnose
-from windlass.diagnose.bundle import read_bundle, save_bundle
+from windlass.diagnose.bundle import facts_of_run, read_bundle, save_bundle
 from windlass.diagnose.classes import CLASSES
 from windlass.diagnose.facts import schema
 from windlass.diagnose.secrets import clean_text, without_secrets
+from windlass.runfolder import RunFolder
 
 # Made up, in the shapes of the real ones; put together here so that no scanner takes them for real.
 HUB = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz012345"
@@ -192,6 +194,20 @@ def test_how_a_run_ended(why, tmp_path, state, expected):
         {"rank-0000.log": PROGRESS},
     )
     assert json.loads(why("mine", "--json")[1])["class"] == expected
+
+
+def test_a_slow_rank_is_named_while_the_run_trains(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    folder.record("launched", attempt=1)
+    rows = [
+        {"rank": rank, "host": f"n{rank}", "step_s": 2.0, "behind_s": behind} for rank, behind in ((0, 0), (1, 0.9))
+    ]
+    append_json_line(folder.metrics, {"kind": "ranks", "step": 9, "slow": [1], "ranks": rows, "time": 1e9})
+    assert facts_of_run(folder)["logs"]["ranks"].endswith("slow rank 1 on n1: 0.9 s behind the others in steps of 2 s")
+    assert diagnose(Facts.read(facts_of_run(folder))).name == "straggler"
+    folder.record("exit", state="failed", code=1)
+    assert "ranks" not in facts_of_run(folder)["logs"], "that it was slow is not why it ended"
 
 
 def test_only_the_last_attempt_of_a_run_counts(why, tmp_path):

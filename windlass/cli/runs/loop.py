@@ -5,11 +5,12 @@ It is the loop of `windlass run`, as the pod's service account, with records tha
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 
+from windlass.cli.runs.retry import is_pending
 from windlass.cli.runs.run import Attempts, go_on
+from windlass.common.files import read_json_lines
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.targets.kubernetes import lookup
@@ -30,8 +31,10 @@ def main() -> int:
     attempts = Attempts(RUN_FILE, [], os.environ.get(FAULTS_VARIABLE), patience, records=records, is_checked=True)
     try:
         records.claim()
-        with contextlib.suppress(UserError):  # between two jobs none is there
+        if any(found.name == name for found in lookup.runs(api)):
             lookup.adopt(api, name)
+        elif not is_pending(list(read_json_lines(folder.history))):
+            return 0  # somebody deleted the job: there is nothing to decide
         go_on(attempts, folder)
         records.push()
     except ReplacedError:

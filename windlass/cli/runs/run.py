@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--from", "source", metavar="RUN[@STEP]", help="Begin with a checkpoint of another run: a branch of it.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
 @click.option("--offline", is_flag=True, help="With --dry-run: render from the run file alone, ask no cluster.")
-@click.option("--detach", is_flag=True, help="Start, and do not follow.")
+@click.option("--detach", is_flag=True, help="Start, and leave; with --retry what decides stays beside the job.")
 @click.option(
     "--retry/--no-retry",
     default=True,

@@ -7,6 +7,7 @@ decision, a pod that was replaced finds out before it does anything, and other m
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from windlass.common.files import parse_record, write_atomically
+from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import dump_run
@@ -61,12 +63,9 @@ def check(api: Api, loop: Loop) -> list[str]:
             raise
         return [
             "the retry loop will not see nodes, as you may not grant it that: a lost one is noticed minutes later, and "
-            f"too much memory asked stays so; an administrator can: kubectl create clusterrole {NODES_HINT}"
+            "too much memory asked stays so; --detach --dry-run prints the ClusterRole and its binding for who may"
         ]
     return []
-
-
-NODES_HINT = "windlass-loop-nodes --verb=get,list --resource=nodes, and its binding (--detach --dry-run prints both)"
 
 
 def start(api: Api, folder: RunFolder, loop: Loop) -> None:
@@ -165,11 +164,12 @@ def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
     """Take over what the loop did: its records, its edits of the run, and its newest job."""
     value = api.find(object_path("v1", "configmaps", job.namespace, job.loop_name))
     data = (value or {}).get("data") or {}
-    known = set(folder.history.read_text().splitlines()) if folder.history.is_file() else set()
-    new = [line for line in str(data.get(HISTORY_KEY) or "").splitlines() if line not in known]
-    if new:
-        with folder.history.open("a") as file:
-            file.write("".join(f"{line}\n" for line in new))
+    with locked(folder.path / f".{MARK}.lock", patience_s=0) as is_mine:
+        known = set(folder.history.read_text().splitlines()) if folder.history.is_file() else set()
+        new = [line for line in str(data.get(HISTORY_KEY) or "").splitlines() if line not in known]
+        if is_mine and new:  # else another command takes them over at this moment
+            with folder.history.open("a") as file:
+                file.write("".join(f"{line}\n" for line in new))
     if data.get(SETTLED_KEY):
         run, before = parse_run(yaml.safe_load(data[SETTLED_KEY]), source=SETTLED_KEY), folder.load_run()
         mine = {key: getattr(before.target.kubernetes, key) for key in ("context", "namespace")}
@@ -188,16 +188,12 @@ def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
 
 def trouble(api: Api, job: ClusterJob) -> str | None:
     """Why the loop itself does not run, where that is so."""
-    selector = f"{LOOP_LABEL}={job.object_name}"
-    for pod in api.items(job.pods_path, labelSelector=selector):
+    for pod in api.items(job.pods_path, labelSelector=f"{LOOP_LABEL}={job.object_name}"):
         for container in (pod.get("status") or {}).get("containerStatuses") or ():
-            state = container.get("state") or {}
-            waiting, ended = state.get("waiting") or {}, state.get("terminated") or container.get("lastState") or {}
+            waiting = (container.get("state") or {}).get("waiting") or {}
             if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-                why = waiting.get("message") or waiting["reason"]
-                return f"the retry loop does not run: {pod['metadata']['name']}: {why}"
-            if ended.get("exitCode"):
-                return f"the retry loop ended with code {ended['exitCode']}: kubectl logs {pod['metadata']['name']}"
+                name, why = pod["metadata"]["name"], waiting.get("message") or waiting["reason"]
+                return f"the retry loop does not run: {why}; kubectl -n {job.namespace} logs {name}"
     return None
 
 
@@ -222,15 +218,14 @@ class LoopRecords:
     def _path(self) -> str:
         return object_path("v1", "configmaps", self.api.access.namespace, self.name)
 
-    def claim(self) -> dict[str, str]:
-        """Become the loop; what the one before has left."""
+    def claim(self) -> None:
+        """Become the loop, with the records that the one before has left; all else is read anew from the pods."""
         value = self.api.get(self._path)
-        self._write(value, {}, holder=self.pod)
-        data: dict[str, str] = value.get("data") or {}
-        self._lines = (data.get(HISTORY_KEY) or "").splitlines()
-        self.folder.logs.mkdir(parents=True, exist_ok=True)
+        self._write(value, {})
+        self._lines = str((value.get("data") or {}).get(HISTORY_KEY) or "").splitlines()
+        shutil.rmtree(self.folder.path, ignore_errors=True)
+        self.folder.logs.mkdir(parents=True)
         write_atomically(self.folder.history, "".join(f"{line}\n" for line in self._lines))
-        return data
 
     def record(self, event: str, **facts: Any) -> None:
         """Write down what was decided, before it is acted upon. Raises ReplacedError where another pod decides."""
@@ -258,10 +253,10 @@ class LoopRecords:
         data = {HISTORY_KEY: "".join(f"{line}\n" for line in self._lines)}
         if self.folder.run_file.is_file():
             data[SETTLED_KEY] = self.folder.run_file.read_text()
-        self._write(value, data, holder=self.pod)
+        self._write(value, data)
 
-    def _write(self, value: Object, data: dict[str, str], *, holder: str) -> None:
-        metadata = {"resourceVersion": value["metadata"]["resourceVersion"], "annotations": {HOLDER: holder}}
+    def _write(self, value: Object, data: dict[str, str]) -> None:
+        metadata = {"resourceVersion": value["metadata"]["resourceVersion"], "annotations": {HOLDER: self.pod}}
         try:
             self.api.patch(self._path, {"metadata": metadata, **({"data": data} if data else {})})
         except RefusedError as error:

@@ -46,7 +46,7 @@ class Carried:
 def gather(run: Run, environment: Mapping[str, str]) -> Carried:
     """Read what a run carries. Raises UserError for what is missing or too large."""
     if LOOP_VARIABLE in environment:
-        return _carried_here(run, environment)
+        return _carried_here(run, environment, Path(CARRIED))
     asked = run.target.kubernetes
     archives, bootstrap = {}, ""
     code = asked.code or run.code
@@ -59,7 +59,7 @@ def gather(run: Run, environment: Mapping[str, str]) -> Carried:
     return Carried(archives, values, token=secrets.token_hex(32), bootstrap=bootstrap)
 
 
-def _carried_here(run: Run, environment: Mapping[str, str], folder: Path = Path(CARRIED)) -> Carried:
+def _carried_here(run: Run, environment: Mapping[str, str], folder: Path) -> Carried:
     """In the pod of a retry loop: what was read when the run was first submitted, byte by byte."""
     archives = {}
     for kind in (CODE, WINDLASS):
