@@ -28,7 +28,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from windlass.cli.runs.summary import summarize
+from windlass.api.summary import summarize
 from windlass.common.files import read_json_lines
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder, steps_of

@@ -13,9 +13,9 @@ import click
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
+from windlass.api.schemas import OUTPUTS, Output, schema_of
 from windlass.cli import output
 from windlass.cli.main import cli
-from windlass.cli.schemas import OUTPUTS, Output, schema_of
 
 
 class WrongOutputError(BaseException):
@@ -25,7 +25,7 @@ class WrongOutputError(BaseException):
 def check_value(value: Any, outputs: Sequence[Output], where: str) -> None:
     """Raise where a value is none of these outputs."""
     if not outputs:
-        raise WrongOutputError(f"{where} printed JSON, and windlass.cli.schemas does not know it")
+        raise WrongOutputError(f"{where} printed JSON, and windlass.api.schemas does not know it")
     validator = validator_of(tuple(one.name for one in outputs))
     problem = best_match(validator.iter_errors(value))
     if problem is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import sys
 import textwrap
 import tomllib
@@ -14,10 +15,11 @@ from typing import Any
 
 import click
 
+import windlass
 from windlass import __version__
+from windlass.api.schemas import OUTPUTS, SCHEMA_VERSION, Output, schema_of
 from windlass.cli.main import cli
 from windlass.cli.reference import Key, options_of_targets, sections
-from windlass.cli.schemas import OUTPUTS, SCHEMA_VERSION, Output, schema_of
 from windlass.diagnose.classes import CLASSES
 from windlass.diagnose.facts import schema as facts_schema
 from windlass.errors import ExitCode
@@ -189,6 +191,31 @@ def why_page() -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
 
 
+REFERENCE, END_OF_REFERENCE = "<!-- reference: written by `make docs` -->", "<!-- end of reference -->"
+
+
+def python_page() -> str:
+    """docs/python.md with the functions of `import windlass` and the methods of a job, from their docstrings."""
+    functions = [name for name in windlass.__all__ if inspect.isfunction(getattr(windlass, name))]
+    entries = [(f"windlass.{name}", getattr(windlass, name)) for name in functions]
+    methods = {name: value for name, value in vars(windlass.Job).items() if not name.startswith("_") and value.__doc__}
+    entries += [(f"Job.{name}", value) for name, value in methods.items()]
+    lines: list[str] = []
+    for name, value in entries:
+        signature = _signature(value) if inspect.isfunction(value) else ""
+        lines += [f"**`{name}{signature}`**", "", inspect.getdoc(value) or "", ""]
+    text = (DOCS / "python.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(REFERENCE)
+    body = "\n".join(lines)
+    return f"{before}{REFERENCE}\n\n{body}{END_OF_REFERENCE}{rest.partition(END_OF_REFERENCE)[2]}"
+
+
+def _signature(function: Any) -> str:
+    """Annotations are text, and shown without their quotes."""
+    shown = re.sub(r"""(?<=: |> )(['"])(.*?)\1(?=[,) ]|$)""", r"\2", str(inspect.signature(function)))
+    return re.sub(r"^\(self(, )?", "(", shown)
+
+
 SYMPTOMS = {
     "resources": "It waits: there is no room for it",
     "lifecycle": "It waits, was stopped or was taken away",
@@ -280,6 +307,7 @@ def pages() -> dict[Path, str]:
         DOCS / "why.md": why_page(),
         DOCS / "troubleshooting.md": troubleshooting_page(),
         DOCS / "windlass.1": man_page(),
+        DOCS / "python.md": python_page(),
     }
 
 

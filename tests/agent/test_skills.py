@@ -10,8 +10,8 @@ import yaml
 
 from tests.cli.test_schemas import commands_with_json
 from windlass.agent.skills import NOT_FOR_AGENTS, PLACES, SKILLS, commands_of, files_for
+from windlass.api.schemas import OUTPUTS
 from windlass.cli.main import COMMANDS, cli
-from windlass.cli.schemas import OUTPUTS
 
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 

@@ -106,7 +106,7 @@ def test_pages_are_up_to_date():
         assert path.read_text() == text, f"{path.name} is old: run `make docs`"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name)
 def test_examples_load(path):
     from windlass.plan import check, resolve
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from windlass.cli.runs.summary import seconds_lost
+from windlass.api.summary import seconds_lost
 from windlass.common.files import append_json_line
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder

@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.outputs import WrongOutputError, check_printed, check_value, command_in, outputs_of
+from windlass.api.schemas import OUTPUTS, SCHEMA_VERSION, runs, schema_of
 from windlass.cli import output
 from windlass.cli.main import cli
-from windlass.cli.schemas import OUTPUTS, SCHEMA_VERSION, runs, schema_of
 from windlass.image.registry.overlay import Overlay
 from windlass.image.registry.reference import ImageReference
 from windlass.targets.kubernetes.network import Finding

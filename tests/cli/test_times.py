@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from windlass.cli.runs.summary import newest_comparison
+from windlass.api.summary import newest_comparison
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 

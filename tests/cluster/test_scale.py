@@ -26,7 +26,7 @@ if sys.argv[2] == "show":
     code = run_command(["show", sys.argv[1], "--json"])
     text = run_command(["show", sys.argv[1]])
 else:
-    from windlass.cli.jobs import find
+    from windlass.api.lookup import find
     target, job = find(sys.argv[1])
     with target.following(job):
         end = time.monotonic() + float(sys.argv[3])

@@ -203,7 +203,8 @@ def test_hub_ids(path: str, expected: bool) -> None:
 
 
 def test_a_run_is_refused_before_it_is_submitted(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windlass.cli.preparation import prepare
+    from windlass.api.preparation import prepare
+    from windlass.spec import load_run
 
     start(gated="manual")
     monkeypatch.setenv("WINDLASS_RUNS", str(tmp_path / "runs"))
@@ -213,6 +214,6 @@ def test_a_run_is_refused_before_it_is_submitted(start: Start, tmp_path: Path, m
         "data: {source: 'corpus:austen', tokenizer: tiny}\nresources: {gpus_per_node: 0}\n"
     )
     with pytest.raises(UserError, match="access to it must be granted first") as caught:
-        prepare(str(file), [])
+        prepare(load_run(file))
     assert caught.value.exit_code == ExitCode.BAD_INPUT
     assert not (tmp_path / "runs").exists()

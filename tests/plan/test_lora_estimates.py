@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from windlass.catalog.models import presets
-from windlass.cli.description import describe
 from windlass.plan import checkpoint_bytes, resolve
+from windlass.plan.description import describe
 from windlass.plan.layout import Layout
 from windlass.plan.memory import estimate_memory
 from windlass.plan.shape import ModelShape, trained_parameters

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.catalog.models import presets
-from windlass.cli.description import describe
 from windlass.plan import resolve
+from windlass.plan.description import describe
 from windlass.plan.fitting import batch_shape
 from windlass.plan.layout import effective_sharding
 from windlass.spec import Run, parse_run

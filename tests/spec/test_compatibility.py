@@ -60,6 +60,12 @@ def test_defaults_of_the_first_start_hold_when_the_run_grows(make_run):
     assert (grown.train.warmup_steps, grown.train.steps) == (2, 1000)
 
 
+def test_a_run_that_gets_shorter_than_its_warm_up_is_told(make_run):
+    earlier = resolve(make_run(train={"steps": 2000}))
+    with pytest.raises(UserError, match="warmup_steps is 40 but the run has only 4 steps"):
+        adopt(make_run(train={"steps": 4}), earlier)
+
+
 def test_a_run_may_be_steered_and_each_change_is_known(make_run):
     earlier = resolve(make_run(train={"learning_rate": 1e-3}))
     lower = resolve(adopt(make_run(train={"learning_rate": 1e-5, "grad_clip": 0.5}), earlier))

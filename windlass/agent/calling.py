@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from windlass.cli.schemas.model import Error
+from windlass.api.schemas.model import Error
 from windlass.errors import ExitCode, UserError
 
 T = TypeVar("T")

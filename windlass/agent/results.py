@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from windlass.cli.schemas.clusters import CheckedCluster, CreatedCluster, FixedCluster, ListedClusters
-from windlass.cli.schemas.data import ListedCheckpoint
-from windlass.cli.schemas.runs import LogLine, ShownRun, Use, WhyResult
+from windlass.api.schemas.clusters import CheckedCluster, CreatedCluster, FixedCluster, ListedClusters
+from windlass.api.schemas.data import ListedCheckpoint
+from windlass.api.schemas.runs import LogLine, ShownRun, Use, WhyResult
 
 
 class Result(BaseModel):

@@ -22,10 +22,10 @@ import yaml
 
 from windlass.agent.calling import call
 from windlass.agent.results import Deployment, ManagedCluster, PyTorchJobs, TrainingHealth
-from windlass.cli.schemas.clusters import CheckedCluster, CreatedCluster, FixedCluster, ListedClusters, UsedCluster
-from windlass.cli.schemas.data import ListedCheckpoint
-from windlass.cli.schemas.images import BuiltImage, ImageReport, PushedImage
-from windlass.cli.schemas.runs import LogLine, RunResult, ShownRun, Use, WhyResult
+from windlass.api.schemas.clusters import CheckedCluster, CreatedCluster, FixedCluster, ListedClusters, UsedCluster
+from windlass.api.schemas.data import ListedCheckpoint
+from windlass.api.schemas.images import BuiltImage, ImageReport, PushedImage
+from windlass.api.schemas.runs import LogLine, RunResult, ShownRun, Use, WhyResult
 from windlass.errors import UserError
 
 MONITOR_SECONDS = 300  # how long a deployment is watched before it is left to itself

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from windlass import __version__
 from windlass.agent.calling import call
 from windlass.agent.plans import Plans, Proposal
-from windlass.cli.schemas import clusters, data, images, runs
+from windlass.api.schemas import clusters, data, images, runs
 from windlass.errors import UserError
 
 INSTRUCTIONS = """\
@@ -136,7 +136,7 @@ async def watch_run(
     name: str, context: Context[Any, Any], until_step: int | None = None, seconds: float = 60
 ) -> runs.ShownRun:
     """Wait until a run has ended, has reached a step, or some seconds are over. Steps come as progress."""
-    from windlass.cli.jobs import find
+    from windlass.api.lookup import find
 
     target, job = await anyio.to_thread.run_sync(find, name)
     end, last = time.monotonic() + seconds, -1

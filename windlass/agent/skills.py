@@ -12,8 +12,8 @@ import yaml
 from pydantic import TypeAdapter
 
 from windlass import __version__
+from windlass.api.schemas import OUTPUTS
 from windlass.cli.main import cli
-from windlass.cli.schemas import OUTPUTS
 
 HELP_WIDTH = 100
 

@@ -51,6 +51,8 @@ def preset(name: str) -> Preset:
 
 def known_config(model: ModelSection) -> dict[str, Any] | None:
     """The transformers configuration of a model as far as it is known without asking a hub: of presets and folders."""
+    if model.own_class:
+        return None
     if model.preset:
         base = preset(model.preset).config
     else:
@@ -77,4 +79,4 @@ def looks_local(path: str) -> bool:
 
 
 def default_tokenizer(model: ModelSection) -> str:
-    return (preset(model.preset).tokenizer or "tiny") if model.preset else str(model.path)
+    return (preset(model.preset).tokenizer or "tiny") if model.preset else model.path or "tiny"

@@ -1,59 +1,8 @@
-"""Runs that exist: finding them by name, and naming them for the shell."""
+"""What the shell can complete: names of runs, keys of the run file, presets, targets; options that commands share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
-
-if TYPE_CHECKING:
-    from windlass.runfolder import RunFolder
-    from windlass.spec import Run
-    from windlass.targets.protocol import JobRef, Target
-
-
-def find(name: str, place: str | None = None) -> tuple[Target[Any], JobRef]:
-    """The target and the job of an existing run; with `place`, of one that only its cluster may know."""
-    from windlass.runfolder import RunFolder, runs_root
-    from windlass.targets import target
-    from windlass.targets.protocol import JobRef
-
-    if place and not (runs_root() / name / "run.yaml").is_file():
-        where, cluster = place_of(place)
-        return where, where.adopt(name, cluster)
-    folder = RunFolder.find(name)
-    section = load_run(folder).target
-    return target(section), JobRef(section.kind, folder.name, folder)
-
-
-def load_run(folder: RunFolder) -> Run:
-    """The run of a folder, which may hold anything under the name of run.yaml."""
-    from windlass.errors import UserError
-
-    try:
-        return folder.load_run()
-    except (UserError, OSError):
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{folder.run_file} is no run file", evidence=f"{type(error).__name__}: {error}"[:200]
-        ) from None
-
-
-def place_of(text: str) -> tuple[Any, str | None]:
-    """The target that `--on kubernetes:CONTEXT` names, which must know its jobs itself, and the context."""
-    from windlass.errors import UserError
-    from windlass.targets import target_of_kind
-    from windlass.targets.protocol import KnowsItsJobs
-
-    kind, _, cluster = text.partition(":")
-    where = target_of_kind(kind)
-    if not isinstance(where, KnowsItsJobs):
-        raise UserError(
-            f"runs on the target {kind} are known by their run folders alone",
-            fix="leave --on out",
-        )
-    return where, cluster or None
 
 
 def run_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -142,7 +142,7 @@ def styled(text: str, style: str) -> Text:
 
 
 def print_json(value: Any) -> None:
-    """The result of a command, on stdout. windlass.cli.schemas says what each command prints."""
+    """The result of a command, on stdout. windlass.api.schemas says what each command prints."""
     write_json(value, indent=2)
 
 

@@ -11,7 +11,7 @@ from windlass.errors import UserError
 
 def complete_what(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """`output`, and after it the words of a command."""
-    from windlass.cli.schemas import OUTPUTS
+    from windlass.api.schemas import OUTPUTS
 
     before = list(context.params.get("what") or ())
     paths = [["output", *output.command.split()] for output in OUTPUTS]
@@ -56,7 +56,7 @@ def schema(what: tuple[str, ...], list_keys: bool, as_json: bool) -> None:
 def _schema_of_output(command: str) -> dict[str, Any]:
     import difflib
 
-    from windlass.cli.schemas import OUTPUTS, schema_of
+    from windlass.api.schemas import OUTPUTS, schema_of
 
     chosen = [output for output in OUTPUTS if not command or output.command == command]
     if not chosen:

@@ -24,6 +24,7 @@ from windlass.data.sources.source import (
     HUB_PREFIX,
     FileSource,
     HubSource,
+    PythonSource,
     ShardSource,
     Source,
     StoreShardSource,
@@ -70,6 +71,12 @@ def check_part(run: Run, source: Source, *, training: bool, thorough: bool, shar
                 raise holdout_of_a_stream(run.data.source)
             if importlib.util.find_spec("datasets") is None:
                 raise UserError(f"{source.name} needs the `datasets` library", fix="pip install 'windlass[train]'")
+        case PythonSource():
+            if run.data.format != "text":
+                raise UserError(
+                    f"data.format={run.data.format} is for records of text, and {source.name} gives tokens",
+                    fix="drop data.format; an item may be {'tokens': …, 'loss': …}",
+                )
         case ShardSource() | StoreShardSource():
             num_sequences = check_shards(run, source, training=training)
             warnings += about_repetition(run, source.name, reads, num_sequences)

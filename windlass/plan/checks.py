@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.catalog.models import known_config, looks_local
+from windlass.common import own_code
 from windlass.errors import UserError
 from windlass.plan.layout import effective_sharding, shard_group
 from windlass.plan.shape import ModelShape, layer_names, matches, projections
@@ -23,6 +24,8 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 def check(run: Run, world_size: int, local_world_size: int | None = None) -> None:
     """Raise UserError for a resolved run that cannot train on `world_size` ranks, so many of them on this node."""
+    check_own_code(run)
+    check_objective(run)
     config = known_config(run.model)
     if config is not None:
         check_config_keys(run, known_keys(run, config))
@@ -32,6 +35,35 @@ def check(run: Run, world_size: int, local_world_size: int | None = None) -> Non
     check_ranks(run, world_size, local_world_size)
     check_lora(run, world_size)
     check_validation(run)
+
+
+def check_own_code(run: Run) -> None:
+    """What the run file names by import path is there, as far as that can be seen without running it."""
+    for key, path in run.own_code():
+        own_code.check(path, key, run.code)
+    if run.train.loss and run.train.fused_head:
+        raise UserError("train.fused_head computes its own loss, and not train.loss", fix="train.fused_head=null")
+    if run.train.optimizer and run.train.bf16_weights:
+        raise UserError(
+            "train.bf16_weights keeps fp32 masters in windlass' own optimizer, and the run has another",
+            fix="train.bf16_weights=null",
+        )
+
+
+def check_objective(run: Run) -> None:
+    is_dpo, has_pairs = run.train.objective == "dpo", run.data.format == "preference"
+    if is_dpo != has_pairs:
+        raise UserError(
+            f"train.objective is {run.train.objective}, and data.format is {run.data.format}",
+            cause="dpo learns from chosen and rejected answers, and nothing else does",
+            fix="data.format=preference" if is_dpo else "train.objective=dpo",
+        )
+    if is_dpo and run.model.init != "pretrained":
+        raise UserError(
+            "train.objective dpo begins with a trained model, which is its reference too", fix="model.init=pretrained"
+        )
+    if is_dpo and not run.data.document_mask:
+        raise UserError("train.objective dpo keeps answers apart by data.document_mask", fix="data.document_mask=null")
 
 
 def check_model(config: dict[str, Any], run: Run) -> None:

@@ -183,6 +183,7 @@ def bf16_weights(run: Run, sharding: str) -> bool:
     the copy would cost memory.
     """
     possible = run.train.precision == "bf16" and sharding != "ddp" and not run.parallel.cpu_offload
+    possible = possible and run.train.optimizer is None
     possible = possible and run.model.lora is None  # adapters are small, and frozen weights have no masters
     if run.train.bf16_weights and not possible:
         offload = ", parallel.cpu_offload" if run.parallel.cpu_offload else ""
@@ -198,7 +199,7 @@ def bf16_weights(run: Run, sharding: str) -> bool:
 def fused_head(run: Run, facts: Facts) -> bool:
     """Asked for by name, or by default on GPUs; on CPUs torch's own cross-entropy is the faster one."""
     if run.train.fused_head is None:
-        return facts.cuda and facts.family in PLAIN_HEADS
+        return facts.cuda and facts.family in PLAIN_HEADS and not (run.train.loss or run.train.objective == "dpo")
     if run.train.fused_head and facts.family not in PLAIN_HEADS:
         raise UserError(
             f"train.fused_head is not known to be right for {facts.family} models",
@@ -261,6 +262,8 @@ def lean_blocks(run: Run, facts: Facts, sharding: str, *, bf16_copies: bool) -> 
 def obstacle_to_lean_blocks(run: Run, facts: Facts, sharding: str, *, bf16_copies: bool) -> str:
     if facts.family not in LEAN:
         return f"{facts.family} blocks are not {' or '.join(sorted(LEAN))} blocks"
+    if run.train.objective == "dpo":
+        return "train.objective is dpo, which computes with the adapter on and off"
     if facts.activation != "silu":
         return f"the activation is {facts.activation}, not silu"
     sharded = sharding in ("full", "hybrid")

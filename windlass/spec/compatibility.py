@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from windlass.errors import UserError
+from windlass.spec.loading import parse_run
 from windlass.spec.run import Run
 
 # What may change between two attempts of one run without changing what it computes: how long it goes, what is
@@ -13,7 +14,7 @@ from windlass.spec.run import Run
 QUIET_KEYS = frozenset(
     f"train.{key}"
     for key in (
-        *("log_every", "validate_every", "validation_sequences", "early_stopping", "tensorboard"),
+        *("log_every", "validate_every", "validation_sequences", "early_stopping", "tensorboard", "callbacks"),
         *("micro_batch", "compile", "fused_head", "bf16_weights", "lean_blocks"),
     )
 )
@@ -44,7 +45,7 @@ def adopt(requested: Run, earlier: Run) -> Run:
         section, name = key.split(".")
         if values[section][name] is None:
             values[section][name] = before[section][name]
-    return Run.model_validate(values)
+    return parse_run(values, source=f"the run {earlier.name} as it began")
 
 
 Changes = dict[str, tuple[Any, Any]]  # by key: the value there was, the value there is
@@ -95,7 +96,7 @@ def _all_differences(earlier: Run, now: Run) -> Changes:
 def _is_free(key: str) -> bool:
     parts = key.split(".")
     free = QUIET_KEYS | STEERING_KEYS
-    return ".".join(parts[:2]) in free or parts[0] in FREE_SECTIONS or key == "name"
+    return ".".join(parts[:2]) in free or parts[0] in FREE_SECTIONS or key in ("name", "code")
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

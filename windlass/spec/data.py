@@ -34,7 +34,7 @@ class DataSection(Section):
     source: str = "hf:allenai/c4"
     """`corpus:austen` (shipped) · a folder of token shards (`windlass data tokenize`) · JSONL, CSV, text or parquet
     files (a path or a glob; tokenized once into a cache) · either of them as `s3://BUCKET/…` · `hf:NAME` (a `datasets`
-    source, streamed)."""
+    source, streamed) · `python:my.module:dataset` (your own, docs/extending.md)."""
     sources: tuple[MixedSource, ...] = ()
     """Several sources instead of one, mixed by weight: `[{source: shards, weight: 3}, {source: "hf:NAME"}]`."""
     cache_gib: Annotated[float, Field(gt=0.0)] = 200.0
@@ -49,16 +49,22 @@ class DataSection(Section):
     """Data files of a `hf:json`, `hf:text` or `hf:parquet` source: paths or URLs."""
     text_field: str = "text"
     """Field of a record that holds the text."""
-    format: Literal["text", "chat", "instruction"] = "text"
+    format: Literal["text", "chat", "instruction", "preference"] = "text"
     """What a record is: `text` · `chat`: messages with roles, rendered by the tokenizer's own template · `instruction`:
-    a prompt and its completion. Of the last two only completions are trained on, and examples are packed whole."""
+    a prompt and its completion · `preference`: a prompt, a chosen and a rejected answer, for `train.objective: dpo`. Of
+    all but the first only completions are trained on, and examples are packed whole."""
     messages_field: str = "messages"
     """Field of a `chat` record that holds its messages, each with `role` and `content`, or with `from` and `value`
     (ShareGPT; then `conversations` is looked for too). A field `tools`, where there is one, goes to the template."""
     prompt_field: str = "prompt"
-    """Field of an `instruction` record that holds the prompt."""
+    """Field of an `instruction` or `preference` record that holds the prompt; of the latter it may be missing where the
+    answers are whole chats."""
     completion_field: str = "completion"
     """Field of an `instruction` record that holds the completion."""
+    chosen_field: str = "chosen"
+    """Field of a `preference` record that holds the better answer: a text, or messages."""
+    rejected_field: str = "rejected"
+    """Field of a `preference` record that holds the worse answer."""
     train_on: Literal["all", "last"] = "all"
     """Assistant turns of a `chat` record that are trained on."""
     chat_template: str = "default"

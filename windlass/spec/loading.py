@@ -136,6 +136,7 @@ def apply_override(values: Values, override: str, *, run_file: Path = Path()) ->
 
 # Keys that hold a path, or may: what is found beside the run file is meant. `{}` stands for each of several.
 PATHS = (
+    "code",
     "data.source",
     "data.sources.{}.source",
     "data.files",

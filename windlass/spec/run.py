@@ -23,6 +23,9 @@ class Run(Section):
 
     name: str = ""
     """Name of the run and of its folder under `runs/`. Default: the file's name."""
+    code: str | None = None
+    """Folder with your own Python code, for keys such as `model.class` and `train.loss`: first on the path of every
+    rank, and sent with a job on Kubernetes. Default: the folder in which `windlass run` is typed."""
     model: ModelSection
     data: DataSection
     train: TrainSection = TrainSection()
@@ -32,6 +35,18 @@ class Run(Section):
     image: ImageSection = ImageSection()
     target: TargetSection = TargetSection()
     notify: NotifySection = NotifySection()
+
+    def own_code(self) -> list[tuple[str, str]]:
+        """What the run takes from code of the user's own: key of the run file and import path."""
+        sources = (("data.source", self.data.source), ("data.validation_source", self.data.validation_source))
+        named = [
+            ("model.class", self.model.own_class),
+            ("train.loss", self.train.loss),
+            ("train.optimizer", self.train.optimizer),
+            *(("train.callbacks", path) for path in self.train.callbacks),
+            *((key, text.removeprefix("python:")) for key, text in sources if text and text.startswith("python:")),
+        ]
+        return [(key, path) for key, path in named if path]
 
     @model_validator(mode="after")
     def name_is_a_folder(self) -> Self:

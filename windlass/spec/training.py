@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, create_model, model_validator
 
-from windlass.spec.section import Fraction, Section
+from windlass.spec.section import Fraction, ImportPath, Section
 
 
 class LoraSection(Section):
@@ -38,7 +38,26 @@ class EarlyStoppingSection(Section):
     """By how much a validation loss must be below the best one to count as a new best."""
 
 
-class ModelSection(Section):
+if TYPE_CHECKING:
+    HasClass = Section
+else:  # `class` is a word of Python's own, and can be no attribute in a class body
+    HasClass = create_model(
+        "HasClass",
+        __base__=Section,
+        **{
+            "class": (
+                ImportPath | None,
+                Field(
+                    default=None,
+                    description="A model class of your own instead, `my.module:Model`: transformers' kind, or any "
+                    "module that makes logits of tokens; `config` holds its arguments (docs/extending.md).",
+                ),
+            )
+        },
+    )
+
+
+class ModelSection(HasClass):
     """Which model is trained, and what its weights are at step 0."""
 
     preset: str | None = None
@@ -63,11 +82,24 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def one_source(self) -> Self:
-        if (self.preset is None) == (self.path is None):
-            raise ValueError("give either model.preset or model.path, and not both")
+        if sum(place is not None for place in (self.preset, self.path, self.own_class)) != 1:
+            raise ValueError("give either model.preset or model.path, or a model.class of your own, and not both")
+        if self.own_class and (self.lora or self.init != "random"):
+            raise ValueError("model.class begins with random weights, and trains all of them")
         if self.lora and self.init != "pretrained":
             raise ValueError("model.lora trains beside pretrained weights, but model.init is random")
         return self
+
+    @property
+    def own_class(self) -> str | None:
+        """`class`, by a name that Python allows."""
+        found: str | None = getattr(self, "class")
+        return found
+
+    @property
+    def label(self) -> str:
+        """Which model it is, for people."""
+        return self.preset or self.path or self.own_class or ""
 
 
 class TrainSection(Section):
@@ -129,6 +161,19 @@ class TrainSection(Section):
     """End the run once validations stop improving; `{}` takes every default. Needs `validate_every`."""
     tensorboard: bool = False
     """Also write TensorBoard event files (needs the `tensorboard` extra)."""
+    objective: Literal["next_token", "dpo"] = "next_token"
+    """`dpo`: prefer chosen answers to rejected ones (`data.format: preference`), held near a reference: with
+    `model.lora` the model with its adapter switched off, else a frozen copy of the model as the run began."""
+    dpo_beta: PositiveFloat = 0.1
+    """How strongly `dpo` holds the model near its reference."""
+    loss: ImportPath | None = None
+    """A loss of your own, `my.module:loss`: a function of logits and labels (docs/extending.md). Default: the
+    cross-entropy of the next token."""
+    optimizer: ImportPath | None = None
+    """An optimizer of your own, `my.module:make`: a function of named parameters and this section that returns a
+    `torch.optim.Optimizer`. Default: AdamW."""
+    callbacks: tuple[ImportPath, ...] = ()
+    """Callbacks of your own, `my.module:Callback`, called after windlass' own ones."""
 
     @model_validator(mode="after")
     def schedule_fits(self) -> Self:
@@ -136,6 +181,10 @@ class TrainSection(Section):
             raise ValueError(f"train.warmup_steps is {self.warmup_steps} but the run has only {self.steps} steps")
         if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
             raise ValueError(f"train.min_learning_rate {self.min_learning_rate} is above the peak {self.learning_rate}")
+        if self.objective == "dpo" and (self.loss or self.fused_head):
+            raise ValueError(
+                "train.objective dpo computes its own loss: train.loss and train.fused_head are not for it"
+            )
         if self.early_stopping and not self.validate_every:
             raise ValueError("train.early_stopping looks at validations, but train.validate_every is not set")
         return self

@@ -5,6 +5,7 @@ Shapes: R rows of a rank per step, M rows of a micro-batch, T tokens of a sequen
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.data.sequences.sequences import Batch, Sequences
+from windlass.data.sequences.sequences import Batch, Sequence, Sequences
+from windlass.errors import UserError
 from windlass.plan.layout import Layout
 from windlass.spec import Run
 from windlass.trainer.checkpointing.tiers import Progress
@@ -36,6 +38,7 @@ class MicroBatch:
 class StepBatch:
     micro_batches: list[MicroBatch]
     num_labels: int  # that count, of this rank
+    num_terms: int  # of the loss, which is divided by their number: labels, or pairs of answers
     state: dict[str, Any] | None  # where a stream stands after this step
     epoch: float
     wait_s: float = 0.0
@@ -60,6 +63,7 @@ class Batches:
         self.micro, self.num_micro = micro, num_micro
         self.length = run.data.sequence_length or 0
         self.document_mask = run.data.document_mask
+        self.of_pairs = run.train.objective == "dpo"
         self.device = ranks.device
         self.offset = offset  # sequences by which steps of another global batch moved the order
         self.positions = [offset + place for place in range(ranks.rank, global_batch, ranks.world_size)]
@@ -87,7 +91,7 @@ class Batches:
                 batch = ahead.result()
                 wait_s = time.perf_counter() - started
                 ahead = reader.submit(self.read, step + 1) if step + 1 < end else None
-                yield StepBatch(batch.micro_batches, batch.num_labels, batch.state, batch.epoch, wait_s)
+                yield replace(batch, wait_s=wait_s)
 
     def _assemble(self, batch: Batch) -> StepBatch:
         """Rows beyond this rank's share pad the last micro-batch: all their labels are ignored."""
@@ -96,7 +100,11 @@ class Batches:
         labels = np.full((rows, self.length), IGNORED, dtype=np.int64)
         positions = np.tile(np.arange(self.length, dtype=np.int64), (rows, 1)) if self.document_mask else None
         ids = [""] * rows
+        num_pairs = 0
         for row, sequence in enumerate(batch.sequences):
+            if self.of_pairs:
+                sequence = with_answers_apart(sequence)
+                num_pairs += len(sequence.document_starts) // 2
             tokens[row], labels[row] = sequence.tokens[:-1], sequence.tokens[1:]
             if sequence.loss is not None:
                 labels[row][~sequence.loss[1:]] = IGNORED
@@ -115,7 +123,9 @@ class Batches:
             )
             for start in range(0, rows, self.micro)
         ]
-        return StepBatch(micro_batches, int((labels != IGNORED).sum()), batch.state, batch.epoch)
+        num_labels = int((labels != IGNORED).sum())
+        num_terms = num_pairs if self.of_pairs else num_labels
+        return StepBatch(micro_batches, num_labels, num_terms, batch.state, batch.epoch)
 
     def _bounds(self, positions: np.ndarray[Any, Any]) -> Tensor:
         starts = np.flatnonzero(positions.reshape(-1) == 0)
@@ -129,6 +139,28 @@ class Batches:
         if self.device.type == "cuda":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor
+
+
+def with_answers_apart(sequence: Sequence) -> Sequence:
+    """A row of pairs with the chosen and the rejected half of each as documents of their own.
+
+    The first marks of a pair end where its second half begins.
+    """
+    assert sequence.loss is not None
+    starts: list[int] = []
+    for begin, end in itertools.pairwise([*sequence.document_starts.tolist(), len(sequence.tokens)]):
+        changes = np.flatnonzero(np.diff(sequence.loss[begin:end].astype(np.int8))) + 1
+        if len(changes) == 3:  # prompt, chosen, prompt, rejected
+            starts += [begin, begin + int(changes[1])]
+        elif len(changes):
+            raise UserError(
+                f"{sequence.id} holds no pairs of answers",
+                cause="its data was made for another data.format",
+                fix="windlass data tokenize FILES --format preference -o FOLDER",
+            )
+        else:
+            starts.append(begin)  # padding, at the end
+    return replace(sequence, document_starts=np.array(starts, dtype=np.int64))
 
 
 def document_positions(starts: np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:

@@ -30,7 +30,9 @@ def flops_per_token(model: nn.Module, config: Any, sequence_length: int) -> floa
             continue
         share = per_token / experts if experts and ".experts." in f".{name}" else 1.0
         total += parameter.numel() * share * _per_weight(parameter)
-    heads = text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", None)
+    if not heads:  # of a model whose attention is not known
+        return float(total)
     width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
     return float(total + 6 * text.num_hidden_layers * sequence_length * width)
 

@@ -6,6 +6,7 @@ import hashlib
 
 import torch
 
+from windlass.common import own_code
 from windlass.errors import ExitCode
 from windlass.plan.schedule import learning_rate
 from windlass.runfolder import RunFolder
@@ -55,7 +56,8 @@ def train(
 ) -> ExitCode:
     """Train a resolved run to its last step, or until all ranks agree to stop."""
     state = begin(run, prepared, folder, ranks, faults, preemption, peers)
-    callbacks = [callback(state) for callback in CALLBACKS]
+    own = [own_code.load(path, "train.callbacks") for path in run.train.callbacks]
+    callbacks = [callback(state) for callback in (*CALLBACKS, *own)]
     for callback in callbacks:
         callback.on_start(state)
     end = state.step if state.stopping else run.train.steps
@@ -65,7 +67,8 @@ def train(
     for batch in batches.from_step(state.step, end):
         before, step = state.position, state.step + 1
         faults.reach("step.begin", step)
-        labels, stop_requested = ranks.sum([batch.num_labels, preemption.requested])  # one exchange for both
+        sums = [batch.num_labels, batch.num_terms, preemption.requested]
+        labels, terms, stop_requested = ranks.sum(sums)  # one exchange for all
         if stop_requested:
             state.stop(ExitCode.PREEMPTED, "SIGTERM")
             break
@@ -73,7 +76,7 @@ def train(
             callback.before_step(state)
         seed_dropout(run.train.seed, step, ranks)
         labels = max(labels, 1.0)
-        losses = state.stepper.backward(batch, labels, poisoned=faults.reach("step.loss", step))
+        losses = state.stepper.backward(batch, max(terms, 1.0), poisoned=faults.reach("step.loss", step))
         loss = sum_over_ranks(losses, ranks)
         rate = learning_rate(before.step, run.train)
         grad_norm = state.optimizer.apply(rate, loss)

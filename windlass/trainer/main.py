@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from windlass.common import own_code
 from windlass.common.files import write_atomically
 from windlass.data.checks import check_data
 from windlass.errors import ExitCode, UserError
@@ -50,6 +51,7 @@ def main(preemption: Preemption, arguments: Sequence[str] | None = None) -> int:
     try:
         saved = Path(options.run_file).name == "run.yaml"  # as launchers pass it: its paths are resolved already
         run = resolve(load_run(options.run_file, options.overrides, saved=saved))
+        own_code.use_folder(run.code)
         check(run, world_size, local_world_size())
         check_data(run)
         folder = RunFolder.of(run)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -61,6 +62,14 @@ def compute_in_bf16(model: nn.Module) -> None:
         parameter.data = parameter.data.to(torch.bfloat16)
 
 
+class Optimizer(Protocol):
+    """What the loop and checkpoints ask of an optimizer."""
+
+    def state(self) -> dict[str, Tensor]: ...
+    def resumed(self, step: int) -> None: ...
+    def apply(self, rate: float, loss: Tensor) -> Tensor: ...
+
+
 class AdamW:
     """Decoupled weight decay on matrices only."""
 
@@ -78,7 +87,7 @@ class AdamW:
         device = self.slots[0].parameter.device
         self._on_gpu = device.type == "cuda"
         self._healthy = torch.ones((), dtype=torch.float32, device=device)
-        self._norm_group = _norm_group(self.slots[0].parameter)
+        self._norm_group = norm_group(self.slots[0].parameter)
         self._cpu: torch.optim.AdamW | None = None
 
     def _slot(self, name: str, parameter: nn.Parameter, master: Tensor | None, *, num_micro: int) -> Slot:
@@ -204,7 +213,7 @@ def _move_gradient_to(fp32_sum: Tensor) -> Callable[[Tensor], None]:
     return move
 
 
-def _norm_group(parameter: Tensor) -> dist.ProcessGroup | None:
+def norm_group(parameter: Tensor) -> dist.ProcessGroup | None:
     """The ranks whose slices together make one gradient; None where every rank has it whole."""
     if not isinstance(parameter, DTensor):
         return None

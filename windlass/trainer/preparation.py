@@ -193,6 +193,8 @@ def _order(run: Run, sequences: Sequences, ranks: Ranks) -> dict[str, Any]:
             mode="json",
             include={"format", "messages_field", "prompt_field", "completion_field", "train_on", "too_long"},
         )
+    if run.data.format == "preference":
+        data |= run.data.model_dump(mode="json", include={"chosen_field", "rejected_field"})
     if run.data.special_tokens:
         data["special_tokens"] = list(run.data.special_tokens)
     return {

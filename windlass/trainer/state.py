@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from windlass.common import own_code
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
@@ -36,8 +37,10 @@ from windlass.trainer.model.lora import draw_adapters
 from windlass.trainer.model.pretrained import check_same_frozen, load_pretrained
 from windlass.trainer.model.structure import attention_name, persistent_buffers
 from windlass.trainer.model.weights import draw_weights, materialize, restore_buffers
-from windlass.trainer.optimizer import AdamW
+from windlass.trainer.optimizer import AdamW, Optimizer, compute_in_bf16
+from windlass.trainer.own_optimizer import OwnOptimizer
 from windlass.trainer.parallelize import parallelize
+from windlass.trainer.preferences import PreferenceStepper, return_log_probabilities
 from windlass.trainer.preparation import Prepared, build
 from windlass.trainer.reporting import Reporter
 from windlass.trainer.startup import clock
@@ -83,7 +86,7 @@ class TrainState:
     checkpointer: Checkpointer
     reporter: Reporter
     stepper: Stepper
-    optimizer: AdamW
+    optimizer: Optimizer
     tensors: dict[str, Tensor]  # everything a checkpoint holds
     checkpoint: Offer | None  # that this attempt goes on from
     position: Progress  # steps, tokens and sequences that are done
@@ -111,9 +114,10 @@ class TrainState:
     def preempted(self) -> bool:
         return self.stopping is not None and self.stopping.exit_code == ExitCode.PREEMPTED
 
-    def save(self, *, wait: bool, shared: bool = False) -> float:
+    def save(self, *, wait: bool, shared: bool = False, position: Progress | None = None) -> float:
         """Save what is trained so far; the seconds for which training stood still."""
-        return self.checkpointer.save(self.position, self.tensors, wait=wait, shared=shared)
+        self.tensors |= self.optimizer.state()  # an optimizer may only know what it keeps after its first step
+        return self.checkpointer.save(position or self.position, self.tensors, wait=wait, shared=shared)
 
     def restart_clock(self) -> None:
         """What happened since the last step is not training time."""
@@ -142,7 +146,11 @@ def begin(
         checkpointer.clear_unfinished()
     clock.mark("checkpoints")
     model = build_model(run, prepared, ranks, draw=checkpoint is None)
-    optimizer = AdamW(model, run.train, bf16_copies=layout.bf16_weights, num_micro=layout.num_micro)
+    optimizer: Optimizer = (
+        OwnOptimizer(model, run.train, goes_on=checkpoint is not None)
+        if run.train.optimizer
+        else AdamW(model, run.train, bf16_copies=layout.bf16_weights, num_micro=layout.num_micro)
+    )
     join_weights(model)
     tensors = optimizer.state() | persistent_buffers(model)
     position = Progress(step=0, tokens=0, data_state=None)
@@ -163,12 +171,24 @@ def begin(
         peers=peers,
         checkpointer=checkpointer,
         reporter=reporter,
-        stepper=Stepper(model, layout, ranks),
+        stepper=make_stepper(run, prepared, model, ranks),
         optimizer=optimizer,
         tensors=tensors,
         checkpoint=checkpoint,
         position=position,
     )
+
+
+def make_stepper(run: Run, prepared: Prepared, model: nn.Module, ranks: Ranks) -> Stepper:
+    layout = prepared.layout
+    if run.train.objective != "dpo":
+        return Stepper(model, layout, ranks)
+    reference: nn.Module | None = None
+    if run.model.lora is None:
+        reference = build_model(run, prepared, ranks, draw=True).requires_grad_(False).eval()
+        if layout.bf16_weights:
+            compute_in_bf16(reference)
+    return PreferenceStepper(model, layout, ranks, beta=run.train.dpo_beta, reference=reference)
 
 
 def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn.Module:
@@ -180,7 +200,11 @@ def build_model(run: Run, prepared: Prepared, ranks: Ranks, *, draw: bool) -> nn
     log.info("attention: %s", attention_name(model))
     if layout.flash4_obstacle.startswith(PACKAGE) and ranks.is_first:  # a GPU on which it would pay
         log.warning("attention is torch's own: %s", layout.flash4_obstacle)
-    return_loss(model, fused=layout.fused_head)
+    if run.train.objective == "dpo":
+        return_log_probabilities(model)
+    else:
+        own_loss = own_code.load(run.train.loss, "train.loss") if run.train.loss else None
+        return_loss(model, fused=layout.fused_head, own=own_loss)
     parallelize(model, run, layout, ranks)
     materialize(model, torch.device("cpu") if layout.cpu_offload else ranks.device)
     restore_buffers(model, prepared.reference, ranks.device)

@@ -179,7 +179,7 @@ def _hardware(folder: RunFolder, view: RunView) -> Rows:
     yield "ranks", view.num_ranks or "–"
     hosts = sorted(set(view.ranks.hosts.values()))
     yield "hosts", ", ".join(hosts[:32]) or "–"
-    yield "model", run.model.preset or run.model.path
+    yield "model", run.model.label
     yield "precision", run.train.precision
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_on_cluster(name: str, place: str | None) -> tuple[KubernetesTarget, JobRef]:
-    from windlass.cli.jobs import find
+    from windlass.api.lookup import find
     from windlass.errors import UserError
     from windlass.targets.protocol import RunsInPods
 
@@ -30,7 +30,7 @@ def find_on_cluster(name: str, place: str | None) -> tuple[KubernetesTarget, Job
 
 def keeper_of_checkpoints(name: str, tier: str | None) -> tuple[KeepsRunFolder, JobRef] | None:
     """Who has the checkpoints of a run that was not trained on this machine's file systems, if that tier is asked."""
-    from windlass.cli.jobs import find
+    from windlass.api.lookup import find
     from windlass.targets.protocol import KeepsRunFolder
 
     if tier not in (None, "cluster"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from windlass.cli.jobs import find, on_option
+from windlass.api.lookup import find
+from windlass.cli.jobs import on_option
 
 
 @click.command(

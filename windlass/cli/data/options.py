@@ -21,14 +21,16 @@ RECORD_OPTIONS = (
     click.option("--text-field", default="text", show_default=True, help="Field of a record that holds the text."),
     click.option(
         "--format",
-        type=click.Choice(["text", "chat", "instruction"]),
+        type=click.Choice(["text", "chat", "instruction", "preference"]),
         default="text",
         show_default=True,
-        help="What a record is; of the last two only completions are trained on.",
+        help="What a record is; of all but texts only completions are trained on.",
     ),
     click.option("--messages-field", default="messages", show_default=True, help="Field of a chat's messages."),
     click.option("--prompt-field", default="prompt", show_default=True, help="Field of an instruction's prompt."),
     click.option("--completion-field", default="completion", show_default=True, help="And of its completion."),
+    click.option("--chosen-field", default="chosen", show_default=True, help="Field of a preference's better answer."),
+    click.option("--rejected-field", default="rejected", show_default=True, help="And of its worse one."),
     click.option(
         "--train-on",
         type=click.Choice(["all", "last"]),
@@ -43,6 +45,8 @@ RECORD_KEYS = (
     "messages_field",
     "prompt_field",
     "completion_field",
+    "chosen_field",
+    "rejected_field",
     "train_on",
     "chat_template",
 )

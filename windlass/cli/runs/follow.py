@@ -326,6 +326,8 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
                 if isinstance(values, list) and len(values) == 2
             ]
             return "goes on with other settings" + (f": {', '.join(described)}" if described else "")
+        case "code-changed":
+            return f"goes on from step {get('step')} with other code of {_listed(record.get('keys'))}"
         case "started-over":
             return f"began again at step 0: step {get('step')} was saved on the nodes alone, and they are gone"
         case "branched":
@@ -378,6 +380,10 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
         case "gave-up":
             return f"gave up: {get('why')}"
     return None
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(map(str, values)) if isinstance(values, list) else "its own"
 
 
 def diff_of(edit: Mapping[str, Any]) -> list[str]:

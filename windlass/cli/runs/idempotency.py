@@ -31,9 +31,10 @@ def remember(folder: RunFolder, key: str) -> None:
 
 def answer_again(key: str, run_file: str, changes: Sequence[str], *, as_json: bool) -> int | None:
     """Where the run stands that was started with this key; None if none was."""
-    from windlass.cli.jobs import find
+    from windlass.api.lookup import find
+    from windlass.api.schemas.model import printed
+    from windlass.api.submission import result_of
     from windlass.cli.output import print_json
-    from windlass.cli.runs.summary import summarize
     from windlass.runfolder import RunFolder
     from windlass.spec import load_run
 
@@ -45,8 +46,7 @@ def answer_again(key: str, run_file: str, changes: Sequence[str], *, as_json: bo
     status = target.status(job)
     said = f"{folder.name} was started with this key before: nothing is started now"
     if as_json:
-        result = {"name": folder.name, "folder": str(folder.path), "warnings": [said], **status.as_dict()}
-        print_json({**result, "summary": summarize(folder).as_dict()})
+        print_json(printed(result_of(folder, status, [said])))
     else:
         click.echo(f"{said}; it is {status.state}")
     if not status.ended:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.cli.jobs import find, load_run, on_option, quiet_option, run_names
+from windlass.cli.jobs import on_option, quiet_option, run_names
 
 if TYPE_CHECKING:
-    from windlass.runfolder import RunFolder
-    from windlass.spec import Run
     from windlass.targets.launch.notifications import Ledger, Notice, Receiver
     from windlass.targets.protocol import JobRef, Target
 
@@ -33,6 +31,7 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
     """
     import time
 
+    from windlass.api.lookup import find, load_run
     from windlass.cli.output import print_json, warn
     from windlass.common.locks import locked
     from windlass.errors import ExitCode, UserError
@@ -106,32 +105,3 @@ def _watch(
             if status.ended:
                 return sent, failed, status.state
             time.sleep(POLL_SECONDS)
-
-
-def watcher_of(run: Run, folder: RunFolder) -> Callable[[], None]:
-    """What starts the watch over a run that is about to be submitted; UserError where a secret is missing.
-
-    It is a process of its own: training goes on whatever happens to it.
-    """
-    import subprocess
-    import sys
-    import time
-
-    from windlass.targets.launch.notifications import receivers, settings_for
-
-    has_receivers, since = bool(receivers(settings_for(run.notify))), time.time()
-
-    def start() -> None:
-        if not has_receivers:
-            return
-        command = [sys.executable, "-m", "windlass.cli.main", "notify", str(folder.path), "--quiet"]
-        with (folder.logs / "notify.log").open("ab") as log:
-            subprocess.Popen(
-                [*command, "--since", str(since)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    return start

@@ -12,8 +12,6 @@ from windlass.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from windlass.plan.failures import FailurePlan
     from windlass.plan.forecast import Forecast
-    from windlass.plan.hardware import Hardware
-    from windlass.spec import Run
 
 
 @click.command(short_help="Say what a run will need and cost.")
@@ -41,15 +39,10 @@ def plan(
     that works, where the run cannot work or will not fit. Without --gpu or --instance: the instance of the run file,
     else the GPUs of this machine.
     """
-    from windlass.cli.description import describe
+    from windlass.api.planning import planned
+    from windlass.api.schemas.model import printed
     from windlass.cli.output import print_json, warn
-    from windlass.cli.preparation import memory_on_cpus
-    from windlass.data.checks import check_data
-    from windlass.plan import check, resolve
-    from windlass.plan.forecast import forecast
     from windlass.spec import load_run
-    from windlass.targets import target
-    from windlass.targets.protocol import world_size
 
     if gpu_name and instance_name:
         raise UserError("give either --gpu or --instance, and not both")
@@ -58,65 +51,14 @@ def plan(
         changes.append(f"resources.instance={instance_name}")
     if nodes:
         changes.append(f"resources.nodes={nodes}")
-    run, hardware = _settle(load_run(run_file, changes), gpu_name)
-    run = resolve(run)
-    num_ranks = hardware.ranks if hardware else world_size(run)
-    check(run, num_ranks)
-    warnings = check_data(run)
-    expected = forecast(run, hardware) if hardware else None
-    unknown = None if expected else _why_unknown(run, hardware)
-    rows = describe(run, num_ranks, hardware.gpu if hardware else None)
-    on_cpus = memory_on_cpus(run, target(run.target), num_ranks)
-    if on_cpus:
-        rows.append(("memory", on_cpus))
+    result = planned(load_run(run_file, changes), gpu_name)
     if as_json:
-        result = {"name": run.name, "ranks": num_ranks, "unknown": unknown, **(expected.as_dict() if expected else {})}
-        every_warning = [*warnings, *(expected.warnings if expected else ())]
-        print_json({**result, "warnings": every_warning, "resolved": run.model_dump(mode="json")})
+        print_json(printed(result.model))
     else:
-        _print(run.name, rows, expected, unknown)
-    for warning in warnings:
+        _print(result.run.name, result.rows, result.expected, result.model.unknown)
+    for warning in result.warnings:
         warn(warning)
     return ExitCode.OK
-
-
-def _settle(run: Run, gpu_name: str | None) -> tuple[Run, Hardware | None]:
-    """The run with its GPUs counted, and what they are; None where it trains on CPUs."""
-    from windlass.catalog.gpus import gpu
-    from windlass.catalog.instances import instance
-    from windlass.cli.preparation import hardware_of
-    from windlass.plan.hardware import Hardware
-    from windlass.targets import target
-
-    resources = run.resources
-    if resources.gpus_per_node == 0 and (gpu_name or resources.instance):
-        raise UserError(
-            f"resources.gpus_per_node is 0: the run trains on CPUs, not on {gpu_name or resources.instance}",
-            fix="resources.gpus_per_node=1",
-        )
-    if gpu_name:
-        hardware = Hardware(gpu(gpu_name), resources.gpus_per_node or 1, resources.nodes)
-    elif resources.instance:
-        kind = instance(resources.instance)
-        count = resources.gpus_per_node or kind.gpus
-        if count > kind.gpus:
-            raise UserError(
-                f"resources.gpus_per_node is {count} but a {kind.type} has {kind.gpus}",
-                fix=f"resources.gpus_per_node={kind.gpus}",
-            )
-        hardware = Hardware(kind.gpu, count, resources.nodes, kind)
-    else:
-        where = target(run.target)
-        run = where.settle(run)
-        return run, hardware_of(run, where)
-    counted = {"gpus_per_node": hardware.gpus_per_node, "processes_per_node": None}
-    return run.model_copy(update={"resources": resources.model_copy(update=counted)}), hardware
-
-
-def _why_unknown(run: Run, hardware: Hardware | None) -> str:
-    if hardware is None:
-        return "no GPU is known: give --gpu H200 or --instance p5.48xlarge"
-    return f"the layout of {run.model.preset or run.model.path} is not known before it is built"
 
 
 def _print(name: str, rows: list[tuple[str, str]], expected: Forecast | None, unknown: str | None) -> None:

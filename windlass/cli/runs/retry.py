@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windlass.cli.preparation import Prepared, is_under_way
+from windlass.api.preparation import Prepared, is_under_way
 from windlass.common.files import read_json_lines, real
 from windlass.diagnose import Facts, Verdict, diagnose
 from windlass.diagnose.bundle import facts_of_run

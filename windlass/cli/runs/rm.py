@@ -68,8 +68,8 @@ def _removable(name: str) -> RunFolder:
 
 
 def _must_have_ended(folder: RunFolder) -> None:
+    from windlass.api.preparation import is_under_way
     from windlass.checkpoint.ownership import alone
-    from windlass.cli.preparation import is_under_way
     from windlass.targets import target_of_kind
     from windlass.targets.launch.supervision import is_running, is_starting
     from windlass.targets.protocol import JobRef

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from windlass.errors import ExitCode, NoAnswerError, UserError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from windlass.cli.preparation import Prepared
+    from windlass.api.preparation import Prepared
     from windlass.cli.runs.follow import Follower
     from windlass.cli.runs.retry import Decider
     from windlass.targets.protocol import JobRef, JobStatus
@@ -89,7 +88,8 @@ def run(
     new run with the weights and the optimizer of another. Ctrl-C detaches; the run goes on. The exit code is the run's:
     0 finished, 1 failed, 2 bad input, 75 stopped with a checkpoint, 130 stopped without one or detached.
     """
-    from windlass.cli.preparation import prepare
+    from windlass.api.preparation import prepare
+    from windlass.spec import load_run
 
     changes = list(overrides)
     if place:
@@ -127,19 +127,13 @@ def run(
         if code is not None:
             return code
     attempts = Attempts(run_file, changes, faults, patience if retry else None, key)
-    prepared = prepare(run_file, changes, fresh=True, faults=faults) if fresh else attempts.prepare()
+    prepared = prepare(load_run(run_file, changes), fresh=True, faults=faults) if fresh else attempts.prepare()
     if prepared.is_finished:
         return _say_finished(prepared, as_json=as_json)
     if not as_json and not quiet:
         _print_plan(prepared)
-    if fresh and prepared.folder.path.exists():
-        _move_aside(prepared, yes=yes, as_json=as_json)
-    if fresh and prepared.run.checkpoint.store:
-        from windlass.checkpoint.ownership import begin_anew
-
-        begin_anew(prepared.folder)  # or a store would offer what the run before this one left there
     if fresh:
-        _move_aside_there(prepared, as_json=as_json)
+        _begin_afresh(prepared, yes=yes, as_json=as_json)
     return _train(prepared, attempts, detach=detach, as_json=as_json, quiet=quiet)
 
 
@@ -154,13 +148,14 @@ class Attempts:
     key: str | None = None  # of --idempotency-key
 
     def prepare(self) -> Prepared:
-        from windlass.cli.preparation import prepare
+        from windlass.api.preparation import prepare
+        from windlass.spec import load_run
 
         if self.patience is not None:
             from windlass.cli.runs.retry import carry_out_pending
 
             carry_out_pending(self.run_file, self.changes)
-        return prepare(self.run_file, self._all_changes(), faults=self.faults)
+        return prepare(load_run(self.run_file, self._all_changes()), faults=self.faults)
 
     def decider(self, prepared: Prepared, job: JobRef, say: Callable[[str, dict[str, Any]], None]) -> Decider | None:
         if self.patience is None:
@@ -205,10 +200,13 @@ def _prepare_dry(
     run_file: str, changes: list[str], fresh: bool, faults: str | None, *, offline: bool
 ) -> tuple[Prepared, list[str]]:
     """What would be sent, with notes: that no cluster answered, or what this one changes of the offline rendering."""
-    from windlass.cli.preparation import prepare
+    from windlass.api.preparation import prepare
+    from windlass.spec import load_run
+
+    requested = load_run(run_file, changes)
 
     def prepared(offline: bool) -> Prepared:
-        return prepare(run_file, changes, fresh=fresh, faults=faults, offline=offline)
+        return prepare(requested, fresh=fresh, faults=faults, offline=offline)
 
     if offline:
         return prepared(True), []
@@ -228,6 +226,8 @@ def _prepare_dry(
 
 
 def _print_request(prepared: Prepared, notes: list[str], *, as_json: bool) -> int:
+    from windlass.api.schemas.model import printed
+    from windlass.api.submission import dry_run_of
     from windlass.cli.output import print_json, warn
     from windlass.spec import dump_run
 
@@ -235,9 +235,7 @@ def _print_request(prepared: Prepared, notes: list[str], *, as_json: bool) -> in
         click.echo(f"note: {note}" if note is notes[0] else f"  {note}", err=True)
 
     if as_json:
-        request = prepared.request.as_dict()
-        run = prepared.run.model_dump(mode="json")
-        print_json({"run": run, "request": request, "warnings": prepared.warnings})
+        print_json(printed(dry_run_of(prepared)))
     else:
         for warning in prepared.warnings:
             warn(warning)
@@ -259,37 +257,31 @@ def _print_plan(prepared: Prepared) -> None:
 def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
     from windlass.cli.output import wrapped
 
+    earlier = prepared.earlier
+    assert earlier is not None
     if as_json:
-        _print_result(prepared, prepared.earlier)
+        _print_result(prepared, earlier)
     else:
-        done, asked = prepared.earlier.step if prepared.earlier else 0, prepared.run.train.steps
+        done, asked = earlier.step, prepared.run.train.steps
         fewer = f", more than the {asked} that are asked for; nothing was changed" if (done or 0) > asked else ""
         click.echo(wrapped(f"{prepared.run.name} is finished: it has trained {done} steps{fewer}."))
         click.echo(f"  windlass show {prepared.run.name}    its numbers\n  train.steps=N goes on, --fresh starts anew")
     return ExitCode.OK
 
 
-def _move_aside(prepared: Prepared, *, yes: bool, as_json: bool) -> None:
+def _begin_afresh(prepared: Prepared, *, yes: bool, as_json: bool) -> None:
+    from windlass.api.submission import clear_the_way
     from windlass.cli.output import must_be_asked
-    from windlass.cli.preparation import move_aside
 
-    if not yes:
+    if prepared.folder.path.exists() and not yes:
         must_be_asked(f"--fresh would move {prepared.folder.path} aside", fix="--fresh --yes")
         click.confirm(f"Move {prepared.folder.path} aside and start anew?", abort=True)
-    aside = move_aside(prepared.folder)
-    click.echo(f"the old run is now {aside.path}", err=as_json)
-
-
-def _move_aside_there(prepared: Prepared, *, as_json: bool) -> None:
-    from windlass.targets.protocol import KeepsRunFolder
-
-    if isinstance(prepared.target, KeepsRunFolder):
-        aside = prepared.target.start_afresh(prepared.run, prepared.request)
-        if aside:
-            click.echo(f"the old run folder in the cluster is now {aside}", err=as_json)
+    for note in clear_the_way(prepared):
+        click.echo(note, err=as_json)
 
 
 def _train(prepared: Prepared, attempts: Attempts, *, detach: bool, as_json: bool, quiet: bool) -> int:
+    from windlass.api.submission import why_failed
     from windlass.cli.runs.follow import Follower
 
     while True:
@@ -318,24 +310,17 @@ def _train(prepared: Prepared, attempts: Attempts, *, detach: bool, as_json: boo
     elif not quiet:
         _print_end(prepared, status)
     elif status.state == "failed":
-        click.echo(str(why_failed(prepared, status)), err=True)
+        click.echo(str(why_failed(prepared.folder, status)), err=True)
     return int(ExitCode.FAILED if status.exit_code is None else status.exit_code)
 
 
 def _start(prepared: Prepared) -> JobRef:
-    from windlass.cli.runs.notify import watcher_of
-    from windlass.targets.protocol import SubmitsOnce
+    from windlass.api.submission import start
 
-    job = prepared.job
-    if not prepared.is_running:
-        start_watcher = watcher_of(prepared.run, prepared.folder)
-        job = prepared.target.submit(prepared.run, prepared.request)
-        start_watcher()
-        return job
-    if isinstance(prepared.target, SubmitsOnce):
-        job = prepared.target.attach(prepared.run, prepared.request)
-    state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"
-    click.echo(f"{prepared.run.name} is {state}: following it; its settings are unchanged", err=True)
+    job = start(prepared)
+    if prepared.is_running:
+        state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"
+        click.echo(f"{prepared.run.name} is {state}: following it; its settings are unchanged", err=True)
     return job
 
 
@@ -362,16 +347,18 @@ def _how_to_go_on(name: str) -> str:
 
 
 def _print_end(prepared: Prepared, status: JobStatus) -> None:
+    from windlass.api.submission import why_failed
+    from windlass.api.summary import summarize
     from windlass.cli.output import print_pairs, wrapped
-    from windlass.cli.runs.summary import draw_loss, summarize
+    from windlass.cli.runs.summary import draw_loss, summary_rows
 
     name, folder = prepared.run.name, prepared.folder
     summary = summarize(folder)
     if summary.steps:
         click.echo(f"\n{draw_loss(folder)}\n")
-    print_pairs([("state", status.state), *summary.rows(), ("folder", str(folder.path))])
+    print_pairs([("state", status.state), *summary_rows(summary), ("folder", str(folder.path))])
     if status.state == "failed":
-        click.echo(str(why_failed(prepared, status)), err=True)
+        click.echo(str(why_failed(folder, status)), err=True)
     elif status.state != "finished":
         said = f"{status.reason}; the same command goes on from the last checkpoint"
         click.echo(wrapped(said, stderr=True), err=True)
@@ -379,58 +366,9 @@ def _print_end(prepared: Prepared, status: JobStatus) -> None:
         click.echo(f"  windlass ckpt export {name}    writes a Hugging Face folder")
 
 
-def why_failed(prepared: Prepared, status: JobStatus) -> UserError:
-    """The first error a rank wrote in the last attempt, with its traceback; else what the target and the logs say."""
-    errors = _rank_errors(prepared, status.attempt)
-    if errors:
-        error = UserError.from_dict(errors[0])
-        where = f"rank {errors[0].get('rank')}, {prepared.folder.rank_log(int(errors[0].get('rank') or 0))}"
-        raised = errors[0].get("traceback") if errors[0].get("type", UserError.__name__) != UserError.__name__ else None
-        error.evidence = "\n".join(str(one).rstrip() for one in (raised, error.evidence, where) if one)
-        return error
-    name = prepared.run.name
-    return UserError(f"{name} failed: {status.reason}", evidence=_last_traceback(prepared), fix=f"windlass logs {name}")
-
-
-TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(?:\w.*)?", re.MULTILINE)
-MOST_LOG_BYTES = 65536
-
-
-def _last_traceback(prepared: Prepared) -> str | None:
-    """The traceback that a rank or its launcher printed last, of ranks that could not write an error file."""
-    for path in sorted(prepared.folder.logs.glob("*.log"), reverse=True):  # rank-… before launcher…
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - MOST_LOG_BYTES))
-            text = file.read().decode("utf-8", "replace")
-        tracebacks = TRACEBACK.findall(re.sub(r"^\[rank ?\d+\]:? ", "", text, flags=re.MULTILINE))
-        if tracebacks:
-            return f"{tracebacks[-1].rstrip()}\n{path}"
-    return None
-
-
-def _rank_errors(prepared: Prepared, attempt: int | None) -> list[dict[str, Any]]:
-    import json
-
-    found = []
-    for path in sorted(prepared.folder.logs.glob("rank-*.error.json")):
-        try:
-            error = json.loads(path.read_text())
-        except ValueError:
-            continue
-        if error.get("attempt") == attempt:
-            found.append(error)
-    # an error that would come again is the cause; a lost peer is its echo
-    return sorted(found, key=lambda one: (bool(one.get("retry")), str(one.get("time"))))
-
-
-def _print_result(prepared: Prepared, status: JobStatus | None) -> None:
+def _print_result(prepared: Prepared, status: JobStatus) -> None:
+    from windlass.api.schemas.model import printed
+    from windlass.api.submission import result_of
     from windlass.cli.output import print_json
-    from windlass.cli.runs.summary import summarize
 
-    result: dict[str, Any] = {"name": prepared.run.name, "folder": str(prepared.folder.path)}
-    result["warnings"] = prepared.warnings
-    if status is not None:
-        result |= status.as_dict()
-        if status.state == "failed":
-            result["error"] = why_failed(prepared, status).as_dict()
-    print_json({**result, "summary": summarize(prepared.folder).as_dict()})
+    print_json(printed(result_of(prepared.folder, status, prepared.warnings)))

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.cli.jobs import find, load_run, on_option, run_names
+from windlass.cli.jobs import on_option, run_names
 
 if TYPE_CHECKING:
-    from windlass.cli.runs.summary import History
+    from windlass.api.schemas.runs import Pod, ShownRun, Status
+    from windlass.api.summary import History
     from windlass.runfolder import RunFolder
-    from windlass.spec import Run
-    from windlass.targets.protocol import JobStatus, PodRow
 
 MOST_PODS = 32  # in the table; --json has them all
+MOST_NEWS = 12
 
 
 @click.command(short_help="Show where a run stands.")
@@ -27,52 +27,30 @@ MOST_PODS = 32  # in the table; --json has them all
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | None, as_json: bool) -> None:
     """Show where a run stands."""
-    import time
-    from dataclasses import asdict
-
+    from windlass.api.jobs import shown_run
+    from windlass.api.lookup import find
+    from windlass.api.schemas.model import printed
+    from windlass.api.summary import History
     from windlass.cli.output import print_json, print_pairs
-    from windlass.cli.preparation import is_under_way
-    from windlass.cli.runs.summary import (
-        History,
-        compared_ranks,
-        draw_loss,
-        goodput_of,
-        goodput_rows,
-        loss_points,
-        print_ranks,
-        summarize,
-    )
-    from windlass.targets.protocol import RunsInPods
+    from windlass.cli.runs.summary import draw_loss, goodput_rows, print_ranks, summary_rows
 
     target, job = find(name, place)
     if tells_story and not as_json:
         target.status(job)  # brings what its pods have said since
         _tell_story(job.folder)
         return
-    run, status, history = load_run(job.folder), target.status(job), History.of(job.folder)
-    summary = summarize(job.folder, history)
-    pods = list(target.pods(job)) if isinstance(target, RunsInPods) else None
-    is_timed = history.ended is not None or is_under_way(status)  # of a copy nobody knows when it ended
-    seconds = history.seconds(time.time()) if is_timed else None
-    goodput = goodput_of(job.folder, under_way=is_under_way(status))
+    history = History.of(job.folder)
+    shown = shown_run(target, job, history, curve=curve and as_json, ranks=by_rank)
     if as_json:
-        result: dict[str, Any] = {"name": job.name, "folder": str(job.folder.path), **status.as_dict()}
-        result |= {"model": run.model.preset or run.model.path, "started": history.began, "seconds": seconds}
-        result |= {"summary": summary.as_dict(), "goodput": goodput.as_dict()}
-        if by_rank:
-            result["ranks"] = compared_ranks(job.folder)
-        if pods is not None:
-            result["pods"] = [asdict(pod) for pod in pods]
-        result |= {"history": list(history.records), "history_left_out": history.left_out}
-        print_json({**result, **({"curve": loss_points(job.folder)} if curve else {})})
+        print_json(printed(shown))
         return
-    rows = [("run", job.name), *_state_rows(status), *_rows(run, history, seconds)]
-    print_pairs([*rows, *summary.rows(), *goodput_rows(goodput), ("folder", str(job.folder.path))])
-    if pods:
-        _print_pods(pods)
+    rows = [("run", job.name), *_state_rows(shown), *_rows(shown, history)]
+    print_pairs([*rows, *summary_rows(shown.summary), *goodput_rows(shown.goodput), ("folder", shown.folder)])
+    if shown.pods:
+        _print_pods(shown.pods)
     _print_news(history)
     if by_rank:
-        print_ranks(compared_ranks(job.folder))
+        print_ranks(shown.ranks)
     if curve:
         click.echo(f"\n{draw_loss(job.folder)}")
 
@@ -114,7 +92,7 @@ def _sentence(record: Mapping[str, Any]) -> str | None:
     return describe_event(record)
 
 
-def _state_rows(status: JobStatus) -> list[tuple[str, Any]]:
+def _state_rows(status: Status) -> list[tuple[str, Any]]:
     from windlass.cli.output import duration, styled
     from windlass.cli.runs.ls import COLOURS
 
@@ -127,14 +105,14 @@ def _state_rows(status: JobStatus) -> list[tuple[str, Any]]:
     return [*rows, ("attempt", str(status.attempt or "–"))]
 
 
-def _rows(run: Run, history: History, seconds: float | None) -> list[tuple[str, str]]:
+def _rows(shown: ShownRun, history: History) -> list[tuple[str, str]]:
     from windlass.cli.output import duration, moment
 
-    rows = [("model", str(run.model.preset or run.model.path))]
-    if history.began is not None:
-        rows.append(("started", moment(history.began)))
-        if seconds is not None:
-            rows.append(("took" if history.ended is not None else "running for", duration(seconds)))
+    rows = [("model", str(shown.model))]
+    if shown.started is not None:
+        rows.append(("started", moment(shown.started)))
+        if shown.seconds is not None:
+            rows.append(("took" if history.ended is not None else "running for", duration(shown.seconds)))
     return rows
 
 
@@ -144,7 +122,9 @@ def _print_news(history: History) -> None:
     from windlass.cli.runs.follow import describe_event
     from windlass.common.files import real
 
-    news = [(real(record.get("time")), text) for record in history.news if (text := describe_event(record))]
+    records = (record for record in history.records if record.get("event") != "checkpoint")
+    described = [(real(record.get("time")), text) for record in records if (text := describe_event(record))]
+    news = described[-MOST_NEWS:]
     if news or history.saves:
         click.echo()
     for when, text in news:
@@ -154,7 +134,7 @@ def _print_news(history: History) -> None:
         click.echo(f"  {plural(history.saves, 'checkpoint')} saved, the newest of step {history.newest_save}")
 
 
-def _print_pods(pods: Sequence[PodRow]) -> None:
+def _print_pods(pods: Sequence[Pod]) -> None:
     """Those that do not run first: they are what somebody looks for."""
     from windlass.cli.output import duration, print_table
 
@@ -169,7 +149,7 @@ def _print_pods(pods: Sequence[PodRow]) -> None:
         click.echo(f"and {len(pods) - MOST_PODS} more")
 
 
-def _span(ranks: tuple[int, ...]) -> str:
+def _span(ranks: Sequence[int]) -> str:
     if not ranks:
         return "–"
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}–{ranks[-1]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from windlass.cli.jobs import find, on_option, quiet_option, run_names
+from windlass.cli.jobs import on_option, quiet_option, run_names
 
 
 @click.command(short_help="Save a checkpoint and stop a run.")
@@ -18,18 +18,20 @@ def stop(name: str, now: bool, place: str | None, quiet: bool, as_json: bool) ->
 
     Waits until it has stopped, at most checkpoint.grace_seconds. Stopping a run that has ended is no error.
     """
+    from windlass.api.jobs import Job
+    from windlass.api.schemas.model import printed
     from windlass.cli.output import print_json
+    from windlass.targets.protocol import ENDED
 
-    target, job = find(name, place)
-    before = target.status(job)
-    if not before.ended and not as_json and not quiet:
+    job = Job.find(name, place)
+    if not as_json and not quiet and job.status().state not in ENDED:
         click.echo(f"stopping {job.name}" + ("" if now else ": the ranks save first"), err=True)
-    after = target.stop(job, save_first=not now)
+    after = job.stop(save_first=not now)
     if as_json:
-        print_json({"name": job.name, "was": before.state, **after.as_dict()})
+        print_json(printed(after))
     elif quiet:
         return
-    elif before.ended:
+    elif after.was in ENDED:
         click.echo(f"{job.name} has ended already: {after.state}")
     elif after.state == "finished":
         click.echo(f"{job.name} is finished: it came to its end first")

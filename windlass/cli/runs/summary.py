@@ -1,333 +1,70 @@
-"""What a run came to: its numbers, where its time went, how its ranks compare; from its folder alone.
-
-A run may be millions of steps long: files are read line by line, and no more is kept of them than is shown.
-"""
+"""A run's summary on the terminal: rows, its loss curve, where its time went, how its ranks compare."""
 
 from __future__ import annotations
 
-import bisect
-import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+import sys
 
 import click
 
+from windlass.api.schemas.runs import RanksCompared, RunGoodput, Summary
+from windlass.api.summary import loss_points
+from windlass.cli.curve import draw_curve
 from windlass.cli.output import count, duration, line_width, moment, number, print_table
-from windlass.cli.runs.follow import describe_event
-from windlass.common.files import parse_record, read_json_lines, real, whole, words
-from windlass.goodput.accounting import PARTS, Account, account, read_metrics
 from windlass.runfolder import RunFolder
-from windlass.targets.launch.progress import PACE_STEPS, pace
-from windlass.targets.launch.tail import newest_steps
 
-MOST_POINTS = 4096  # of a loss curve
-MOST_RECORDS = 10_000  # of the history, in JSON
-MOST_NEWS = 12
 SMALLEST_SHARE = 0.005  # of the time: less is not shown
-STEP_LINE = b'{"kind":"step","step":'  # as the trainer writes it
-ATTEMPT = b'"attempt":'
-LAUNCHES = ("submitted", "launched", "started", "resumed")
-
-Record = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Summary:
-    steps: int
-    loss: float | None
-    learning_rate: float | None
-    validation_loss: float | None
-    tokens: int | None
-    tokens_per_s: float | None  # the median of the newest steps
-    restarts: int
-    steps_repeated: int
-    seconds_lost: float
-    exported: str | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def rows(self) -> list[tuple[str, str]]:
-        rows = [
-            ("steps", count(self.steps)),
-            ("loss", number(self.loss)),
-            ("validation loss", number(self.validation_loss)),
-            ("learning rate", "–" if self.learning_rate is None else f"{self.learning_rate:.4g}"),
-            ("tokens", count(self.tokens)),
-            ("tokens/s", count(self.tokens_per_s)),
-            ("restarts", str(self.restarts)),
-        ]
-        if self.restarts:
-            rows += [("steps repeated", str(self.steps_repeated)), ("time lost", duration(self.seconds_lost))]
-        if self.exported:
-            rows.append(("exported", self.exported))
-        return rows
-
-
-def summarize(folder: RunFolder, history: History | None = None) -> Summary:
-    history = history or History.of(folder)
-    steps = Steps.of(folder.metrics, history.restarts)
-    last = steps.last
-    return Summary(
-        steps=whole(last.get("step")) or 0,
-        loss=real(last.get("loss")),
-        learning_rate=real(last.get("learning_rate")),
-        validation_loss=steps.validation_loss,
-        tokens=whole(last.get("tokens")),
-        tokens_per_s=pace(newest_steps(folder.metrics, PACE_STEPS), "tokens_per_s"),
-        restarts=len(history.restarts),
-        steps_repeated=steps.repeated,
-        seconds_lost=steps.seconds_lost,
-        exported=history.exported,
-    )
-
-
-@dataclass
-class History:
-    """One pass over history.jsonl."""
-
-    began: float | None = None
-    ended: float | None = None  # the last end, unless the run was started again since
-    restarts: set[int] = field(default_factory=set)
-    exported: str | None = None
-    saves: int = 0
-    newest_save: int | None = None
-    records: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_RECORDS))
-    left_out: int = 0  # older than `records`
-    news: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
-
-    @classmethod
-    def of(cls, folder: RunFolder) -> History:
-        history = cls()
-        for record in read_json_lines(folder.history):
-            history.add(record)
-        return history
-
-    def add(self, record: dict[str, Any]) -> None:
-        if len(self.records) == MOST_RECORDS:
-            self.left_out += 1
-        self.records.append(record)
-        when, event = real(record.get("time")), record.get("event")
-        if event in LAUNCHES:
-            self.began = when if self.began is None else self.began
-            self.ended = None
-        elif event == "exit":
-            self.ended = when
-        elif event == "restart" and (attempt := whole(record.get("attempt"))) is not None:
-            self.restarts.add(attempt)
-        elif event == "exported":
-            self.exported = words(record.get("path"))
-        if event == "checkpoint":
-            if record.get("tier", "shared") in ("shared", None):
-                self.saves += 1
-                step = whole(record.get("step"))
-                self.newest_save = self.newest_save if step is None else max(step, self.newest_save or 0)
-        elif describe_event(record):
-            self.news.append(record)
-
-    def seconds(self, now: float) -> float | None:
-        """From the first start to the last end, or to now."""
-        return None if self.began is None else max(0.0, (self.ended or now) - self.began)
-
-
-@dataclass
-class Steps:
-    """One pass over metrics.jsonl: the last step, those that were repeated, and the time that restarts cost."""
-
-    restarts: set[int]
-    repeated: int = 0
-    seconds_lost: float = 0.0
-    validation_loss: float | None = None
-    furthest: int | None = None
-    _line: bytes = b""  # of the furthest step, as it was first written
-    _last_line: bytes = b""  # and as it was last written
-    _attempt: bytes = b""
-
-    @classmethod
-    def of(cls, path: Path, restarts: set[int]) -> Steps:
-        steps = cls(restarts)
-        for step, line in _lines(path):
-            if step is None:
-                steps._add_validation(line)
-            else:
-                steps.add(step, line)
-        return steps
-
-    @property
-    def last(self) -> Record:
-        return parse_record(self._last_line) or {}
-
-    def add(self, step: int, line: bytes) -> None:
-        if self.furthest is not None and step <= self.furthest:
-            self.repeated += 1
-            if step == self.furthest:
-                self._last_line = line
-            return
-        # lines are parsed where the attempt changes, which is as often as there were restarts
-        attempt = line[line.rfind(ATTEMPT) :].partition(b",")[0]
-        if attempt != self._attempt and self.furthest is not None:
-            self.seconds_lost += _lost(parse_record(self._line) or {}, parse_record(line) or {}, self.restarts)
-        self.furthest, self._line, self._last_line, self._attempt = step, line, line, attempt
-
-    def _add_validation(self, line: bytes) -> None:
-        record = parse_record(line)
-        if record is not None and record.get("kind") == "validation":
-            self.validation_loss = real(record.get("loss"))
-
-
-def _lost(before: Record, after: Record, restarts: set[int]) -> float:
-    """Time from the last new step before a restart to the first new one after it, less that step's own time."""
-    old, new = whole(before.get("attempt")), whole(after.get("attempt")) or 0
-    if old is None or not any(old < restart <= new for restart in restarts):
-        return 0.0
-    when, until = real(before.get("time")), real(after.get("time"))
-    return 0.0 if when is None or until is None else max(0.0, until - when - (real(after.get("step_s")) or 0.0))
-
-
-def seconds_lost(steps: Iterable[Record], restarts: set[int]) -> float:
-    lost, furthest = 0.0, None
-    for record in steps:
-        if furthest is not None and record["step"] <= furthest["step"]:
-            continue  # repeated
-        lost += _lost(furthest, record, restarts) if furthest is not None else 0.0
-        furthest = record
-    return lost
-
-
-def _lines(path: Path) -> Iterator[tuple[int | None, bytes]]:
-    """The lines of metrics.jsonl, with the step of those that are a step's. Nothing is parsed that need not be."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    begin = len(STEP_LINE)
-    with file:
-        for line in file:
-            if line.startswith(STEP_LINE) and line.endswith(b"}\n"):
-                digits = line[begin : line.find(b",", begin)]
-                if digits.isdigit():
-                    yield int(digits[:18]), line
-                    continue
-            record = parse_record(line)
-            if record is None:
-                continue
-            if record.get("kind") != "step":
-                yield None, line
-            elif (step := whole(record.get("step"))) is not None:
-                yield step, line
-
-
-def loss_points(folder: RunFolder) -> list[tuple[int, float]]:
-    """The loss curve; of a long run every second, fourth, … step. Where a step was repeated, the last one counts."""
-    points: list[tuple[int, float]] = []
-    stride, skipped = 1, None
-    for step, line in _lines(folder.metrics):
-        if step is None:
-            continue
-        if points and step <= points[-1][0]:
-            del points[bisect.bisect_left(points, (step,)) :]
-        if step % stride:
-            skipped = (step, line)
-            continue
-        skipped = None
-        points.append((step, _loss(line)))
-        if len(points) > MOST_POINTS:
-            stride *= 2
-            points = [point for point in points if point[0] % stride == 0]
-    if skipped is not None:  # the last one belongs to every curve
-        points.append((skipped[0], _loss(skipped[1])))
-    return points
-
-
-def _loss(line: bytes) -> float:
-    loss = real((parse_record(line) or {}).get("loss"))
-    return float("nan") if loss is None else loss
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    rows = [
+        ("steps", count(summary.steps)),
+        ("loss", number(summary.loss)),
+        ("validation loss", number(summary.validation_loss)),
+        ("learning rate", "–" if summary.learning_rate is None else f"{summary.learning_rate:.4g}"),
+        ("tokens", count(summary.tokens)),
+        ("tokens/s", count(summary.tokens_per_s)),
+        ("restarts", str(summary.restarts)),
+    ]
+    if summary.restarts:
+        rows += [("steps repeated", str(summary.steps_repeated)), ("time lost", duration(summary.seconds_lost))]
+    if summary.exported:
+        rows.append(("exported", summary.exported))
+    return rows
 
 
 def draw_loss(folder: RunFolder) -> str:
     """The loss curve, as wide as the terminal allows and in characters it can show."""
-    import sys
-
-    from windlass.cli.curve import draw_curve
-
     width = min(100, line_width() or 80) - 2
     unicode = "utf" in (sys.stdout.encoding or "").lower()
     return draw_curve(loss_points(folder), width=width, title="loss", braille=unicode)
 
 
-def goodput_of(folder: RunFolder, *, under_way: bool) -> Account:
-    now = time.time() if under_way else None
-    return account(read_json_lines(folder.history), read_metrics(folder.metrics), now=now)
-
-
-def goodput_rows(told: Account) -> list[tuple[str, str]]:
+def goodput_rows(told: RunGoodput) -> list[tuple[str, str]]:
     if told.goodput is None or told.seconds <= 0:
         return []
-    parts = told.parts
     lost = [
-        f"{name} {parts[name] / told.seconds:.1%}"
-        for name in PARTS
-        if name != "training" and parts[name] >= SMALLEST_SHARE * told.seconds
+        f"{name} {seconds / told.seconds:.1%}"
+        for name, seconds in told.parts_s.items()
+        if name != "training" and seconds >= SMALLEST_SHARE * told.seconds
     ]
     rows = [("goodput", f"{told.goodput:.1%} of {duration(told.seconds)} trained")]
     return [*rows, ("", ", ".join(lost))] if lost else rows
 
 
-def compared_ranks(folder: RunFolder) -> dict[str, Any] | None:
-    """The newest comparison of the ranks, with since when each slow rank has been slow."""
-    try:
-        lines = folder.metrics.open("rb")
-    except FileNotFoundError:
-        return None
-    with lines:
-        return newest_comparison(record for line in lines if b'"ranks"' in line and (record := parse_record(line)))
-
-
-def newest_comparison(records: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    newest: Mapping[str, Any] | None = None
-    since: dict[int, Mapping[str, Any]] = {}
-    for record in records:
-        slow = record.get("slow")
-        if record.get("kind") != "ranks" or not isinstance(slow, list) or not isinstance(record.get("ranks"), list):
-            continue
-        since = {rank: since.get(rank, record) for rank in slow if isinstance(rank, int)}
-        newest = record
-    if newest is None:
-        return None
-    rows = []
-    for row in newest["ranks"]:
-        rank = whole(row.get("rank")) if isinstance(row, dict) else None
-        if rank is None:
-            continue
-        begin = since.get(rank, {})
-        numbers = {key: real(row.get(key)) or 0.0 for key in ("step_s", "data_s", "behind_s")}
-        row = {"rank": rank, "host": words(row.get("host")) or "?", **numbers}
-        rows.append({**row, "slow_since": real(begin.get("time")), "slow_since_step": whole(begin.get("step"))})
-    return {
-        "step": whole(newest.get("step")) or 0,
-        "steps": whole(newest.get("steps")) or 0,
-        "slow": list(since),
-        "ranks": sorted(rows, key=lambda row: -float(row["behind_s"])),
-    }
-
-
-def print_ranks(compared: Mapping[str, Any] | None) -> None:
+def print_ranks(compared: RanksCompared | None) -> None:
     click.echo()
     if compared is None:
         click.echo("  the ranks were not compared yet: that takes two ranks and half a minute of steps")
         return
     rows = [
         [
-            str(row["rank"]),
-            row["host"],
-            duration(row["step_s"]),
-            duration(row["data_s"]),
-            duration(row["behind_s"]),
-            f"step {row['slow_since_step']}, {moment(row['slow_since'])[-8:]}" if row["slow_since"] else "–",
+            str(row.rank),
+            row.host,
+            duration(row.step_s),
+            duration(row.data_s),
+            duration(row.behind_s),
+            f"step {row.slow_since_step}, {moment(row.slow_since)[-8:]}" if row.slow_since else "–",
         ]
-        for row in compared["ranks"]
+        for row in compared.ranks
     ]
     print_table(["RANK", "HOST", "STEP", "DATA", "BEHIND", "SLOW SINCE"], rows)

@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
+from windlass.api.preparation import Prepared, prepare
 from windlass.cli.jobs import complete_overrides, complete_target
-from windlass.cli.preparation import Prepared, prepare
 from windlass.common.files import write_atomically
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
@@ -129,7 +129,7 @@ class Member:
         return self.seen
 
     def as_dict(self) -> dict[str, Any]:
-        from windlass.cli.runs.summary import summarize
+        from windlass.api.summary import summarize
 
         folder = self.prepared.folder
         validation_loss = summarize(folder).validation_loss if folder.metrics.exists() else None
@@ -307,7 +307,7 @@ def run_sweep(
 
 def _prepared(run_file: str, changes: Sequence[str], faults: str | None, offline: bool) -> Prepared:
     try:
-        return prepare(run_file, changes, faults=faults, offline=offline)
+        return prepare(load_run(run_file, changes), faults=faults, offline=offline)
     except UserError as error:
         beside = "name=OTHER    begins another sweep beside this one"
         if "--fresh" in (error.fix or ""):  # which a sweep does not take

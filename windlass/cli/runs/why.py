@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from windlass.cli.jobs import on_option, run_names
 
 if TYPE_CHECKING:
-    from windlass.diagnose import Verdict
+    from windlass.api.schemas.runs import WhyResult
 
 SURE, LIKELY = 0.8, 0.5
 
@@ -38,94 +38,24 @@ def why(
     jobset, rayjob or job on Kubernetes, job/NUMBER on Slurm. BUNDLE is what --save wrote, or a folder with facts and
     logs: it is diagnosed anywhere, without a cluster.
     """
+    from windlass.api.diagnosis import explain
+    from windlass.api.schemas.model import printed
     from windlass.cli.output import print_json
-    from windlass.diagnose import Facts, diagnose
-    from windlass.diagnose.bundle import save_bundle
-    from windlass.diagnose.secrets import clean_text
 
-    facts, notes = _collect(job, facts_file, place, namespace)
-    verdict = diagnose(Facts.read(facts))
-    if save is not None:
-        save_bundle(facts, save)
-    notes = [clean_text(note) for note in notes]
+    result = explain(job, facts_file=facts_file, place=place, namespace=namespace, save=save)
     if as_json:
-        answer = verdict.as_dict()
-        for one in answer["evidence"]:
-            one["line"] = clean_text(one["line"])
-        print_json({**answer, "notes": notes, **({"saved": str(save)} if save else {})})
+        print_json(printed(result))
         return
-    for note in notes:
+    for note in result.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo(describe(verdict))
+    click.echo(describe(result))
     if save is not None:
         click.echo(f"\nsaved     {save}: facts and logs, secrets removed; windlass why {save}")
 
 
-def _collect(
-    job: str | None, facts_file: Path | None, place: str | None, namespace: str | None
-) -> tuple[dict[str, Any], list[str]]:
-    """The facts that are asked about, and what could not be asked for."""
-    from windlass.cli.jobs import find
-    from windlass.diagnose.bundle import facts_of_run, read_bundle
-    from windlass.errors import UserError
-    from windlass.runfolder import runs_root
-    from windlass.targets.protocol import KnowsFacts
-
-    if (job is None) == (facts_file is None):
-        raise UserError("name one job, bundle or --facts file", fix="windlass why RUN    or windlass why bundle.tar")
-    if facts_file is not None:
-        return read_bundle(_existing(facts_file)), []
-    assert job is not None
-    is_run = (runs_root() / job / "run.yaml").is_file() or (Path(job) / "run.yaml").is_file()
-    if not place and not is_run and Path(job).exists():
-        return read_bundle(Path(job)), []
-    if "/" in job and not is_run:
-        return _collect_named(job, place, namespace), []
-    target, ref = find(job, place)
-    notes: list[str] = []
-    live: dict[str, Any] = {}
-    try:
-        live = target.collect(ref) if isinstance(target, KnowsFacts) else {}
-    except UserError as error:
-        reason = f": {error.evidence.splitlines()[-1]}" if error.evidence else ""
-        notes.append(f"{error.what}{reason}; this is told from what the run folder holds")
-    facts = facts_of_run(ref.folder)
-    archived = facts.pop("events", [])
-    history = facts.get("job")
-    facts |= {key: value for key, value in live.items() if value}
-    facts["events"] = [*archived, *live.get("events", [])]
-    if history and live.get("job"):
-        facts["job"] = [live["job"], history]
-    return facts, notes
-
-
-def _collect_named(job: str, place: str | None, namespace: str | None) -> dict[str, Any]:
-    """The facts of a job by its kind and name: a number is Slurm's, everything else Kubernetes'."""
-    from windlass.errors import UserError
-    from windlass.targets import target_of_kind
-    from windlass.targets.protocol import KnowsFacts
-
-    kind, _, name = job.partition("/")
-    is_slurm = kind == "job" and name.replace("_", "").isdigit() and namespace is None
-    where, _, cluster = (place or ("slurm" if is_slurm else "kubernetes")).partition(":")
-    target = target_of_kind(where)
-    if not name or "/" in name or not isinstance(target, KnowsFacts):
-        raise UserError(f"there is no {job}", fix="windlass why RUN, pod/NAME, pytorchjob/NAME or job/NUMBER")
-    return target.collect_named(kind, name, cluster or None, namespace)
-
-
-def _existing(path: Path) -> Path:
-    from windlass.errors import UserError
-
-    if not path.exists():
-        raise UserError(f"there is no {path}")
-    return path
-
-
-def describe(verdict: Verdict) -> str:
+def describe(verdict: WhyResult) -> str:
     """The verdict for a person: what, how sure and why, the evidence, the fix."""
     from windlass.cli.output import plain
-    from windlass.diagnose.secrets import clean_text
 
     sure = "sure" if verdict.confidence >= SURE else "likely" if verdict.confidence >= LIKELY else "perhaps"
     if verdict.name == "unknown":
@@ -138,10 +68,10 @@ def describe(verdict: Verdict) -> str:
             for text in (one.source, f"rank {one.rank}" if one.rank is not None else "", one.host or "", one.time or "")
             if text
         )
-        lines.append(f"{'evidence' if index == 0 else '':<9} {clean_text(one.line)}")
+        lines.append(f"{'evidence' if index == 0 else '':<9} {one.line}")
         lines.append(f"{'':<9}   ({place})")
     if verdict.candidates:
-        others = ", ".join(f"{name} ({confidence:.0%})" for name, confidence in verdict.candidates)
+        others = ", ".join(f"{other.name} ({other.confidence:.0%})" for other in verdict.candidates)
         lines.append(f"or        {others}")
     retry = {
         "yes": "another attempt may help",

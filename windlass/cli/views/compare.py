@@ -11,7 +11,7 @@ from windlass.cli.jobs import run_names
 from windlass.errors import UserError
 
 if TYPE_CHECKING:
-    from windlass.cli.runs.summary import Summary
+    from windlass.api.schemas.runs import Summary
     from windlass.runfolder import RunFolder
 
 
@@ -27,8 +27,8 @@ def compare(names: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
     Settings are those in which the runs differ. The losses at the last step that all of them have are shown too: there
     a run that trained longer has no advantage. --plot draws the losses over each other; `windlass ui` shows all curves.
     """
+    from windlass.api.summary import summarize
     from windlass.cli.output import count, number, print_json, print_table
-    from windlass.cli.runs.summary import summarize
     from windlass.runfolder import RunFolder
     from windlass.spec.compatibility import shown
 
@@ -46,7 +46,7 @@ def compare(names: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
     if as_json:
         runs = [
             {"name": folder.name, "settings": {key: values[index] for key, values in settings.items()}}
-            | {"summary": summaries[index].as_dict(), "loss_at_common_step": at_common[index]}
+            | {"summary": summaries[index].model_dump(), "loss_at_common_step": at_common[index]}
             for index, folder in enumerate(folders)
         ]
         print_json({"common_step": common, "runs": runs})

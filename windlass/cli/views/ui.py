@@ -42,7 +42,7 @@ def ui(port: int | None, host: str, token: str | None, places: tuple[str, ...], 
     With --host it is served to others who know the token; the connection is not encrypted.
     """
     for place in places:
-        from windlass.cli.jobs import place_of
+        from windlass.api.lookup import place_of
 
         place_of(place)  # a target that does not exist is said now, not on the page
     try:
@@ -98,9 +98,9 @@ def _listen(host: str, port: int | None) -> socket.socket:
 
 def sources(places: tuple[str, ...] = ()) -> Sources:
     """What the other commands know about runs, for the page."""
+    from windlass.api.listing import RowReader, elsewhere
+    from windlass.api.summary import summarize
     from windlass.cli.runs.follow import describe_event
-    from windlass.cli.runs.ls import RowReader, elsewhere
-    from windlass.cli.runs.summary import summarize
     from windlass.ui.library import Sources
 
     reader = RowReader()
@@ -114,14 +114,14 @@ def sources(places: tuple[str, ...] = ()) -> Sources:
         elsewhere=on_clusters,
         describe=describe_event,
         verdict=verdict_of,
-        summary=lambda folder: summarize(folder).as_dict(),
+        summary=lambda folder: summarize(folder).model_dump(),
         goodput=goodput_of,
     )
 
 
 def goodput_of(folder: RunFolder) -> float | None:
     """The share of its time that trained, as `windlass show` counts it."""
-    from windlass.cli.runs import summary
+    from windlass.api import summary
 
     return summary.goodput_of(folder, under_way=False).goodput
 

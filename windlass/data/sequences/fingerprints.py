@@ -17,6 +17,7 @@ from typing import Any
 from windlass.common.cache import cache_root
 from windlass.common.files import write_atomically
 from windlass.data.sequences.mixing import Mixture
+from windlass.data.sequences.own import OwnDataset
 from windlass.data.sequences.sequences import Sequences
 from windlass.data.sequences.stream import Stream
 from windlass.data.sequences.windows import Windows
@@ -46,10 +47,12 @@ def data_fingerprint(sequences: Sequences, data: DataSection) -> Fingerprint:
 
 def tokenizer_fingerprint(sequences: Sequences) -> str | None:
     first = sequences.parts[0] if isinstance(sequences, Mixture) else sequences
-    return first.tokenizer[1] if isinstance(first, Windows | Stream) else None
+    return first.tokenizer[1] if isinstance(first, Windows | Stream | OwnDataset) else None
 
 
 def part_fingerprint(part: Sequences) -> str | None:
+    if isinstance(part, OwnDataset):
+        return part.fingerprint()
     if isinstance(part, Windows):
         return shards_fingerprint(part.shards)
     if isinstance(part, Stream) and isinstance(part.files, HubFiles):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from windlass.data.build.cache import open_shards
 from windlass.data.sequences.mixing import LONGEST_CYCLE, Mixture, whole_counts
+from windlass.data.sequences.own import open_own
 from windlass.data.sequences.packing import PackedRows
 from windlass.data.sequences.sequences import (
     Part,
@@ -19,7 +20,7 @@ from windlass.data.sequences.sequences import (
 from windlass.data.sequences.stream import Stream, open_stream
 from windlass.data.sequences.windows import Windows
 from windlass.data.shards.folder import TokenShards
-from windlass.data.sources.source import HubSource, ShardSource, StoreShardSource, parse_source, parts_of
+from windlass.data.sources.source import HubSource, PythonSource, ShardSource, StoreShardSource, parse_source, parts_of
 from windlass.data.tokenizers.chat import encoder
 from windlass.data.tokenizers.tokenizer import SHARD_TOKENIZER, Tokenizer, from_folder, load_tokenizer
 from windlass.errors import UserError
@@ -55,6 +56,11 @@ def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress |
             seed=run.train.seed,
             shuffle=data.shuffle and part == "train",
         )
+    if isinstance(source, PythonSource):
+        items = open_own(source.path, run, part if own_validation else "train", tokenizer=tokenizer)
+        if own_validation or not data.holdout:
+            return items
+        return items.split(data.holdout)[part == "validation"]
     shards = open_shards(
         source,
         tokenizer=tokenizer,
@@ -78,7 +84,10 @@ def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress |
 def windows_of(shards: TokenShards, name: str, data: DataSection, sequence_length: int) -> Windows:
     """Shards of examples as packed rows, others as windows."""
     if shards.index.loss_bit:
-        return PackedRows.packed(shards, name, sequence_length, data.too_long)
+        # half of a pair is none
+        return PackedRows.packed(
+            shards, name, sequence_length, "drop" if data.format == "preference" else data.too_long
+        )
     return Windows.whole(shards, name, sequence_length)
 
 

@@ -66,17 +66,21 @@ def selector(data: DataSection) -> str:
             return f"{MARK}chat:{data.messages_field}"
         case "instruction":
             return f"{MARK}instruction:{data.prompt_field}:{data.completion_field}"
+        case "preference":
+            return f"{MARK}preference:{data.prompt_field}:{data.chosen_field}:{data.rejected_field}"
         case _:
             return data.text_field
 
 
 def is_selector(field: str) -> bool:
-    return field.startswith((f"{MARK}chat:", f"{MARK}instruction:"))
+    return field.startswith((f"{MARK}chat:", f"{MARK}instruction:", f"{MARK}preference:"))
 
 
 def columns(field: str, present: list[str]) -> list[str]:
     """The columns of a table that a selector looks at."""
     kind, *names = field.removeprefix(MARK).split(":")
+    if kind == "preference":
+        return [name for name in (*names, "tools") if name in present]
     return [
         *names,
         *(
@@ -92,6 +96,8 @@ def example_text(record: Any, field: str, where: str) -> str:
     kind, *names = field.removeprefix(MARK).split(":")
     if not isinstance(record, dict):
         raise BadRecordError(f"{where} is {type(record).__name__}, not a JSON object with the field {names[0]!r}")
+    if kind == "preference":
+        return require_unicode(json.dumps(preference(record, names, where), ensure_ascii=False), where)
     if kind == "chat" and names[0] not in record and SHAREGPT_FIELD in record:
         names = [SHAREGPT_FIELD]
     for name in names:
@@ -116,6 +122,40 @@ def example_text(record: Any, field: str, where: str) -> str:
         if not example["completion"].strip():
             raise empty_completion(where)
     return require_unicode(json.dumps(example, ensure_ascii=False), where)
+
+
+def preference(record: dict[str, Any], names: list[str], where: str) -> dict[str, Any]:
+    """The two examples of a preference, each as a chat or an instruction of its own."""
+    prompt, *answers = (without_nulls(parsed_messages(record.get(name))) for name in names)
+    pair: dict[str, Any] = {}
+    for part, name, answer in zip(("chosen", "rejected"), names[1:], answers, strict=True):
+        if answer is None:
+            raise BadRecordError(
+                f"{where} has no field {name!r}",
+                evidence=f"fields there: {', '.join(map(str, record)) or 'none'}",
+                cause="data.format is preference",
+                fix=f"data.{part}_field=…",
+            )
+        if isinstance(answer, str):
+            if not isinstance(prompt, str):
+                raise BadRecordError(f"{where}: the {part} answer is a text, and the prompt {names[0]!r} is none")
+            if not answer.strip():
+                raise empty_completion(f"{where}: {name}")
+            pair[part] = {"prompt": prompt, "completion": answer}
+            continue
+        before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+        messages = check_messages([*before, *answer] if isinstance(answer, list) else answer, f"{where}: {name}")
+        if messages[-1]["role"] != "assistant" or len(messages) < 2:
+            raise BadRecordError(f"{where}: {name} does not end with an answer of the assistant to something")
+        pair[part] = {"messages": messages}
+    if record.get("tools"):
+        pair["tools"] = without_nulls(parsed(record["tools"]))
+    return pair
+
+
+def parsed_messages(value: Any) -> Any:
+    """Messages may be given as a text of JSON; any other text is a text."""
+    return parsed(value) if isinstance(value, str) and value.lstrip().startswith("[{") else value
 
 
 def require_no_input(record: dict[str, Any], names: list[str], where: str) -> None:

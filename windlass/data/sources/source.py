@@ -17,6 +17,7 @@ from windlass.store import bucket_and_prefix, is_store_url
 
 HUB_PREFIX = "hf:"
 CORPUS_PREFIX = "corpus:"
+PYTHON_PREFIX = "python:"
 CORPORA = {"austen": "austen.jsonl.gz"}
 FILE_BUILDERS = ("json", "text", "parquet", "csv", "arrow")  # `datasets` readers of files that data.files names
 DEFAULT_CONFIGS = {"allenai/c4": "en"}
@@ -87,7 +88,18 @@ class HubSource:
         return HUB_PREFIX + self.path + (f" ({self.config})" if self.config else "") + f", split {self.split}"
 
 
-Source = ShardSource | StoreShardSource | FileSource | HubSource
+@dataclass(frozen=True)
+class PythonSource:
+    """A dataset of the user's own, by its import path."""
+
+    path: str
+
+    @property
+    def name(self) -> str:
+        return PYTHON_PREFIX + self.path
+
+
+Source = ShardSource | StoreShardSource | FileSource | HubSource | PythonSource
 
 
 def parse_source(data: DataSection, part: Literal["train", "validation"]) -> Source:
@@ -168,6 +180,8 @@ def _source_named(text: str, *, config: str | None, split: str, files: tuple[str
         )
     if text.startswith(CORPUS_PREFIX):
         return corpus(text)
+    if text.startswith(PYTHON_PREFIX):
+        return PythonSource(text.removeprefix(PYTHON_PREFIX))
     if "://" in text:
         return store_source(text, text_field)
     return local_source(text, text_field)

@@ -27,7 +27,7 @@ Span = tuple[int, int]  # characters [begin, end) of a text
 class ExampleTokenizer(Tokenizer):
     """A tokenizer of chat or instruction examples, each given as JSON."""
 
-    form: str = "chat"  # or "instruction"
+    form: str = "chat"  # or "instruction", or "preference"
     train_on: str = "all"
     template_name: str = "default"
 
@@ -35,7 +35,7 @@ class ExampleTokenizer(Tokenizer):
 
     @cached_property
     def fingerprint(self) -> str:
-        template = self.chat_templates.get(self.template_name) if self.form == "chat" else None
+        template = self.chat_templates.get(self.template_name) if self.form != "instruction" else None
         facts = [super().fingerprint, self.form, self.train_on, template, MARKS_VERSION]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -83,7 +83,7 @@ class ExampleTokenizer(Tokenizer):
     @property
     def ends_answers(self) -> bool:
         """Whether something follows the text of an answer that the model can learn to stop with."""
-        if self.form == "instruction":
+        if self.form != "chat":
             return True
         try:
             asked_and_answered = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
@@ -93,6 +93,8 @@ class ExampleTokenizer(Tokenizer):
         return not "".join(text[begin:end] for begin, end in spans).rstrip().endswith(PROBE)
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
+        if self.form == "preference":
+            return [self.encode_pair(json.loads(text)) for text in texts]
         rendered = [self.rendered(json.loads(text)) for text in texts]
         encoded = self._exact.encode_batch([text for text, _ in rendered], add_special_tokens=False)
         documents = []
@@ -102,6 +104,24 @@ class ExampleTokenizer(Tokenizer):
                 ids = [*self.prefix, *ids, self.require_eos() | TRAINED]
             documents.append(ids)
         return documents
+
+    def encode_pair(self, pair: dict[str, Any]) -> list[int]:
+        """The chosen example, then the rejected one. All that follows a prompt is marked, and so the first marks end
+        where the second example begins: its first token, which nothing predicts, has none.
+        """
+        ids: list[int] = []
+        for example in (pair["chosen"], pair["rejected"]):
+            if "messages" in example:
+                text, spans = completions(self._template, {**pair, **example}, last_only=True)
+                encoding = self._exact.encode(text, add_special_tokens=False)
+                half = mark(encoding.ids, encoding.offsets, [(spans[0][0], len(text))])
+            else:
+                text = example["prompt"] + example["completion"]
+                encoding = self._exact.encode(text, add_special_tokens=False)
+                half = mark(encoding.ids, encoding.offsets, [(len(example["prompt"]), len(text))])
+                half = [*self.prefix, *half, self.require_eos() | TRAINED]
+            ids += [half[0] & ~TRAINED, *half[1:]]
+        return ids
 
     def rendered(self, example: dict[str, Any]) -> tuple[str, list[Span]]:
         """The text of an example and where its completions are."""

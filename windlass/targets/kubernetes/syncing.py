@@ -28,7 +28,7 @@ def folder_to_send(job: ClusterJob, run: Run, named: str | None) -> str:
     A run file that came from the cluster was written by whoever can write there: it does not choose a folder of this
     machine.
     """
-    submitted = run.target.kubernetes.code
+    submitted = run.target.kubernetes.code or run.code
     if job.kind is JobKind.HYPERPOD:
         raise UserError(
             f"the ranks of {run.name} cannot be started anew with other code",

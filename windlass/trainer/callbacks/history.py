@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
+from windlass.common import own_code
+from windlass.common.files import read_json_lines
 from windlass.trainer.callbacks.callback import Callback
 from windlass.trainer.model.structure import ModelFacts
 from windlass.trainer.state import TrainState
@@ -17,15 +20,19 @@ class History(Callback):
         if not state.ranks.is_first:
             return
         run, ranks, step = state.run, state.ranks, state.step
-        begin = {"attempt": state.reporter.attempt, "world_size": ranks.world_size, "step": step}
+        begin: dict[str, Any] = {"attempt": state.reporter.attempt, "world_size": ranks.world_size, "step": step}
         tier = state.checkpoint.tier if state.checkpoint else None
+        code = {key: own_code.source_digest(path) for key, path in run.own_code()}
+        if code:
+            self._compare_code(state, code)
+            begin["code"] = code
         if step:
             state.folder.record("resumed", **begin, checkpoint=f"step-{step:08d}", tier=tier)
         else:
             state.folder.record("started", **begin)
         log.info(
             "%s: %s · %s · %d ranks on %s, %s sharding · %s",
-            run.model.preset or run.model.path,
+            run.model.label,
             parameters(state.prepared.facts),
             state.prepared.sequences.description,
             ranks.world_size,
@@ -33,6 +40,17 @@ class History(Callback):
             state.prepared.layout.sharding,
             f"resumed after step {step} ({tier})" if step else "from step 0",
         )
+
+    def _compare_code(self, state: TrainState, code: dict[str, str | None]) -> None:
+        """A run goes on with the code as it is now; that it is another than before is said."""
+        records = [record["code"] for record in read_json_lines(state.folder.history) if "code" in record]
+        changed = [key for key in code if state.step and records and records[-1].get(key) != code[key]]
+        if changed:
+            state.folder.record("code-changed", keys=changed, step=state.step)
+            log.warning(
+                "the code of %s is not what it was: steps from here on are not those of an undisturbed run",
+                ", ".join(changed),
+            )
 
     def on_close(self, state: TrainState) -> None:
         if not state.ranks.is_first:

@@ -53,7 +53,7 @@ class Metrics(Callback):
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 error = not_finite(state, result, loss, grad_norm)
                 # The optimizer has changed nothing since: the weights are those before this step.
-                state.checkpointer.save(result.before, state.tensors, wait=True)
+                state.save(wait=True, position=result.before)
                 raise error
             state.last_loss = loss
             self.report(state, result, loss, grad_norm, step_s=step_s, stall_s=stall_s)

@@ -48,7 +48,7 @@ class Validation(Callback):
         assert self.sequences is not None
         self.sequences.restore(0, None)  # a stream begins anew: the same sequences every time
         state.stepper.model.eval()
-        loss_sum, num_right, num_labels, seen = 0.0, 0.0, 0.0, 0
+        loss_sum, num_right, num_terms, num_labels, seen = 0.0, 0.0, 0.0, 0.0, 0
         try:
             for number in range(-(-self.num_sequences // self.batch_size)):
                 state.faults.reach("validation.batch", state.step)
@@ -59,15 +59,16 @@ class Validation(Callback):
                 batches.positions = [position for position in batches.positions if position < size]
                 batch = batches.read(number)
                 measured = state.stepper.measure(batch.micro_batches[0])
-                sums = state.ranks.sum([*measured, batch.num_labels, state.preemption.requested])
+                sums = state.ranks.sum([*measured, batch.num_terms, state.preemption.requested, batch.num_labels])
                 if sums[3]:
                     state.stop(ExitCode.PREEMPTED, "SIGTERM")
                     return
-                loss_sum, num_right, num_labels = loss_sum + sums[0], num_right + sums[1], num_labels + sums[2]
+                loss_sum, num_right, num_terms = loss_sum + sums[0], num_right + sums[1], num_terms + sums[2]
+                num_labels += sums[4]
                 seen += size
         finally:
             state.stepper.model.train()
-        mean = loss_sum / max(num_labels, 1.0)
+        mean = loss_sum / max(num_terms, 1.0)
         if not math.isfinite(mean):
             raise UserError(
                 f"the validation loss after step {state.step} is {mean}",
@@ -76,5 +77,5 @@ class Validation(Callback):
                 exit_code=ExitCode.FAILED,
             )
         state.validated_step, state.validation_loss = state.step, mean
-        accuracy = num_right / max(num_labels, 1.0)
+        accuracy = num_right / max(num_terms, 1.0)
         state.reporter.validation(state.step, mean, seen, int(num_labels), accuracy=accuracy)

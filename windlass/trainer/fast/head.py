@@ -8,12 +8,14 @@ Let a model return its summed loss instead of its logits, through the fused head
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from windlass.errors import UserError
 from windlass.plan.memory import LOGITS_PER_BLOCK, rows_per_block
 from windlass.trainer.fast.attention import wants_documents
 from windlass.trainer.model.new_tokens import RowsHead
@@ -114,9 +116,13 @@ def linear_cross_entropy(
     return torch.cat(parts).sum()
 
 
-def return_loss(model: nn.Module, *, fused: bool) -> None:
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def return_loss(model: nn.Module, *, fused: bool, own: Loss | None = None) -> None:
     """Replace the model's forward: tokens and labels in, `scale` times their summed cross-entropy out, in fp32.
 
+    `own`: another loss than cross-entropy, of logits and labels.
     Where it is `measuring`, the sum itself and the number of labels that are the likeliest token.
     The replacement runs inside the model's own call, where sharded weights are whole.
     """
@@ -146,12 +152,27 @@ def return_loss(model: nn.Module, *, fused: bool) -> None:
             loss: Tensor = head(hidden_nd, labels_mt.flatten(), scale, measuring)
             return loss
         logits_nv = whole_forward(**inputs).logits.flatten(0, 1)
-        loss = F.cross_entropy(logits_nv.float(), labels_mt.flatten(), ignore_index=IGNORED, reduction="sum")
+        if own is not None:
+            loss = summed(own(logits_nv.view(*labels_mt.shape, -1), labels_mt), labels_mt)
+        else:
+            loss = F.cross_entropy(logits_nv.float(), labels_mt.flatten(), ignore_index=IGNORED, reduction="sum")
         if measuring:
             return torch.stack([loss, num_right(logits_nv, labels_mt.flatten()).to(loss.dtype)])
         return loss * scale
 
     model.forward = forward
+
+
+def summed(loss: Tensor, labels_mt: Tensor) -> Tensor:
+    """A loss for each label, summed over those that count; or their sum as it is."""
+    if loss.ndim == 0:
+        return loss.float()
+    if loss.shape != labels_mt.shape:
+        raise UserError(
+            f"train.loss returned a tensor of the shape {tuple(loss.shape)}",
+            cause=f"a loss for each label, {tuple(labels_mt.shape)}, or their sum is expected",
+        )
+    return loss.float().where(labels_mt != IGNORED, 0.0).sum()
 
 
 def _loss_of_head(head: nn.Linear, hidden_nd: Tensor, labels_n: Tensor, scale: float, measuring: bool) -> Tensor:

@@ -19,6 +19,7 @@ from windlass.plan.checks import check_config_keys, check_model
 from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 from windlass.spec.training import ModelSection
+from windlass.trainer.model.own import own_config, own_model
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ def model_config(run: Run, *, folder: Path | None = None, vocab_size: int = 0) -
     """
     from transformers import AutoConfig
 
+    if run.model.own_class:
+        return own_config(run.model)
     values = known_config(run.model)
     if values is not None and run.model.preset:
         values = copy.deepcopy(values)  # transformers writes into nested ones, rope_scaling for example
@@ -125,6 +128,8 @@ def meta_model(config: Any, run: Run) -> nn.Module:
     """The model's structure; UserError in words for one that cannot be built, or not trained as a causal model."""
     from transformers import AutoModelForCausalLM
 
+    if run.model.own_class:
+        return own_model(run.model, config)
     asked = run.model.attention
     try:
         with torch.device("meta"):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.errors import UserError
+from windlass.trainer.model.own import fresh_buffers, is_plain
 from windlass.trainer.model.safetensors_files import fill
 from windlass.trainer.model.structure import blocks
 
@@ -118,6 +119,10 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
 
 def restore_buffers(model: nn.Module, reference: nn.Module, device: torch.device) -> None:
     """Recompute what is neither a parameter nor saved (rotary frequencies): `to_empty` left garbage there."""
+    if is_plain(reference):
+        for name, buffer in fresh_buffers(reference).items():
+            model.get_buffer(name).copy_(buffer)
+        return
     modules = dict(model.named_modules())
     for name, module in reference.named_modules():
         if not module._non_persistent_buffers_set and not module._buffers:

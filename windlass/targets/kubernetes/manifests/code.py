@@ -46,8 +46,9 @@ def gather(run: Run, environment: Mapping[str, str]) -> Carried:
     """Read what a run carries. Raises UserError for what is missing or too large."""
     asked = run.target.kubernetes
     archives, bootstrap = {}, ""
-    if asked.code:
-        archives[CODE] = pack_code(Path(asked.code).expanduser())
+    code = asked.code or run.code
+    if code:
+        archives[CODE] = pack_code(Path(code).expanduser())
     if asked.carry_windlass:
         archives[WINDLASS] = _pack(_entries(Path(windlass.__file__).parent), prefix="windlass/", trusted=True)
         bootstrap = resources.files("windlass.targets.kubernetes.pod").joinpath(BOOTSTRAP).read_text()
@@ -58,7 +59,7 @@ def gather(run: Run, environment: Mapping[str, str]) -> Carried:
 def pack_code(folder: Path) -> bytes:
     """A folder of code as an archive that fits. Refuses what would take a secret or another folder's files along."""
     if not folder.is_dir():
-        raise UserError(f"target.kubernetes.code is {folder}, which is no folder")
+        raise UserError(f"the code of the run, {folder}, is no folder")
     _must_not_be_credentials(folder)
     entries = _entries(folder)
     if sum(one.size for one in entries) > MOST_PLAIN_BYTES:

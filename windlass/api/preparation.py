@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.errors import UserError
 from windlass.plan.hardware import Hardware
 from windlass.runfolder import RunFolder
-from windlass.spec import Run, load_run
+from windlass.spec import Run
 from windlass.spec.compatibility import adopt, change_lines, differences, must_match, shown, steering
 from windlass.targets import target
 from windlass.targets.protocol import JobRef, JobStatus, KnowsHardware, RendersOffline, Target, world_size
@@ -44,16 +43,13 @@ class Prepared:
         return earlier is not None and earlier.state == "finished" and (earlier.step or 0) >= self.run.train.steps
 
 
-def prepare(
-    path: str, overrides: Sequence[str], *, fresh: bool = False, faults: str | None = None, offline: bool = False
-) -> Prepared:
-    """Load, settle, resolve and check a run. Raises UserError; creates nothing. `offline`: asks no cluster."""
-    from windlass.cli.description import describe
+def prepare(requested: Run, *, fresh: bool = False, faults: str | None = None, offline: bool = False) -> Prepared:
+    """Settle, resolve and check a run. Raises UserError; creates nothing. `offline`: asks no cluster."""
     from windlass.data.checks import check_data, check_hub
     from windlass.plan import check, resolve
+    from windlass.plan.description import describe
     from windlass.plan.forecast import forecast
 
-    requested = load_run(path, overrides)
     if os.environ.get("WINDLASS_SHARE_GPUS"):
         raise UserError(
             "WINDLASS_SHARE_GPUS is set: it lets ranks share a GPU in tests of the trainer, and a run would be slow",

@@ -10,8 +10,8 @@ from urllib.parse import quote
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from windlass.cli.schemas import clusters, data, images, runs
-from windlass.cli.schemas.model import SCHEMA_VERSION, Error
+from windlass.api.schemas import clusters, data, images, runs
+from windlass.api.schemas.model import SCHEMA_VERSION, Error
 
 
 @dataclass(frozen=True)

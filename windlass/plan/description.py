@@ -23,7 +23,7 @@ def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[st
         weights += f", frozen; LoRA of rank {run.model.lora.rank} beside them"
         weights += ", in 4 bits" if run.model.lora.quantize else ""
     rows = [
-        ("model", f"{run.model.preset or run.model.path}, {_count(count)} parameters, {weights}"),
+        ("model", f"{run.model.label}, {_count(count)} parameters, {weights}"),
         ("data", f"{_sources(run)}, sequences of {length:,} tokens, tokenizer {run.data.tokenizer}"),
         ("ranks", _ranks(run, world_size)),
         ("batch", f"{_sequences(train.global_batch)} = {tokens:,} tokens a step; {num_micro} × {micro} per rank"),

@@ -4,7 +4,7 @@ Tests validate whatever a command prints against its model, so a key that is add
 be added at any time. A key that goes, another type, or a new word in a list of words raises SCHEMA_VERSION.
 """
 
-from windlass.cli.schemas.model import SCHEMA_VERSION
-from windlass.cli.schemas.outputs import OUTPUTS, Output, schema_of
+from windlass.api.schemas.model import SCHEMA_VERSION
+from windlass.api.schemas.outputs import OUTPUTS, Output, schema_of
 
 __all__ = ["OUTPUTS", "SCHEMA_VERSION", "Output", "schema_of"]

@@ -1,0 +1,74 @@
+"""The functions of `import windlass` on runs: load, plan, submit, and find again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from windlass.api import listing
+from windlass.api.jobs import Job
+from windlass.api.planning import planned
+from windlass.api.preparation import Prepared, prepare
+from windlass.api.schemas.runs import DryRun, ListedRun, Plan
+from windlass.api.submission import clear_the_way, dry_run_of, start
+from windlass.errors import UserError
+from windlass.spec import Run, load_run, parse_run
+
+
+def load(path: str | os.PathLike[str], *overrides: str) -> Run:
+    """The run that a file describes, with overrides as on the command line: `load("my.yaml", "train.steps=200")`."""
+    return load_run(Path(path), overrides)
+
+
+def plan_run(run: Run, *, gpu: str | None = None) -> Plan:
+    """What a run will need and cost; nothing is started. `gpu`: plan for this one. As `windlass plan --json`."""
+    return planned(run, gpu).model
+
+
+def dry_run(run: Run, on: str | None = None, *, fresh: bool = False, offline: bool = False) -> DryRun:
+    """What `submit` would send, with all checks made and nothing created. `offline`: no cluster is asked."""
+    return dry_run_of(_prepared(run, on, fresh=fresh, offline=offline))
+
+
+def submit(run: Run, on: str | None = None, *, fresh: bool = False, faults: str | None = None) -> Job:
+    """Check a run and start it, as `windlass run --detach` does.
+
+    `on`: local, slurm or kubernetes[:CONTEXT]; else the run's own target. A run of this name that exists goes on from
+    its newest checkpoint, one that is under way or finished is left as it is, and all give its job. `fresh` begins anew
+    and moves the old folder aside. `faults` are injected, to see them survived.
+    """
+    prepared = _prepared(run, on, fresh=fresh, faults=faults)
+    if prepared.is_finished:
+        return Job(prepared.target, prepared.job, prepared.warnings)
+    if fresh:
+        clear_the_way(prepared)
+    return Job(prepared.target, start(prepared), prepared.warnings)
+
+
+def job(name: str, on: str | None = None) -> Job:
+    """An existing run, by its name or the path of its folder; `on`: one that only a cluster may know."""
+    return Job.find(name, on)
+
+
+def jobs(on: str | None = None) -> list[ListedRun]:
+    """The runs there are; `on`: also those that a cluster, kubernetes[:CONTEXT], knows itself."""
+    return [ListedRun.model_validate(row) for row in listing.rows(on)]
+
+
+def _prepared(
+    run: Run, on: str | None, *, fresh: bool = False, faults: str | None = None, offline: bool = False
+) -> Prepared:
+    if not run.name:
+        raise UserError("the run has no name", fix='run.model_copy(update={"name": "small"})')
+    return prepare(_placed(run, on) if on else run, fresh=fresh, faults=faults, offline=offline)
+
+
+def _placed(run: Run, on: str) -> Run:
+    """The run on another target, as `--on kubernetes:CONTEXT` says it."""
+    kind, _, context = on.partition(":")
+    values = run.model_dump(mode="json", exclude_unset=True)
+    section = values.setdefault("target", {})
+    section["kind"] = kind
+    if context:
+        section.setdefault(kind, {})["context"] = context
+    return parse_run(values, source=f"on={on!r}")

@@ -1,0 +1,72 @@
+"""`windlass.train`: a run in this process, with code of the caller's own; inside torchrun, or alone in a notebook."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from windlass.api.schemas.runs import RunResult
+from windlass.api.submission import result_of
+from windlass.common import own_code
+from windlass.errors import ExitCode, UserError
+from windlass.plan import check, resolve
+from windlass.runfolder import RunFolder
+from windlass.spec import Run, parse_run
+from windlass.targets.protocol import JobStatus, State
+
+
+def train(
+    run: Run,
+    *,
+    model: Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | None = None,
+    data: Any = None,
+    callbacks: Sequence[type[Any]] = (),
+    optimizer: Callable[..., Any] | None = None,
+) -> RunResult:
+    """Train a run here, in this process, to its end. Under torchrun every rank calls this alike.
+
+    What is given stands for the same key of the run file: `model` is a class (model.class), `loss` a function
+    (train.loss), `data` a dataset or what makes one (data.source), `callbacks` are classes (train.callbacks) and
+    `optimizer` makes one (train.optimizer); docs/extending.md says what each must do. A run folder that has a
+    checkpoint goes on from it. Nothing restarts ranks that die; `submit` does.
+    """
+    run = _with(run, model=model, loss=loss, data=data, callbacks=callbacks, optimizer=optimizer)
+    if not run.name:
+        raise UserError("the run has no name", fix='run.model_copy(update={"name": "small"})')
+    try:
+        from windlass.trainer.distributed.ranks import local_world_size
+        from windlass.trainer.inside import train_here
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"training needs {error.name}, which is not installed", fix="pip install 'windlass[train]'"
+        ) from None
+    own_code.use_folder(run.code)
+    run = resolve(run)
+    check(run, int(os.environ.get("WORLD_SIZE", "1")), local_world_size())
+    folder = RunFolder.of(run)
+    code, step = train_here(folder, run)
+    states: dict[ExitCode, State] = {ExitCode.OK: "finished", ExitCode.PREEMPTED: "preempted"}
+    status = JobStatus(states.get(code, "failed"), step=step, steps=run.train.steps, exit_code=int(code))
+    return result_of(folder, status)
+
+
+def _with(run: Run, *, data: Any, callbacks: Sequence[type[Any]], **named: Any) -> Run:
+    """The run with import paths of the given objects in the place of its own."""
+    values = run.model_dump(mode="json", exclude_unset=True)
+    keys = {"model": ("model", "class"), "loss": ("train", "loss"), "optimizer": ("train", "optimizer")}
+    for name, thing in named.items():
+        if thing is not None:
+            section, key = keys[name]
+            values.setdefault(section, {})[key] = own_code.path_of(thing, f"{section}.{key}")
+    if named["model"] is not None:
+        for key in ("preset", "path"):
+            values["model"].pop(key, None)
+    if data is not None:
+        values["data"]["source"] = f"python:{own_code.path_of(data, 'data.source')}"
+        values["data"].pop("sources", None)
+    if callbacks:
+        paths = [own_code.path_of(one, f"train.callbacks.{number}") for number, one in enumerate(callbacks)]
+        values.setdefault("train", {})["callbacks"] = [*run.train.callbacks, *paths]
+    return parse_run(values, source="windlass.train")
