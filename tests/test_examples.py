@@ -44,13 +44,14 @@ def test_an_example_is_rendered(windlass, path, monkeypatch, tmp_path):
     """For its own target; for machines with GPUs, and presets, on Kubernetes, which needs nothing of this machine."""
     monkeypatch.setenv("HF_TOKEN", "hf_for_the_dry_run")
     run = load_run(path)
-    if run.data.source == "chats.jsonl" or run.data.source.startswith("/shared"):
+    if not run.data.source.startswith(("hf:", "corpus:")):
         pytest.skip("its data is yours")
     overrides = []
     if run.target.kind != "kubernetes":
         overrides = ["--on", "kubernetes", "image.name=registry.example/windlass:1"]
         overrides += ["target.kubernetes.storage=pvc:runs"] if run.resources.nodes > 1 else []
-        overrides += ["resources.gpus_per_node=8"] if not run.resources.instance and path.stem != "demo" else []
+        is_open = not run.resources.instance and run.resources.processes_per_node is None
+        overrides += ["resources.gpus_per_node=8"] if is_open else []
     answer = windlass("run", path, *overrides, "--dry-run", "--offline", "--json")
     assert answer.code == 0, answer
     request = answer.json["request"]
