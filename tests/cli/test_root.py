@@ -109,3 +109,14 @@ def test_completion(windlass, shell):
     answer = windlass("completion", shell)
     assert answer.code == 0
     assert "_WINDLASS_COMPLETE" in answer.out
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra(run_file, tmp_path):
+    """As in an environment with windlass's own dependencies alone."""
+    for module, words, extra in (("numpy", ["plan", str(run_file)], "train"), ("anyio", ["agent", "mcp"], "mcp")):
+        program = f"import sys; sys.modules[{module!r}] = None; from windlass.cli.main import main; main(sys.argv[1:])"
+        command = [sys.executable, "-c", program, *words]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert answer.returncode == 2
+        assert f"pip install 'windlass[{extra}]'" in answer.stderr
+        assert "unexpected" not in answer.stderr

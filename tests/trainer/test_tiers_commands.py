@@ -162,7 +162,7 @@ def test_prune_and_what_is_only_in_the_store(
     code, said = ckpt("prune", "run", "--tier", "shared", "--keep", "1", "--dry-run", capsys=capsys)
     assert (code, [row["step"] for row in said["expired"]], said["deleted"]) == (0, [4], [])
     code, said = ckpt("prune", "run", "--tier", "shared", "--keep", "1", capsys=capsys)
-    assert (code, said["error"]) == (2, "nothing was deleted")
+    assert (code, said["code"]) == (2, "needs-confirmation")
     code, said = ckpt("prune", "run", "--tier", "shared", "--keep", "1", "--yes", capsys=capsys)
     assert [row["step"] for row in said["deleted"]] == [4]
     folder = CheckpointFolder(cut_off.folder.checkpoints)

@@ -20,16 +20,8 @@ def mcp() -> None:
     Reading tools are free. A tool that spends money, loses work or deletes needs the id of a plan, which says what will
     happen. Runs are those of the working directory. For Claude Code: claude mcp add windlass -- windlass agent mcp
     """
-    from windlass.errors import UserError
+    from windlass.agent.server import make_server
 
-    try:
-        from windlass.agent.server import make_server
-    except ModuleNotFoundError as error:
-        if error.name != "mcp":
-            raise
-        raise UserError(
-            "the MCP server needs the package mcp, which is not installed", fix="pip install 'windlass[mcp]'"
-        ) from None
     make_server().run("stdio")
 
 

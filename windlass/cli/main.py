@@ -119,6 +119,8 @@ def run_command(arguments: list[str]) -> int:
         return ExitCode.OK
     except OSError as error:
         return show_error(_of_the_disk(error) or _as_bug(error), as_json=as_json)
+    except ModuleNotFoundError as error:
+        return show_error(_of_an_extra(error) or _as_bug(error), as_json=as_json)
     except Exception as error:
         return show_error(_as_bug(error), as_json=as_json)
     return result if isinstance(result, int) else ExitCode.OK
@@ -180,6 +182,40 @@ def _of_the_disk(error: OSError) -> UserError | None:
         f"{where} cannot be used: {error.strerror}" if where else f"a file cannot be used: {error.strerror}",
         fix=advice[error.errno],
         exit_code=ExitCode.FAILED,
+    )
+
+
+# Packages of the extras that commands import; pyproject.toml has the whole list.
+EXTRAS = {
+    "train": (
+        "torch",
+        "numpy",
+        "transformers",
+        "tokenizers",
+        "datasets",
+        "safetensors",
+        "pyarrow",
+        "aiohttp",
+        "jinja2",
+    ),
+    "k8s": ("httpx2",),
+    "aws": ("boto3", "botocore"),
+    "image": ("packaging",),
+    "ui": ("starlette", "uvicorn", "resvg_py"),
+    "mcp": ("mcp", "anyio"),
+}
+
+
+def _of_an_extra(error: ModuleNotFoundError) -> UserError | None:
+    """A package that only some commands need, and that is not installed."""
+    package = (error.name or "").partition(".")[0]
+    extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+    if extra is None:
+        return None
+    return UserError(
+        f"this needs the package {package}, which is not installed",
+        fix=f"pip install 'windlass[{extra}]'",
+        error_code="not-installed",
     )
 
 
