@@ -278,7 +278,7 @@ def man_page() -> str:
         context = click.Context(command, info_name=f"windlass {' '.join(path)}")
         usage = " ".join(command.collect_usage_pieces(context))
         lines += [f".SS windlass {' '.join(path)} {_roff(usage)}", _roff(inspect.cleandoc(command.help or ""))]
-        for parameter in command.get_params(context):
+        for parameter in command.params:
             record = parameter.get_help_record(context)
             if record and isinstance(parameter, click.Option):
                 lines += [".TP", f".B {_roff(record[0])}", _roff(record[1])]

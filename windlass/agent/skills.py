@@ -148,8 +148,10 @@ def skill_page(skill: Skill) -> str:
 def reference_page(skill: Skill) -> str:
     lines = [f"# Commands of {skill.name}"]
     for path, command in commands_of(skill):
-        context = click.Context(command, info_name=f"windlass {path}", max_content_width=HELP_WIDTH)
-        context.terminal_width = HELP_WIDTH
+        names = ["-h", "--help"]
+        context = click.Context(
+            command, info_name=f"windlass {path}", terminal_width=HELP_WIDTH, help_option_names=names
+        )
         lines += ["", f"## windlass {path}", "", "```text", command.get_help(context), "```"]
         for output in (output for output in OUTPUTS if output.command == path):
             typed = f" with `{output.typed}`" if output.typed else ""
