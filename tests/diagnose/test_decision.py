@@ -76,6 +76,14 @@ def test_a_hang_excludes_a_node_that_is_named_twice_and_no_other():
     assert after("node7", "node7", "node8") == (), "without the one it went on: the program is at fault"
 
 
+def test_a_hang_does_not_count_against_the_node_of_who_reports_it():
+    line = "PeerLostError: rank 1 on sick-1 hangs: no step for 15 s"
+    suspects = {
+        rank: decide(verdict_of("hang", line, rank=rank, host=f"node{rank}"), [], POLICY).suspects for rank in (0, 1)
+    }
+    assert suspects == {0: (), 1: ("node1",)}
+
+
 def test_a_job_that_a_decision_submitted_has_no_budget_of_its_own():
     """Restarts in place and new jobs add up; they do not multiply."""
     killed, policy = verdict_of("node_lost", "gone"), Policy(restarts=2)

@@ -121,7 +121,6 @@ def test_rules_speak_of_known_classes_and_most_classes_have_rules():
         "taint",
         "pod_limit",
         "nccl_slow_fallback",
-        "hang",
         "straggler",
         "running",
         "succeeded",

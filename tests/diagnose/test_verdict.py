@@ -150,3 +150,9 @@ def test_what_a_node_did_before_the_job_was_there_does_not_count(when, name):
         "lastTimestamp": f"2026-11-16T{when}",
     }
     assert diagnose(Facts.read({"pods": [pod], "events": [event]})).name == name
+
+
+def test_the_hang_watch_is_believed():
+    line = "windlass.trainer.distributed.failures.PeerLostError: rank 1 on sick-1 hangs: no step for 15 s; the others wait in gloo:all_reduce"
+    verdict = diagnose(Facts.read({"logs": {"rank0": traceback(line), "rank1": PROGRESS}}))
+    assert (verdict.name, verdict.evidence[0].line) == ("hang", line)

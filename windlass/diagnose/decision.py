@@ -6,6 +6,7 @@ recorded is neither taken twice nor lost. A checkpoint newer than any before fil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -137,7 +138,8 @@ def decide(
         fix = f"; {verdict.fix}" if name in ONCE and used else ""
         return Decision("give_up", name, f"{why}{again}{fix}", left=0)
     wait = min(policy.backoff_seconds * 2**used, policy.largest_backoff)
-    nodes = tuple(dict.fromkeys(one.host for one in verdict.evidence if one.host)) if name in OF_A_NODE else ()
+    hosts = [one.host for one in verdict.evidence if one.host and _is_about_its_rank(one)]
+    nodes = tuple(dict.fromkeys(hosts)) if name in OF_A_NODE else ()
     suspects: tuple[str, ...] = ()
     if name in NEEDS_A_SECOND and nodes and _named(history, name) != set(nodes):
         nodes, suspects = (), nodes
@@ -185,6 +187,12 @@ def excluded(history: Iterable[Record]) -> list[str]:
     """Nodes that decisions of this run keep away from, in the order in which they were found."""
     told = [record.get("exclude") for record in history if record.get("event") == "retry"]
     return list(dict.fromkeys(str(node) for nodes in told if isinstance(nodes, list) for node in nodes))
+
+
+def _is_about_its_rank(evidence: Evidence) -> bool:
+    """Whether a line is about the rank that said it: a rank that waits says who is behind, on another host."""
+    named = re.search(r"rank (\d+) on \S+ hangs", evidence.line)
+    return named is None or evidence.rank in (None, int(named[1]))
 
 
 def _named(history: Iterable[Record], name: str) -> set[str]:

@@ -59,6 +59,8 @@ RULES = (
     raised("cancelled", r"SignalException", r"got signal: [12]\b", confidence=0.55),
     raised("node_lost", r"Ray\w*Error|\w+DiedError|ObjectLostError", r"""
         its node has died|node has crashed|node (?:was|is|has been marked) dead"""),
+    # The run's own hang watch, which names who is behind.
+    raised("hang", r"PeerLostError", r"rank \d+ on \S+ hangs: no step for"),
     # Echoes: another rank ended first.
     raised("echo", DIST, r"""
         remote process (?:has )?(?:exited|terminated)|ncclRemoteError|Connection (?:was )?(?:closed|reset) by
