@@ -195,7 +195,7 @@ def test_a_hyperpod_job_keeps_every_field_and_trains(bench):
         assert there[part] == asked[part]
     assert kept["replicaSpecs"][0]["spares"] == 1
     rules = kept["runPolicy"]["logMonitoringConfiguration"]
-    log = bench.run_folder("pod").rank_log(0).read_text().splitlines()
+    log = (bench.cluster.storage(bench.namespace) / "pod" / "logs" / "rank-0000.log").read_text().splitlines()
     for rule in rules:
         assert any(re.match(rule["logPattern"], line) for line in log), (rule, log)
     assert any(re.match(rules[1]["stopPattern"], line) for line in log)
