@@ -188,10 +188,14 @@ def test_a_hyperpod_job_keeps_every_field_and_trains(bench):
         for node in bench.cluster.nodes:
             bench.cluster.kubectl("label", "node", node, f"{health}-")
     kept = bench.cluster.get("hyperpodpytorchjobs", "pod", bench.namespace)["spec"]
-    assert holds(kept, rendered["spec"])
+    sent = rendered["spec"]
+    there, asked = (spec["replicaSpecs"][0].pop("template")["spec"] for spec in (kept, sent))
+    assert holds(kept, sent)
+    for part in ("affinity", "nodeSelector", "tolerations"):  # variables name the submission, and differ
+        assert there[part] == asked[part]
     assert kept["replicaSpecs"][0]["spares"] == 1
     rules = kept["runPolicy"]["logMonitoringConfiguration"]
-    log = bench.run_folder("pod").rank_log(0).read_text().splitlines()
+    log = (bench.cluster.storage(bench.namespace) / "pod" / "logs" / "rank-0000.log").read_text().splitlines()
     for rule in rules:
         assert any(re.match(rule["logPattern"], line) for line in log), (rule, log)
     assert any(re.match(rules[1]["stopPattern"], line) for line in log)

@@ -135,10 +135,6 @@ FAULTS = {
         "queue", "fail", "may borrow: 8",
     ),
     "no kueue": (lambda it: it.groups.pop("kueue.x-k8s.io"), "queue", "fail", "kueue.x-k8s.io is not in /apis"),
-    "restricted": (
-        lambda it: it.namespace["metadata"]["labels"].update({"pod-security.kubernetes.io/enforce": "restricted"}),
-        "namespace", "fail", "does not say allowPrivilegeEscalation",
-    ),
     "namespace going": (
         lambda it: it.namespace.update(status={"phase": "Terminating"}), "run", "fail", "context here",
     ),
@@ -154,6 +150,13 @@ FAULTS = {
     ),
     "no csi driver": (lambda it: it.objects["csi_drivers"].clear(), "storage", "warn", "provisioner fsx.csi.aws.com"),
 }  # fmt: skip
+
+
+def test_a_restricted_namespace_takes_the_runs_pods(check, cluster):
+    """What its pods would lack without the namespace being known is in test_odd.py."""
+    cluster.namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
+    (result,) = [result for result in check()[1] if result["check"] == "namespace"]
+    assert (result["status"], result["summary"]) == ("pass", "the namespace team enforces PodSecurity restricted")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
