@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder
+from windlass.common import own_code
 from windlass.data.sequences.opening import tokenizer_of
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -84,9 +85,19 @@ def reading(folder: RunFolder, step: int | None) -> Iterator[Checkpoint]:
     )
 
 
-def _export(
-    folder: RunFolder, run: Run, checkpoint: Checkpoint, destination: Path, *, dtype: str, merge: bool
-) -> Exported:
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint with what it takes to make a model of it."""
+
+    located: Located
+    config: Any
+    reference: nn.Module
+    trained: dict[str, torch.Tensor]
+
+
+def opened(folder: RunFolder, run: Run, checkpoint: Checkpoint) -> Opened:
+    """Read a checkpoint that is whole and of this run's model. UserError for any other."""
+    own_code.use_folder(run.code)
     damage = next(iter(checkpoint.damages()), None)
     if damage and not checkpoint.complete:  # on file systems without hard links it could not be kept
         raise UserError(f"step {checkpoint.step} was let go while it was read", fix="the same command again")
@@ -104,7 +115,20 @@ def _export(
         where=f"the checkpoint of step {checkpoint.step}",
         fix=f"put the model's former config.json back, or model.config of {folder.run_file}",
     )
-    trained = read_trained(checkpoint, reference)
+    return Opened(located, config, reference, read_trained(checkpoint, reference))
+
+
+def _export(
+    folder: RunFolder, run: Run, checkpoint: Checkpoint, destination: Path, *, dtype: str, merge: bool
+) -> Exported:
+    parts = opened(folder, run, checkpoint)
+    located, config, reference, trained = parts.located, parts.config, parts.reference, parts.trained
+    if not hasattr(reference, "save_pretrained"):
+        raise UserError(
+            f"{run.model.label} cannot be written as a Hugging Face folder",
+            cause="transformers loads subclasses of its PreTrainedModel alone",
+            fix=f"windlass ckpt get {folder.name}    has its weights, by name",
+        )
     temporary = destination.with_name(f".{destination.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     adapter_only = run.model.lora is not None and not merge
