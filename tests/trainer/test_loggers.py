@@ -178,7 +178,7 @@ class Refusing(BaseHTTPRequestHandler):
 
 
 def test_what_a_service_refuses_is_said_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windlass.trainer.loggers import MLflow, known_id, numbers_of, open_sinks, remember_id
+    from windlass.trainer.callbacks.loggers import MLflow, known_id, numbers_of, open_sinks, remember_id
 
     run = parse_run({"name": "r", "model": {"preset": "llama-tiny"}, "data": {}, "train": {"loggers": ["mlflow"]}})
     folder = RunFolder(tmp_path)

@@ -128,7 +128,7 @@ def test_an_adapter_switched_off_is_the_reference_and_a_kill_changes_nothing(
 
 
 def test_margins_are_sums_over_pairs() -> None:
-    from windlass.trainer.preferences import dpo_losses, pair_margins
+    from windlass.trainer.step import dpo_losses, pair_margins
 
     values = torch.tensor([[0.0, -1.0, -2.0, 0.0, -4.0, 0.0], [0.0, -1.0, 0.0, -2.0, 0.0, -8.0]])
     labels = torch.where(values == 0, -100, 7)

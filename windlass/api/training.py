@@ -37,7 +37,7 @@ def train(
         raise UserError("the run has no name", fix='run.model_copy(update={"name": "small"})')
     try:
         from windlass.trainer.distributed.ranks import local_world_size
-        from windlass.trainer.inside import train_here
+        from windlass.trainer.main import train_here
     except ModuleNotFoundError as error:
         raise UserError(
             f"training needs {error.name}, which is not installed", fix="pip install 'windlass[train]'"

@@ -36,6 +36,7 @@ COMMANDS = {
     "top": ("windlass.cli.clusters.top:top", "Show what every pod of a run uses."),
     "debug": ("windlass.cli.clusters.debug:debug", "Measure the network between the pods of a run."),
     "sync": ("windlass.cli.clusters.sync:sync", "Send changed code to a run's pods."),
+    "generate": ("windlass.cli.runs.generate:generate", "Go on with a prompt, as a run's model would."),
     "ckpt": ("windlass.cli.runs.ckpt:ckpt", "List, verify, fetch and export checkpoints."),
     "data": ("windlass.cli.data:data", "Data: fetch, tokenize to shards, inspect."),
     "image": ("windlass.cli.image:image", "Images: plan, build, test, push."),

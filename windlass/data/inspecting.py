@@ -20,7 +20,15 @@ from windlass.data.shards.folder import LOSS_BIT, TokenShards
 from windlass.data.sources.files import size_of
 from windlass.data.sources.reading import Skipped, documents, units_of
 from windlass.data.sources.records import selector
-from windlass.data.sources.source import FileSource, HubSource, ShardSource, StoreShardSource, parts_of, source_named
+from windlass.data.sources.source import (
+    FileSource,
+    HubSource,
+    PythonSource,
+    ShardSource,
+    StoreShardSource,
+    parts_of,
+    source_named,
+)
 from windlass.data.tokenizers.chat import encoder
 from windlass.data.tokenizers.tokenizer import SHARD_TOKENIZER, Tokenizer, load_tokenizer
 from windlass.errors import UserError
@@ -87,6 +95,8 @@ def inspect(path: str, *, samples: int, data: DataSection, tokenizer: str | None
         raise UserError(
             f"{path} is a stream with no known end", fix=f"windlass data fetch {source.path} --samples 1000 -o FOLDER"
         )
+    if isinstance(source, PythonSource):
+        raise UserError(f"{path} is code, which is not run here", fix="windlass data inspect RUN.yaml --sequence ID")
     if not isinstance(source, FileSource):
         return inspect_shards(source, samples)
     if data.format == "text":

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder
+from windlass.common import own_code
 from windlass.data.sequences.opening import tokenizer_of
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -30,7 +31,8 @@ from windlass.trainer.model.new_tokens import ROWS, rows_modules
 from windlass.trainer.model.pretrained import Weights, find_weights, read_tensor
 from windlass.trainer.model.safetensors_files import digest_of
 from windlass.trainer.model.structure import facts, meta_model
-from windlass.trainer.model.whole_models import Values, write_model
+from windlass.trainer.model.weights import materialize, restore_buffers
+from windlass.trainer.model.whole_models import Values, saved_tensors, write_model
 from windlass.trainer.preparation import structure
 
 log = logging.getLogger(__name__)
@@ -84,9 +86,18 @@ def reading(folder: RunFolder, step: int | None) -> Iterator[Checkpoint]:
     )
 
 
-def _export(
-    folder: RunFolder, run: Run, checkpoint: Checkpoint, destination: Path, *, dtype: str, merge: bool
-) -> Exported:
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint with what it takes to make a model of it."""
+
+    located: Located
+    config: Any
+    reference: nn.Module
+
+
+def opened(folder: RunFolder, run: Run, checkpoint: Checkpoint) -> Opened:
+    """Read a checkpoint that is whole and of this run's model. UserError for any other."""
+    own_code.use_folder(run.code)
     damage = next(iter(checkpoint.damages()), None)
     if damage and not checkpoint.complete:  # on file systems without hard links it could not be kept
         raise UserError(f"step {checkpoint.step} was let go while it was read", fix="the same command again")
@@ -104,6 +115,20 @@ def _export(
         where=f"the checkpoint of step {checkpoint.step}",
         fix=f"put the model's former config.json back, or model.config of {folder.run_file}",
     )
+    return Opened(located, config, reference)
+
+
+def _export(
+    folder: RunFolder, run: Run, checkpoint: Checkpoint, destination: Path, *, dtype: str, merge: bool
+) -> Exported:
+    parts = opened(folder, run, checkpoint)
+    located, config, reference = parts.located, parts.config, parts.reference
+    if not hasattr(reference, "save_pretrained"):
+        raise UserError(
+            f"{run.model.label} cannot be written as a Hugging Face folder",
+            cause="transformers loads subclasses of its PreTrainedModel alone",
+            fix=f"windlass ckpt get {folder.name}    has its weights, by name",
+        )
     temporary = destination.with_name(f".{destination.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     adapter_only = run.model.lora is not None and not merge
@@ -167,6 +192,19 @@ def values_of(run: Run, config: Any, located: Located, checkpoint: Checkpoint, r
         return value
 
     return merged
+
+
+def whole_model(run: Run, parts: Opened, checkpoint: Checkpoint) -> nn.Module:
+    """The model in fp32, plain, in memory."""
+    model = meta_model(parts.config, run)
+    cpu = torch.device("cpu")
+    materialize(model, cpu)
+    restore_buffers(model, meta_model(parts.config, run), cpu)
+    values = values_of(run, parts.config, parts.located, checkpoint, parts.reference)
+    with torch.no_grad():
+        for name, tensor in saved_tensors(model).items():
+            tensor.copy_(values(name, tensor))
+    return model
 
 
 def check_same_weights(weights: Weights, checkpoint: Checkpoint) -> None:

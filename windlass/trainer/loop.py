@@ -70,7 +70,7 @@ def train(
     for batch in batches.from_step(state.step, end):
         before, step = state.position, state.step + 1
         faults.reach("step.begin", step)
-        sums = [batch.num_labels, batch.num_terms, preemption.requested]
+        sums: list[float] = [batch.num_labels, batch.num_terms, preemption.requested]
         labels, terms, stop_requested = ranks.sum(sums)  # one exchange for all
         if stop_requested:
             state.stop(ExitCode.PREEMPTED, "SIGTERM")

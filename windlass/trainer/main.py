@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from windlass.common.files import write_atomically
 from windlass.data.checks import check_data
 from windlass.errors import ExitCode, UserError
 from windlass.plan import check, resolve
-from windlass.runfolder import RunFolder
+from windlass.runfolder import RunFolder, steps_of
 from windlass.spec import Run, load_run
 from windlass.trainer.callbacks.preemption import Preemption
 from windlass.trainer.distributed.failures import OF_A_PEER, PeerLostError, class_of, described, may_retry
@@ -109,6 +110,41 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
         best = best_step(folder) if run.checkpoint.keep_best else None
         export_checkpoint(folder, folder.export, step=best, merge=run.checkpoint.export == "merged")
     return code
+
+
+def train_here(folder: RunFolder, run: Run) -> tuple[ExitCode, int]:
+    """Train inside a program that goes on afterwards: how it ended, and after which step.
+
+    Whatever goes wrong is raised, and left in the run folder as by any rank.
+    """
+    check_data(run)
+    preemption, watch = Preemption(), PeerWatch()
+    if "TORCHELASTIC_RUN_ID" in os.environ and threading.current_thread() is threading.main_thread():
+        preemption.listen()  # in a notebook SIGTERM is not ours
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        code = train_in(folder, run, preemption, watch)
+    except Exception as error:
+        report_error(folder, rank, error, retry=may_retry(error))
+        raise
+    finally:
+        watch.close()
+        _leave()
+    return code, _last_step(folder)
+
+
+def _leave() -> None:
+    """Undo what the program would notice: process groups, and log lines that come twice in a second run."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    log = logging.getLogger("windlass")
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+
+
+def _last_step(folder: RunFolder) -> int:
+    return max(steps_of(folder), default=0)
 
 
 def record_collectives(folder: RunFolder) -> None:

@@ -2,12 +2,14 @@
 
 Nothing here waits for the GPU. A loss or gradient that is not finite changes nothing, and neither does any step after
 it, so that the host may look later and still find the weights of the last good step.
+
+An optimizer of the user's own gets the same around it: gradients clipped, the run's schedule, state saved by name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,8 +19,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from windlass.common import own_code
 from windlass.errors import UserError
 from windlass.spec.training import TrainSection
+
+OWN_KEY = "train.optimizer"
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,84 @@ class AdamW:
         for slot in self.slots:
             if slot.parameter.dtype != slot.master.dtype:
                 slot.parameter.copy_(slot.master)
+
+
+class OwnOptimizer:
+    """Steps a `torch.optim.Optimizer` over the model's own parameters, sharded ones as they are (DTensor).
+
+    Every group's rate is scaled by the run's schedule. Looking at the gradients waits for the GPU once a step.
+    """
+
+    def __init__(self, model: nn.Module, train: TrainSection, *, goes_on: bool) -> None:
+        self.train = train
+        self.parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        make = own_code.load(train.optimizer or "", OWN_KEY)
+        self.inner = make(list(self.parameters.items()), train)
+        if not isinstance(self.inner, torch.optim.Optimizer):
+            raise UserError(f"{OWN_KEY}={train.optimizer} made a {type(self.inner).__name__}, no torch.optim.Optimizer")
+        groups = self.inner.param_groups
+        self.shares = [float(group["lr"]) / train.learning_rate for group in groups]
+        missing = set(map(id, self.parameters.values())) - {id(one) for group in groups for one in group["params"]}
+        if missing:
+            names = [name for name, one in self.parameters.items() if id(one) in missing]
+            raise UserError(
+                f"{OWN_KEY}={train.optimizer} leaves out {', '.join(names[:5])}", cause="they would never train"
+            )
+        self.norm = GradientNorm(list(self.parameters.values()))
+        self.healthy = True  # nothing changes any more once a step was not finite
+        if goes_on:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Let the optimizer make what it keeps, for a checkpoint to be read into: weights are read after it, too."""
+        for group in self.inner.param_groups:
+            group["lr"] = 0.0
+        for parameter in self.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        self.inner.step()
+        self.inner.zero_grad()
+
+    def state(self) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = {f"model.{name}": one.detach() for name, one in self.parameters.items()}
+        named |= {f"optimizer.{name}.{key}": value for name, key, value in self._kept()}
+        return named
+
+    def _kept(self) -> Iterator[tuple[str, str, Tensor]]:
+        for name, parameter in self.parameters.items():
+            for key, value in self.inner.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    yield name, key, value
+                elif value is not None:
+                    raise UserError(
+                        f"{OWN_KEY}={self.train.optimizer} keeps {key} as {type(value).__name__}, which is not saved",
+                        cause="a resume would go on without it; tensors are saved",
+                        fix=f"keep {key} as a tensor",
+                    )
+
+    def resumed(self, step: int) -> None:
+        if step == 0:
+            self.inner.state.clear()  # nothing was trained yet
+
+    @torch.no_grad()
+    def apply(self, rate: float, loss: Tensor) -> Tensor:
+        """One step with the gradients of `loss`, which are used up; their global norm before clipping."""
+        gradients = []
+        for name, parameter in self.parameters.items():
+            if parameter.grad is None:
+                raise UserError(f"the loss does not reach {name}: it has no gradient after the backward pass")
+            gradients.append(local(parameter.grad))
+        norm = self.norm(gradients)
+        limit = self.train.grad_clip
+        self.healthy = self.healthy and math.isfinite(float(norm)) and math.isfinite(float(loss))
+        if self.healthy:
+            scale = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else torch.ones_like(norm)
+            for gradient in gradients:
+                gradient.mul_(scale.to(gradient.device))
+            for group, share in zip(self.inner.param_groups, self.shares, strict=True):
+                group["lr"] = rate * share
+            self.inner.step()
+        self.inner.zero_grad()
+        return norm.to(loss.device)
 
 
 def _move_gradient_to(fp32_sum: Tensor) -> Callable[[Tensor], None]:

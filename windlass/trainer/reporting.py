@@ -16,8 +16,8 @@ import torch
 from windlass.common.files import append_json_line
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
+from windlass.trainer.callbacks.loggers import MetricSink, open_sinks
 from windlass.trainer.distributed.ranks import Ranks
-from windlass.trainer.loggers import MetricSink, open_sinks
 
 log = logging.getLogger(__name__)
 

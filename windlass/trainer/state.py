@@ -38,14 +38,12 @@ from windlass.trainer.model.lora import draw_adapters
 from windlass.trainer.model.pretrained import check_same_frozen, load_pretrained
 from windlass.trainer.model.structure import attention_name, persistent_buffers
 from windlass.trainer.model.weights import draw_weights, materialize, restore_buffers
-from windlass.trainer.optimizer import AdamW, Optimizer, compute_in_bf16
-from windlass.trainer.own_optimizer import OwnOptimizer
+from windlass.trainer.optimizer import AdamW, Optimizer, OwnOptimizer, compute_in_bf16
 from windlass.trainer.parallelize import parallelize
-from windlass.trainer.preferences import PreferenceStepper, return_log_probabilities
 from windlass.trainer.preparation import Prepared, build
 from windlass.trainer.reporting import Reporter
 from windlass.trainer.startup import clock
-from windlass.trainer.step import Stepper
+from windlass.trainer.step import PreferenceStepper, Stepper, return_log_probabilities
 
 log = logging.getLogger(__name__)
 

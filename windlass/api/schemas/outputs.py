@@ -77,6 +77,7 @@ OUTPUTS = (
     Output("top", "--every", runs.Use, note=LINES, each_line=True),
     Output("debug", "", list[runs.NetworkCheck]),
     Output("sync", "", runs.SyncResult),
+    Output("generate", "", runs.Generated),
     Output("ckpt ls", "", list[data.ListedCheckpoint]),
     Output("ckpt verify", "", list[data.VerifiedCheckpoint]),
     Output("ckpt get", "", data.FetchedCheckpoint),

@@ -466,6 +466,18 @@ class Comparison(Printed):
     runs: list[ComparedRun]
 
 
+class Generated(Printed):
+    """What a model said."""
+
+    name: str
+    step: int | None
+    """Of the checkpoint; null: of a folder."""
+    prompt: str
+    text: str
+    tokens: int
+    seconds: float
+
+
 class RemovedRun(Printed):
     """A run that was deleted."""
 

@@ -86,7 +86,7 @@ class Profile(Callback):
         order = "cuda_time_total" if on_gpu else "cpu_time_total"
         (folder / f"{name}.txt").write_text(profiler.key_averages().table(sort_by=order, row_limit=50))
         if on_gpu and self.settings.memory:
-            torch.cuda.memory._dump_snapshot(str(folder / f"{name}.memory.pickle"))
+            torch.cuda.memory._dump_snapshot(str(folder / f"{name}.memory.pickle"))  # type: ignore[no-untyped-call]
             torch.cuda.memory._record_memory_history(enabled=None)
         log.info("wrote the trace of steps %d to %d: %s", self.settings.first, state.step, folder / name)
         state.restart_clock()

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import queue
+import secrets
 import threading
 import time
 import urllib.error
@@ -94,7 +95,7 @@ class WeightsAndBiases:
             raise UserError(
                 "train.loggers names wandb, which is not installed here", fix="pip install 'windlass[wandb]'"
             ) from None
-        identity = known_id(folder, "wandb") or wandb.util.generate_id()
+        identity = known_id(folder, "wandb") or secrets.token_hex(4)
         remember_id(folder, "wandb", identity)
         try:
             self.run: Any = wandb.init(
