@@ -114,7 +114,7 @@ def names(finding: Finding, lines: set[int], kind: str) -> bool:
 
 
 def score_case(folder: Path, index: Index, score: Score) -> None:
-    from windlass.image.heal import heal
+    from windlass.image.judge import heal
 
     texts, node, expected = load(folder)
     healed = heal(texts, node, index)

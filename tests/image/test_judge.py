@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.image.score import CASES, Score, load, recorded_index, score_case
-from windlass.image.heal import heal
-from windlass.image.judge import judge
+from windlass.image.judge import heal, judge
 from windlass.image.read.texts import Texts
 from windlass.image.rules.packages import _sentence
 
