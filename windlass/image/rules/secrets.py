@@ -98,8 +98,8 @@ def _run(case: Case, one: Instruction) -> Iterator[Finding]:
         literal = address and not (address[1] or address[2] or "").startswith("$")
         assigned = re.search(r"\b(?:export\s+)?(\w+)=(['\"]?)([^\s'\"$]{8,})\2", line)
         by_name = assigned and _secret_name(assigned[1]) and not assigned[3].startswith(("/", "$"))
-        by_name = by_name or (assigned and KEY.search(assigned[1]) and RANDOM.fullmatch(assigned[3]))
-        if VALUE.search(line) or literal or by_name or GIVEN.search(line):
+        by_value = assigned and KEY.search(assigned[1]) and RANDOM.fullmatch(assigned[3])
+        if VALUE.search(line) or literal or by_name or by_value or GIVEN.search(line):
             told = one.lines[number] if number < len(one.lines) else one.first
             yield _found(
                 case,
