@@ -98,8 +98,7 @@ def copied_environment(case: Case) -> Iterator[Finding]:
                 yield case.error(
                     "copied-environment",
                     f"the packages are of Python {environment.python}, and this stage has Python "
-                    f"{system.python}: it never "
-                    "sees them",
+                    f"{system.python}: it never sees them",
                     where,
                 )
         elif environment.interpreter not in case.trace.states[-1].interpreters | state.interpreters:

@@ -62,8 +62,7 @@ def gpu_code(case: Case) -> Iterator[Finding]:
         yield case.error(
             "gpu-architecture",
             f"torch {torch.version} (CUDA {build.cuda}) has no code for {case.node.gpu}, compute capability "
-            f"{capability}: "
-            f"it is compiled for {compiled}",
+            f"{capability}: it is compiled for {compiled}",
             torch.where,
             *another_build(case, torch),
         )
