@@ -58,7 +58,7 @@ def test_a_command_inside_replaces_the_entrypoint_of_the_image():
     assert Docker().run_command(request)[-5:] == ["--entrypoint", "sh", "train:1", "-c", "true"]
     assert "/a:/b:ro" in Docker().run_command(request)
     assert "/a:/b:ro" in Podman().run_command(request)
-    assert Buildah().run_command(request, "c")[-5:] == ["--", "c", "sh", "-c", "true"]
+    assert Buildah().run_inside(request, "c")[-5:] == ["--", "c", "sh", "-c", "true"]
     with pytest.raises(UserError, match="no GPUs"):
         Buildah().run(request)
 
