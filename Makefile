@@ -37,6 +37,7 @@ demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 # One more process than the two cores of CI: training tests wait for ranks, timeouts and deaths.
 # The cluster's tests wait much of their time, so others go beside them; not Slurm's, whose time limits are real.
 test: setup  ## all tests
+	-$(BIN)/python tools/make_image_table.py --check  # says it where torch has a newer release; no failure of the tests
 	$(PYTEST) -m "not slurm and not cluster and not image and not campaign_only" -n 3 $(BY_MODULE) $(AGAIN)
 	$(MAKE) --no-print-directory test-slurm
 	tools/run_tiers test-image$(BESIDE) test-cluster

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from windlass.image.build.context import text_files
 from windlass.image.facts.node import Node, node_named
+from windlass.image.judge import Healed, heal
 from windlass.image.read.texts import Texts
 from windlass.image.rules import Finding
 from windlass.image.state.model import Where
@@ -113,9 +114,7 @@ def names(finding: Finding, lines: set[int], kind: str) -> bool:
     return bool(told & lines)
 
 
-def score_case(folder: Path, index: Index, score: Score) -> None:
-    from windlass.image.heal import heal
-
+def score_case(folder: Path, index: Index, score: Score) -> Healed:
     texts, node, expected = load(folder)
     healed = heal(texts, node, index)
     verdict = healed.before
@@ -153,6 +152,7 @@ def score_case(folder: Path, index: Index, score: Score) -> None:
     score.lines += [f"       {one.severity} {one.id} {one.where}: {one.sentence[:170]}" for one in verdict.findings]
     score.lines += [f"       unknown {one[:150]}" for one in verdict.unknown]
     score.lines += [f"       | {line}" for line in healed.diff.splitlines()]
+    return healed
 
 
 def main(arguments: list[str]) -> int:

@@ -10,8 +10,7 @@ import yaml
 
 from windlass.cli.main import run_command
 from windlass.errors import UserError
-from windlass.image.aws.buildspec import Cloud, buildspec
-from windlass.image.aws.codebuild import CloudWorkshop
+from windlass.image.aws.codebuild import Cloud, CloudWorkshop, buildspec
 from windlass.image.aws.ecr import EcrHost, ensure_repository, push_token
 from windlass.image.aws.infrastructure import Infrastructure, cloudformation
 from windlass.image.build.building import Failed, Job, Made, Settings, Source

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from windlass.image.aws.buildspec import Cloud, buildspec, carried
+from windlass.image.aws.codebuild import Cloud, buildspec, carried
 from windlass.image.build.building import Job, Settings, Source
 from windlass.image.build.context import Context, write_zip
 from windlass.image.build.testing import Proof

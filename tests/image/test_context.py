@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.image.build.context import Context, write_zip
-from windlass.image.build.ignoring import Ignore
-from windlass.image.build.tags import commit_of, content_digest, tag_for
+from windlass.image.build.context import Context, Ignore, write_zip
+from windlass.image.build.records import commit_of, content_digest, tag_for
 
 
 @pytest.mark.parametrize(

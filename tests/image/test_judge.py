@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.image.score import CASES, Score, load, recorded_index, score_case
-from windlass.image.heal import heal
-from windlass.image.judge import judge
+from windlass.image.judge import heal, judge
 from windlass.image.read.texts import Texts
 from windlass.image.rules.packages import _sentence
 
@@ -31,23 +30,18 @@ def ids(texts: Texts, node, index) -> Counter[tuple[str, str]]:
 
 
 def test_the_scores(index):
+    """And a patched file passes the plan, and gets no second patch."""
     score = Score()
     for name in NAMES:
-        score_case(CASES / name, index, score)
+        healed = score_case(CASES / name, index, score)
+        if healed.diff:
+            again = heal(healed.patched, load(CASES / name)[1], index)
+            assert (again.before.errors, again.diff) == ((), ""), name
     print("\n".join(score.totals()))
-    assert score.found == score.conflicts == 28
+    assert score.found == score.conflicts == 71
     assert (score.passed, score.unsure) == (0, 0)
     assert (score.alarms, score.edits) == (0, 0)
-    assert score.patches == score.healed >= 8
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_patched_file_passes_and_proposes_nothing_more(name, index):
-    texts, node, _ = load(CASES / name)
-    healed = heal(texts, node, index)
-    if healed.diff:
-        again = heal(healed.patched, node, index)
-        assert (again.before.errors, again.diff) == ((), "")
+    assert score.patches == score.healed >= 20
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,30 +55,46 @@ def test_a_comment_changes_no_verdict(name, index):
     assert [one.where.place.line for one in after.errors] == [one.where.place.line + 1 for one in before.errors]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name[:3] in ("006", "012", "014", "024", "026", "066")])
-def test_splitting_a_run_changes_no_verdict(name, index):
-    texts, node, _ = load(CASES / name)
-    text = re.sub(r"\s+&&\s*(?:\\\n\s*)?(?=pip|apt-get install)", "\nRUN ", texts.dockerfile or "")
-    assert ids(texts.with_dockerfile(text), node, index) == ids(texts, node, index)
+def split_runs(texts: Texts) -> Texts:
+    """Every `&& pip` and `&& apt-get install` begins a RUN of its own, where the shell carries nothing over."""
+    parts = re.split(r"(?m)^(?=[A-Z]+ )", texts.dockerfile or "")
+    carries = re.compile(r"\b(cd|source|export|if|for|conda|activate|poetry)\b|\w=\S+;")
+    join = re.compile(r"\s*(?:\\\n)?\s*&&\s*(?:\\\n\s*)?(?=(?:/\S+/)?pip|apt-get install)")
+    split = [join.sub("\nRUN ", one) if one.startswith("RUN ") and not carries.search(one) else one for one in parts]
+    return texts.with_dockerfile("".join(split))
 
 
-def test_the_name_of_a_requirements_file_changes_no_verdict(index):
-    texts, node, _ = load(CASES / "012-requirements-repin-older-torch")
-    other = Texts(
-        (texts.dockerfile or "").replace("requirements.txt", "what-we-need.pip"),
-        {"what-we-need.pip": texts.files["requirements.txt"]},
-    )
-    assert ids(other, node, index) == ids(texts, node, index)
-    assert sum(ids(texts, node, index).values()) >= 3
+def renamed(texts: Texts) -> Texts:
+    """Every file that a `-r` names gets another name."""
+    dockerfile, files = texts.dockerfile or "", dict(texts.files)
+    for name in [one for one in files if re.search(rf"-r \S*{re.escape(Path(one).name)}", dockerfile)]:
+        new = f"what-{Path(name).stem}-needs.pip"
+        dockerfile = re.sub(rf"(?<![\w-]){re.escape(Path(name).name)}\b", new, dockerfile)
+        files[str(Path(name).with_name(new))] = files.pop(name)
+    return Texts(dockerfile, files)
 
 
-def test_where_a_pin_stands_changes_no_verdict(index):
-    texts, node, _ = load(CASES / "012-requirements-repin-older-torch")
-    moved = Texts(
-        (texts.dockerfile or "").replace("-r requirements.txt", "torch==2.6.0 -r requirements.txt"),
-        {"requirements.txt": texts.files["requirements.txt"].replace("torch==2.6.0\n", "")},
-    )
-    assert ids(moved, node, index) == ids(texts, node, index)
+def pin_moved(texts: Texts) -> Texts:
+    """The first exact pin of a requirement file goes into the command that names the file."""
+    for name, text in texts.files.items():
+        pin = re.search(r"(?m)^[\w.-]+==[\w.]+$", text)
+        used = re.search(rf"-r \S*{re.escape(Path(name).name)}", texts.dockerfile or "")
+        if pin and used:
+            line = (texts.dockerfile or "").replace(used[0], f"{pin[0]} {used[0]}")
+            return Texts(line, {**texts.files, name: text.replace(f"{pin[0]}\n", "", 1)})
+    return texts
+
+
+@pytest.mark.parametrize("change", [split_runs, renamed, pin_moved])
+def test_the_same_written_otherwise_changes_no_verdict(change, index):
+    tried = 0
+    for name in NAMES:
+        texts, node, _ = load(CASES / name)
+        other = change(texts)
+        if other.diff(texts):
+            tried += 1
+            assert ids(other, node, index) == ids(texts, node, index), name
+    assert tried >= 8
 
 
 def test_what_is_not_understood_is_said(index):

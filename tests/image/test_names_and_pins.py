@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from windlass.errors import UserError
 from windlass.image.aws.ecr import EcrHost
-from windlass.image.build.obstacles import obstacle_in
+from windlass.image.build.logs import obstacle_in
 from windlass.image.registry.credentials import Credentials, find_credentials
-from windlass.image.registry.layers import layer_of
-from windlass.image.registry.pinning import pin
-from windlass.image.registry.reference import ImageReference, is_loopback
+from windlass.image.registry.overlay import layer_of
+from windlass.image.registry.reference import ImageReference, is_loopback, pin
 
 DIGEST = "sha256:" + "ab" * 32
 NAME = f"r.example:5000/team/train@{DIGEST}"

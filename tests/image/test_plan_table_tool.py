@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import importlib.util
+import json
 import threading
 from pathlib import Path
 
@@ -103,6 +104,16 @@ def test_a_release_of_torch(tool, index):
 def test_companions_newest_first(tool, index):
     found = tool.companions(index, "torchvision", Version("0.19"))
     assert list(found.items()) == [("0.29.2", ">=2.14.0"), ("0.26.0", "==2.11.0")]
+
+
+def test_an_old_table_is_said_and_no_network_is_no_failure(tool, index, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tool, "OUTPUT", tmp_path / "releases.json")
+    for newest, code in (("2.14.1", 1), ("2.15.0", 0)):
+        tool.OUTPUT.write_text(json.dumps({"made": "2026-09-30", "torch": [{"version": newest}]}))
+        assert tool.main(["--check", "--index", index.url]) == code
+        assert f"ends with torch {newest}; the index has 2.15.0" in capsys.readouterr().out
+    assert tool.main(["--check", "--index", "http://127.0.0.1:9"]) == 0
+    assert "is not checked" in capsys.readouterr().out
 
 
 def test_what_a_package_requires(tool, index):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from windlass.errors import UserError
-from windlass.image.build.builders.protocol import Answer
+from windlass.image.build.builders import Answer
 from windlass.image.build.testing import Proof, command_inside, prove_image, sources
 from windlass.image.inside.loaded import same_version
 from windlass.image.inside.proof import DEFAULTS, groups, run_group

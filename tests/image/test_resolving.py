@@ -11,8 +11,7 @@ import pytest
 
 from tests.image.wheels import Wheel
 from windlass.image.facts.node import Node
-from windlass.image.heal import heal
-from windlass.image.judge import judge
+from windlass.image.judge import heal, judge
 from windlass.image.read.texts import Texts
 from windlass.image.state.resolver import Index, Question
 

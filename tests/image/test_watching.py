@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from windlass.cli.image.watching import Bar, Lines
-from windlass.image.build.progress import Step
+from windlass.image.build.process import Step
 from windlass.image.read.texts import Fix
 
 FIX = Fix("x", "git is missing: install it", ("git: not found",), "FROM b\n")

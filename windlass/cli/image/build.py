@@ -123,7 +123,7 @@ def _judged(source: Source, node: Node, *, auto_fix: bool, quiet: bool) -> tuple
     """What resolving shows needs no failed build: with --auto-fix it is healed first, else it is said."""
     from dataclasses import replace
 
-    from windlass.image.heal import heal
+    from windlass.image.judge import heal
     from windlass.image.read.texts import Fix, Texts
     from windlass.image.state.resolver import Index
 
@@ -149,8 +149,8 @@ def _judged(source: Source, node: Node, *, auto_fix: bool, quiet: bool) -> tuple
 
 
 def _workshop(name: str | None, source: Source, project: str, bucket: str | None, region: str | None) -> Workshop:
-    from windlass.image.build.builders.finding import find_builder
-    from windlass.image.build.workshop import LocalWorkshop
+    from windlass.image.build.builders import find_builder
+    from windlass.image.build.building import LocalWorkshop
 
     if name != "codebuild":
         try:
@@ -160,8 +160,7 @@ def _workshop(name: str | None, source: Source, project: str, bucket: str | None
                 raise
     # No builder here, and the image belongs to ECR: AWS builds it.
     from windlass.common.aws import account_of
-    from windlass.image.aws.buildspec import Cloud
-    from windlass.image.aws.codebuild import CloudWorkshop
+    from windlass.image.aws.codebuild import Cloud, CloudWorkshop
     from windlass.image.aws.ecr import EcrHost
     from windlass.image.registry.reference import ImageReference
 

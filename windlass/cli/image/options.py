@@ -11,7 +11,7 @@ import click
 from windlass.errors import UserError
 
 if TYPE_CHECKING:
-    from windlass.image.build.builders.protocol import Builder
+    from windlass.image.build.builders import Builder
     from windlass.image.build.testing import Surroundings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -60,7 +60,7 @@ def assignments(option: str, values: tuple[str, ...]) -> dict[str, str]:
 
 def builder_of(name: str | None, built_by: str | None = None) -> Builder:
     """The builder that was asked for, else the one that has the image, else the first that works here."""
-    from windlass.image.build.builders.finding import KINDS, find_builder
+    from windlass.image.build.builders import KINDS, find_builder
 
     return find_builder(name or (built_by if built_by in KINDS else None))
 

@@ -39,8 +39,7 @@ def overlay(
     from windlass.image.aws.ecr import EcrHost, push_token
     from windlass.image.registry.credentials import find_credentials
     from windlass.image.registry.overlay import put_overlay
-    from windlass.image.registry.pinning import pin
-    from windlass.image.registry.reference import ImageReference
+    from windlass.image.registry.reference import ImageReference, pin
     from windlass.image.registry.registry import Repository
     from windlass.spec import load_run
 

@@ -12,8 +12,7 @@ from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from windlass.image.facts.node import Node
-    from windlass.image.heal import Healed
-    from windlass.image.judge import Verdict
+    from windlass.image.judge import Healed, Verdict
     from windlass.image.plan.choose import ImagePlan
     from windlass.image.rules import Finding
     from windlass.image.state.resolver import Index
@@ -130,7 +129,7 @@ def _plan(
     own = [run.image.requirements] if run.image.requirements else []
     planned = plan_image(run, node, read_requirement_files(home, own))
     if lock:
-        from windlass.image.plan.lock import lock as pin
+        from windlass.image.plan.choose import lock as pin
 
         planned = pin(planned, index)
     verdict = judge(Texts(planned.dockerfile, planned.files), node, index)
@@ -160,7 +159,7 @@ def _check(
 ) -> int:
     """Judge a user's own Dockerfile, and show the patch that heals it."""
     from windlass.image.build.context import text_files
-    from windlass.image.heal import heal
+    from windlass.image.judge import heal
     from windlass.image.read.texts import Texts
 
     try:

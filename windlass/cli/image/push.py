@@ -55,12 +55,11 @@ def push(
     import dataclasses
 
     from windlass.cli.output import print_json
-    from windlass.image.build.builders.finding import IN_THE_CLOUD
+    from windlass.image.build.builders import IN_THE_CLOUD
     from windlass.image.build.preparing import title_of
     from windlass.image.build.records import Records
-    from windlass.image.registry.pinning import pin
     from windlass.image.registry.push import look_up, push_image
-    from windlass.image.registry.reference import ImageReference
+    from windlass.image.registry.reference import ImageReference, pin
     from windlass.spec import load_run
 
     run = load_run(what, overrides) if is_run_file(what) else None

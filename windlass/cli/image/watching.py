@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from windlass.image.build.building import Settings, Source, Watcher, Workshop
-    from windlass.image.build.progress import Step
+    from windlass.image.build.process import Step
     from windlass.image.read.texts import Fix
 
 
@@ -93,9 +93,8 @@ def watching(*, as_json: bool) -> Iterator[Watcher]:
 def command_of(source: Source, workshop: Workshop, settings: Settings) -> dict[str, Any]:
     """The command line of a local builder, or the request to CodeBuild."""
     from windlass.image.aws.codebuild import CloudWorkshop
-    from windlass.image.build.building import Job, labels_of
-    from windlass.image.build.tags import commit_of, tag_for
-    from windlass.image.build.workshop import LocalWorkshop
+    from windlass.image.build.building import Job, LocalWorkshop, labels_of
+    from windlass.image.build.records import commit_of, tag_for
 
     commit = commit_of(source.context.folder)
     tag = tag_for(commit, source.content)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,68 @@ import yaml
 
 from windlass.common.aws import asking, client, error_code
 from windlass.errors import ExitCode, UserError
-from windlass.image.aws.buildspec import DIGEST_VARIABLE, REPORT, Cloud, buildspec, carried
 from windlass.image.aws.ecr import EcrHost, ensure_repository
+from windlass.image.build.builders import Docker, RunRequest
 from windlass.image.build.building import Failed, Job, Made, Watcher
-from windlass.image.build.context import Context, write_zip
-from windlass.image.build.ignoring import Ignore
-from windlass.image.build.process import plain
-from windlass.image.build.progress import step_of
-from windlass.image.build.testing import Report
+from windlass.image.build.context import Context, Ignore, write_zip
+from windlass.image.build.process import plain, step_of
+from windlass.image.build.testing import Report, command_inside, sources
 from windlass.image.registry.reference import ImageReference
+
+FOLDER = ".windlass-build"  # in the archive, beside the context
+DIGEST_VARIABLE = "WINDLASS_DIGEST"
+REPORT = "report.json"
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Where CodeBuild works, and where it puts things."""
+
+    project: str
+    bucket: str
+    region: str
+
+    def results(self, tag: str) -> str:
+        """Prefix of the objects that a build leaves."""
+        return f"windlass/{tag}"
+
+
+def buildspec(job: Job, cloud: Cloud) -> dict[str, Any]:
+    """A phase stops at its first failure, and none follows a failed one: an unproven image is not pushed."""
+    docker, image = Docker(), ImageReference.parse(job.image)
+    settings = job.settings
+    build = job.request(Path("context"), Path(FOLDER) / "Dockerfile")
+    inside = []
+    place = f"s3://{cloud.bucket}/{cloud.results(job.tag)}"
+    if settings.proof:
+        run = docker.run_command(RunRequest(job.image, command_inside(settings.proof.order())))
+        keep = f"aws s3 cp {REPORT} {place}/{REPORT}"
+        inside += [f"{shlex.join(run)} < {FOLDER}/sources.json > {REPORT} || {{ {keep}; false; }}", keep]
+    token = 'aws ecr get-login-password --region "$AWS_REGION"'
+    login = f"{token} | docker login --username AWS --password-stdin {image.registry}"
+    digest = "docker buildx imagetools inspect --format '{{.Manifest.Digest}}' " + shlex.quote(job.image)
+    return {
+        "version": 0.2,
+        "env": {"shell": "bash", "exported-variables": [DIGEST_VARIABLE]},
+        "phases": {
+            "pre_build": {"on-failure": "ABORT", "commands": [login]},
+            "build": {"on-failure": "ABORT", "commands": [shlex.join(docker.build(build)), *inside]},
+            "post_build": {
+                "on-failure": "ABORT",
+                "commands": [
+                    '[ "$CODEBUILD_BUILD_SUCCEEDING" = 1 ]',
+                    shlex.join(["docker", "push", job.image]),
+                    f'export {DIGEST_VARIABLE}="$({digest})"',
+                ],
+            },
+        },
+    }
+
+
+def carried(job: Job) -> dict[str, str]:
+    """The files that go along with the context: the Dockerfile as it is built, and the proof."""
+    return {f"{FOLDER}/Dockerfile": job.source.recipe, f"{FOLDER}/sources.json": json.dumps(sources())}
+
 
 POLL_SECONDS = 5.0
 ENVIRONMENTS = {

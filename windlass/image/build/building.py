@@ -2,24 +2,71 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from windlass.errors import ExitCode, UserError
-from windlass.image.build.builders.protocol import BuildRequest
+from windlass.image.build.builders import Builder, BuildRequest
 from windlass.image.build.context import Context
-from windlass.image.build.labels import labels_for
-from windlass.image.build.logs import why_failed
-from windlass.image.build.obstacles import obstacle_in
-from windlass.image.build.progress import Step
-from windlass.image.build.records import ImageRecord, Records
+from windlass.image.build.logs import obstacle_in, why_failed
+from windlass.image.build.process import Outcome, Step, capture, step_of, stream
+from windlass.image.build.records import Commit, ImageRecord, Records, commit_of, content_digest, labels_for, tag_for
 from windlass.image.build.remedies import propose
-from windlass.image.build.tags import Commit, commit_of, content_digest, tag_for
-from windlass.image.build.testing import Proof, Report, Surroundings
+from windlass.image.build.testing import Proof, Report, Surroundings, prove_image
 from windlass.image.read.dockerfile import parse_dockerfile
 from windlass.image.read.texts import Fix, Texts
+
+
+class LocalWorkshop:
+    """docker buildx, podman or buildah."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self.name = builder.name
+
+    def make(self, job: Job, watcher: Watcher) -> Made | Failed:
+        log = job.folder / f"attempt-{job.number}.log"
+        outcome = self._build(job, log, watcher)
+        if not outcome.succeeded:
+            return Failed(outcome.output, log)
+        id = self._id(job.image)
+        report = None
+        if job.settings.proof:
+            watcher.proving(job.settings.proof.level)
+            report = prove_image(self.builder, job.image, job.settings.proof, job.settings.around)
+            if not report.passed:
+                kept = job.folder / f"proof-{job.number}.log"
+                kept.write_text(report.log)
+                return Failed(report.log, kept)
+        return Made(id, report)
+
+    def _build(self, job: Job, log: Path, watcher: Watcher) -> Outcome:
+        """The builder sees a staged copy: links to the user's files, and the changed ones in their place."""
+
+        def heard(line: str) -> None:
+            step = step_of(line)
+            if step:
+                watcher.step(step)
+            else:
+                watcher.line(line)
+
+        with tempfile.TemporaryDirectory(prefix="windlass-build-", ignore_cleanup_errors=True) as folder:
+            context = Path(folder) / "context"
+            context.mkdir()
+            dockerfile = Path(folder) / "Dockerfile"
+            dockerfile.write_text(job.source.recipe)
+            request = job.request(job.source.stage(context), dockerfile)
+            return stream(self.builder.build(request), heard, log=log)
+
+    def _id(self, image: str) -> str:
+        code, out, error = capture(self.builder.image_id(image))
+        if code != 0:
+            raise UserError(f"{self.name} built {image} and does not find it", evidence=error.strip()[-300:])
+        return out.strip().removeprefix("sha256:")
+
 
 OURS = ".windlass"  # Dockerfile.windlass: what a fixed file is called beside the user's own
 

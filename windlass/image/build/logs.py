@@ -1,11 +1,36 @@
-"""Read the log of a failed build: the step that failed, what it means, and the lines that matter. Pure."""
+"""Read the log of a failed build: the step, what it means, the lines that matter, and what stands in the way. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from windlass.errors import ExitCode, UserError
+
+
+@cache
+def known() -> dict[str, Any]:
+    """The data file beside this one."""
+    value: dict[str, Any] = yaml.safe_load(resources.files(__package__).joinpath("known.yaml").read_text())
+    return value
+
+
+def obstacle_in(log: str) -> UserError | None:
+    """The first obstacle that the log names, looked for from its end."""
+    lines = log.splitlines()
+    for line in reversed(lines[-200:]):
+        for one in known()["obstacles"]:
+            if re.search(one["pattern"], line, re.IGNORECASE):
+                said = {"evidence": line.strip()[:400], "cause": one["cause"], "fix": one["fix"]}
+                return UserError(one["what"], **said, exit_code=ExitCode.FAILED)
+    return None
+
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 BUILDKIT = re.compile(r"^#\d+ (?:\d+\.\d+ )?")  # `#9 12.34 text`
@@ -79,64 +104,11 @@ class BuildLog:
         return [Found(match, line.strip()) for line in lines if (match := compiled.search(line))]
 
 
-# What a log says, in the order of how much it explains. `{1}` is the first group of the pattern.
-SYMPTOMS: tuple[tuple[str, str, str], ...] = (
-    ("no-space", r"No space left on device", "the disk of the builder is full"),
-    ("copy-missing", r"copier: stat: \"/?(.+?)\": no such file", "the build copies {1}, which is not in the context"),
-    ("copy-missing", r"failed to (?:calculate checksum|compute cache key).*\"/?(.+?)\": not found",
-     "the build copies {1}, which is not in the context"),
-    ("base-missing", r"reading manifest \S+ in (\S+?): (?:manifest unknown|name unknown)",
-     "the registry has no such image of {1}"),
-    ("base-missing", r"failed to resolve source metadata for (\S+?): .*not found", "there is no image {1}"),
-    ("base-denied", r"(?:pull access denied|unauthorized|authentication required|requested access to the resource is)",
-     "the registry does not give the base image without a login"),
-    ("base-unreachable", r"pinging container registry (\S+?): .*(?:refused|no such host|timeout|unreachable)",
-     "the registry {1} does not answer"),
-    ("resolution", r"ResolutionImpossible|your requirements are unsatisfiable|No solution found when resolving",
-     "the requirements contradict each other"),
-    ("torch-at-build", r"No module named '(torch)'", "a package imports torch while it is built, and there is none"),
-    ("build-module", r"ModuleNotFoundError: No module named '([\w.]+)'", "the Python module {1} is missing"),
-    ("no-nvcc", r"CUDA_HOME environment variable is not set|nvcc was not found|nvcc: (?:command )?not found",
-     "a package is compiled with nvcc, which the base image does not have"),
-    ("externally-managed", r"externally-managed-environment", "pip refuses to install into the system's Python"),
-    ("python-version", r"requires a different Python: (\S+) not in '(.+?)'", "Python {1} is not in {2}"),
-    ("git", r"Cannot find command 'git'", "git is missing"),
-    ("header", r"fatal error: (\S+): No such file or directory", "the header {1} is missing"),
-    ("compiler", r"command '(\S*(?:gcc|g\+\+|cc|clang)\S*)' failed: No such file|[Cc]ould not find (?:a )?C compiler|"
-     r"unable to execute '(\S+)': No such file", "a C compiler is missing"),
-    ("rust", r"can't find Rust compiler|Cargo, the Rust package manager, is not", "a Rust compiler is missing"),
-    ("cmake", r"CMake must be installed|[Cc]ould not find CMake", "CMake is missing"),
-    ("linker", r"ld: cannot find -l(\S+?):?(?:\s|$)", "the library {1} is missing"),
-    ("shared-library", r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file", "the shared library {1} is missing"),
-    ("program", r"(?:/bin/(?:ba)?sh: (?:\d+: |line \d+: )?|^sh: (?:\d+: )?)([\w.+-]+): (?:command )?not found",
-     "the program {1} is missing"),
-    ("no-pip", r"No module named pip\b", "pip is missing"),
-    ("apt-locate", r"E: Unable to locate package (\S+)", "there is no package {1} in the lists that apt has"),
-    ("apt-candidate", r"E: Package '(\S+)' has no installation candidate", "apt cannot install {1}"),
-    ("apt-version", r"E: Version '(.+?)' for '(\S+)' was not found", "{2} has no version {1}"),
-    ("apt-stale", r"E: Failed to fetch (\S+)\s+404", "apt's lists are older than the archive"),
-    ("apt-network", r"(?:Temporary failure resolving|Could not resolve|Could not connect to) '?([\w.:-]+)",
-     "apt cannot reach {1}"),
-    ("apt-asks", r"Do you want to continue\? \[Y/n\].*Abort|^Abort\.$", "apt asked a question and nobody answered"),
-    ("not-root", r"(?:are you root\?|lock-frontend - open \(13: Permission denied\))", "the step needs root"),
-    ("pip-network", r"Read timed out|ReadTimeoutError|ConnectTimeoutError|NewConnectionError|Connection reset|"
-     r"Connection refused|Temporary failure in name resolution|IncompleteRead|Max retries exceeded",
-     "the package index did not answer"),
-    ("no-version", r"No matching distribution found for (\S+)", "no version of {1} suits this Python and platform"),
-    ("platform", r"[Ee]xec format error|no match for platform in manifest", "the base image is for another machine"),
-    ("hash", r"THESE PACKAGES DO NOT MATCH THE HASHES", "a downloaded file is not the one that the hash names"),
-    ("torchvision-abi", r"operator torchvision::nms does not exist", "torchvision is made for another torch"),
-    ("symbol", r"undefined symbol: (\S+)", "a library was compiled against another version of what it loads"),
-    ("certificate", r"CERTIFICATE_VERIFY_FAILED|server certificate verification failed",
-     "a certificate cannot be verified: the image has no certificates, or a proxy puts its own in"),
-)  # fmt: skip
-
-
 def why_failed(log: str | BuildLog) -> Failure:
     """The best known reason with the lines that show it; always answers."""
     whole = log if isinstance(log, BuildLog) else BuildLog(log)
     for everywhere in (False, True):
-        for id, pattern, sentence in SYMPTOMS:
+        for id, pattern, sentence in known()["symptoms"]:
             if found := whole.find(pattern, everywhere=everywhere):
                 lines = tuple(_with_surroundings(whole.lines if everywhere else whole.tail, found.line))
                 return Failure(id, _filled(sentence, found.match), lines)

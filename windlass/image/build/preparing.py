@@ -12,8 +12,7 @@ import windlass
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
 from windlass.image.build.building import Source
-from windlass.image.build.context import Context
-from windlass.image.build.ignoring import Ignore
+from windlass.image.build.context import Context, Ignore
 from windlass.image.build.testing import Proof
 from windlass.image.facts.node import Node, node_of
 from windlass.image.inside.proof import SMALL_MODEL

@@ -11,104 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from windlass.image.build.logs import BuildLog, Found
+from windlass.image.build.logs import BuildLog, Found, known
 from windlass.image.facts.bases import base_of
 from windlass.image.read.dockerfile import Dockerfile, Instruction, parse_dockerfile
 from windlass.image.read.texts import Fix, Texts, fix_from, insert_after, lines_of, replace_lines
 
 APT = "RUN apt-get update && apt-get install -y --no-install-recommends {} && rm -rf /var/lib/apt/lists/*"
 GCC = ("gcc", "libc6-dev")
-# What a log names → Debian's packages; a name that is not here is looked up nowhere.
-PROGRAMS = {
-    "gcc": GCC,
-    "cc": GCC,
-    "x86_64-linux-gnu-gcc": GCC,
-    "aarch64-linux-gnu-gcc": GCC,
-    "g++": ("g++",),
-    "c++": ("g++",),
-    "make": ("make",),
-    "cmake": ("cmake", "g++", "make"),
-    "ninja": ("ninja-build",),
-    "git": ("git", "ca-certificates"),
-    "curl": ("curl", "ca-certificates"),
-    "wget": ("wget", "ca-certificates"),
-    "unzip": ("unzip",),
-    "pip": ("python3-pip",),
-    "pip3": ("python3-pip",),
-    "python3": ("python3",),
-    "python": ("python3", "python-is-python3"),
-    "pg_config": ("libpq-dev",),
-    "mpicc": ("libopenmpi-dev", "openmpi-bin"),
-    "swig": ("swig",),
-    "ffmpeg": ("ffmpeg",),
-    "patch": ("patch",),
-    "bzip2": ("bzip2",),
-    "xz": ("xz-utils",),
-}
-HEADERS = {
-    "Python.h": "python3-dev",
-    "stdio.h": "libc6-dev",
-    "stdlib.h": "libc6-dev",
-    "limits.h": "libc6-dev",
-    "libpq-fe.h": "libpq-dev",
-    "ffi.h": "libffi-dev",
-    "openssl/ssl.h": "libssl-dev",
-    "zlib.h": "zlib1g-dev",
-    "sqlite3.h": "libsqlite3-dev",
-    "jpeglib.h": "libjpeg-dev",
-    "png.h": "libpng-dev",
-    "sndfile.h": "libsndfile1-dev",
-    "mpi.h": "libopenmpi-dev",
-    "numa.h": "libnuma-dev",
-    "infiniband/verbs.h": "libibverbs-dev",
-    "libaio.h": "libaio-dev",
-    "hdf5.h": "libhdf5-dev",
-    "hwloc.h": "libhwloc-dev",
-}
-LIBRARIES = {
-    "libGL.so.1": "libgl1",
-    "libgthread-2.0.so.0": "libglib2.0-0",
-    "libglib-2.0.so.0": "libglib2.0-0",
-    "libsndfile.so.1": "libsndfile1",
-    "libgomp.so.1": "libgomp1",
-    "libnuma.so.1": "libnuma1",
-    "libibverbs.so.1": "libibverbs1",
-    "libxml2.so.2": "libxml2",
-    "libstdc++.so.6": "libstdc++6",
-    "libpq.so.5": "libpq5",
-}
-LINKED = {
-    "pq": "libpq-dev",
-    "z": "zlib1g-dev",
-    "ssl": "libssl-dev",
-    "ffi": "libffi-dev",
-    "aio": "libaio-dev",
-    "numa": "libnuma-dev",
-    "stdc++": "g++",
-}
-MODULES = {
-    "Cython": "cython",
-    "pkg_resources": "setuptools<81",
-    "distutils": "setuptools",
-    "skbuild": "scikit-build",
-    "yaml": "pyyaml",
-    **{
-        name: name
-        for name in (
-            "setuptools",
-            "wheel",
-            "packaging",
-            "psutil",
-            "ninja",
-            "numpy",
-            "cmake",
-            "einops",
-            "hatchling",
-            "pybind11",
-            "torch",
-        )
-    },
-}
 PIP_NETWORK = (
     r"Read timed out|ReadTimeoutError|ConnectTimeoutError|NewConnectionError|Connection reset|Connection refused|"
     r"Temporary failure in name resolution|IncompleteRead|Max retries exceeded|Connection broken"
@@ -194,9 +103,9 @@ class _Case:
 def missing_file(case: _Case) -> Iterator[Fix]:
     """A header or a library."""
     for pattern, table, kind in (
-        (r"fatal error: (\S+): No such file or directory", HEADERS, "the header"),
-        (r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file", LIBRARIES, "the library"),
-        (r"ld: cannot find -l([\w+]+)", LINKED, "the library"),
+        (r"fatal error: (\S+): No such file or directory", known()["headers"], "the header"),
+        (r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file", known()["libraries"], "the library"),
+        (r"ld: cannot find -l([\w+]+)", known()["linked"], "the library"),
     ):
         found = case.log.find(pattern)
         if found and found.match[1] in table:
@@ -212,13 +121,13 @@ def missing_program(case: _Case) -> Iterator[Fix]:
         r"unable to execute '(\S+?)': No such file",
     ):
         found = case.log.find(pattern)
-        if found and found.match[1] in PROGRAMS:
-            yield from case.apt_add(PROGRAMS[found.match[1]], f"{found.match[1]} is missing", found)
+        if found and found.match[1] in known()["programs"]:
+            yield from case.apt_add(known()["programs"][found.match[1]], f"{found.match[1]} is missing", found)
     for pattern, packages, why in (
         (r"[Cc]ould not find (?:a )?C compiler|No CMAKE_C_COMPILER", GCC, "a C compiler is missing"),
         (r"No CMAKE_CXX_COMPILER", ("g++",), "a C++ compiler is missing"),
         (r"can't find Rust compiler|Cargo, the Rust package manager, is not", ("rustc", "cargo"), "Rust is missing"),
-        (r"CMake must be installed|[Cc]ould not find CMake", PROGRAMS["cmake"], "CMake is missing"),
+        (r"CMake must be installed|[Cc]ould not find CMake", known()["programs"]["cmake"], "CMake is missing"),
         (r"No module named pip\b", ("python3-pip",), "pip is missing"),
         (
             r"certificate verification failed|unable to get local issuer",
@@ -234,9 +143,14 @@ def missing_module(case: _Case) -> Iterator[Fix]:
     """Without build isolation pip installs none of the modules that a build imports."""
     found = case.log.find(r"ModuleNotFoundError: No module named '([\w]+)")
     isolated = case.failed is None or "--no-build-isolation" not in case.failed.text
-    if not found or found.match[1] not in MODULES or not case.failed or (found.match[1] == "torch" and isolated):
+    if (
+        not found
+        or found.match[1] not in known()["modules"]
+        or not case.failed
+        or (found.match[1] == "torch" and isolated)
+    ):
         return
-    package = MODULES[found.match[1]]
+    package = known()["modules"][found.match[1]]
     text = case.before_failure(f"RUN pip install --no-cache-dir '{package}'")
     yield from case.fix(f"build-needs:{package}", f"the build imports {found.match[1]}: install it before", text, found)
 

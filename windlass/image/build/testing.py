@@ -9,8 +9,8 @@ from importlib import resources
 from typing import Any
 
 from windlass.errors import ExitCode, UserError
-from windlass.image.build.builders.protocol import Answer, Builder, RunRequest
-from windlass.image.build.obstacles import obstacle_in
+from windlass.image.build.builders import Answer, Builder, RunRequest
+from windlass.image.build.logs import obstacle_in
 from windlass.image.build.process import capture
 from windlass.image.registry.reference import ImageReference, is_loopback
 

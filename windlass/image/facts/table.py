@@ -278,6 +278,15 @@ def made() -> str:
     return str(_releases()["made"])
 
 
+def at_or_below(table: Mapping[str, str], version: str) -> str | None:
+    """The value of the newest entry of a table that is not newer than a version."""
+    try:
+        older = [one for one in table if Version(one) <= Version(version)]
+    except InvalidVersion:
+        return None
+    return table[max(older, key=Version)] if older else None
+
+
 def accepts(specifier: str, version: str) -> bool:
     return _contains(specifier, version)
 

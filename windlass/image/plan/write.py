@@ -12,7 +12,7 @@ from importlib.metadata import requires
 
 from packaging.requirements import Requirement
 
-from windlass.image.build.labels import CODE
+from windlass.image.build.records import CODE
 from windlass.image.facts.bases import Base
 from windlass.image.facts.table import Build, facts
 from windlass.image.read.requirements import Place, Wanted, wanted_of

@@ -104,7 +104,7 @@ def _uv_sources(table: Mapping[str, Any], extras: set[str]) -> dict[str, tuple[s
     """[tool.uv.sources]: the index or the repository that a package is taken from, on Linux and with these extras."""
     uv = table.get("tool", {}).get("uv", {})
     indexes = {one.get("name"): one.get("url") for one in uv.get("index", ())}
-    found = {}
+    found: dict[str, tuple[str | None, str | None]] = {}
     for package, value in uv.get("sources", {}).items():
         for one in value if isinstance(value, list) else [value]:
             on_linux = "marker" not in one or Marker(one["marker"]).evaluate({"sys_platform": "linux"})
@@ -156,7 +156,7 @@ def _setup_cfg(files: Mapping[str, str], folder: str, extras: Iterable[str]) -> 
             yield wanted_of(line.strip(), _place(name, files[name], line.strip()))
 
 
-def _setup_py(files: Mapping[str, str], folder: str, extras: Iterable[str]) -> Iterator[Wanted]:
+def _setup_py(files: Mapping[str, str], folder: str, extras: Collection[str]) -> Iterator[Wanted]:
     """Lists of strings that setup.py gives or names; a requirements file that it mentions."""
     name = _in(folder, "setup.py")
     if name not in files:
@@ -186,7 +186,7 @@ def _setup_py(files: Mapping[str, str], folder: str, extras: Iterable[str]) -> I
         if node.arg == "extras_require":
             pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
             for key, listed in pairs:
-                if isinstance(key, ast.Constant) and key.value in extras:
+                if isinstance(key, ast.Constant) and str(key.value) in extras:
                     yield from texts(values.get(listed.id, listed) if isinstance(listed, ast.Name) else listed)
         elif isinstance(value, ast.List | ast.Tuple):
             yield from texts(value)

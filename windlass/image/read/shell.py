@@ -109,7 +109,8 @@ def _commands(lines: list[tuple[str, int]], file: str, known: dict[str, str]) ->
                 loop = (str(current[1]), [substitute(word, known) for word in current[3:]])
             elif current[:1] == ["done"]:
                 loop = ("", [""])
-            for value in loop[1]:  # what a loop does is done for each of its words
+            repeated = any(loop[0] in word for word in current) if loop[0] else False
+            for value in loop[1] if repeated else loop[1][:1]:  # what a loop does is done for each of its words
                 yield from _finished(current, file, known | {loop[0]: value} if loop[0] else known, operator)
             current, operator = [], plain
         else:

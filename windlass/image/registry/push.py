@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.errors import ExitCode, UserError
-from windlass.image.build.builders.protocol import Builder, PushRequest
-from windlass.image.build.obstacles import obstacle_in
+from windlass.image.build.builders import Builder, PushRequest
+from windlass.image.build.logs import obstacle_in
 from windlass.image.build.process import Outcome, capture, stream
 from windlass.image.registry.credentials import Credentials, in_memory_file, in_memory_folder
 from windlass.image.registry.reference import ImageReference, is_loopback

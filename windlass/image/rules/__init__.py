@@ -11,6 +11,7 @@ RULES: tuple[Rule, ...] = (
     torch.cpu_only,
     torch.driver_too_old,
     torch.gpu_code,
+    torch.package_on_gpu,
     packages.replaced,
     packages.unsatisfied,
     packages.imports,

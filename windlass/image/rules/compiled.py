@@ -76,8 +76,7 @@ def nvcc(case: Case) -> Iterator[Finding]:
             yield case.error(
                 "nvcc-of-torch",
                 f"{package.name} is compiled with nvcc {compiled.nvcc} against torch {torch.version}, which "
-                f"is built with "
-                f"CUDA {torch.cuda}: torch's extension builder refuses another major version",
+                f"is built with CUDA {torch.cuda}: torch's extension builder refuses another major version",
                 package.where,
                 *devel_base(case, package),
             )
@@ -93,8 +92,7 @@ def _for_the_gpu(case: Case, package: Package, compiled: Compiled) -> Iterator[F
         yield case.error(
             "nvcc-too-old",
             f"nvcc {compiled.nvcc} cannot compile {package.name} for {case.node.gpu} (compute capability "
-            f"{capability}): "
-            f"CUDA {first} is the first that can",
+            f"{capability}): CUDA {first} is the first that can",
             package.where,
         )
     if last and Version(compiled.nvcc) > Version(last):
@@ -166,8 +164,7 @@ def other_torch(case: Case) -> Iterator[Finding]:
                 yield case.error(
                     "flash-attn-prebuilt",
                     f"flash-attn fetches its ready wheel for torch {minor(before.public)}, which does not "
-                    f"fit the base "
-                    f"image's own torch {before.version}: undefined symbols; "
+                    f"fit the base image's own torch {before.version}: undefined symbols; "
                     f"FLASH_ATTENTION_FORCE_BUILD=TRUE compiles it",
                     package.where,
                 )

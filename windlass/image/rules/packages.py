@@ -62,6 +62,7 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
     if (
         other is None
         or not other.version
+        or package.wheel == other.wheel == ""  # a step that could not be resolved, which says it
         or (requirement.marker and not optional and not _true(requirement, environment))
     ):
         return

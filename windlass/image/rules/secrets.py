@@ -12,6 +12,9 @@ from windlass.image.rules.finding import Case, Finding
 NAME = re.compile(
     r"(?i)(^|_)(token|password|passwd|secret|api_?key|access_?key|secret_?key|private_?key|credentials?|pat|auth)$"
 )
+KEY = re.compile(r"(?i)\w+_key$")  # a secret where its value looks like one
+RANDOM = re.compile(r"(?=[^/]*\d)[\w+/=-]{20,}")
+GIVEN = re.compile(r"(?:\blogin|--(?:token|password|api-key))[ =](?!\$|-)['\"]?(?=\S*\d)[\w.+-]{16,}")
 HARMLESS = re.compile(r"(?i)tokenizers?_|_?tokenizer|pad_token|path$|_file$|_dir$")
 VALUE = re.compile(
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|AKIA[0-9A-Z]{16}|"
@@ -95,7 +98,8 @@ def _run(case: Case, one: Instruction) -> Iterator[Finding]:
         literal = address and not (address[1] or address[2] or "").startswith("$")
         assigned = re.search(r"\b(?:export\s+)?(\w+)=(['\"]?)([^\s'\"$]{8,})\2", line)
         by_name = assigned and _secret_name(assigned[1]) and not assigned[3].startswith(("/", "$"))
-        if VALUE.search(line) or literal or by_name:
+        by_value = assigned and KEY.search(assigned[1]) and RANDOM.fullmatch(assigned[3])
+        if VALUE.search(line) or literal or by_name or by_value or GIVEN.search(line):
             told = one.lines[number] if number < len(one.lines) else one.first
             yield _found(
                 case,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from packaging.version import Version
 
-from windlass.image.facts.table import facts
+from windlass.image.facts.table import at_or_below, facts
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import apt_install, environment_line, replace_in_instruction
 
@@ -98,8 +98,7 @@ def copied_environment(case: Case) -> Iterator[Finding]:
                 yield case.error(
                     "copied-environment",
                     f"the packages are of Python {environment.python}, and this stage has Python "
-                    f"{system.python}: it never "
-                    "sees them",
+                    f"{system.python}: it never sees them",
                     where,
                 )
         elif environment.interpreter not in case.trace.states[-1].interpreters | state.interpreters:
@@ -138,14 +137,14 @@ def permission(case: Case) -> Iterator[Finding]:
     """An environment that root made, and a later USER installs into."""
     for step in case.trace.steps:
         user = step.user.split(":")[0]
-        if step.kind == "pip" and user not in ("root", "0", "") and step.environment.prefix != SYSTEM:
-            if step.environment.owner in ("root", "0"):
-                yield case.error(
-                    "permission",
-                    f"{step.environment.prefix} belongs to root, and this step runs as {user}: permission denied",
-                    step.where,
-                )
-                return
+        own = step.environment.prefix != SYSTEM and step.environment.owner in ("root", "0")
+        if step.kind == "pip" and user not in ("root", "0", "") and own:
+            yield case.error(
+                "permission",
+                f"{step.environment.prefix} belongs to root, and this step runs as {user}: permission denied",
+                step.where,
+            )
+            return
 
 
 def efa(case: Case) -> Iterator[Finding]:
@@ -166,8 +165,16 @@ def efa(case: Case) -> Iterator[Finding]:
                 final.efa_where,
                 replace_in_instruction(final.efa_where, final.efa, known["installer"]),
             )
+    if final.efa_copied and final.efa_where and not set(known["loads"]) & set(final.apt):
+        yield case.error(
+            "efa-not-found",
+            f"EFA is copied from another stage, and {known['loads'][0]}, which its NCCL plugin loads, is not installed "
+            "here: NCCL falls back to TCP",
+            final.efa_where,
+            *apt_install(case, final.efa_where, known["loads"][0]),
+        )
     if final.ofi and final.efa and final.efa != "latest":
-        brought, needed = _at_or_below(known["libfabric"], final.efa), _at_or_below(known["ofi_needs"], final.ofi[0])
+        brought, needed = at_or_below(known["libfabric"], final.efa), at_or_below(known["ofi_needs"], final.ofi[0])
         if brought and needed and Version(brought) < Version(needed):
             yield case.error(
                 "efa-libfabric",
@@ -193,12 +200,6 @@ def efa(case: Case) -> Iterator[Finding]:
             f"the nodes have EFA ({case.node.origin}), and nothing installs its NCCL plugin: NCCL falls back to TCP",
             case.base_where(),
         )
-
-
-def _at_or_below(table: Mapping[str, str], version: str) -> str | None:
-    """The value of the newest entry that is not newer."""
-    older = [one for one in table if Version(one) <= Version(version)]
-    return table[max(older, key=Version)] if older else None
 
 
 def library_path(case: Case) -> Iterator[Finding]:

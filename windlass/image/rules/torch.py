@@ -7,9 +7,18 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from windlass.image.facts.table import driver_cuda, facts, gpu_in_table, minimum_driver, release, version_of
+from windlass.image.facts.table import (
+    at_or_below,
+    driver_cuda,
+    facts,
+    gpu_in_table,
+    minimum_driver,
+    release,
+    version_of,
+)
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import another_build, companion_of_torch
+from windlass.image.state.contents import cuda_libraries
 from windlass.image.state.model import Environment, Package
 
 COMPANIONS = ("torchvision", "torchaudio")
@@ -53,11 +62,34 @@ def gpu_code(case: Case) -> Iterator[Finding]:
         yield case.error(
             "gpu-architecture",
             f"torch {torch.version} (CUDA {build.cuda}) has no code for {case.node.gpu}, compute capability "
-            f"{capability}: "
-            f"it is compiled for {compiled}",
+            f"{capability}: it is compiled for {compiled}",
             torch.where,
             *another_build(case, torch),
         )
+
+
+def package_on_gpu(case: Case) -> Iterator[Finding]:
+    """Packages whose own kernels do not run on the GPU, or have no binary for torch's CUDA."""
+    oldest = facts()["oldest_capability"]
+    for environment, torch in torch_environments(case):
+        for package in environment.packages.values():
+            needed = at_or_below(oldest.get(package.name, {}), package.public)
+            if case.node.capability and needed and Version(case.node.capability) < Version(needed):
+                yield case.error(
+                    "package-gpu-architecture",
+                    f"{package.name} {package.version} has kernels for compute capability {needed} and newer; "
+                    f"{case.node.gpu} has {case.node.capability}",
+                    package.where,
+                )
+        package_ = environment.packages.get("bitsandbytes")
+        made = cuda_libraries(case.index, package_.found) if package_ and torch.cuda not in (None, "cpu") else ()
+        if package_ and made and (torch.cuda or "").replace(".", "") not in made:
+            yield case.error(
+                "bitsandbytes-build",
+                f"bitsandbytes {package_.version} has binaries for CUDA {', '.join(made)}, none for the {torch.cuda} "
+                f"of torch {torch.version}",
+                package_.where,
+            )
 
 
 def driver_too_old(case: Case) -> Iterator[Finding]:

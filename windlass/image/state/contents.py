@@ -28,6 +28,18 @@ def broken_import(index: Index, importer: Found, imported: Found) -> str | None:
     return str(kept) if kept else None
 
 
+def cuda_libraries(index: Index, wheel: Found) -> tuple[str, ...]:
+    """`126` of libbitsandbytes_cuda126.so: the CUDA releases that a wheel has binaries for."""
+    kept = index.kept("libraries", wheel.url, lambda: _cuda_libraries(wheel))
+    return tuple((kept or "").split())
+
+
+def _cuda_libraries(wheel: Found) -> str | None:
+    """By the file names at the end of the wheel: it is too large to be fetched whole."""
+    end = get_bytes(wheel.url, last=200_000) if wheel.url else None
+    return None if end is None else " ".join(sorted(set(re.findall(r"_cuda(\d{3})\.so", end.decode("latin-1")))))
+
+
 def _source_needs(index: Index, name: str, version: str) -> str | None:
     url = index.source_url(name, version)
     data = get_bytes(url) if url else None

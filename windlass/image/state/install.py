@@ -224,7 +224,7 @@ class Installer:
         for found in answer.packages:
             asked = by_name.get(found.name)
             old = before.get(found.name)
-            if old and old.version == found.version and not fresh:
+            if (old and old.version == found.version and not fresh) or (asked and asked.url):
                 continue
             cause = replace(where, cause=asked.place if asked else where.cause)
             environment.packages[found.name] = Package(
@@ -489,9 +489,10 @@ class Installer:
             *(one.removesuffix("/bin") for one in state.variables.get("PATH", "").split(":") if one.endswith("/bin")),
         ]
         for folder in folders:
-            if posixpath.normpath(folder or "-") in state.environments:
-                state.active = posixpath.normpath(folder)
-                return
+            for name in (posixpath.normpath(folder or "-"), folder.rpartition("/envs/")[2] or "-"):  # conda's by name
+                if name in state.environments:
+                    state.active = name
+                    return
 
     def _miss(self, program: str, command: Command) -> None:
         self.trace.missing.append(Missing(program, self._where(command.words[0].line, command), str(command)))

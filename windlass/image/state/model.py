@@ -107,6 +107,7 @@ class State:
     user: str = "root"
     efa: str | None = None
     efa_where: Where | None = None
+    efa_copied: bool = False  # from another stage, without what its installer takes from apt
     ofi: tuple[str, Where] | None = None  # version of aws-ofi-nccl where it is built here
 
     def copy(self) -> State:

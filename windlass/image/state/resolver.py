@@ -217,7 +217,7 @@ class Index:
             elif MIRRORS.search(url):
                 notes.append(f"{url} is taken to hold what PyPI holds")
             else:
-                unknown.append(f"the index {url} is out of reach")
+                unknown.append(f"the index {re.sub(r'//[^/@]+@', '//…@', url)} is out of reach")
         index = question.index if question.index in kept else None
         return (
             replace(question, index=index, extra_indexes=tuple(one for one in kept if one != index)),
@@ -427,10 +427,11 @@ def _get(url: str) -> str | None:
     return None if data is None else data.decode(errors="replace")
 
 
-def get_bytes(url: str) -> bytes | None:
-    """None: out of reach; nothing: it is not there."""
+def get_bytes(url: str, last: int = 0) -> bytes | None:
+    """The end of it where `last` says how many bytes. None: out of reach; nothing: it is not there."""
+    asked = urllib.request.Request(url, headers={"Range": f"bytes=-{last}"} if last else {})
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(asked, timeout=30) as answer:
             return bytes(answer.read(LARGEST))
     except urllib.error.HTTPError:
         return b""

@@ -161,6 +161,8 @@ class _Walker(Installer):
             )
         elif one.keyword == "USER":
             state.user = one.words
+        elif one.keyword == "SHELL" and (found := re.search(r'run".*"-n", *"([^"]+)"', one.words)):
+            state.active = found[1] if found[1] in state.environments else state.active  # conda run -n NAME
         elif one.keyword in ("COPY", "ADD"):
             self._copy(one)
         elif one.keyword == "RUN":
@@ -206,6 +208,8 @@ class _Walker(Installer):
                 self._provide({"uv"})
             return
         other = self.trace.states[stage.number]
+        if other.efa and any(f"{one.rstrip('/')}/".startswith("/opt/amazon/") for one in sources):
+            state.efa, state.efa_where, state.efa_copied = other.efa, self._where(one.first), True
         for source in sources:
             self._copy_environment(other, posixpath.normpath(source), posixpath.normpath(target), one)
 

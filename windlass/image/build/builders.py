@@ -1,0 +1,223 @@
+"""The tools that build, run and push images: docker buildx, podman, buildah; and which of them this machine has."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from windlass.errors import UserError
+from windlass.image.build.process import capture
+
+IN_THE_CLOUD = "codebuild"
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """One build: everything that is on its command line."""
+
+    context: Path
+    dockerfile: Path
+    tag: str
+    platform: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    target: str | None = None
+    cache: str | None = None
+    """Repository in a registry that keeps the layers of earlier builds. Default: those of this machine only."""
+    fresh: bool = False
+    """Without any cache."""
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+    """Files that steps may mount by name; they are in no layer."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A command inside an image."""
+
+    image: str
+    command: Sequence[str]
+    mounts: Sequence[tuple[str, str]] = ()
+    """Folders of this machine, read-only, and where they are seen."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: bool = False
+    shared_memory: str = "1g"
+    """The default of 64 MB ends data loaders and collectives with a bus error."""
+
+
+@dataclass(frozen=True)
+class PushRequest:
+    """An image of this machine, and the name that it gets in a registry."""
+
+    image: str
+    destination: str
+    plain_http: bool = False
+    digest_file: Path | None = None
+
+
+class Answer(NamedTuple):
+    """Of a command inside an image."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class Builder:
+    """What podman and buildah share; docker has words of its own. Commands are made here, to print or to run."""
+
+    name: str
+    alive: Sequence[str] = ("info",)  # a command that fails where the tool cannot work
+    inspect: Sequence[str] = ("image", "inspect", "--format", "{{.Id}}")
+    gpu_options: Sequence[str] = ("--device", "nvidia.com/gpu=all")
+    # Collectives of one machine need no network of their own, and not every machine can make one.
+    run_options: Sequence[str] = ("--network", "host", "--pull", "never")
+
+    def why_not(self) -> str | None:
+        """Why it cannot be used here; None where it can."""
+        if not shutil.which(self.name):
+            return "not installed"
+        code, _, error = capture([self.name, *self.alive], timeout=60)
+        return None if code == 0 else (error.strip().splitlines() or [f"{self.name} does not answer"])[-1]
+
+    def build(self, request: BuildRequest) -> list[str]:
+        cache = ["--cache-from", request.cache, "--cache-to", request.cache] if request.cache else []
+        return [self.name, "build", "--layers", "--format", "oci", *_build_options(request, cache)]
+
+    def run(self, request: RunRequest, text_in: str | None = None, timeout: float | None = None) -> Answer:
+        """Run a command inside an image, with `text_in` on its stdin."""
+        return Answer(*capture(self.run_command(request), text_in=text_in, timeout=timeout))
+
+    def run_command(self, request: RunRequest) -> list[str]:
+        command = [self.name, "run", "--rm", "--interactive", "--shm-size", request.shared_memory, *self.run_options]
+        for source, target in request.mounts:
+            command += ["--volume", f"{source}:{target}:ro"]
+        command += option_each("--env", request.environment)
+        command += self.gpu_options if request.gpus else ()
+        program, *arguments = request.command
+        return [*command, "--entrypoint", program, request.image, *arguments]
+
+    def push(self, request: PushRequest, authentication: str | None) -> list[list[str]]:
+        """The commands, one after the other.
+
+        `authentication`: a file (docker: a folder) with the credentials. None: those that the tool has itself.
+        """
+        command = [self.name, "push", "--format", "oci"]
+        command += ["--authfile", authentication] if authentication else []
+        command += ["--tls-verify=false"] if request.plain_http else []
+        command += ["--digestfile", str(request.digest_file)] if request.digest_file else []
+        return [[*command, request.image, f"docker://{request.destination}"]]
+
+    def push_environment(self, authentication: str | None) -> dict[str, str]:
+        return {}
+
+    def pull(self, image: str, *, plain_http: bool) -> list[str]:
+        return [self.name, "pull", "--quiet", *(["--tls-verify=false"] if plain_http else []), image]
+
+    def image_id(self, image: str) -> list[str]:
+        """The command that prints the id of a local image, and fails where there is none."""
+        return [self.name, *self.inspect, image]
+
+
+class Podman(Builder):
+    """podman: no daemon, and images shared with buildah."""
+
+    name = "podman"
+
+
+class Buildah(Builder):
+    """buildah: builds without a daemon, in CI and inside containers too."""
+
+    name = "buildah"
+    inspect = ("inspect", "--type", "image", "--format", "{{.FromImageID}}")
+
+    def run(self, request: RunRequest, text_in: str | None = None, timeout: float | None = None) -> Answer:
+        """buildah runs commands in a working container, which is made and removed here."""
+        if request.gpus:
+            raise UserError("buildah gives a container no GPUs", fix="--builder podman    or --builder docker")
+        made = Answer(*capture(["buildah", "from", "--pull-never", request.image], timeout=timeout))
+        if made.exit_code != 0:
+            return made
+        container = made.stdout.strip()
+        try:
+            return Answer(*capture(self.run_inside(request, container), text_in=text_in, timeout=timeout))
+        finally:
+            capture(["buildah", "rm", container])
+
+    def run_inside(self, request: RunRequest, container: str) -> list[str]:
+        # The name of its own that buildah gives a container is in no hosts file, and launchers look their own name up.
+        command = ["buildah", "run", "--network", "host", "--hostname", "localhost"]
+        for source, target in request.mounts:
+            command += ["--volume", f"{source}:{target}:ro"]
+        command += option_each("--env", request.environment)
+        return [*command, "--", container, *request.command]
+
+
+class Docker(Builder):
+    """Docker with BuildKit: `docker buildx build`."""
+
+    name = "docker"
+    alive = ("version", "--format", "{{.Server.Version}}")
+    gpu_options = ("--gpus", "all")
+    run_options = ()
+
+    def why_not(self) -> str | None:
+        reason = super().why_not()
+        if reason is None and capture(["docker", "buildx", "version"], timeout=20)[0] != 0:
+            return "the buildx plugin is not installed"
+        return reason
+
+    def build(self, request: BuildRequest) -> list[str]:
+        kept = f"type=registry,ref={request.cache}"
+        cache = ["--cache-from", kept, "--cache-to", f"{kept},mode=max"] if request.cache else []
+        command = ["docker", "buildx", "build", "--progress=plain", "--load", "--provenance=false"]
+        return [*command, *_build_options(request, cache)]
+
+    def push(self, request: PushRequest, authentication: str | None) -> list[list[str]]:
+        return [["docker", "tag", request.image, request.destination], ["docker", "push", request.destination]]
+
+    def push_environment(self, authentication: str | None) -> dict[str, str]:
+        return {"DOCKER_CONFIG": authentication} if authentication else {}
+
+    def pull(self, image: str, *, plain_http: bool) -> list[str]:
+        return ["docker", "pull", "--quiet", image]
+
+
+BUILDERS: tuple[type[Builder], ...] = (Docker, Podman, Buildah)  # in the order in which they are tried
+KINDS = tuple(one.name for one in BUILDERS)
+
+
+def find_builder(name: str | None = None) -> Builder:
+    """The named builder, or the first that works here; an error says why each does not."""
+    reasons: list[str] = []
+    for builder in (kind() for kind in BUILDERS):
+        if name not in (None, builder.name):
+            continue
+        reason = builder.why_not()
+        if reason is None:
+            return builder
+        reasons.append(f"{builder.name:<9} {reason}")
+    raise UserError(
+        f"{name} cannot be used here" if name else "there is no builder on this machine",
+        evidence="\n".join(reasons),
+        cause=None if name else "an image is built by docker buildx, podman or buildah, or by AWS CodeBuild",
+        fix="apt-get install buildah\nwindlass image build --builder codebuild    builds in AWS",
+    )
+
+
+def _build_options(request: BuildRequest, cache: Sequence[str]) -> list[str]:
+    options = ["--platform", request.platform, "--tag", request.tag, "--file", str(request.dockerfile)]
+    options += option_each("--label", request.labels) + option_each("--build-arg", request.arguments)
+    options += ["--target", request.target] if request.target else []
+    options += cache
+    for name, file in sorted(request.secrets.items()):
+        options += ["--secret", f"id={name},src={file}"]
+    options += ["--no-cache", "--pull"] if request.fresh else []
+    return [*options, str(request.context)]
+
+
+def option_each(flag: str, values: Mapping[str, str]) -> list[str]:
+    """--label a=b --label c=d, in the order of their names."""
+    return [part for name, value in sorted(values.items()) for part in (flag, f"{name}={value}")]

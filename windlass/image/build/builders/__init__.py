@@ -1,1 +1,0 @@
-"""The tools that build and run images: docker buildx, podman, buildah. One file each; `finding` chooses."""
