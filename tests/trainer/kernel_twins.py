@@ -12,6 +12,7 @@ from windlass.trainer.fast.kernels import norm, quantize, rotary, swiglu
 from windlass.trainer.fast.kernels.adamw import adamw_step
 from windlass.trainer.fast.kernels.cross_entropy import cross_entropy_in_place
 from windlass.trainer.model import nf4
+from windlass.trainer.model.structure import IGNORED
 
 
 def compare_cross_entropy(rows: int, classes: int) -> None:

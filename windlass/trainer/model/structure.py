@@ -21,6 +21,8 @@ from windlass.spec import Run
 from windlass.spec.training import ModelSection
 from windlass.trainer.model.own import own_config, own_model
 
+IGNORED = -100  # a label that counts for nothing
+
 
 @dataclass(frozen=True)
 class ModelFacts:
