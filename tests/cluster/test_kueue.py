@@ -9,7 +9,8 @@ from tests.cluster.box import build, machine, operators
 from tests.cluster.box.api import Api
 from tests.cluster.box.layout import KUBECONFIG
 
-pytestmark = pytest.mark.cluster
+# compiled for these tests alone: minutes
+pytestmark = [pytest.mark.cluster, pytest.mark.campaign, pytest.mark.campaign_only]
 QUEUE, FLAVOR, ASKED = "team", "box", "100m"
 SMALL = ("resources.nodes=1", "train.global_batch=2")  # one pod, which asks for that
 

@@ -51,6 +51,8 @@ def decided(bench, event):
     return any(json.loads(line)["event"] == event for line in records.splitlines())
 
 
+@pytest.mark.campaign
+@pytest.mark.campaign_only
 def test_three_faults_in_a_row_with_nobody_there(bench):
     """`--detach`: the client leaves after the submission, and looks again when all is over."""
     plant(bench)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from windlass.trainer.fast import fp8, lean_parts
-from windlass.trainer.fast.head import IGNORED
 from windlass.trainer.fast.head import cross_entropy_in_place as plain_cross_entropy
 from windlass.trainer.fast.kernels import nf4 as four_bits
 from windlass.trainer.fast.kernels import norm, quantize, rotary, swiglu

@@ -27,8 +27,8 @@ from windlass.plan.layout import Layout
 from windlass.trainer.batches import MicroBatch, StepBatch
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.fast.attention import wants_documents
-from windlass.trainer.fast.head import IGNORED
 from windlass.trainer.model.lora import lora_layers
+from windlass.trainer.model.structure import IGNORED
 
 
 class Stepper:

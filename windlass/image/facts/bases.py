@@ -141,8 +141,9 @@ def _described(base: Base, tag: str) -> Base:
                        has_nvcc=False, programs=LEAN)  # fmt: skip
     if plain.startswith("ghcr.io/astral-sh/uv"):
         python = _search(r"python(3\.\d+)", tag)
-        return replace(base, family="python" if python else None, python=python, system=system, has_nvcc=False,
-                       has_compiler="slim" not in tag, programs=(LEAN if "slim" in tag else TOOLS) | {"uv"})  # fmt: skip
+        family, programs = "python" if python else None, (LEAN if "slim" in tag else TOOLS) | {"uv"}
+        return replace(base, family=family, python=python, system=system, has_nvcc=False,
+                       has_compiler="slim" not in tag, programs=programs)  # fmt: skip
     return replace(  # what any tag may say: cuda13.0.2-efa1.48.0-ofi1.19.0-nccl2.30.4
         base,
         cuda=_search(r"cuda(\d+\.\d+)", tag),

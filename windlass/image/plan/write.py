@@ -158,16 +158,16 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def own_requirements() -> list[str]:
-    """What windlass and its trainer need, torch apart."""
+    """What windlass needs for its trainer and for the retry loop of detached runs, torch apart."""
     needed = []
     for text in requires("windlass") or ():
-        one = Requirement(text)
-        extra = one.marker is not None and "extra" in str(one.marker)
-        if one.name == "torch" or (extra and not (one.marker and one.marker.evaluate({"extra": "train"}))):
-            continue
-        if extra or one.marker is None:
-            one.marker = None
-        needed.append(str(one))
+        requirement = Requirement(text)
+        marker = requirement.marker
+        of_extra = marker is not None and "extra" in str(marker)
+        wanted = not of_extra or any(marker and marker.evaluate({"extra": extra}) for extra in ("train", "k8s"))
+        if wanted and requirement.name != "torch":
+            requirement.marker = None if of_extra else marker
+            needed.append(str(requirement))
     return needed
 
 
