@@ -67,6 +67,6 @@ def _with(run: Run, *, data: Any, callbacks: Sequence[type[Any]], **named: Any) 
         values["data"]["source"] = f"python:{own_code.path_of(data, 'data.source')}"
         values["data"].pop("sources", None)
     if callbacks:
-        paths = [own_code.path_of(one, f"train.callbacks.{number}") for number, one in enumerate(callbacks)]
+        paths = [own_code.path_of(callback, f"train.callbacks.{number}") for number, callback in enumerate(callbacks)]
         values.setdefault("train", {})["callbacks"] = [*run.train.callbacks, *paths]
     return parse_run(values, source="windlass.train")

@@ -125,7 +125,7 @@ def _json_object(content: bytes, whence: str) -> dict[str, Any]:
 def facts_of_run(folder: RunFolder) -> dict[str, Any]:
     """What a run folder holds: history, the ranks' logs and error files, launchers' logs, archived events."""
     history = list(records_of(folder.history))
-    launches = [one for one in history if one.get("event") == "launched"]
+    launches = [record for record in history if record.get("event") == "launched"]
     began = real(launches[-1].get("time")) if len(launches) > 1 else None
     attempt = whole(launches[-1].get("attempt")) if launches else None
     logs: dict[str, str] = {}
@@ -186,7 +186,7 @@ def _flight_recorders(folder: RunFolder) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def _since_launch(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    at = max((index for index, one in enumerate(history) if one.get("event") == "launched"), default=0)
+    at = max((index for index, record in enumerate(history) if record.get("event") == "launched"), default=0)
     return history[at:]
 
 

@@ -28,7 +28,7 @@ class Recorded:
 def by_collectives(views: Sequence[LogView], recorders: Mapping[int, Sequence[Recorded]]) -> Iterator[Finding]:
     """Ranks that did not take the same path, or one that never came."""
     yield from _by_watchdogs(views)
-    for group in sorted({one.group for entries in recorders.values() for one in entries}):
+    for group in sorted({item.group for entries in recorders.values() for item in entries}):
         newest = {rank: _newest(entries, group) for rank, entries in recorders.items()}
         present = {rank: entry for rank, entry in newest.items() if entry is not None}
         waiting = {rank: entry for rank, entry in present.items() if not entry.is_complete}

@@ -138,7 +138,7 @@ def decide(
         fix = f"; {verdict.fix}" if name in ONCE and used else ""
         return Decision("give_up", name, f"{why}{again}{fix}", left=0)
     wait = min(policy.backoff_seconds * 2**used, policy.largest_backoff)
-    hosts = [one.host for one in verdict.evidence if one.host and _is_about_its_rank(one)]
+    hosts = [proof.host for proof in verdict.evidence if proof.host and _is_about_its_rank(proof)]
     nodes = tuple(dict.fromkeys(hosts)) if name in OF_A_NODE else ()
     suspects: tuple[str, ...] = ()
     if name in NEEDS_A_SECOND and nodes and _named(history, name) != set(nodes):

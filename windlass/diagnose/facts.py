@@ -95,13 +95,17 @@ class Pod:
     @property
     def started(self) -> bool:
         """Whether its main container has run."""
-        main = [one for one in self.containers if one.is_main and not one.is_init]
-        return any(one.state != "waiting" for one in main) or self.phase == "Succeeded"
+        main = [container for container in self.containers if container.is_main and not container.is_init]
+        return any(container.state != "waiting" for container in main) or self.phase == "Succeeded"
 
     @property
     def running(self) -> bool:
-        main = [one for one in self.containers if one.is_main and not one.is_init and not one.is_last]
-        return self.phase == "Running" and all(one.state == "running" for one in main)
+        main = [
+            container
+            for container in self.containers
+            if container.is_main and not container.is_init and not container.is_last
+        ]
+        return self.phase == "Running" and all(container.state == "running" for container in main)
 
 
 @dataclass(frozen=True)
@@ -182,15 +186,15 @@ class Facts:
         pods = tuple(pod for one in read.objects(bundle.get("pods")) if (pod := _pod(one)))
         conditions = tuple(condition for job in jobs for condition in _job_conditions(job))
         return cls(
-            job_name=next((name for one in jobs if (name := read.text(read.at(one, "metadata", "name")))), ""),
+            job_name=next((name for owner in jobs if (name := read.text(read.at(owner, "metadata", "name")))), ""),
             job_deleted=next(
-                (at for one in jobs if (at := moment(read.at(one, "metadata", "deletionTimestamp")))), None
+                (at for owner in jobs if (at := moment(read.at(owner, "metadata", "deletionTimestamp")))), None
             ),
             job_conditions=conditions,
             workload_conditions=tuple(one for item in workloads for one in _job_conditions(item)),
             pods=pods,
             events=_own(_events(bundle.get("events")), pods, jobs),
-            nodes=tuple(_node(one) for one in read.objects(bundle.get("nodes"))),
+            nodes=tuple(_node(node) for node in read.objects(bundle.get("nodes"))),
             slurm=last_job(slurm_records(bundle.get("slurm"))),
             logs=(*_logs(bundle.get("logs")), *_quoted_logs(pods, conditions)),
             recorders=read.mapping(bundle.get("flight_recorders")),
@@ -207,7 +211,9 @@ class Facts:
 
     @property
     def job_failed(self) -> bool:
-        return any(one.type.lower() == "failed" and one.status == "True" for one in self.job_conditions)
+        return any(
+            condition.type.lower() == "failed" and condition.status == "True" for condition in self.job_conditions
+        )
 
     @property
     def asks_for_gpus(self) -> bool | None:
@@ -260,15 +266,15 @@ def _pod(value: Mapping[str, Any]) -> Pod | None:
     for key in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
         for one in read.items(status.get(key)):
             containers += _container(name, read.mapping(one), is_init=key.startswith("init"), first=first)
-    mains = [one for one in containers if not one.is_init]
-    if mains and not any(one.is_main for one in mains):  # a job that is itself called "agent", say
-        containers = [Container(**{**vars(one), "is_main": True}) for one in containers]
+    mains = [container for container in containers if not container.is_init]
+    if mains and not any(main.is_main for main in mains):  # a job that is itself called "agent", say
+        containers = [Container(**{**vars(container), "is_main": True}) for container in containers]
     if not name and not status:
         return None
     requests: dict[str, str] = {}
-    for one in read.items(spec.get("containers")):
+    for container in read.items(spec.get("containers")):
         for part in ("limits", "requests"):
-            amounts = read.mapping(read.at(one, "resources", part))
+            amounts = read.mapping(read.at(container, "resources", part))
             requests |= {read.text(key): read.text(amount) for key, amount in amounts.items() if isinstance(key, str)}
     return Pod(
         name=name,
@@ -332,7 +338,7 @@ def _events(value: Any) -> tuple[Event, ...]:
 def _own(events: tuple[Event, ...], pods: Sequence[Pod], jobs: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
     """The events about this job's objects; those of other jobs in the namespace say nothing about it."""
     names = {pod.name for pod in pods if pod.name}
-    stems = {name for one in jobs if (name := read.text(read.at(one, "metadata", "name")))}
+    stems = {name for job in jobs if (name := read.text(read.at(job, "metadata", "name")))}
     stems |= {
         re.sub(
             r"(-(worker|master|launcher|head"
@@ -356,19 +362,19 @@ def _own(events: tuple[Event, ...], pods: Sequence[Pod], jobs: Sequence[Mapping[
             return event.name in names or (event.name.startswith(tuple(f"{stem}-" for stem in stems)))
         return event.kind not in ("Pod", "Job") or event.name.startswith(tuple(stems))
 
-    return tuple(one for one in events if is_own(one))
+    return tuple(candidate for candidate in events if is_own(candidate))
 
 
 def _node(value: Mapping[str, Any]) -> Node:
-    taints = [read.mapping(one) for one in read.items(read.at(value, "spec", "taints"))]
+    taints = [read.mapping(taint) for taint in read.items(read.at(value, "spec", "taints"))]
     allocatable = read.mapping(read.at(value, "status", "allocatable"))
     labels = read.mapping(read.at(value, "metadata", "labels"))
     return Node(
         name=read.text(read.at(value, "metadata", "name")),
         conditions=_conditions(value),
         taints=tuple(
-            f"{read.text(one.get('key'))}={read.text(one.get('value'))}:{read.text(one.get('effect'))}"
-            for one in taints
+            f"{read.text(taint.get('key'))}={read.text(taint.get('value'))}:{read.text(taint.get('effect'))}"
+            for taint in taints
         ),
         labels=tuple(f"{read.text(key)}={read.text(label)}" for key, label in labels.items()),
         allocatable={read.text(key): read.text(amount) for key, amount in allocatable.items()},

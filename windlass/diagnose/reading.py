@@ -68,4 +68,4 @@ def objects(value: Any) -> list[Mapping[str, Any]]:
     if isinstance(value, Mapping):
         inner = value.get("items")
         value = inner if isinstance(inner, list) else [value] if value else []
-    return [one for one in items(value) if isinstance(one, Mapping)]
+    return [item for item in items(value) if isinstance(item, Mapping)]

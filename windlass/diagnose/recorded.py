@@ -192,7 +192,7 @@ def _why_not_started(pod: Pod, events: Sequence[Event], facts: Facts) -> Iterato
             yield _by(rule, Weight.REPORTED, BY_START, evidence)
             return
         yield Finding("image_missing", 0.4, Weight.ASKED, (evidence,), BY_START)
-    failed_init = [one for one in pod.containers if one.state == "terminated" and one.is_init and one.exit_code]
+    failed_init = [part for part in pod.containers if part.state == "terminated" and part.is_init and part.exit_code]
     for container in (*waits, *failed_init):
         yield from _by_words(source, container.reason, container.message, container.time)
     for event in reversed(events):

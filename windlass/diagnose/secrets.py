@@ -108,7 +108,7 @@ def _clean(value: Any, known: set[str]) -> Any:
     if value.get("kind") == "Secret":
         _note(value.get("data"), known)
         _note(value.get("stringData"), known)
-        value = {key: one for key, one in value.items() if key not in ("data", "stringData")}
+        value = {key: part for key, part in value.items() if key not in ("data", "stringData")}
     name, literal = value.get("name"), value.get("value")
     if isinstance(name, str) and "value" in value and set(value) <= {"name", "value"}:
         if HARMLESS.fullmatch(name):
@@ -117,37 +117,37 @@ def _clean(value: Any, known: set[str]) -> Any:
             _note(literal, known)
         return {"name": name, "value": REMOVED}
     cleaned: dict[str, Any] = {}
-    for key, one in value.items():
+    for key, part in value.items():
         key = str(key)
         if key in REPEATS:
             continue
-        if SECRET_NAME.search(key) and isinstance(one, str | int | float) and not isinstance(one, bool):
-            _note(one, known)
+        if SECRET_NAME.search(key) and isinstance(part, str | int | float) and not isinstance(part, bool):
+            _note(part, known)
             cleaned[key] = REMOVED
-        elif key in ("env", "environment") and isinstance(one, Mapping):
+        elif key in ("env", "environment") and isinstance(part, Mapping):
             cleaned[key] = {
                 name: _clean(text, known) if HARMLESS.fullmatch(str(name)) else _hide(str(name), text, known)
-                for name, text in one.items()
+                for name, text in part.items()
             }
         else:
-            cleaned[clean_text(key)] = _clean(one, known)
+            cleaned[clean_text(key)] = _clean(part, known)
     return cleaned
 
 
 def _clean_list(values: list[Any], known: set[str]) -> list[Any]:
     cleaned: list[Any] = []
-    for index, one in enumerate(values):
+    for index, value in enumerate(values):
         before = values[index - 1] if index else None
         if (
-            isinstance(one, str)
+            isinstance(value, str)
             and isinstance(before, str)
             and FLAG_ALONE.fullmatch(before)
-            and not one.startswith("-")
+            and not value.startswith("-")
         ):
-            _note(one, known)
+            _note(value, known)
             cleaned.append(REMOVED)
         else:
-            cleaned.append(_clean(one, known))
+            cleaned.append(_clean(value, known))
     return cleaned
 
 
@@ -161,8 +161,8 @@ def _note(value: Any, known: set[str]) -> None:
     if isinstance(value, str) and value != REMOVED:
         known.add(value)
     elif isinstance(value, Mapping):
-        for one in value.values():
-            _note(one, known)
+        for part in value.values():
+            _note(part, known)
 
 
 def _without_values(value: Any, secrets: list[str]) -> Any:
@@ -173,5 +173,5 @@ def _without_values(value: Any, secrets: list[str]) -> Any:
     if isinstance(value, list):
         return [_without_values(one, secrets) for one in value]
     if isinstance(value, dict):
-        return {_without_values(key, secrets): _without_values(one, secrets) for key, one in value.items()}
+        return {_without_values(key, secrets): _without_values(part, secrets) for key, part in value.items()}
     return value

@@ -49,7 +49,7 @@ def slurm_records(value: Any) -> Iterator[SlurmRecord]:
 
 
 def _slurm_record(value: Mapping[str, Any], source: str) -> Iterator[SlurmRecord]:
-    fields = {str(key).lower().replace("_", ""): one for key, one in value.items()}
+    fields = {str(key).lower().replace("_", ""): part for key, part in value.items()}
     state, reason = fields.get("jobstate", fields.get("state")), fields.get("statereason", fields.get("reason"))
     if isinstance(state, Mapping):  # sacct --json
         reason = reason or state.get("reason")
@@ -98,7 +98,7 @@ def last_job(found: Iterator[SlurmRecord]) -> tuple[SlurmRecord, ...]:
     jobs = asked or [one for one in records if "." not in one.name]
     if not jobs:
         return tuple(records)
-    last = number(max(jobs, key=lambda one: one.time)) if all(one.time for one in jobs) else number(jobs[-1])
+    last = number(max(jobs, key=lambda one: one.time)) if all(job.time for job in jobs) else number(jobs[-1])
     own = [one for one in records if number(one) == last or not one.name]
     whole = [one for one in own if "." not in one.name and one.source == "sacct"]
     # a requeued job has a row for every stay on the nodes

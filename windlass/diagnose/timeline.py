@@ -215,12 +215,12 @@ class LogView:
 
     def was_caught(self, begin: int, end: int) -> bool:
         """Whether the lines around an error say that it was retried or passed over, and the program went on."""
-        near = [one for one in self.lines if begin - 3 <= one.order < begin or end < one.order <= end + 4]
-        words = " ".join(one.text for one in near if one.order not in self.covered)
+        near = [line for line in self.lines if begin - 3 <= line.order < begin or end < line.order <= end + 4]
+        words = " ".join(line.text for line in near if line.order not in self.covered)
         if not CAUGHT.search(words) or GAVE_UP.search(words):
             return False
-        after = [one for one in self.lines if one.order > end and one.order not in self.covered]
-        return sum(one.level not in ("ERROR", "FATAL") and not LAUNCHER.match(one.text) for one in after) >= 3
+        after = [line for line in self.lines if line.order > end and line.order not in self.covered]
+        return sum(line.level not in ("ERROR", "FATAL") and not LAUNCHER.match(line.text) for line in after) >= 3
 
 
 def parse_log(log: Log, year: int) -> LogView:
@@ -228,7 +228,7 @@ def parse_log(log: Log, year: int) -> LogView:
     lines = list(_lines(log, year))
     begins = [
         0,
-        *(i for i, one in enumerate(lines) if i and len(one.text) < 300 and ATTEMPT.match(one.text)),
+        *(i for i, line in enumerate(lines) if i and len(line.text) < 300 and ATTEMPT.match(line.text)),
         len(lines),
     ]
     view = LogView(log.name, log.rank)
@@ -392,7 +392,7 @@ def _failure(stream: Sequence[Line], begin: int, end: int, chain: list[Raised]) 
     first, last = stream[begin], stream[max(begin, end - 1)]
     before = stream[begin - 1].text if begin else ""
     in_thread = bool(re.match(r"Exception (?:in thread|ignored in)", before))
-    named = next((one for one in stream[begin:end] if str(chain[-1].type) in one.text), last)
+    named = next((line for line in stream[begin:end] if str(chain[-1].type) in line.text), last)
     return Failure(named, tuple(chain), first.order, last.order, in_thread)
 
 

@@ -124,14 +124,18 @@ def _outcome(facts: Facts, views: Sequence[LogView], *, failed: bool) -> str:
 
 def _outcome_of_pods(facts: Facts) -> str:
     phases = {pod.phase for pod in facts.pods}
-    now = [one for pod in facts.pods for one in pod.containers if one.is_main and not one.is_last]
-    if "Failed" in phases or any("Back" in one.reason or (one.state == "terminated" and one.exit_code) for one in now):
+    now = [
+        container for pod in facts.pods for container in pod.containers if container.is_main and not container.is_last
+    ]
+    if "Failed" in phases or any(
+        "Back" in container.reason or (container.state == "terminated" and container.exit_code) for container in now
+    ):
         return "failed"
     if phases == {"Succeeded"}:
         return "succeeded"
     if all(pod.running or pod.phase == "Succeeded" for pod in facts.pods):
         return "running"
-    starting = any(one.reason in ("ContainerCreating", "PodInitializing") for one in now)
+    starting = any(container.reason in ("ContainerCreating", "PodInitializing") for container in now)
     return "running" if starting or all(pod.node for pod in facts.pods) else "unknown"
 
 
@@ -195,7 +199,7 @@ def _root(rank: Finding | None, platform: Finding | None) -> Finding | None:
     if platform.weight < Weight.OWN:
         return rank
     if platform.name == "gpu_hardware":
-        fits = rank.name in ON_DEVICE or any(DEVICE_ERROR.search(one.line) for one in rank.evidence[:1])
+        fits = rank.name in ON_DEVICE or any(DEVICE_ERROR.search(proof.line) for proof in rank.evidence[:1])
         return replace(platform, evidence=(*platform.evidence, *rank.evidence)) if fits else rank
     if platform.weight == Weight.NODE and platform.name != "host_oom":
         return rank  # a node that is sick now need not have been when the rank failed
@@ -224,12 +228,19 @@ def _plain(name: str, grounds: str, facts: Facts, views: Sequence[LogView]) -> F
 def _answer(root: Finding, everything: Sequence[Finding]) -> Verdict:
     known = CLASSES[root.name]
     near = [
-        one for one in everything if one.name not in (root.name, "echo", "unknown") and one.weight >= root.weight - 2
+        finding
+        for finding in everything
+        if finding.name not in (root.name, "echo", "unknown") and finding.weight >= root.weight - 2
     ]
-    rivals = [one for one in near if one.weight >= min(root.weight, Weight.OWN) and one.kind != root.kind]
+    rivals = [
+        finding for finding in near if finding.weight >= min(root.weight, Weight.OWN) and finding.kind != root.kind
+    ]
     confidence = max(0.3, root.confidence - 0.2) if rivals else root.confidence
-    others = {one.name: min(one.confidence, confidence) * (0.6 if one.weight < root.weight else 0.8) for one in near}
-    supporting = [one.evidence[0] for one in everything if one.name == root.name and one is not root]
+    others = {
+        finding.name: min(finding.confidence, confidence) * (0.6 if finding.weight < root.weight else 0.8)
+        for finding in near
+    }
+    supporting = [finding.evidence[0] for finding in everything if finding.name == root.name and finding is not root]
     grounds = root.grounds
     if rivals:
         grounds += f"; but {rivals[0].name} would explain it too"

@@ -26,7 +26,7 @@ class Verdict:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        return tuple(one for one in self.findings if one.severity == "error")
+        return tuple(finding for finding in self.findings if finding.severity == "error")
 
 
 def judge(
@@ -75,7 +75,7 @@ def heal(
     changes: list[str] = []
     withheld: set[tuple[str, str]] = set()
     while repair and len(changes) < MOST_REPAIRS:
-        finding = next((one for one in current.errors if one.repairs and one.key not in withheld), None)
+        finding = next((error for error in current.errors if error.repairs and error.key not in withheld), None)
         if finding is None:
             break
         for change in finding.repairs:
@@ -97,8 +97,8 @@ def heal(
 
 def _heals(finding: Finding, repair: Repair, before: Verdict, after: Verdict) -> bool:
     """The finding is gone, no error and nothing unknown is new, and no version that the user wrote has moved."""
-    keys = {one.key for one in before.errors}
-    if any(one.key == finding.key or one.key not in keys for one in after.errors):
+    keys = {error.key for error in before.errors}
+    if any(error.key == finding.key or error.key not in keys for error in after.errors):
         return False
     if len(after.errors) >= len(before.errors) or len(after.unknown) > len(before.unknown):
         return False

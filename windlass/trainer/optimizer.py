@@ -216,9 +216,9 @@ class OwnOptimizer:
             raise UserError(f"{OWN_KEY}={train.optimizer} made a {type(self.inner).__name__}, no torch.optim.Optimizer")
         groups = self.inner.param_groups
         self.shares = [float(group["lr"]) / train.learning_rate for group in groups]
-        missing = set(map(id, self.parameters.values())) - {id(one) for group in groups for one in group["params"]}
+        missing = set(map(id, self.parameters.values())) - {id(param) for group in groups for param in group["params"]}
         if missing:
-            names = [name for name, one in self.parameters.items() if id(one) in missing]
+            names = [name for name, part in self.parameters.items() if id(part) in missing]
             raise UserError(
                 f"{OWN_KEY}={train.optimizer} leaves out {', '.join(names[:5])}", cause="they would never train"
             )
@@ -237,7 +237,7 @@ class OwnOptimizer:
         self.inner.zero_grad()
 
     def state(self) -> dict[str, Tensor]:
-        named: dict[str, Tensor] = {f"model.{name}": one.detach() for name, one in self.parameters.items()}
+        named: dict[str, Tensor] = {f"model.{name}": part.detach() for name, part in self.parameters.items()}
         named |= {f"optimizer.{name}.{key}": value for name, key, value in self._kept()}
         return named
 

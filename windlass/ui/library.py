@@ -287,7 +287,7 @@ class Library:
             runs = record.get("runs") if record else None
             if record and isinstance(runs, list):
                 settings = {
-                    name: [str(one) for one in run.get("settings") or []]
+                    name: [str(setting) for setting in run.get("settings") or []]
                     for run in runs
                     if isinstance(run, dict) and (name := words(run.get("name")))
                 }
@@ -310,8 +310,8 @@ def flat_settings(folder: RunFolder) -> dict[str, Any]:
 
 def differing(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """By key: the value in each run, where they are not all the same. Names always differ."""
-    keys = sorted({key for one in settings for key in one} - {"name"})
-    values = {key: [one.get(key) for one in settings] for key in keys}
+    keys = sorted({key for setting in settings for key in setting} - {"name"})
+    values = {key: [setting.get(key) for setting in settings] for key in keys}
     return {key: found for key, found in values.items() if any(value != found[0] for value in found[1:])}
 
 

@@ -120,7 +120,7 @@ def _heading(folder: RunFolder, row: Mapping[str, Any]) -> str:
 
 
 def _verdict(verdict: Mapping[str, Any]) -> str:
-    evidence = "".join(f"<pre>{_safe(one['line'])}</pre>" for one in verdict.get("evidence", ()))
+    evidence = "".join(f"<pre>{_safe(proof['line'])}</pre>" for proof in verdict.get("evidence", ()))
     rows = [("cause", verdict.get("cause")), ("fix", verdict.get("fix")), ("how sure", verdict.get("why"))]
     return f"<section class='bad'><h2>Why it failed</h2>{_table(rows)}{evidence}</section>"
 

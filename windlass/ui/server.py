@@ -255,8 +255,8 @@ class EventStream(StreamingResponse):
 
 def _static_files() -> list[tuple[str, bytes]]:
     folder = resources.files(__package__).joinpath("static")
-    files = [(one.name, one) for one in folder.iterdir() if one.is_file()]
-    files += [(f"vendor/{one.name}", one) for one in folder.joinpath("vendor").iterdir() if one.is_file()]
+    files = [(path.name, path) for path in folder.iterdir() if path.is_file()]
+    files += [(f"vendor/{path.name}", path) for path in folder.joinpath("vendor").iterdir() if path.is_file()]
     return [(name, file.read_bytes()) for name, file in files if name.rpartition(".")[2] in TYPES]
 
 

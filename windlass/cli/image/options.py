@@ -41,21 +41,21 @@ def surroundings(python: str | None, mounts: tuple[str, ...], variables: tuple[s
     from windlass.image.build.testing import Surroundings
 
     pairs = []
-    for one in mounts:
-        source, _, target = one.partition(":")
+    for mount in mounts:
+        source, _, target = mount.partition(":")
         folder = Path(source).resolve() if not target else Path(source).absolute()
         if not folder.exists():
-            raise UserError(f"--mount {one}: there is no {folder}")
+            raise UserError(f"--mount {mount}: there is no {folder}")
         pairs.append((str(folder), target or str(folder)))
     return Surroundings(python, tuple(pairs), assignments("--env", variables), gpus)
 
 
 def assignments(option: str, values: tuple[str, ...]) -> dict[str, str]:
     """NAME=VALUE, each."""
-    for one in values:
-        if "=" not in one:
-            raise UserError(f"{option} {one}: NAME=VALUE is needed")
-    return dict(one.split("=", 1) for one in values)
+    for value in values:
+        if "=" not in value:
+            raise UserError(f"{option} {value}: NAME=VALUE is needed")
+    return dict(value.split("=", 1) for value in values)
 
 
 def builder_of(name: str | None, built_by: str | None = None) -> Builder:

@@ -190,7 +190,7 @@ def _exit_code(verdict: Verdict, strict: bool) -> int:
 
 
 def _verdict(verdict: Verdict, assumed: list[str]) -> dict[str, Any]:
-    found = [one.as_dict() for one in verdict.findings]
+    found = [finding.as_dict() for finding in verdict.findings]
     return {"conflicts": found, "patch": "", "changes": [], "left": found, "unchecked": list(verdict.unknown),
             "assumed": assumed}  # fmt: skip
 
@@ -200,7 +200,7 @@ def _healed(healed: Healed, assumed: list[str]) -> dict[str, Any]:
         **_verdict(healed.before, [*assumed, *healed.before.assumed]),
         "patch": healed.diff,
         "changes": list(healed.changes),
-        "left": [one.as_dict() for one in healed.after.findings],
+        "left": [finding.as_dict() for finding in healed.after.findings],
     }
 
 
@@ -214,7 +214,7 @@ def _node(run: Run, driver: str | None, gpu_name: str | None, from_cluster: bool
     from windlass.targets.kubernetes.client import KubernetesTarget
 
     nodes = KubernetesTarget().facts(run).nodes
-    return node_from_labels([one.labels for one in nodes], instance=run.resources.instance)
+    return node_from_labels([node.labels for node in nodes], instance=run.resources.instance)
 
 
 def _print_checked(healed: Healed, name: str, assumed: list[str]) -> None:
@@ -224,7 +224,7 @@ def _print_checked(healed: Healed, name: str, assumed: list[str]) -> None:
         click.echo("\nThis patch was resolved and judged again:")
         for change in healed.changes:
             click.echo(f"  {change}")
-        left = ", ".join(dict.fromkeys(one.id for one in healed.after.errors))
+        left = ", ".join(dict.fromkeys(error.id for error in healed.after.errors))
         click.echo(f"  left to you: {left}" if left else "  nothing is left after it")
     _print_unknown(healed.before, assumed)
 
@@ -247,10 +247,10 @@ def _print_plan(planned: ImagePlan, verdict: Verdict) -> None:
     from windlass.cli.output import print_pairs, warn
 
     rows = [("nodes", planned.node.describe())]
-    for one in planned.choices:
-        rows.append((one.what, f"{one.value} · {one.why}"))
-        if one.source:
-            rows.append(("", f"({one.source})"))
+    for choice in planned.choices:
+        rows.append((choice.what, f"{choice.value} · {choice.why}"))
+        if choice.source:
+            rows.append(("", f"({choice.source})"))
     print_pairs(rows)
     click.echo(f"\n{planned.dockerfile}", nl=False)
     for name, text in planned.files.items():
@@ -267,8 +267,8 @@ def _print_findings(findings: tuple[Finding, ...], name: str) -> None:
     if not findings:
         click.echo(f"{name}: no conflicts found")
         return
-    for one in findings:
-        place = f"{one.where}: " if one.where else ""
-        click.echo(f"{one.severity}: {place}{one.sentence}  [{one.id}]")
-        for line in one.evidence[:4]:
+    for finding in findings:
+        place = f"{finding.where}: " if finding.where else ""
+        click.echo(f"{finding.severity}: {place}{finding.sentence}  [{finding.id}]")
+        for line in finding.evidence[:4]:
             click.echo(f"    {line}")

@@ -89,13 +89,15 @@ def test(
 
 
 def _print(report: Report) -> None:
-    for one in report.values["checks"]:
-        if one["status"] != "skipped":
-            click.echo(f"{one['status']:<7} {one['name']:<20} {one['detail']}")
-        if one["status"] == "failed":
-            for line in (one.get("evidence") or "").strip().splitlines()[-6:]:
+    for check in report.values["checks"]:
+        if check["status"] != "skipped":
+            click.echo(f"{check['status']:<7} {check['name']:<20} {check['detail']}")
+        if check["status"] == "failed":
+            for line in (check.get("evidence") or "").strip().splitlines()[-6:]:
                 click.echo(f"{'':<28} | {line}")
-    skipped = [one["name"].removeprefix("import ") for one in report.values["checks"] if one["status"] == "skipped"]
+    skipped = [
+        check["name"].removeprefix("import ") for check in report.values["checks"] if check["status"] == "skipped"
+    ]
     if skipped:
         click.echo(f"skipped {', '.join(skipped)}: not installed")
     verdict = "passed" if report.passed else f"{len(report.failures)} of {len(report.values['checks'])} checks failed"

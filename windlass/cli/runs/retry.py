@@ -169,7 +169,7 @@ class Decider:
 
     def _waited(self) -> float:
         marks = ("submitted", "launched", "restart")
-        times = [real(one.get("time")) for one in _history(self.job.folder) if one.get("event") in marks]
+        times = [real(record.get("time")) for record in _history(self.job.folder) if record.get("event") in marks]
         return time.time() - (times[-1] or 0.0) if times else 0.0
 
     def _facts(self) -> dict[str, Any]:

@@ -63,11 +63,11 @@ def sweep(
     sweep, and tries again what has failed. `windlass ui` and `windlass compare` show the runs beside each other.
     """
     kind, _, context = (place or "").partition(":")
-    changes = [one for one in settings if not is_swept(one)]
+    changes = [setting for setting in settings if not is_swept(setting)]
     changes += [f"target.kind={kind}"] if kind else []
     changes += [f"target.{kind}.context={context}"] if context else []
     changes += [f"resources.nodes={nodes}"] if nodes else []
-    swept = [one for one in settings if is_swept(one)]
+    swept = [setting for setting in settings if is_swept(setting)]
     if not swept:
         raise UserError("no key has several values", fix=EXAMPLE)
     base = load_run(run_file, changes)

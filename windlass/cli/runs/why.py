@@ -62,13 +62,18 @@ def describe(verdict: WhyResult) -> str:
         lines = ["unknown: the facts do not tell why", f"why       {verdict.why}"]
     else:
         lines = [f"{verdict.name}: {verdict.cause}", f"how sure  {sure} ({verdict.confidence:.0%}): {verdict.why}"]
-    for index, one in enumerate(verdict.evidence):
+    for index, proof in enumerate(verdict.evidence):
         place = ", ".join(
             text
-            for text in (one.source, f"rank {one.rank}" if one.rank is not None else "", one.host or "", one.time or "")
+            for text in (
+                proof.source,
+                f"rank {proof.rank}" if proof.rank is not None else "",
+                proof.host or "",
+                proof.time or "",
+            )
             if text
         )
-        lines.append(f"{'evidence' if index == 0 else '':<9} {one.line}")
+        lines.append(f"{'evidence' if index == 0 else '':<9} {proof.line}")
         lines.append(f"{'':<9}   ({place})")
     if verdict.candidates:
         others = ", ".join(f"{other.name} ({other.confidence:.0%})" for other in verdict.candidates)

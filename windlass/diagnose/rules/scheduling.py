@@ -159,9 +159,9 @@ def explain_unschedulable(message: str, facts: Facts) -> tuple[str, float] | Non
     if "volume_unbound" in reasons:
         return "volume_unbound", 0.9
     gpu_nodes = [
-        one
-        for one in facts.nodes
-        if any(GPU_NAME.fullmatch(key) and amount not in ("", "0") for key, amount in one.allocatable.items())
+        node
+        for node in facts.nodes
+        if any(GPU_NAME.fullmatch(key) and amount not in ("", "0") for key, amount in node.allocatable.items())
     ]
     if "gpu" in reasons:
         if facts.nodes and not gpu_nodes:
@@ -172,7 +172,7 @@ def explain_unschedulable(message: str, facts: Facts) -> tuple[str, float] | Non
             if re.search(r"gpu|nvidia|accelerator|dedicated|hyperpod|sagemaker|health", taint, re.IGNORECASE)
         ]
         others = {name: count for name, count in reasons.items() if name not in ("gpu", "efa_unavailable")}
-        all_tainted = gpu_nodes and all(one.taints for one in gpu_nodes)
+        all_tainted = gpu_nodes and all(node.taints for node in gpu_nodes)
         if "taint" in reasons and (
             (gpu_nodes and all_tainted) or (not facts.nodes and gpu_taints and reasons["taint"] >= reasons["gpu"])
         ):

@@ -25,10 +25,10 @@ def obstacle_in(log: str) -> UserError | None:
     """The first obstacle that the log names, looked for from its end."""
     lines = log.splitlines()
     for line in reversed(lines[-200:]):
-        for one in known()["obstacles"]:
-            if re.search(one["pattern"], line, re.IGNORECASE):
-                said = {"evidence": line.strip()[:400], "cause": one["cause"], "fix": one["fix"]}
-                return UserError(one["what"], **said, exit_code=ExitCode.FAILED)
+        for obstacle in known()["obstacles"]:
+            if re.search(obstacle["pattern"], line, re.IGNORECASE):
+                said = {"evidence": line.strip()[:400], "cause": obstacle["cause"], "fix": obstacle["fix"]}
+                return UserError(obstacle["what"], **said, exit_code=ExitCode.FAILED)
     return None
 
 

@@ -34,7 +34,7 @@ INSTALL = re.compile(r"\b(apt(?:-get)?)((?:\s+-\S+)*\s+install)\b")
 
 def propose(dockerfile: str, files: Mapping[str, str], log: str, tried: Collection[str]) -> Fix | None:
     """The best change that has not been tried; None where nothing is left that the log gives a reason for."""
-    return next((one for one in proposals(dockerfile, files, log) if one.id not in tried), None)
+    return next((proposal for proposal in proposals(dockerfile, files, log) if proposal.id not in tried), None)
 
 
 def proposals(dockerfile: str, files: Mapping[str, str], log: str) -> Iterator[Fix]:
@@ -65,11 +65,11 @@ class _Case:
     @cached_property
     def failed(self) -> Instruction | None:
         """The instruction that the log says failed; the only RUN where there is one."""
-        runs = [one for one in self.dockerfile.instructions if one.keyword == "RUN"]
+        runs = [instruction for instruction in self.dockerfile.instructions if instruction.keyword == "RUN"]
         step = " ".join((self.log.step or "").split()).removeprefix("RUN ")
-        for one in reversed(runs):
-            if step and (one.words == step or (len(step) > 30 and one.words.startswith(step.rstrip(".")[:60]))):
-                return one
+        for run in reversed(runs):
+            if step and (run.words == step or (len(step) > 30 and run.words.startswith(step.rstrip(".")[:60]))):
+                return run
         return runs[0] if len(runs) == 1 else None
 
     def fix(self, id: str, sentence: str, text: str, found: Found) -> Iterator[Fix]:
@@ -210,8 +210,12 @@ def not_root(case: _Case) -> Iterator[Fix]:
     )
     if not found or not case.failed:
         return
-    users = [one for one in case.dockerfile.instructions if one.keyword == "USER" and one.stage == case.failed.stage]
-    before = [one for one in users if one.first < case.failed.first]
+    users = [
+        instruction
+        for instruction in case.dockerfile.instructions
+        if instruction.keyword == "USER" and instruction.stage == case.failed.stage
+    ]
+    before = [user for user in users if user.first < case.failed.first]
     if before and before[-1].words not in ("root", "0"):
         lines = lines_of(case.text, case.failed.first, case.failed.last).rstrip()
         new = f"USER root\n{lines}\nUSER {before[-1].words}\n"

@@ -83,12 +83,14 @@ class Report:
 
     @property
     def failures(self) -> list[dict[str, Any]]:
-        return [one for one in self.values["checks"] if one["status"] == "failed"]
+        return [check for check in self.values["checks"] if check["status"] == "failed"]
 
     @property
     def log(self) -> str:
         """The failures as text, for the rules that read logs."""
-        parts = [f"{one['name']}: {one['detail']}\n{one.get('evidence') or ''}" for one in self.failures]
+        parts = [
+            f"{failure['name']}: {failure['detail']}\n{failure.get('evidence') or ''}" for failure in self.failures
+        ]
         return "\n".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,7 +100,7 @@ class Report:
 def sources() -> dict[str, str]:
     """The files of windlass.image.inside, by name."""
     folder = resources.files("windlass.image.inside")
-    return {one.name: one.read_text() for one in folder.iterdir() if one.name.endswith(".py")}
+    return {path.name: path.read_text() for path in folder.iterdir() if path.name.endswith(".py")}
 
 
 def command_inside(order: str, python: str | None = None) -> list[str]:

@@ -84,7 +84,7 @@ def node_named(gpu_text: str | None, driver: str | None, platform: str = "linux/
 def node_from_labels(nodes: Sequence[Mapping[str, str]], *, instance: str | None = None) -> Node:
     """What every GPU node of a cluster can run: the oldest driver of them; of one instance type where it is named."""
     wanted = instance.removeprefix("ml.") if instance else None
-    chosen = [one for one in nodes if not wanted or one.get(INSTANCE, "").removeprefix("ml.") == wanted]
+    chosen = [node for node in nodes if not wanted or node.get(INSTANCE, "").removeprefix("ml.") == wanted]
     with_gpus = [one for one in chosen if GPU in one or one.get(INSTANCE, "").removeprefix("ml.") in instances()]
     if not with_gpus:
         raise UserError(

@@ -89,10 +89,10 @@ class Release:
 
     @property
     def pypi(self) -> Build | None:
-        return next((one for one in self.builds if one.index is None), None)
+        return next((build for build in self.builds if build.index is None), None)
 
     def build(self, cuda: str) -> Build | None:
-        return next((one for one in self.builds if one.cuda == cuda), None)
+        return next((build for build in self.builds if build.cuda == cuda), None)
 
 
 @cache
@@ -124,7 +124,7 @@ def release(version: str) -> Release | None:
 
 def _release(entry: dict[str, Any]) -> Release:
     version, platforms = entry["version"], entry["platforms"]
-    with_cuda = {name: one for name, one in platforms.items() if one["cuda"]}
+    with_cuda = {name: part for name, part in platforms.items() if part["cuda"]}
     main = next(iter(with_cuda.values()), None)
     pypi = []
     if main:
@@ -139,23 +139,23 @@ def _release(entry: dict[str, Any]) -> Release:
                 cudnn=main["cudnn"],
                 source=f"metadata and contents of {main['wheel']}",
                 platforms=tuple(with_cuda),
-                compiled_for={name: tuple(one["architectures"]) for name, one in with_cuda.items()},
+                compiled_for={name: tuple(part["architectures"]) for name, part in with_cuda.items()},
             )
         )
     others = [
         Build(
             torch=version,
-            cuda=one["cuda"],
-            status=one["status"],
-            index=f"{facts()['torch_index']['url']}cu{one['cuda'].replace('.', '')}",
-            nccl_package=f"nvidia-nccl-cu{one['cuda'].split('.')[0]}",
-            nccl=one.get("nccl"),
-            cudnn=one.get("cudnn"),
-            source=one["source"],
-            platforms=_index_platforms(version, one["cuda"]),
+            cuda=build["cuda"],
+            status=build["status"],
+            index=f"{facts()['torch_index']['url']}cu{build['cuda'].replace('.', '')}",
+            nccl_package=f"nvidia-nccl-cu{build['cuda'].split('.')[0]}",
+            nccl=build.get("nccl"),
+            cudnn=build.get("cudnn"),
+            source=build["source"],
+            platforms=_index_platforms(version, build["cuda"]),
         )
-        for one in facts()["cuda_builds"]
-        if minor(version) in one["torch"] and not (main and one["cuda"] == main["cuda"])
+        for build in facts()["cuda_builds"]
+        if minor(version) in build["torch"] and not (main and build["cuda"] == main["cuda"])
     ]
     pythons = {one for platform in platforms.values() for one in platform["python"]}
     return Release(
@@ -166,7 +166,7 @@ def _release(entry: dict[str, Any]) -> Release:
         triton=entry["triton"],
         source=pypi[0].source if pypi else "",
         released=entry.get("released"),
-        cpu_only=tuple(name for name, one in platforms.items() if not one["cuda"]),
+        cpu_only=tuple(name for name, part in platforms.items() if not part["cuda"]),
     )
 
 
@@ -226,10 +226,10 @@ def driver_cuda(driver: str) -> str | None:
 def gpu_in_table(text: str) -> str | None:
     """The name of a GPU in the table: `rtx5090`, `NVIDIA-H100-80GB-HBM3` and `a100` are understood."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower().replace("nvidia", "").replace("tesla", "").replace("geforce", ""))
-    names = {re.sub(r"[^a-z0-9]", "", one.lower()): one for one in facts()["compute_capability"]["values"]}
+    names = {re.sub(r"[^a-z0-9]", "", value.lower()): value for value in facts()["compute_capability"]["values"]}
     if plain in names:
         return str(names[plain])
-    fitting = [one for one in names if plain.startswith(one)]
+    fitting = [name for name in names if plain.startswith(name)]
     return str(names[max(fitting, key=len)]) if fitting else None
 
 

@@ -61,7 +61,7 @@ def check_versions(order: Order) -> str:
 
 
 def check_one_nccl(order: Order) -> str:
-    names = {str(one.metadata["Name"]).lower() for one in importlib.metadata.distributions()}
+    names = {str(distribution.metadata["Name"]).lower() for distribution in importlib.metadata.distributions()}
     wheels = sorted(name for name in names if re.fullmatch(r"nvidia[-_]nccl[-_]cu\d+", name))
     importlib.import_module("torch")
     libraries = mapped("libnccl.so")
@@ -139,12 +139,12 @@ def check_model(order: Order) -> str:
         what = "a layer of torch's own transformer (transformers is not installed)"
         loss = model(tokens).square().mean()
     loss.backward()
-    gradients = [one.grad for one in model.parameters() if one.requires_grad]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
     if not math.isfinite(loss.item()):
         raise NotHeldError(f"{what}: the loss is {loss.item()}")
-    if any(one is None or not bool(torch.isfinite(one).all()) for one in gradients):
+    if any(gradient is None or not bool(torch.isfinite(gradient).all()) for gradient in gradients):
         raise NotHeldError(f"{what}: some gradients are missing or not finite")
-    size = sum(one.numel() for one in model.parameters())
+    size = sum(parameter.numel() for parameter in model.parameters())
     return f"{what}, {size:,} parameters, loss {loss.item():.4f}, {len(gradients)} gradients finite"
 
 

@@ -91,7 +91,7 @@ def ofi_plugin() -> tuple[str | None, str | None]:
 
 
 def find_libraries(pattern: str) -> list[str]:
-    folders = [one for one in os.environ.get("LD_LIBRARY_PATH", "").split(":") if one] + list(PLACES)
+    folders = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part] + list(PLACES)
     found = [path for folder in folders for path in sorted(glob.glob(os.path.join(folder, pattern)))]
     return list(dict.fromkeys(map(os.path.realpath, found)))
 

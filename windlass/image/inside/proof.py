@@ -125,7 +125,7 @@ def prove(order: Order) -> dict[str, Any]:
             print(f"{one['status']:<8} {one['name']}: {one['detail']}", file=sys.stderr, flush=True)
     return {
         "level": order["level"],
-        "passed": not any(one["status"] == "failed" for one in results),
+        "passed": not any(result["status"] == "failed" for result in results),
         "machine": platform.machine(),
         "loaded": loaded,
         "seconds": round(time.time() - begin, 1),

@@ -88,7 +88,7 @@ class ImagePlan:
     def as_dict(self) -> dict[str, Any]:
         return {
             "node": asdict(self.node),
-            "choices": [asdict(one) for one in self.choices],
+            "choices": [asdict(choice) for choice in self.choices],
             "warnings": list(self.warnings),
             "dockerfile": self.dockerfile,
             "files": dict(self.files),

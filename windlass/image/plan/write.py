@@ -142,8 +142,12 @@ def files_of(of: Ingredients) -> dict[str, str]:
     if of.torch:
         held.append(f"torch=={of.torch}")
         held += of.companions
-    held += [one.text for one in of.own if one.constraint and one.name not in ("torch", "torchvision", "torchaudio")]
-    own = [one.text for one in of.own if not one.constraint and one.name not in _elsewhere(of)]
+    held += [
+        record.text
+        for record in of.own
+        if record.constraint and record.name not in ("torch", "torchvision", "torchaudio")
+    ]
+    own = [record.text for record in of.own if not record.constraint and record.name not in _elsewhere(of)]
     found = {REQUIREMENTS: _text(wanted), CONSTRAINTS: _text(held)}
     return {**found, OWN: _text([*of.own_options, *own])} if own else found
 

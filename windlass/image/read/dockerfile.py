@@ -73,7 +73,7 @@ class Dockerfile:
         """A stage by name or number; the last without one."""
         if name is None:
             return self.last
-        return next((one for one in reversed(self.stages) if name.lower() in (one.name, str(one.number))), None)
+        return next((stage for stage in reversed(self.stages) if name.lower() in (stage.name, str(stage.number))), None)
 
     def chain(self, target: str | None = None) -> tuple[Stage, ...]:
         """The stages whose layers an image has, first to last."""
@@ -91,12 +91,12 @@ def parse_dockerfile(text: str, arguments: Mapping[str, str] | None = None) -> D
     stages: list[Stage] = []
     globals_: dict[str, str] = dict(PREDEFINED)
     numbered: list[Instruction] = []
-    for one in instructions:
-        if one.keyword == "FROM":
-            stages.append(_stage(one, len(stages), stages, globals_))
-        elif one.keyword == "ARG" and not stages:
-            globals_.update(assignments(one.text, globals_) | dict(arguments or {}))
-        numbered.append(Instruction(**{**vars(one), "stage": len(stages) - 1}))
+    for instruction in instructions:
+        if instruction.keyword == "FROM":
+            stages.append(_stage(instruction, len(stages), stages, globals_))
+        elif instruction.keyword == "ARG" and not stages:
+            globals_.update(assignments(instruction.text, globals_) | dict(arguments or {}))
+        numbered.append(Instruction(**{**vars(instruction), "stage": len(stages) - 1}))
     whole = [
         Stage(**{**vars(stage), "instructions": tuple(one for one in numbered if one.stage == stage.number)})
         for stage in stages

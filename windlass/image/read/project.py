@@ -88,11 +88,11 @@ def conda_environment(files: Mapping[str, str], name: str) -> tuple[list[tuple[s
         raise NotUnderstoodError(f"{name}: {error}") from None
     conda: list[tuple[str, Place]] = []
     pip: list[Wanted] = []
-    for one in table.get("dependencies") or ():
-        if isinstance(one, str):
-            conda.append((one, _place(name, files[name], one)))
-        elif isinstance(one, Mapping):
-            for line in one.get("pip") or ():
+    for dependency in table.get("dependencies") or ():
+        if isinstance(dependency, str):
+            conda.append((dependency, _place(name, files[name], dependency)))
+        elif isinstance(dependency, Mapping):
+            for line in dependency.get("pip") or ():
                 if str(line).startswith(("-r ", "--requirement")):
                     pip += _file(files, _in(posixpath.dirname(name), str(line).split()[-1]))
                 elif not str(line).startswith("-"):

@@ -172,14 +172,14 @@ def _with_layer(repository: Repository, manifest: Manifest, layer: Layer, proven
     values = manifest.values
     if manifest.is_index:
         kept = []
-        for one in values["manifests"]:
-            if one.get("platform", {}).get("os") == "unknown":  # an attestation of the image below, not of this one
+        for part in values["manifests"]:
+            if part.get("platform", {}).get("os") == "unknown":  # an attestation of the image below, not of this one
                 continue
-            below = repository.manifest(one["digest"])
+            below = repository.manifest(part["digest"])
             assert below is not None
             top = _with_layer(repository, below, layer, proven)
             repository.put_manifest(top.digest, top)
-            kept.append({**one, "digest": top.digest, "size": len(top.body), "mediaType": top.media_type})
+            kept.append({**part, "digest": top.digest, "size": len(top.body), "mediaType": top.media_type})
         return Manifest(_json({**values, "manifests": kept}), manifest.media_type)
     if manifest.media_type not in (OCI_MANIFEST, DOCKER_MANIFEST):
         raise UserError(f"an image of type {manifest.media_type} takes no layers")

@@ -79,7 +79,14 @@ class Case:
 
     def where_of(self, line: int) -> Where:
         place = Place(self.texts.name, line)
-        one = next((one for one in self.dockerfile.instructions if one.first <= line <= one.last), None)
+        one = next(
+            (
+                instruction
+                for instruction in self.dockerfile.instructions
+                if instruction.first <= line <= instruction.last
+            ),
+            None,
+        )
         return Where(place, place, one.first if one else line, one.last if one else line)
 
     def base_where(self, stage: Stage | None = None) -> Where:

@@ -178,7 +178,9 @@ def numpy_abi(case: Case) -> Iterator[Finding]:
 
 
 def _uses_numpy(case: Case, package: Package) -> bool:
-    return any(re.match(r"numpy\b", one) and "extra" not in one for one in case.index.requires(package.found))
+    return any(
+        re.match(r"numpy\b", require) and "extra" not in require for require in case.index.requires(package.found)
+    )
 
 
 def wheel_tags(case: Case) -> Iterator[Finding]:
@@ -196,7 +198,7 @@ def wheel_tags(case: Case) -> Iterator[Finding]:
                 "wheel-platform", f"{package.wheel} is for {', '.join(machines)}; the nodes are {case.node.platform}",
                 package.where)  # fmt: skip
         elif environment.python and not any(
-            one == own or one.startswith("py3") or "abi3" in str(wheel[2]) for one in pythons
+            python == own or python.startswith("py3") or "abi3" in str(wheel[2]) for python in pythons
         ):
             yield case.error(
                 "wheel-python",

@@ -253,10 +253,16 @@ def _with_base_text(texts: Texts, case: Case, old: str, new: str) -> Texts | Non
             return texts.with_dockerfile(
                 replace_lines(text, stage.start.first, stage.start.last, line.replace(old, new, 1))
             )
-    for one in case.dockerfile.instructions:
-        if one.keyword == "ARG" and one.stage == -1 and re.search(rf"=['\"]?{re.escape(old)}", one.text):
-            line = lines_of(text, one.first, one.last)
-            return texts.with_dockerfile(replace_lines(text, one.first, one.last, line.replace(old, new, 1)))
+    for instruction in case.dockerfile.instructions:
+        if (
+            instruction.keyword == "ARG"
+            and instruction.stage == -1
+            and re.search(rf"=['\"]?{re.escape(old)}", instruction.text)
+        ):
+            line = lines_of(text, instruction.first, instruction.last)
+            return texts.with_dockerfile(
+                replace_lines(text, instruction.first, instruction.last, line.replace(old, new, 1))
+            )
     return None
 
 
@@ -291,7 +297,7 @@ def _alone(texts: Texts, case: Case, package: Package) -> Texts | None:
 
 def _stage_of(case: Case, package: Package) -> int:
     return next(
-        (one.stage for one in case.trace.steps if one.after.get(package.name) == package), case.trace.final_stage
+        (step.stage for step in case.trace.steps if step.after.get(package.name) == package), case.trace.final_stage
     )
 
 

@@ -32,15 +32,15 @@ FIX = "give it to one RUN: RUN --mount=type=secret,id={name} …, and windlass i
 
 def secrets(case: Case) -> Iterator[Finding]:
     arguments: dict[str, Instruction] = {}
-    for one in case.dockerfile.instructions:
-        if one.keyword == "ARG":
-            yield from _argument(case, one, arguments)
-        elif one.keyword == "ENV":
-            yield from _environment(case, one, arguments)
-        elif one.keyword in ("COPY", "ADD") and "from" not in one.flags:
-            yield from _copied(case, one)
-        elif one.keyword == "RUN":
-            yield from _run(case, one)
+    for instruction in case.dockerfile.instructions:
+        if instruction.keyword == "ARG":
+            yield from _argument(case, instruction, arguments)
+        elif instruction.keyword == "ENV":
+            yield from _environment(case, instruction, arguments)
+        elif instruction.keyword in ("COPY", "ADD") and "from" not in instruction.flags:
+            yield from _copied(case, instruction)
+        elif instruction.keyword == "RUN":
+            yield from _run(case, instruction)
 
 
 def _argument(case: Case, one: Instruction, arguments: dict[str, Instruction]) -> Iterator[Finding]:

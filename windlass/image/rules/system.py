@@ -249,7 +249,7 @@ def cuda_packages(case: Case) -> Iterator[Finding]:
         package = final.packages.get(name)
         if package is None or not package.version:
             continue
-        entry = next(one for one in entries if package.at_least(one["since"]))
+        entry = next(item for item in entries if package.at_least(item["since"]))
         brought = {
             cuda.split(".")[0]
             for cuda in (final.base.cuda, final.torch.cuda if final.torch else None)

@@ -158,7 +158,7 @@ def companion_build(case: Case) -> Iterator[Finding]:
 def two_nccl(case: Case) -> Iterator[Finding]:
     """One NCCL: the one that torch requires."""
     for environment, torch in torch_environments(case):
-        found = [one for name, one in environment.packages.items() if name.startswith("nvidia-nccl-cu")]
+        found = [part for name, part in environment.packages.items() if name.startswith("nvidia-nccl-cu")]
         if len(found) > 1 and torch.cuda:
             own = f"nvidia-nccl-cu{torch.cuda.split('.')[0]}"
             other = next((one for one in found if one.name != own), found[-1])

@@ -47,7 +47,7 @@ def _source_needs(index: Index, name: str, version: str) -> str | None:
         return None
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            names = [one.split("/", 1)[-1] for one in archive.getnames()]
+            names = [getname.split("/", 1)[-1] for getname in archive.getnames()]
             setup, project = _member(archive, "setup.py"), _member(archive, "pyproject.toml")
     except tarfile.TarError:
         return ""
@@ -62,7 +62,9 @@ def _source_needs(index: Index, name: str, version: str) -> str | None:
 
 
 def _member(archive: tarfile.TarFile, name: str) -> str:
-    path = next((one for one in archive.getnames() if one.count("/") == 1 and one.endswith(f"/{name}")), None)
+    path = next(
+        (getname for getname in archive.getnames() if getname.count("/") == 1 and getname.endswith(f"/{name}")), None
+    )
     file = archive.extractfile(path) if path else None
     return file.read().decode(errors="replace") if file else ""
 
@@ -90,7 +92,7 @@ def _names(modules: Mapping[str, str], module: str, name: str) -> bool:
     if "def __getattr__" in text or re.search(rf"\b{re.escape(name)}\b", text):
         return True
     whole = set(re.findall(r"from (\S+) import \*", text))
-    return any(_names(modules, f"{module}{one}" if one[0] == "." else one, name) for one in whole)
+    return any(_names(modules, f"{module}{record}" if record[0] == "." else record, name) for record in whole)
 
 
 def _modules(wheel: Found) -> dict[str, str]:
@@ -116,12 +118,12 @@ def _imports(texts: Mapping[str, str], package: str) -> Iterator[tuple[str, str]
         if module in seen or module not in texts:
             continue
         seen.add(module)
-        is_package = any(one.startswith(f"{module}.") for one in texts)
+        is_package = any(text.startswith(f"{module}.") for text in texts)
         for node in ast.parse(texts[module]).body:
             if not isinstance(node, ast.ImportFrom):
                 continue
             above = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
             target = ".".join([*above, *([node.module] if node.module else [])])
-            waiting += [target, *(f"{target}.{one.name}" for one in node.names)]
+            waiting += [target, *(f"{target}.{name.name}" for name in node.names)]
             if not node.level:
-                yield from ((target, one.name) for one in node.names)
+                yield from ((target, name.name) for name in node.names)

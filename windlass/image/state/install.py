@@ -57,8 +57,8 @@ class Installer:
         where = self._where(install.command.words[0].line, install.command)
         environment = self._environment(install.interpreter, install)
         wanted: list[Wanted] = []
-        extras = [str(one) for one in install.arguments.values("--extra")]
-        groups = [str(one) for one in install.arguments.values("--group")]
+        extras = [str(argument) for argument in install.arguments.values("--extra")]
+        groups = [str(argument) for argument in install.arguments.values("--group")]
         if install.verb == "sync":
             wanted += self._synced(install, where, extras, groups)
         for word in (*install.arguments.words, *install.arguments.values("--editable")):
@@ -67,8 +67,8 @@ class Installer:
         files += [(word, True) for word in install.arguments.values("--constraint")]
         variables = {**self.state.variables, **install.command.variables}
         files += [
-            (Word(one).at(where.place.line), True)
-            for one in variables.get("PIP_CONSTRAINT", "").split()
+            (Word(part).at(where.place.line), True)
+            for part in variables.get("PIP_CONSTRAINT", "").split()
             if not install.by_uv
         ]
         options: list[tuple[str, str]] = []
@@ -106,7 +106,7 @@ class Installer:
             self.trace.unknown.append(f"{where}: {word}: its value is not known before the build")
             return []
         path, _, extra = str(word).partition("[")
-        extras = [one.strip() for one in extra.rstrip("]").split(",") if one.strip()]
+        extras = [part.strip() for part in extra.rstrip("]").split(",") if part.strip()]
         is_path = path in (".", "..") or path.startswith(("./", "../", "/", "file:")) or (editable and "+" not in path)
         absolute = posixpath.normpath(posixpath.join(self.cwd, path))
         if path.endswith(".whl") and "://" not in path:
@@ -114,9 +114,12 @@ class Installer:
             return [wanted_of(path, place)] if wheel else []
         if not is_path and not (absolute in self.state.folders and "/" in path):
             return [wanted_of(str(word), place)]
-        source = self.state.folders.get(absolute) or next(
-            (self.state.folders[one] for one in self.state.folders if absolute.startswith(one.rstrip("/") + "/")
-             and self.state.folders[one].startswith("git+")), None)  # fmt: skip
+        cloned = (
+            address
+            for directory, address in self.state.folders.items()
+            if address.startswith("git+") and absolute.startswith(directory.rstrip("/") + "/")
+        )
+        source = self.state.folders.get(absolute) or next(cloned, None)
         if source and source.startswith("git+"):
             return [wanted_of(f"{project_name(source)} @ {source}", place)]
         folder = self._context_folder(path)
@@ -187,7 +190,11 @@ class Installer:
         fresh = arguments.has("--force-reinstall", "--ignore-installed", "-I") or arguments.values(
             "--upgrade-strategy"
         ) == ("eager",)
-        upgraded = named if arguments.has("--upgrade") else {str(one) for one in arguments.values("--upgrade-package")}
+        upgraded = (
+            named
+            if arguments.has("--upgrade")
+            else {str(argument) for argument in arguments.values("--upgrade-package")}
+        )
         held = (
             {}
             if fresh
@@ -239,11 +246,11 @@ class Installer:
                 compiled=None if found.wheel else self._compiled(install, environment, before, text),
             )
         if answer.trouble:  # what was asked for by version is there as far as the rules are concerned
-            for one in by_name.values():
-                if one.pin and one.requirement:
-                    environment.packages[one.name] = Package(
-                        one.name, one.pin, replace(where, cause=one.place), pinned=True,
-                        wheel="", cuda=self._cuda_of(one.name, one.pin, environment))  # fmt: skip
+            for part in by_name.values():
+                if part.pin and part.requirement:
+                    environment.packages[part.name] = Package(
+                        part.name, part.pin, replace(where, cause=part.place), pinned=True,
+                        wheel="", cuda=self._cuda_of(part.name, part.pin, environment))  # fmt: skip
         options = frozenset(arguments.options)
         self._record(where, text, before, environment, wanted, answer, (indexes or "", *extra), options, install.by_uv)
 
@@ -337,7 +344,9 @@ class Installer:
         extra = [url for name in extras for url in variables.get(name, "").split()]
         values = install.arguments.values("--index-url", "--default-index")
         index = str(values[-1]) if values else index
-        extra += [str(one) for one in install.arguments.values("--extra-index-url", "--index", "--find-links")]
+        extra += [
+            str(argument) for argument in install.arguments.values("--extra-index-url", "--index", "--find-links")
+        ]
         for option, value in file_options:
             if option in ("--index-url", "-i"):
                 index = value
@@ -421,7 +430,7 @@ class Installer:
         plain = posixpath.normpath(str(path).lstrip("/"))
         if plain in self.texts.files:  # a bind mount, or a copy that was not understood
             return plain
-        same = [one for one in self.texts.files if posixpath.basename(one) == posixpath.basename(plain)]
+        same = [file for file in self.texts.files if posixpath.basename(file) == posixpath.basename(plain)]
         return same[0] if len(same) == 1 else None
 
     def _context_folder(self, path: str) -> str | None:
@@ -486,7 +495,11 @@ class Installer:
         state = self.state
         folders = [
             state.variables.get("VIRTUAL_ENV", ""),
-            *(one.removesuffix("/bin") for one in state.variables.get("PATH", "").split(":") if one.endswith("/bin")),
+            *(
+                part.removesuffix("/bin")
+                for part in state.variables.get("PATH", "").split(":")
+                if part.endswith("/bin")
+            ),
         ]
         for folder in folders:
             for name in (posixpath.normpath(folder or "-"), folder.rpartition("/envs/")[2] or "-"):  # conda's by name

@@ -182,7 +182,7 @@ class Trace:
 
     def steps_of(self, name: str) -> list[Step]:
         """The steps that changed a package."""
-        return [one for one in self.steps if one.before.get(name) != one.after.get(name)]
+        return [step for step in self.steps if step.before.get(name) != step.after.get(name)]
 
 
 def torch_cuda(version: str, platform: str) -> str | None:

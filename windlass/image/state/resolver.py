@@ -115,7 +115,7 @@ class Index:
         key = _key("resolve", asdict(question))
         kept = self._kept(key, self.max_age)
         if kept is not None:
-            return Answer(**{**kept, "packages": tuple(Found(**one) for one in kept["packages"]),
+            return Answer(**{**kept, "packages": tuple(Found(**package) for package in kept["packages"]),
                              "notes": tuple(kept["notes"]), "unknown": tuple(kept["unknown"])})  # fmt: skip
         if self.offline:
             return Answer(trouble="the index was not asked", checked=False)
@@ -160,7 +160,7 @@ class Index:
         """Where PyPI has the source of a release."""
         text = _get(f"https://pypi.org/pypi/{name}/json")
         files = json.loads(text)["releases"].get(version, ()) if text else ()
-        return next((one["url"] for one in files if one["url"].endswith((".tar.gz", ".zip"))), None)
+        return next((file["url"] for file in files if file["url"].endswith((".tar.gz", ".zip"))), None)
 
     def kept(self, kind: str, value: Any, find: Callable[[], str | None]) -> Any:
         """An answer that never changes: kept for ever once it is found; None is asked again."""
@@ -180,11 +180,15 @@ class Index:
         for _ in range(12):
             done, packages = _run(question)
             if packages is not None:
+                held = {name for name, _ in question.held}
                 found = tuple(
-                    replace(one, wheel=None, url=None) if sources.get(one.name) == one.version and one.name not in
-                    {name for name, _ in question.held} and not _is_table_stub(one, question) else one
-                    for one in packages
-                )  # fmt: skip
+                    replace(package, wheel=None, url=None)
+                    if sources.get(package.name) == package.version
+                    and package.name not in held
+                    and not _is_table_stub(package, question)
+                    else package
+                    for package in packages
+                )
                 return Answer(found, notes=notes, unknown=unknown)
             lacking = NO_WHEEL.search(done)
             stub = self.source(canonicalize_name(lacking[1]), lacking[2]) if lacking else None
@@ -261,14 +265,14 @@ class Index:
 def _source(name: str, specifier: SpecifierSet) -> dict[str, Any]:
     text = _get(f"https://pypi.org/pypi/{name}/json")
     project = json.loads(text) if text else {"releases": {}, "info": {"version": None}}
-    versions = [one for one, files in project["releases"].items() if files and one in specifier]
+    versions = [release for release, files in project["releases"].items() if files and release in specifier]
     chosen = max(versions, key=Version, default=None)
     if chosen is None:
         return {"version": None, "requires": []}
     own = text if chosen == project["info"]["version"] else _get(f"https://pypi.org/pypi/{name}/{chosen}/json")
     requires = (json.loads(own) if own else project)["info"].get("requires_dist") or []
     if not own:  # of an older release an index may not say what it needs: the names of the newest one's are near enough
-        parsed = [Requirement(one) for one in requires]
+        parsed = [Requirement(require) for require in requires]
         requires = [f"{one.name}; {one.marker}" if one.marker else one.name for one in parsed]
     return {"version": chosen, "requires": requires}
 
@@ -294,35 +298,35 @@ def _without_torch_index(question: Question) -> Question:
     if not tags:
         return question
     alone = torch_tag(question.index or "") is not None or question.by_uv  # PyPI's own torch is not taken then
-    builds = [one for tag in tags for one in table_stubs(tag, question.python, question.platform)]
-    stubs = [Stub(one["name"], one["version"], tuple(one["requires"]), one["tags"]) for one in builds]
+    builds = [stub for tag in tags for stub in table_stubs(tag, question.python, question.platform)]
+    stubs = [Stub(build["name"], build["version"], tuple(build["requires"]), build["tags"]) for build in builds]
     bounds = []
-    for name in sorted({one.name for one in stubs}) if alone else ():
-        known = sorted((one.version.split("+")[0] for one in stubs if one.name == name), key=_order)
+    for name in sorted({stub.name for stub in stubs}) if alone else ():
+        known = sorted((stub.version.split("+")[0] for stub in stubs if stub.name == name), key=_order)
         bounds.append(f"{name}>={known[0]},<={known[-1]}")
     return replace(
         question,
         index=None if torch_tag(question.index or "") else question.index,
-        extra_indexes=tuple(one for one in question.extra_indexes if not torch_tag(one)),
-        stubs=(*question.stubs, *(one for one in stubs if one not in question.stubs)),
+        extra_indexes=tuple(index for index in question.extra_indexes if not torch_tag(index)),
+        stubs=(*question.stubs, *(stub for stub in stubs if stub not in question.stubs)),
         constraints=(*question.constraints, *bounds),
     )
 
 
 def _not_on_torch_index(question: Question) -> str | None:
     """torch's own index, asked in place of PyPI, has little beside torch."""
-    if torch_tag(question.index or "") is None or any(not torch_tag(one) for one in question.extra_indexes):
+    if torch_tag(question.index or "") is None or any(not torch_tag(index) for index in question.extra_indexes):
         return None
     for text in question.requirements:
         name = canonicalize_name(re.split(r"[\s\[=<>!~;@]", text, maxsplit=1)[0])
-        if not any(re.fullmatch(one, name) for one in facts()["torch_index"]["packages"]):
+        if not any(re.fullmatch(package, name) for package in facts()["torch_index"]["packages"]):
             return f"Because {name} was not found in the package registry {question.index} and you require {text}"
     return None
 
 
 def _is_table_stub(found: Found, question: Question) -> bool:
     return "+" in found.version and any(
-        (one.name, one.version) == (found.name, found.version) for one in question.stubs
+        (stub.name, stub.version) == (found.name, found.version) for stub in question.stubs
     )
 
 
@@ -339,8 +343,8 @@ def _run(question: Question) -> tuple[str, list[Found] | None]:
         links.mkdir()
         for stub in question.stubs:
             _write_stub(links, stub)
-        (folder / "requirements.in").write_text("".join(f"{one}\n" for one in question.requirements))
-        (folder / "constraints.txt").write_text("".join(f"{one}\n" for one in question.constraints))
+        (folder / "requirements.in").write_text("".join(f"{requirement}\n" for requirement in question.requirements))
+        (folder / "constraints.txt").write_text("".join(f"{constraint}\n" for constraint in question.constraints))
         out = folder / "pylock.toml"
         if question.held:
             out.write_text(_preferences(question.held))
@@ -365,7 +369,7 @@ def _run(question: Question) -> tuple[str, list[Found] | None]:
             return f"read timed out: no answer in {SECONDS} s", None
         if done.returncode:
             return done.stderr, None
-        return "", [_found(one) for one in tomllib.loads(out.read_text()).get("packages", ())]
+        return "", [_found(package) for package in tomllib.loads(out.read_text()).get("packages", ())]
 
 
 def _found(entry: Mapping[str, Any]) -> Found:
@@ -391,7 +395,7 @@ def _preferences(held: tuple[tuple[str, str], ...]) -> str:
 def _write_stub(folder: Path, stub: Stub) -> None:
     name = stub.name.replace("-", "_")
     information = f"{name}-{stub.version}.dist-info"
-    needs = "".join(f"Requires-Dist: {one}\n" for one in stub.requires)
+    needs = "".join(f"Requires-Dist: {require}\n" for require in stub.requires)
     with zipfile.ZipFile(folder / f"{name}-{stub.version}-{stub.tags}.whl", "w") as wheel:
         wheel.writestr(f"{information}/METADATA",
                        f"Metadata-Version: 2.1\nName: {stub.name}\nVersion: {stub.version}\n{needs}")  # fmt: skip

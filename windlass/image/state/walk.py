@@ -80,8 +80,11 @@ def _used_stages(dockerfile: Dockerfile, final: int) -> frozenset[int]:
         used.add(number)
         stage = dockerfile.stages[number]
         waiting += [stage.parent] if stage.parent is not None else []
-        for one in stage.instructions:
-            sources = [one.flags.get("from"), *re.findall(r"from=([\w.-]+)", one.flags.get("mount", ""))]
+        for instruction in stage.instructions:
+            sources = [
+                instruction.flags.get("from"),
+                *re.findall(r"from=([\w.-]+)", instruction.flags.get("mount", "")),
+            ]
             waiting += [found.number for name in sources if name and (found := dockerfile.stage(name))]
     return frozenset(used)
 
@@ -217,7 +220,9 @@ class _Walker(Installer):
         state, where = self.state, self._where(one.first)
         within = source.rstrip("/") + "/"
         state.interpreters |= {
-            target + one.removeprefix(source) for one in other.interpreters if one.startswith(within)
+            target + interpreter.removeprefix(source)
+            for interpreter in other.interpreters
+            if interpreter.startswith(within)
         }
         site = re.fullmatch(r"(.*)/lib/python(3\.\d+)(?:/(?:site|dist)-packages)?", source)
         for prefix, environment in other.environments.items():
@@ -334,7 +339,7 @@ class _Walker(Installer):
             self.state.variables.setdefault("UV_PYTHON", found)
 
     def _clone(self, words: list[str]) -> None:
-        rest = [one for one in words[words.index("clone") + 1 :] if not one.startswith("-")]
+        rest = [word for word in words[words.index("clone") + 1 :] if not word.startswith("-")]
         url = next((one for one in rest if "://" in one or one.startswith("git@")), None)
         if url is None:
             return
@@ -346,7 +351,14 @@ class _Walker(Installer):
         )
 
     def _activate(self, name: str) -> None:
-        prefix = next((one for one in self.state.environments if one == name or one.endswith(f"/{name}")), None)
+        prefix = next(
+            (
+                environment
+                for environment in self.state.environments
+                if environment == name or environment.endswith(f"/{name}")
+            ),
+            None,
+        )
         self.active = prefix or self.active
 
     def _conda_run(self, command: Command) -> None:
@@ -360,7 +372,7 @@ class _Walker(Installer):
         self.active = before
 
     def _venv(self, words: list[str], python: str | None) -> None:
-        plain = [one for one in words[1:] if not one.startswith("-") and one not in ("venv", "virtualenv")]
+        plain = [word for word in words[1:] if not word.startswith("-") and word not in ("venv", "virtualenv")]
         if plain:
             current = self.state.environments[SYSTEM]
             version = python or current.python
@@ -509,7 +521,7 @@ class _Walker(Installer):
         where = self._where(command.words[0].line, command)
         folder = self._context_folder(".")
         words = " ".join(command.words)
-        groups = [one for given in re.findall(r"--(?:with|only)[= ](\S+)", words) for one in given.split(",")]
+        groups = [part for given in re.findall(r"--(?:with|only)[= ](\S+)", words) for part in given.split(",")]
         extras = re.findall(r"(?:--extras|-E)[= ](\S+)", words)
         try:
             wanted = project_requirements(self.texts.files, folder if folder is not None else ".", extras, groups)

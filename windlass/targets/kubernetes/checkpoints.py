@@ -68,7 +68,7 @@ def fetch(scripts: PodScripts, run_name: str, step: int | None, to: Path) -> Che
     incoming.prepare(manifest)
     for attempt in range(ATTEMPTS + 1):
         here = folder.at(row["step"])
-        wrong = [name for name, one in sorted(manifest.files.items()) if not incoming.holds(name, one, former=here)]
+        wrong = [name for name, part in sorted(manifest.files.items()) if not incoming.holds(name, part, former=here)]
         if not wrong:
             incoming.publish(manifest)
             return folder.take(incoming)

@@ -47,7 +47,7 @@ def claim_is_there(api: Api, run: Run, namespace: str, bytes_needed: int | None)
             return [f"whether the claim {name} is there cannot be checked: you may not read claims in {namespace}"]
         raise
     if claim is None:
-        there = [one["metadata"]["name"] for one in api.items(claims)]
+        there = [part["metadata"]["name"] for part in api.items(claims)]
         near = difflib.get_close_matches(name, there, 1) or there[:1]
         new = f"kubectl -n {namespace} apply -f CLAIM.yaml"
         raise UserError(
@@ -89,8 +89,8 @@ def _named(run: Run, namespace: str) -> Iterator[tuple[str, str, str | None]]:
         yield f"service account {asked.service_account}", path, None
     for name in asked.image_pull_secrets:
         yield f"secret {name}", object_path("v1", "secrets", namespace, name), None
-    for one in asked.secrets:
-        source = one.partition("=")[2]
+    for secret in asked.secrets:
+        source = secret.partition("=")[2]
         if source.startswith("secret:"):
             name, _, key = source.removeprefix("secret:").partition("/")
             yield f"secret {name}", object_path("v1", "secrets", namespace, name), key
@@ -184,7 +184,7 @@ def explain(api: Api, error: RefusedError, manifest: Manifest, request: Kubernet
     what = f"{manifest['kind']} {manifest['metadata']['name']}"
     if error.code == 409 and error.reason == "AlreadyExists":
         return None  # of an earlier submission: what becomes of it is decided when the run is submitted
-    if error.code == 403 and any(misses(error, one) for one in request.dependents):
+    if error.code == 403 and any(misses(error, dependent) for dependent in request.dependents):
         return None  # a webhook looks for what is created just before; fields were checked when it is asked
     if NO_DRY_RUN in error.message:
         return None  # a webhook that cannot be asked without consequences is asked when it is real

@@ -58,7 +58,7 @@ def collect_named(api: Api, kind: str, name: str) -> dict[str, Any]:
 
 def _facts(api: Api, namespace: str, job: Object, pods: Sequence[Object], name: str) -> dict[str, Any]:
     node_names = sorted({str((pod.get("spec") or {}).get("nodeName") or "") for pod in pods} - {""})
-    nodes = [node for one in node_names[:MOST_NODES] if (node := _node(api, one))]
+    nodes = [node for host in node_names[:MOST_NODES] if (node := _node(api, host))]
     if not node_names:  # nothing is scheduled: what the nodes offer says why
         nodes = _readable(lambda: api.items("/api/v1/nodes"))
     claims = {

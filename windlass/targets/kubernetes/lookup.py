@@ -38,8 +38,8 @@ class Found:
 def runs(api: Api) -> Iterator[Found]:
     """The runs in the namespace: one question for each kind of job that the cluster serves."""
     namespace = api.access.namespace
-    for kind, one in served(api, schemas=False).kinds.items():
-        path = object_path(one.api_version, one.plural, namespace)
+    for kind, part in served(api, schemas=False).kinds.items():
+        path = object_path(part.api_version, part.plural, namespace)
         try:
             values = list(api.items(path, labelSelector=f"{OURS},!{LOOP_LABEL}"))
         except RefusedError as error:
@@ -51,15 +51,15 @@ def runs(api: Api) -> Iterator[Found]:
             if any(owner.get("controller") for owner in metadata.get("ownerReferences") or ()):
                 continue  # a part of a run's job, not the job itself: a TrainJob has Jobs of its own
             name = (metadata.get("annotations") or {}).get(NAME_ANNOTATION) or metadata["name"]
-            yield Found(name, kind, one.api_version, one.plural, {**value, "kind": one.kind})
+            yield Found(name, kind, part.api_version, part.plural, {**value, "kind": part.kind})
 
 
 def adopt(api: Api, name: str) -> RunFolder:
     """A run folder on this machine for a run of the cluster; every verb works with it from then on."""
     there = list(runs(api))
-    found = next((one for one in there if one.name == name), None)
+    found = next((job for job in there if job.name == name), None)
     if found is None:
-        names = [one.name for one in there]
+        names = [job.name for job in there]
         near = difflib.get_close_matches(name, names, 1)
         where = f"the namespace {api.access.namespace} of the context {api.access.context}"
         raise UserError(

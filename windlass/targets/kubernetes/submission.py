@@ -120,7 +120,7 @@ def must_not_be_of_another_kind(api: Api, request: KubernetesRequest, served: Se
 
 def differences(api: Api, request: KubernetesRequest) -> list[str]:
     """In which keys of the run file the job that is there differs from what is asked."""
-    mine = next((one for one in request.dependents if RUN_KEY in (one.get("data") or {})), None)
+    mine = next((dependent for dependent in request.dependents if RUN_KEY in (dependent.get("data") or {})), None)
     if mine is None:
         return []
     theirs = api.find(object_path("v1", "configmaps", request.namespace, mine["metadata"]["name"]))
@@ -138,8 +138,8 @@ def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: value}
     return {
         key: leaf
-        for name, one in value.items()
-        for key, leaf in _leaves(one, f"{prefix}.{name}" if prefix else str(name)).items()
+        for name, part in value.items()
+        for key, leaf in _leaves(part, f"{prefix}.{name}" if prefix else str(name)).items()
     }
 
 
@@ -217,7 +217,7 @@ def own(api: Api, job: Object, places: Sequence[str]) -> None:
 
 def clear(api: Api, request: KubernetesRequest, served: ServedKind) -> None:
     """Remove an ended job of the same name, and wait until it is gone."""
-    paths = [f"{path_of(one, request, served)}/{one['metadata']['name']}" for one in request.objects]
+    paths = [f"{path_of(value, request, served)}/{value['metadata']['name']}" for value in request.objects]
     api.delete(paths[-1])
     for path in paths[:-1]:
         api.delete(path)
@@ -245,7 +245,7 @@ def _create(api: Api, request: KubernetesRequest, served: ServedKind, manifest: 
                 return api.create(path, request.with_secret_values(manifest))
             except RefusedError as error:
                 # an operator's webhook answers from a cache, which what was created just before may not have reached
-                missing = any(misses(error, one) for one in request.dependents)
+                missing = any(misses(error, dependent) for dependent in request.dependents)
                 if not missing or time.monotonic() > seen_by:
                     raise
             time.sleep(POLL_SECONDS)

@@ -58,7 +58,7 @@ def sync(
     archive = pack_code(Path(folder).expanduser())
     digest = archive_digest(archive)
     maps = existing_maps(api, job)
-    if any((one.get("data") or {}).get(f"{CODE}.{DIGEST_KEY}") == digest for one in maps):
+    if any((config.get("data") or {}).get(f"{CODE}.{DIGEST_KEY}") == digest for config in maps):
         return False
     for value, part in zip(maps, parts_for(archive, maps, run.name), strict=True):
         path = object_path("v1", "configmaps", job.namespace, value["metadata"]["name"])

@@ -66,8 +66,8 @@ def reader_manifest(run: Run, namespace: str, name: str, *, read_only: bool) -> 
         "terminationGracePeriodSeconds": 0,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "tolerations": [dict(one) for one in asked.tolerations],
-        "imagePullSecrets": [{"name": one} for one in asked.image_pull_secrets],
+        "tolerations": [dict(toleration) for toleration in asked.tolerations],
+        "imagePullSecrets": [{"name": secret} for secret in asked.image_pull_secrets],
     }
     labels = {**MANAGED_BY, "windlass.dev/reader": safe_name(run.name)}  # not the run's own label: it is no rank
     metadata = {"name": name, "namespace": namespace, "labels": labels}
@@ -77,7 +77,9 @@ def reader_manifest(run: Run, namespace: str, name: str, *, read_only: bool) -> 
 
 def _without_resources(overlay: dict[str, Any]) -> dict[str, Any]:
     """The user's overlay, less what is for training alone."""
-    containers = [{key: one[key] for key in one if key != "resources"} for one in overlay.get("containers", ())]
+    containers = [
+        {key: container[key] for key in container if key != "resources"} for container in overlay.get("containers", ())
+    ]
     kept = {key: value for key, value in overlay.items() if key not in ("affinity", "containers")}
     return {**kept, "containers": containers} if containers else kept
 
@@ -86,12 +88,16 @@ def _wait_until_running(api: Api, path: str, name: str) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
         status = api.get(path).get("status") or {}
-        waiting = [(one.get("state") or {}).get("waiting") or {} for one in status.get("containerStatuses") or ()]
-        said = next((one for one in waiting if one.get("reason") in HELD_BACK), None)
-        if any((one.get("state") or {}).get("running") for one in status.get("containerStatuses") or ()):
+        waiting = [
+            (container.get("state") or {}).get("waiting") or {} for container in status.get("containerStatuses") or ()
+        ]
+        said = next((state for state in waiting if state.get("reason") in HELD_BACK), None)
+        if any((container.get("state") or {}).get("running") for container in status.get("containerStatuses") or ()):
             return
         if said or status.get("phase") == "Failed" or time.monotonic() > deadline:
-            conditions = [one.get("message") for one in status.get("conditions") or () if one.get("message")]
+            conditions = [
+                condition.get("message") for condition in status.get("conditions") or () if condition.get("message")
+            ]
             evidence = (
                 f"{said['reason']}: {said.get('message')}" if said else "; ".join(conditions) or status.get("phase")
             )

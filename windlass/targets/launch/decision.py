@@ -73,7 +73,7 @@ class AttemptEnd:
     @property
     def saved_at(self) -> int | None:
         """The step at which the ranks saved and left."""
-        steps = [whole(one.get("step")) for one in self.events if one.get("event") == "preempted"]
+        steps = [whole(event.get("step")) for event in self.events if event.get("event") == "preempted"]
         return steps[-1] if steps else None
 
     @property
@@ -84,7 +84,7 @@ class AttemptEnd:
 
 def newest_checkpoint(events: Iterable[Mapping[str, Any]]) -> int:
     """The step of the newest checkpoint that was recorded; -1 where there is none."""
-    steps = (whole(one.get("step")) for one in events if one.get("event") == "checkpoint")
+    steps = (whole(event.get("step")) for event in events if event.get("event") == "checkpoint")
     return max((step for step in steps if step is not None), default=-1)
 
 
@@ -98,7 +98,9 @@ class Done:
 
 def next_attempt(history: History) -> int:
     """The number of the attempt that begins now; "restart" announces it."""
-    return max((int(one.get("attempt") or 0) for one in history if one.get("event") != "restart"), default=0) + 1
+    return (
+        max((int(record.get("attempt") or 0) for record in history if record.get("event") != "restart"), default=0) + 1
+    )
 
 
 def by_blame(death: RankDeath) -> tuple[bool, str]:
@@ -222,7 +224,9 @@ def parse_deaths(launcher_log: str) -> list[RankDeath]:
     others = [_death(match) for match in _FAILURE.finditer(launcher_log, 0, begin)]
     deaths = [first, *sorted(others, key=lambda death: death.time)]
     if first.code > 0:
-        same_time = [one for one in others if one.code < 0 and one.code != -signal.SIGTERM and one.time == first.time]
+        same_time = [
+            other for other in others if other.code < 0 and other.code != -signal.SIGTERM and other.time == first.time
+        ]
         deaths.sort(key=lambda death: death not in same_time)
     return deaths
 

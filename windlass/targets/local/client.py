@@ -206,11 +206,11 @@ class LocalTarget:
         if killed:
             folder.record("leftovers-killed", pids=killed)
         recent = since_launch(folder)
-        saved = [one for one in recent if one.get("event") == "preempted"]
+        saved = [record for record in recent if record.get("event") == "preempted"]
         done = Done("stopped", ExitCode.INTERRUPTED, "stopped without a new checkpoint")
         if saved:
             done = stopped_by_owner(saved[-1].get("step"))
-        if not any(one.get("event") == "finished" for one in recent):
+        if not any(record.get("event") == "finished" for record in recent):
             folder.record("exit", state=done.state, code=int(done.code), reason=done.reason)
 
 

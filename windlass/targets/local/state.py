@@ -29,7 +29,7 @@ def status_of(folder: RunFolder, processes_of: FolderProcesses | None = None) ->
     if not folder.run_file.exists():
         return JobStatus("failed", reason="its run folder was deleted", exit_code=int(ExitCode.FAILED))
     recent = since_launch(folder)
-    attempt = max((whole(one.get("attempt")) or 0 for one in recent), default=0) or None
+    attempt = max((whole(record.get("attempt")) or 0 for record in recent), default=0) or None
     find = processes_of or (lambda one: processes.processes_of(one.path))
     status = JobStatus(**_state(folder, supervisor_of(folder), recent, find), attempt=attempt)
     return _with_silence(with_progress(status, folder), folder)
@@ -39,7 +39,7 @@ def _state(
     folder: RunFolder, supervisor: SupervisorProcess | None, recent: Sequence[Record], find: FolderProcesses
 ) -> dict[str, Any]:
     """Living processes first, then what was written down, then what can be concluded."""
-    training = any(one.get("event") in STARTED for one in recent)
+    training = any(record.get("event") in STARTED for record in recent)
     end = end_since_launch(recent)
     if supervisor is not None and supervisor.alive:
         return _under_way("running" if training else "waiting", None if training else "ranks are starting")
@@ -73,7 +73,7 @@ def _under_way(state: State, reason: str | None) -> dict[str, Any]:
 
 
 def _trained_to_the_end(folder: RunFolder, recent: Sequence[Record]) -> bool:
-    happened = {one.get("event") for one in recent}
+    happened = {record.get("event") for record in recent}
     if "finished" not in happened:
         return False
     with contextlib.suppress(Exception):  # a damaged run file: whether an export was wanted is not known
@@ -84,13 +84,13 @@ def _trained_to_the_end(folder: RunFolder, recent: Sequence[Record]) -> bool:
 def _state_without_supervisor(folder: RunFolder, recent: Sequence[Record]) -> dict[str, Any]:
     """A run that was started by torchrun itself: only its own records can be asked."""
     begun = next((index for index in reversed(range(len(recent))) if recent[index].get("event") in STARTED), None)
-    for one in recent[(begun or 0) :]:
-        if one.get("event") == "finished":
+    for record in recent[(begun or 0) :]:
+        if record.get("event") == "finished":
             return {"state": "finished", "exit_code": int(ExitCode.OK)}
-        if one.get("event") == "preempted":
+        if record.get("event") == "preempted":
             return {"state": "preempted", "exit_code": int(ExitCode.PREEMPTED)}
     if begun is None:
-        exported = any(one.get("event") == "exported" for one in recent)
+        exported = any(record.get("event") == "exported" for record in recent)
         if exported:
             return {"state": "finished", "exit_code": int(ExitCode.OK)}
         return {"state": "waiting", "reason": "not started"}

@@ -88,7 +88,7 @@ class Supervisor:
 
     def _attempts(self) -> Done:
         history = list(read_json_lines(self.folder.history))
-        attempt = max((whole(one.get("attempt")) or 0 for one in history), default=0)
+        attempt = max((whole(record.get("attempt")) or 0 for record in history), default=0)
         while True:
             attempt += 1
             self._look()

@@ -148,8 +148,8 @@ def begin(folder: RunFolder, *, job: str, port: int | None, facts: str = "") -> 
         return ExitCode.BAD_INPUT
     history = list(read_json_lines(folder.history))
     attempt = next_attempt(history)
-    launched_before = any(one.get("event") == "launched" and one.get("job") == job for one in history)
-    announced = any(one.get("event") == "restart" and one.get("attempt") == attempt for one in history)
+    launched_before = any(record.get("event") == "launched" and record.get("job") == job for record in history)
+    announced = any(record.get("event") == "restart" and record.get("attempt") == attempt for record in history)
     if launched_before and not announced:
         if decision := _requeued_by_slurm(folder, history):
             folder.record("restart", attempt=attempt, **decision.as_record())
@@ -180,7 +180,7 @@ def _requeued_by_slurm(folder: RunFolder, history: History) -> Decision | None:
 
 def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restarts: int, facts: str) -> int:
     history = list(read_json_lines(folder.history))
-    begins = max(index for index, one in enumerate(history) if one.get("event") == "launched")
+    begins = max(index for index, record in enumerate(history) if record.get("event") == "launched")
     launch, since = history[begins], history[begins:]
     if launch["attempt"] != attempt:  # this node was thought lost, and the run goes on elsewhere: not its end any more
         print(f"exit {int(ExitCode.PREEMPTED)}")
@@ -190,7 +190,7 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
         path: "\n".join(Tail(path, offset=int(launch["logs"].get(path.name, 0))).lines(rest=True))
         for path in folder.logs.glob(LAUNCHER_LOGS)
     }
-    deaths = sorted((one for text in words.values() for one in parse_deaths(text)), key=by_blame)
+    deaths = sorted((death for text in words.values() for death in parse_deaths(text)), key=by_blame)
     attempt_end = AttemptEnd(
         launcher_code=128 - code if code > 128 else code,
         events=since,
@@ -209,7 +209,7 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
         may_requeue=run.target.slurm.requeue,
     )
     if isinstance(verdict, Done) and verdict.state == "failed" and not attempt_end.errors:
-        reports = [*words.values(), *(str(one.get("error")) for one in since)]
+        reports = [*words.values(), *(str(record.get("error")) for record in since)]
         if any(NO_SPACE in text for text in reports) or is_full(folder.path):
             # the ranks had no room for their error files either
             verdict = Done("failed", verdict.code, f"the disk of {folder.path} is full; {verdict.reason}", "disk_full")
@@ -234,7 +234,7 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
 
 def is_stop_requested(since: Sequence[Event]) -> bool:
     """Whether somebody asked for the end, and Slurm did not refuse to pass it on."""
-    words = [one.get("event") for one in since if one.get("event") in ("stop-requested", "stop-refused")]
+    words = [record.get("event") for record in since if record.get("event") in ("stop-requested", "stop-refused")]
     return bool(words) and words[-1] == "stop-requested"
 
 

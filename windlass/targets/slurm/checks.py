@@ -28,7 +28,7 @@ def check(run: Run, folder: RunFolder, partitions: dict[str, Partition], *, byte
 def partition_of(run: Run, partitions: dict[str, Partition]) -> Partition:
     asked = run.target.slurm.partition
     if asked is None:
-        default = next((one for one in partitions.values() if one.is_default), None)
+        default = next((partition for partition in partitions.values() if partition.is_default), None)
         if default is None:
             raise UserError(
                 "the cluster has no default partition",

@@ -72,7 +72,7 @@ def parse_partitions(text: str) -> dict[str, Partition]:
 def parse_gpus(gres: str) -> int:
     """`gpu:h100:8(S:0-1),nic:2` has 8; where a count is left out, as in `gpu:h100`, it is 1."""
     bare = re.sub(r"\([^)]*\)", "", gres)
-    found = (re.fullmatch(r"gpu(:[^:,]+?)*?(:([0-9]{1,6}))?", one) for one in bare.split(","))
+    found = (re.fullmatch(r"gpu(:[^:,]+?)*?(:([0-9]{1,6}))?", part) for part in bare.split(","))
     return sum(int(one[3] or 1) for one in found if one)
 
 
@@ -117,7 +117,7 @@ def find_submission(commands: Commands, submission: str, index: int | None) -> s
     if answer.code != 0:
         raise SilentError("squeue failed", evidence=answer.complaint)
     numbers = parse_comments(answer.out, submission)
-    return next((one for one in numbers if index is None or one.endswith(f"_{index}")), None)
+    return next((number for number in numbers if index is None or number.endswith(f"_{index}")), None)
 
 
 def parse_comments(text: str, submission: str) -> list[str]:

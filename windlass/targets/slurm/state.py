@@ -50,7 +50,7 @@ class SubmittedJob:
 
     def as_dict(self) -> dict[str, Any]:
         names = {"submission": self.submission, "index": self.index, "folder": self.folder}
-        return {"job": self.number, "host": self.host, **{key: one for key, one in names.items() if one is not None}}
+        return {"job": self.number, "host": self.host, **{key: part for key, part in names.items() if part is not None}}
 
     @classmethod
     def parse(cls, value: Any) -> SubmittedJob:
@@ -128,7 +128,7 @@ def _history(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def _attempt(history: Sequence[Mapping[str, Any]]) -> int:
-    return max((one["attempt"] for one in history if isinstance(one.get("attempt"), int)), default=0)
+    return max((record["attempt"] for record in history if isinstance(record.get("attempt"), int)), default=0)
 
 
 def status_of(folder: RunFolder, job: SubmittedJob, queued: QueuedJob | None) -> JobStatus:
@@ -185,19 +185,19 @@ def _facts(folder: RunFolder, number: str, queued: QueuedJob | None, history: li
 
 
 def _is_training(history: Sequence[Mapping[str, Any]], number: str) -> bool:
-    launches = [index for index, one in enumerate(history) if one.get("event") == "launched"]
+    launches = [index for index, record in enumerate(history) if record.get("event") == "launched"]
     mine = launches and history[launches[-1]].get("job") == number
     since = history[launches[-1] :] if mine else []
-    return any(one.get("event") in ("started", "resumed") for one in since)
+    return any(record.get("event") in ("started", "resumed") for record in since)
 
 
 def _forgotten(number: str, history: list[dict[str, Any]]) -> dict[str, Any]:
-    for one in reversed(history):
-        if one.get("event") == "finished":
+    for record in reversed(history):
+        if record.get("event") == "finished":
             return {"state": "finished", "exit_code": int(ExitCode.OK)}
-        if one.get("event") == "preempted":
+        if record.get("event") == "preempted":
             return {"state": "preempted", "exit_code": int(ExitCode.PREEMPTED), "reason": "saved and left"}
-        if one.get("event") in ("submitted", "launched"):
+        if record.get("event") in ("submitted", "launched"):
             break
     reason = f"Slurm no longer knows job {number}; `windlass run` goes on from the last checkpoint"
     return {"state": "failed", "exit_code": int(ExitCode.FAILED), "reason": reason}

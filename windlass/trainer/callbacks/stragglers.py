@@ -75,14 +75,14 @@ class Stragglers(Callback):
 def compare(standings: Sequence[Standing]) -> dict[str, Any] | None:
     """How far each rank was behind the usual one, in seconds of a step. None where ranks did not measure the same."""
     times = {standing.rank: standing.times for standing in standings if standing.times.get("came")}
-    if len(times) < 2 or len({one["step"] for one in times.values()}) > 1:
+    if len(times) < 2 or len({part["step"] for part in times.values()}) > 1:
         return None
     first = next(iter(times.values()))
-    shared = [key for key in first["came"] if all(key in one["came"] for one in times.values())]
+    shared = [key for key in first["came"] if all(key in part["came"] for part in times.values())]
     if not shared or not first["collectives"]:
         return None
     # the lower of two: with two ranks the usual one is the one that was there first
-    usual = {key: statistics.median_low([one["came"][key] for one in times.values()]) for key in shared}
+    usual = {key: statistics.median_low([part["came"][key] for part in times.values()]) for key in shared}
     rows = []
     for standing in standings:
         if standing.rank not in times:

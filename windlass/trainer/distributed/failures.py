@@ -75,7 +75,7 @@ def described(error: BaseException) -> dict[str, str | None]:
 def gpu_name() -> str:
     """This rank's GPU, by everything that is known of it without asking a device that may be gone."""
     index = int(os.environ.get("LOCAL_RANK", "0"))
-    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
     name = f"GPU {visible[index] if index < len(visible) else index}"
     try:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

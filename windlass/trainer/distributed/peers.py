@@ -346,7 +346,11 @@ class PeerWatch:
     def _missed(self, peer: Peer) -> str | None:
         """The collective that this rank has begun and the other has not, and where the other was last seen."""
         theirs = peer.state.get("collectives") or {}
-        missed = [one for one in pending_collectives() if one.number > int(theirs.get(one.group, 0))]
+        missed = [
+            collective
+            for collective in pending_collectives()
+            if collective.number > int(theirs.get(collective.group, 0))
+        ]
         step = peer.state.get("step")
         seen = f"last seen at {peer.state.get('point')} of step {step}" if step else None
         parts = [f"it missed {missed[0]}" if missed else None, seen]
@@ -441,7 +445,7 @@ def pending_collectives() -> list[Collective]:
             )
             if one.group not in oldest or number < oldest[one.group][1].number:
                 oldest[one.group] = (int(entry.get("time_created_ns") or 0), one)
-    return [one for _, one in sorted(oldest.values(), key=lambda pair: -pair[0])]
+    return [part for _, part in sorted(oldest.values(), key=lambda pair: -pair[0])]
 
 
 def abort_device_groups(limit_s: float = 5.0) -> None:

@@ -127,7 +127,7 @@ def attend(
 
     groups = module.config.num_key_value_heads
     heads = Rotated.apply(joined_no.view(*shape, -1, module.head_dim), groups, *position_embeddings)
-    q, k, v = (one.transpose(1, 2) for one in heads)
+    q, k, v = (head.transpose(1, 2) for head in heads)
     attention = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, None)
     dropout = module.attention_dropout if module.training else 0.0
     bounds = {} if documents is None else {"documents": documents}
@@ -161,7 +161,7 @@ def lean_class(lean: Any, block: Any) -> Any:
 def join_weights(model: nn.Module) -> None:
     """Lay the weights of lean blocks side by side, once they are where they stay; the parameters become views."""
     block: Any
-    for block in (one for one in blocks(model).values() if isinstance(one, LeanForward | LeanLoraForward)):
+    for block in (part for part in blocks(model).values() if isinstance(part, LeanForward | LeanLoraForward)):
         if isinstance(block, LeanLoraForward):
             for joint in block.joints:
                 joint.join()

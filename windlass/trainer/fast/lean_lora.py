@@ -220,7 +220,7 @@ class WideProduct(torch.autograd.Function):
     ) -> Tensor:
         held, adapters = tensors[:num_held], tensors[num_held:]
         count = len(adapters) // 2
-        ctx.outputs = [one.shape[0] for one in adapters[count:]]
+        ctx.outputs = [adapter.shape[0] for adapter in adapters[count:]]
         ctx.rank, ctx.scale, ctx.num_held, ctx.added = adapters[0].shape[0], scale, num_held, residual_no is not None
         ctx.four_bits = b_op is not None
         if b_op is None:
@@ -322,8 +322,8 @@ def obstacle_to_lean_lora(block: Any) -> str:
     attention, mlp = block.self_attn, block.mlp
     layers = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     layers += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    if not all(isinstance(one, LoraLinear) for one in layers):
+    if not all(isinstance(layer, LoraLinear) for layer in layers):
         return "model.lora.targets leaves out some of the blocks' projections"
-    if any(one.lora_dropout for one in layers):
+    if any(layer.lora_dropout for layer in layers):
         return "model.lora.dropout"
     return ""

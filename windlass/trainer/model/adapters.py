@@ -141,7 +141,7 @@ def short_names(model: nn.Module) -> list[str]:
     chosen: dict[str, None] = {}
     for name in names:
         leaf = name.rpartition(".")[2]
-        alike = [one for one in linears if one == leaf or one.endswith(f".{leaf}")]
+        alike = [linear for linear in linears if linear == leaf or linear.endswith(f".{leaf}")]
         chosen[leaf if set(alike) <= set(names) else name] = None
     return list(chosen)
 

@@ -99,7 +99,9 @@ def target_names(model: nn.Module, patterns: Sequence[str] | None) -> list[str]:
     """The linear layers that patterns name, in the model's order; without patterns all projections of the blocks."""
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     inside = tuple(f"{name}." for name in blocks(model))
-    projections = [one for one in linears if one.startswith(inside) and one.rpartition(".")[2] not in ROUTERS]
+    projections = [
+        linear for linear in linears if linear.startswith(inside) and linear.rpartition(".")[2] not in ROUTERS
+    ]
     if patterns is None:
         if not projections:
             raise UserError(
@@ -110,7 +112,7 @@ def target_names(model: nn.Module, patterns: Sequence[str] | None) -> list[str]:
         return projections
     chosen: set[str] = set()
     for pattern in patterns:
-        found = {one for one in linears if matches(one, pattern)}
+        found = {linear for linear in linears if matches(linear, pattern)}
         if not found:
             raise no_such_target(model, pattern, projections)
         chosen |= found
@@ -121,7 +123,7 @@ def target_names(model: nn.Module, patterns: Sequence[str] | None) -> list[str]:
             f"model.lora.targets names the head {outside[0]}, which LoRA is not put beside",
             fix="model.lora.targets without it; data.special_tokens trains rows of the head",
         )
-    return [one for one in linears if one in chosen]
+    return [linear for linear in linears if linear in chosen]
 
 
 def no_such_target(model: nn.Module, pattern: str, projections: Sequence[str]) -> UserError:

@@ -168,7 +168,7 @@ def check_same_frozen(theirs: dict[str, Any], ours: dict[str, Any], *, where: st
 def embedding_names(model: nn.Module) -> set[str]:
     """Parameters with one row per token."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
-    weights = {id(one.weight) for one in ends if one is not None}
+    weights = {id(end.weight) for end in ends if end is not None}
     return {name for name, parameter in model.named_parameters() if id(parameter) in weights}
 
 

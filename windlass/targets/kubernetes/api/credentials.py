@@ -132,7 +132,7 @@ def impersonation(access: Access) -> list[tuple[bytes, bytes]]:
     well_formed = (
         isinstance(groups, list | tuple)
         and isinstance(extra, dict)
-        and all(isinstance(one, list | tuple) for one in extra.values())
+        and all(isinstance(part, list | tuple) for part in extra.values())
     )
     if not well_formed or ((groups or extra or uid) and not user.get("as")):
         raise UserError(
@@ -146,10 +146,10 @@ def impersonation(access: Access) -> list[tuple[bytes, bytes]]:
         return []
     headers = [("Impersonate-User", str(user["as"]))]
     headers += [("Impersonate-Uid", str(uid))] if uid else []
-    headers += [("Impersonate-Group", str(one)) for one in groups]
+    headers += [("Impersonate-Group", str(group)) for group in groups]
     for key, values in extra.items():
         name = f"Impersonate-Extra-{urllib.parse.quote(str(key), safe=HEADER_KEY)}"
-        headers += [(name, str(one)) for one in values]
+        headers += [(name, str(part)) for part in values]
     for _, value in headers:
         if not value.isprintable():
             raise UserError(f"the user {access.user_name} of {access.source} impersonates {value!r}, which is no name")
@@ -163,7 +163,7 @@ def run_plugin(access: Access) -> PluginAnswer:
         raise _no_plugin(access, "it names no command")
     try:
         command = [str(plugin["command"]), *map(str, plugin.get("args") or ())]
-        given = {str(one["name"]): str(one["value"]) for one in plugin.get("env") or ()}
+        given = {str(variable["name"]): str(variable["value"]) for variable in plugin.get("env") or ()}
     except (TypeError, KeyError, AttributeError):
         raise _no_plugin(access, "args is a list of words, env a list of name and value") from None
     if os.sep in command[0]:
@@ -220,7 +220,7 @@ def parse_answer(text: str) -> PluginAnswer | None:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     texts = (answer.token, answer.certificate, answer.key)
-    if not all(one is None or isinstance(one, str) for one in texts) or not (answer.token or answer.pair):
+    if not all(value is None or isinstance(value, str) for value in texts) or not (answer.token or answer.pair):
         return None
     return answer
 
@@ -372,9 +372,9 @@ def _cluster_info(access: Access, plugin: Mapping[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(OSError):
             info["certificate-authority-data"] = base64.b64encode(authority.read_bytes()).decode()
     extensions = cluster.get("extensions")
-    for one in extensions if isinstance(extensions, list) else ():
-        if isinstance(one, dict) and one.get("name") == "client.authentication.k8s.io/exec":
-            info["config"] = one.get("extension")
+    for extension in extensions if isinstance(extensions, list) else ():
+        if isinstance(extension, dict) and extension.get("name") == "client.authentication.k8s.io/exec":
+            info["config"] = extension.get("extension")
     return {"cluster": info}
 
 

@@ -38,7 +38,7 @@ def facts(api: Api, *, namespace: str, wanted: JobKind | None, context: str | No
 
 
 def served(api: Api, wanted: JobKind | None = None, *, schemas: bool = True) -> Served:
-    groups = {one["name"]: one for one in api.get("/apis").get("groups") or ()}
+    groups = {group["name"]: group for group in api.get("/apis").get("groups") or ()}
     kinds: dict[JobKind, ServedKind] = {}
     for kind in JobKind:  # the preferred one first
         if kind is JobKind.INDEXED:
@@ -68,11 +68,14 @@ def kueue_version(api: Api) -> str | None:
 
 def _served_kind(api: Api, kind: JobKind, group: Mapping[str, Any]) -> ServedKind | None:
     preferred = group["preferredVersion"]["groupVersion"]
-    versions = [preferred, *(one["groupVersion"] for one in group["versions"] if one["groupVersion"] != preferred)]
+    versions = [
+        preferred,
+        *(release["groupVersion"] for release in group["versions"] if release["groupVersion"] != preferred),
+    ]
     for version in versions:
-        for one in api.get(f"/apis/{version}").get("resources") or ():
-            if one.get("name") == PLURALS[kind]:
-                return ServedKind(version, str(one["kind"]), PLURALS[kind])
+        for resource in api.get(f"/apis/{version}").get("resources") or ():
+            if resource.get("name") == PLURALS[kind]:
+                return ServedKind(version, str(resource["kind"]), PLURALS[kind])
     return None
 
 
@@ -116,7 +119,7 @@ def _from_openapi(api: Api, found: ServedKind) -> Object | None:
 def nodes(api: Api) -> list[NodeFacts]:
     """The cluster's nodes; none where this user may not list them."""
     try:
-        return [_node(one) for one in api.items("/api/v1/nodes")]
+        return [_node(node) for node in api.items("/api/v1/nodes")]
     except RefusedError as error:
         if error.code == 403:
             return []
@@ -125,7 +128,10 @@ def nodes(api: Api) -> list[NodeFacts]:
 
 def _node(value: Object) -> NodeFacts:
     spec, status = value.get("spec") or {}, value.get("status") or {}
-    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or ())
+    ready = any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in status.get("conditions") or ()
+    )
     return NodeFacts(
         name=value["metadata"]["name"],
         labels=value["metadata"].get("labels") or {},

@@ -101,7 +101,7 @@ def access(context: str | None = None, namespace: str | None = None) -> Access:
 def kubeconfig_files() -> list[Path]:
     """The files that kubectl would read, less those that are not there."""
     named = os.environ.get(KUBECONFIG)
-    paths = [Path(one) for one in named.split(os.pathsep) if one] if named else [Path.home() / ".kube" / "config"]
+    paths = [Path(part) for part in named.split(os.pathsep) if part] if named else [Path.home() / ".kube" / "config"]
     return [path for path in paths if path.is_file()]
 
 
@@ -133,16 +133,16 @@ def read_all(paths: list[Path]) -> _Config:
             ("users", "user", config.users),
         ):
             entries = values.get(key) or []
-            for one in entries if isinstance(entries, list) else (entries,):
-                value = (one.get(single) or {}) if isinstance(one, dict) else None
+            for entry in entries if isinstance(entries, list) else (entries,):
+                value = (entry.get(single) or {}) if isinstance(entry, dict) else None
                 if not isinstance(value, dict):
                     raise UserError(
                         f"{path} is no kubeconfig: {key} is a list of names, each with a {single}",
-                        evidence=f"{key}: {str(one)[:80]}",
+                        evidence=f"{key}: {str(entry)[:80]}",
                         fix=NEW_FILE,
                     )
-                if one.get("name"):
-                    known.setdefault(str(one["name"]), _Entry(value, path.parent))
+                if entry.get("name"):
+                    known.setdefault(str(entry["name"]), _Entry(value, path.parent))
     return config
 
 

@@ -42,7 +42,10 @@ class NodeRoom:
 
 def node_room(node: Mapping[str, Any]) -> NodeRoom:
     metadata, spec, status = node.get("metadata") or {}, node.get("spec") or {}, node.get("status") or {}
-    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or ())
+    ready = any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in status.get("conditions") or ()
+    )
     return NodeRoom(
         name=metadata.get("name", ""),
         allocatable={key: parse_quantity(value) for key, value in (status.get("allocatable") or {}).items()},
@@ -145,15 +148,15 @@ def _owner(pod: Mapping[str, Any], label: str) -> str:
 
 
 def tolerates(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> bool:
-    for one in tolerations:
-        if one.get("effect") and one["effect"] != taint.get("effect"):
+    for toleration in tolerations:
+        if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
             continue
-        if not one.get("key"):
-            if one.get("operator") == "Exists":
+        if not toleration.get("key"):
+            if toleration.get("operator") == "Exists":
                 return True
             continue
-        if one["key"] != taint.get("key"):
+        if toleration["key"] != taint.get("key"):
             continue
-        if one.get("operator", "Equal") == "Exists" or one.get("value", "") == taint.get("value", ""):
+        if toleration.get("operator", "Equal") == "Exists" or toleration.get("value", "") == taint.get("value", ""):
             return True
     return False

@@ -77,7 +77,7 @@ def pack_code(folder: Path) -> bytes:
         raise UserError(f"the code of the run, {folder}, is no folder")
     _must_not_be_credentials(folder)
     entries = _entries(folder)
-    if sum(one.size for one in entries) > MOST_PLAIN_BYTES:
+    if sum(entry.size for entry in entries) > MOST_PLAIN_BYTES:
         raise _too_large(folder, entries, "unpacked", MOST_PLAIN_BYTES)
     archive = _pack(entries)
     if len(archive) > PART_BYTES * MOST_PARTS:
@@ -122,8 +122,10 @@ def _entries(folder: Path) -> list[_Entry]:
     """What to carry, by name: nothing hidden, nothing made by Python or by runs. Only names and sizes are read."""
     root, found, strange = folder.resolve(), [], []
     for here, folders, files in os.walk(folder):
-        links = [one for one in folders if Path(here, one).is_symlink()]
-        folders[:] = [one for one in folders if one not in links and not _is_left_out(Path(here, one))]
+        links = [directory for directory in folders if Path(here, directory).is_symlink()]
+        folders[:] = [
+            directory for directory in folders if directory not in links and not _is_left_out(Path(here, directory))
+        ]
         for one in (*files, *links):
             path = Path(here, one)
             name = str(path.relative_to(folder))
@@ -157,20 +159,20 @@ def _pack(entries: Sequence[_Entry], prefix: str = "", *, trusted: bool = False)
     """Bytes that depend on names and contents alone: two submissions of one folder are the same request."""
     plain, holding = io.BytesIO(), []
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for one in entries:
-            entry = tarfile.TarInfo(prefix + one.name)
-            if one.link is not None:
-                entry.type, entry.linkname = tarfile.SYMTYPE, one.link
+        for item in entries:
+            entry = tarfile.TarInfo(prefix + item.name)
+            if item.link is not None:
+                entry.type, entry.linkname = tarfile.SYMTYPE, item.link
                 tar.addfile(entry)
                 continue
             try:
-                with one.path.open("rb") as file:
-                    content = file.read(one.size)
+                with item.path.open("rb") as file:
+                    content = file.read(item.size)
             except OSError as error:
-                raise UserError(f"{one.path} cannot be read", evidence=str(error)) from None
-            if not trusted and (CREDENTIAL_FILES.fullmatch(one.path.name) or SECRET_TEXT.search(content)):
-                holding.append(one.name)
-            entry.size, entry.mode = len(content), 0o755 if os.access(one.path, os.X_OK) else 0o644
+                raise UserError(f"{item.path} cannot be read", evidence=str(error)) from None
+            if not trusted and (CREDENTIAL_FILES.fullmatch(item.path.name) or SECRET_TEXT.search(content)):
+                holding.append(item.name)
+            entry.size, entry.mode = len(content), 0o755 if os.access(item.path, os.X_OK) else 0o644
             tar.addfile(entry, io.BytesIO(content))
     if holding:
         raise UserError(
@@ -188,7 +190,7 @@ def _must_not_be_credentials(folder: Path) -> None:
     inside = f"/{place.as_posix()}/"
     if home.is_relative_to(place):
         what = f"{folder} is your home folder, or holds it"
-    elif any(f"/{one}/" in inside for one in CREDENTIAL_FOLDERS):
+    elif any(f"/{name}/" in inside for name in CREDENTIAL_FOLDERS):
         what = f"{folder} is a folder of credentials, not of code"
     else:
         return
@@ -201,10 +203,10 @@ def _must_not_be_credentials(folder: Path) -> None:
 
 def _too_large(folder: Path, entries: Sequence[_Entry], how: str, most: int, size: int | None = None) -> UserError:
     largest = sorted(entries, key=lambda one: one.size, reverse=True)[:3]
-    size = size if size is not None else sum(one.size for one in entries)
+    size = size if size is not None else sum(entry.size for entry in entries)
     return UserError(
         f"the code in {folder} is too large to go with the job: {size / 2**20:.1f} MiB {how}, "
         f"{most / 2**20:.1f} MiB at most",
-        evidence="largest: " + ", ".join(f"{one.name} ({one.size / 2**20:.1f} MiB)" for one in largest),
+        evidence="largest: " + ", ".join(f"{file.name} ({file.size / 2**20:.1f} MiB)" for file in largest),
         fix="put it into the image (`windlass image build`) or on the volume of target.kubernetes.storage",
     )

@@ -93,12 +93,12 @@ def render_loop(
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "rules": rules(kind, served)},
         _binding("RoleBinding", "Role", name, namespace),
     ]
-    for one in objects:
-        one["metadata"] = {"name": name}
+    for value in objects:
+        value["metadata"] = {"name": name}
     objects += parts
-    for one in objects:
+    for value in objects:
         about = {"namespace": namespace, "labels": _labels(run), "annotations": {NAME_ANNOTATION: run.name}}
-        one["metadata"] = {**one["metadata"], **about}
+        value["metadata"] = {**value["metadata"], **about}
     about = {"name": ACCOUNT, "namespace": namespace, "labels": dict(MANAGED_BY)}
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about}
     return Loop(name, namespace, account, tuple(objects), for_nodes(namespace), carried.secret_values)
@@ -180,8 +180,8 @@ def _job(run: Run, name: str, part_names: list[str], variables: Mapping[str, str
         "serviceAccountName": ACCOUNT,
         "terminationGracePeriodSeconds": 5,
         "enableServiceLinks": False,
-        "tolerations": [*lost, *(dict(one) for one in asked.tolerations)],
-        "imagePullSecrets": [{"name": one} for one in asked.image_pull_secrets],
+        "tolerations": [*lost, *(dict(toleration) for toleration in asked.tolerations)],
+        "imagePullSecrets": [{"name": secret} for secret in asked.image_pull_secrets],
     }
     template = {"metadata": {"labels": _labels(run)}, "spec": merge_pod(spec, _plain(asked.pod), container=CONTAINER)}
     return {"backoffLimit": MOST_RESTARTS, "template": template}
@@ -189,16 +189,20 @@ def _job(run: Run, name: str, part_names: list[str], variables: Mapping[str, str
 
 def _plain(overlay: Mapping[str, Any]) -> dict[str, Any]:
     """The user's overlay, less what is for training alone and what may be missing: claims, secrets, devices."""
-    volumes = [one for one in overlay.get("volumes", ()) if any(kind in one for kind in PLAIN_VOLUMES)]
-    mounted = {one.get("name") for one in volumes}
+    volumes = [volume for volume in overlay.get("volumes", ()) if any(kind in volume for kind in PLAIN_VOLUMES)]
+    mounted = {volume.get("name") for volume in volumes}
     containers = [
         {
-            **{key: one[key] for key in ("name", "image", "imagePullPolicy", "securityContext") if key in one},
-            "env": [variable for variable in one.get("env", ()) if "valueFrom" not in variable],
-            "volumeMounts": [mount for mount in one.get("volumeMounts", ()) if mount.get("name") in mounted],
+            **{
+                key: container[key]
+                for key in ("name", "image", "imagePullPolicy", "securityContext")
+                if key in container
+            },
+            "env": [variable for variable in container.get("env", ()) if "valueFrom" not in variable],
+            "volumeMounts": [mount for mount in container.get("volumeMounts", ()) if mount.get("name") in mounted],
         }
-        for one in overlay.get("containers", ())
-        if one.get("name") == CONTAINER
+        for container in overlay.get("containers", ())
+        if container.get("name") == CONTAINER
     ]
     kept = {key: overlay[key] for key in ("securityContext", "imagePullSecrets", "tolerations") if key in overlay}
     return {**kept, "containers": containers, "volumes": volumes}

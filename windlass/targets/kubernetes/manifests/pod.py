@@ -103,7 +103,12 @@ def _with_names(spec: Manifest) -> Manifest:
 def image_of(run: Run) -> str:
     image = run.target.kubernetes.image or run.image.name
     overlaid = next(
-        (one.get("image") for one in run.target.kubernetes.pod.get("containers", ()) if one.get("image")), ""
+        (
+            container.get("image")
+            for container in run.target.kubernetes.pod.get("containers", ())
+            if container.get("image")
+        ),
+        "",
     )
     if not image and not overlaid:
         raise UserError(
@@ -177,7 +182,7 @@ def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts)
         selector.setdefault(INSTANCE_LABEL, label)
     if kind is JobKind.HYPERPOD:
         selector.setdefault(HYPERPOD_HEALTH, "Schedulable")
-    tolerations = [*_of_lost_nodes(run), *(dict(one) for one in asked.tolerations)]
+    tolerations = [*_of_lost_nodes(run), *(dict(toleration) for toleration in asked.tolerations)]
     if shape.gpus:
         tolerations.insert(0, {"key": gpu_taint(run), "operator": "Exists", "effect": "NoSchedule"})
     found: dict[str, Any] = {"schedulerName": asked.scheduler} if asked.scheduler else {}
@@ -308,7 +313,7 @@ def merge_pod(spec: Mapping[str, Any], overlay: Mapping[str, Any], *, container:
     renamed = dict(overlay)
     if "containers" in renamed:
         renamed["containers"] = [
-            {**one, "name": container} if one.get("name") == TRAINER else one for one in renamed["containers"]
+            {**part, "name": container} if part.get("name") == TRAINER else part for part in renamed["containers"]
         ]
     return _merge(spec, renamed)
 
@@ -332,12 +337,12 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def _merge_named(below: list[Any], above: list[Any], what: str) -> list[Any]:
     merged, key = list(below), KEYS[what]
-    for one in above:
-        index = next((i for i, there in enumerate(merged) if there.get(key) == one.get(key)), None)
+    for entry in above:
+        index = next((i for i, there in enumerate(merged) if there.get(key) == entry.get(key)), None)
         if index is None:
-            merged.append(one)
-        elif what in ONE_SOURCE and set(one) != set(merged[index]):
-            merged[index] = dict(one)
+            merged.append(entry)
+        elif what in ONE_SOURCE and set(entry) != set(merged[index]):
+            merged[index] = dict(entry)
         else:
-            merged[index] = _merge(merged[index], one)
+            merged[index] = _merge(merged[index], entry)
     return merged

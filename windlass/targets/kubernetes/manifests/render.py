@@ -101,8 +101,8 @@ def render(
     if coordinates:
         dependents.append(_host_service(run, kind))
     objects = [*dependents, *_job(run, kind, job_metadata, template, cluster.served)]
-    for one in objects:
-        one["metadata"]["namespace"] = cluster.namespace
+    for value in objects:
+        value["metadata"]["namespace"] = cluster.namespace
     # not of the objects: they follow from these and from what the cluster has, which changes while a job runs
     code = {one: hashlib.sha256(data).hexdigest() for one, data in sorted(carried.archives.items())}
     digest = digest_of({"run": run_text, "kind": str(kind), "code": code, "faults": faults})

@@ -96,7 +96,7 @@ class KubernetesRequest:
             "kind": str(self.kind),
             "digest": self.digest,
             "secrets": sorted(self.secret_values),
-            "objects": [dict(one) for one in self.objects],
+            "objects": [dict(value) for value in self.objects],
         }
 
 

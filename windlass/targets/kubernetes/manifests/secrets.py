@@ -36,9 +36,9 @@ def _plain_variables(run: Run) -> Iterator[tuple[str, str, str]]:
     for name, value in asked.environment.items():
         yield "environment", name, value
     for container in asked.pod.get("containers") or ():
-        for one in (container.get("env") or ()) if isinstance(container, dict) else ():
-            if isinstance(one, dict) and isinstance(one.get("value"), str):
-                yield "pod", str(one.get("name")), one["value"]
+        for variable in (container.get("env") or ()) if isinstance(container, dict) else ():
+            if isinstance(variable, dict) and isinstance(variable.get("value"), str):
+                yield "pod", str(variable.get("name")), variable["value"]
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -58,8 +58,8 @@ def references(run: Run, object_name: str, *, token: str | None = None) -> list[
     found = []
     if token:
         found.append({"name": token, "valueFrom": {"secretKeyRef": {"name": secret_name(object_name), "key": token}}})
-    for one in run.target.kubernetes.secrets:
-        name, _, source = one.partition("=")
+    for named in run.target.kubernetes.secrets:
+        name, _, source = named.partition("=")
         secret, key = secret_name(object_name), name
         if source.startswith("secret:"):
             secret, _, key = source.removeprefix("secret:").partition("/")
@@ -69,14 +69,14 @@ def references(run: Run, object_name: str, *, token: str | None = None) -> list[
 
 def own_names(run: Run) -> list[str]:
     """The variables that go into the run's own Secret."""
-    return [one.partition("=")[0] for one in run.target.kubernetes.secrets if "=secret:" not in one]
+    return [secret.partition("=")[0] for secret in run.target.kubernetes.secrets if "=secret:" not in secret]
 
 
 def read_values(run: Run, environment: Mapping[str, str]) -> dict[str, str]:
     """The values of the run's own Secret. No error says what a value is."""
     values = {}
-    for one in run.target.kubernetes.secrets:
-        name, _, source = one.partition("=")
+    for secret in run.target.kubernetes.secrets:
+        name, _, source = secret.partition("=")
         if source.startswith("secret:"):
             continue
         if source.startswith("file:"):

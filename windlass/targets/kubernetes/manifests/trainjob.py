@@ -121,7 +121,7 @@ def _on_named_runtime(run: Run, metadata: Manifest, template: Manifest, kind: Se
         )
     pod = template["spec"]
     name = CONTAINERS[JobKind.TRAINJOB]
-    container = next(one for one in pod["containers"] if one["name"] == name)
+    container = next(part for part in pod["containers"] if part["name"] == name)
     changes = {key: pod[key] for key in PATCHABLE if key in pod}
     changes["containers"] = [{"name": name, "volumeMounts": container["volumeMounts"]}]
     about = template["metadata"]

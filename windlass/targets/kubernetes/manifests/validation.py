@@ -27,18 +27,18 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 def validate(objects: Sequence[Mapping[str, Any]], served: Served | None = None) -> None:
     """Raise UserError for an object that no supported version of its kind takes."""
-    served_kinds = {one.kind: one for one in served.kinds.values()} if served else {}
-    for one in objects:
-        kind = str(one["kind"])
+    served_kinds = {part.kind: part for part in served.kinds.values()} if served else {}
+    for value in objects:
+        kind = str(value["kind"])
         as_served = served_kinds.get(kind)
         if as_served and as_served.schema is not None:
-            mistakes = check_against(as_served.schema, one)
+            mistakes = check_against(as_served.schema, value)
         else:
-            by_version = [mistakes_in(one, version) for version in versions_of(kind)]
+            by_version = [mistakes_in(value, version) for version in versions_of(kind)]
             mistakes = [] if any(not found for found in by_version) else by_version[-1]
         if mistakes:
             raise UserError(
-                f"the {kind} {one['metadata'].get('name')} would not be taken",
+                f"the {kind} {value['metadata'].get('name')} would not be taken",
                 evidence="\n".join(mistakes[:5]),
                 cause="a key of target.kubernetes.pod, or a version of the operator that windlass does not know",
                 fix="--dry-run    shows what is sent",
@@ -102,12 +102,12 @@ def _check_object(schema: Schema, value: Mapping[str, Any], path: str) -> Iterat
     for name in schema.get("required") or ():
         if name not in value:
             yield f"{_join(path, name)} is missing"
-    for name, one in value.items():
+    for name, part in value.items():
         below = _join(path, name)
         if name in known:
-            yield from _check(known[name], one, below)
+            yield from _check(known[name], part, below)
         elif isinstance(others, Mapping):
-            yield from _check(others, one, below)
+            yield from _check(others, part, below)
         elif not free:
             near = difflib.get_close_matches(name, known, 1)
             yield f"unknown field {below}" + (f"; did you mean {near[0]}?" if near else "")
@@ -121,7 +121,7 @@ def _resolved(schema: Schema) -> Schema:
     while "$ref" in schema:
         schema = _shared()[schema["$ref"]]
     if "allOf" in schema and len(schema["allOf"]) == 1:
-        return _resolved({**schema["allOf"][0], **{key: one for key, one in schema.items() if key != "allOf"}})
+        return _resolved({**schema["allOf"][0], **{key: part for key, part in schema.items() if key != "allOf"}})
     return schema
 
 
@@ -142,7 +142,7 @@ def _shared() -> Mapping[str, Schema]:
 def _schemas() -> Mapping[str, Mapping[str, Schema]]:
     """Schemas by version and kind, older versions first."""
     folder = resources.files(__package__).joinpath(FOLDER)
-    names = [one.name for one in folder.iterdir() if one.name.endswith(".json") and one.name != SHARED]
+    names = [path.name for path in folder.iterdir() if path.name.endswith(".json") and path.name != SHARED]
     names.sort(key=_version)
     return {name.removesuffix(".json"): json.loads(folder.joinpath(name).read_text()) for name in names}
 

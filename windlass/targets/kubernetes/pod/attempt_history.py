@@ -36,7 +36,7 @@ class AttemptHistory:
 
     def ended_before(self, submission: str) -> Done | None:
         """The end that this very submission has come to already: a pod made anew by its job has nothing to do."""
-        ends = [one for one in read_json_lines(self.folder.history) if one.get("event") in ("exit", "launched")]
+        ends = [line for line in read_json_lines(self.folder.history) if line.get("event") in ("exit", "launched")]
         if ends and ends[-1]["event"] == "exit" and ends[-1].get("job") == submission and submission:
             last = ends[-1]
             if last["state"] in ("failed", "finished"):
@@ -50,10 +50,10 @@ class AttemptHistory:
         history = list(read_json_lines(self.folder.history))
         attempt = next_attempt(history)
         self.submission = submission
-        marks = [at for at, one in enumerate(history) if one.get("event") in ("restart", "launched", "submitted")]
+        marks = [at for at, record in enumerate(history) if record.get("event") in ("restart", "launched", "submitted")]
         since: Sequence[Mapping[str, Any]] = history[marks[-1] :] if marks else ()
         if since and since[0].get("event") == "launched" and since[0].get("job") == submission:  # by a pod that is gone
-            has_left = any(one.get("event") in ("preempted", "exit") for one in since)
+            has_left = any(record.get("event") in ("preempted", "exit") for record in since)
             why = verdict_of("preempted" if has_left else "node_lost", "the pod of node 0 was replaced")
             decided = once_more(why, history, self.run.target.max_restarts)
             if isinstance(decided, Done):
@@ -70,10 +70,10 @@ class AttemptHistory:
     def conclude(self, attempt: int, ends: Sequence[NodeEnd], *, saving: str | None) -> Done | Decision:
         """Decide what follows an attempt, and write it down."""
         history = list(read_json_lines(self.folder.history))
-        begins = max(index for index, one in enumerate(history) if one.get("event") == "launched")
+        begins = max(index for index, record in enumerate(history) if record.get("event") == "launched")
         max_restarts, export = self.run.target.max_restarts, bool(self.run.checkpoint.export)
         decided = verdict(ends, history[begins:], history, max_restarts, export=export)
-        preempted = any(one.get("event") == "preempted" for one in history[begins:])
+        preempted = any(record.get("event") == "preempted" for record in history[begins:])
         for index, (death, end) in enumerate(() if preempted else deaths_of(ends)):
             facts = death_record(death, end.errors, first=index == 0)
             self.folder.record("rank-died", attempt=attempt, node=end.node, **facts)

@@ -154,4 +154,4 @@ def _is_record(text: str) -> bool:
 
 def errors_of(folder: RunFolder, attempt: int, ranks: range) -> list[dict[str, Any]]:
     """The error files that this pod's ranks wrote in an attempt."""
-    return [one for one in folder.errors(attempt) if isinstance(one.get("rank"), int) and one["rank"] in ranks]
+    return [error for error in folder.errors(attempt) if isinstance(error.get("rank"), int) and error["rank"] in ranks]

@@ -112,7 +112,7 @@ def nonce() -> str:
 
 def proof(token: str, *parts: object) -> str:
     """What only somebody who knows the token can say of the parts."""
-    return hmac.new(token.encode(), json.dumps([str(one) for one in parts]).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(token.encode(), json.dumps([str(part) for part in parts]).encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(claimed: object, token: str, *parts: object) -> bool:
@@ -186,13 +186,17 @@ def end_of_node(value: Any, node: int) -> NodeEnd | None:
     deaths, errors = value.get("deaths"), value.get("errors")
     if not isinstance(deaths, list) or not isinstance(errors, list):
         return None
-    if not all(isinstance(one, dict) and is_whole(one.get("rank")) and is_whole(one.get("code")) for one in deaths):
+    if not all(
+        isinstance(death, dict) and is_whole(death.get("rank")) and is_whole(death.get("code")) for death in deaths
+    ):
         return None
     return NodeEnd(
         node=node,
         code=value["code"],
-        deaths=tuple(RankDeath(one["rank"], one["code"], text(one.get("time"))) for one in deaths[:MOST_ENTRIES]),
-        errors=tuple(_error(one) for one in errors[:MOST_ENTRIES] if isinstance(one, dict)),
+        deaths=tuple(
+            RankDeath(death["rank"], death["code"], text(death.get("time"))) for death in deaths[:MOST_ENTRIES]
+        ),
+        errors=tuple(_error(error) for error in errors[:MOST_ENTRIES] if isinstance(error, dict)),
         trouble=value.get("trouble") is True,
         leaving=value.get("leaving") is True,
         out_of_memory=text(value.get("out_of_memory")) or None,

@@ -180,7 +180,7 @@ def signal_process(pid: str, name: str) -> None:
 
 
 def size(folder: str) -> int:
-    return sum(os.path.getsize(os.path.join(here, one)) for here, _, files in os.walk(folder) for one in files)
+    return sum(os.path.getsize(os.path.join(here, file)) for here, _, files in os.walk(folder) for file in files)
 
 
 def number(path: str) -> int | None:

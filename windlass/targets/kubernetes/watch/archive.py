@@ -291,6 +291,6 @@ def _unclaimed(path: Path, size: int) -> deque[bytes]:
             whole, newline, torn = tail.rpartition(b"\n")
             if torn:
                 file.truncate(end - len(torn))
-            return deque(one + b"\n" for one in whole.split(b"\n")) if newline else deque()
+            return deque(part + b"\n" for part in whole.split(b"\n")) if newline else deque()
     except FileNotFoundError:
         return deque()

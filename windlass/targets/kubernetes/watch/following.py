@@ -104,7 +104,7 @@ class EventLog:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._kept = {(one.get("uid"), one.get("count")) for one in read_json_lines(folder.events)}
+        self._kept = {(line.get("uid"), line.get("count")) for line in read_json_lines(folder.events)}
 
     def take(self, event: Object) -> None:
         record = record_of(event)

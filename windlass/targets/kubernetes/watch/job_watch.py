@@ -121,7 +121,7 @@ class Watched:
         found: list[Any] = []
         version = ""
         for page in self.api.pages(self.path, **self.params):
-            found += [self.reduce(one) for one in page.get("items") or ()]
+            found += [self.reduce(item) for item in page.get("items") or ()]
             version = page["metadata"]["resourceVersion"]
         self.listed(found)
         self._answered()

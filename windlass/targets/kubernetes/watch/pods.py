@@ -93,9 +93,9 @@ def _count(text: str | None) -> int:
 
 
 def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    for one in status.get("containerStatuses") or ():
-        if one.get("name") == name:
-            found: Mapping[str, Any] = one
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == name:
+            found: Mapping[str, Any] = container
             return found
     return {}
 

@@ -71,7 +71,7 @@ class Recovery:
             self.api.delete(path, grace=0, uid=pod.uid)
             value = self.api.find(path)
             if value is not None and value["metadata"]["uid"] == pod.uid:
-                kept = [one for one in value["metadata"].get("finalizers") or () if one != TRACKING]
+                kept = [finalizer for finalizer in value["metadata"].get("finalizers") or () if finalizer != TRACKING]
                 self.api.patch(path, {"metadata": {"uid": pod.uid, "finalizers": kept or None}})
         except RefusedError as error:
             if error.code in (404, 409):  # gone, and another one of its name is there
@@ -135,4 +135,4 @@ def lost_nodes(api: Api, names: Iterable[str]) -> set[str] | None:
 def is_lost(node: Mapping[str, Any]) -> bool:
     """Whether nothing is heard of a node's kubelet. One that says it is not ready still ends its pods itself."""
     conditions = (node.get("status") or {}).get("conditions") or ()
-    return any(one.get("type") == "Ready" and one.get("status") == "Unknown" for one in conditions)
+    return any(condition.get("type") == "Ready" and condition.get("status") == "Unknown" for condition in conditions)

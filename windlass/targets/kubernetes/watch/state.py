@@ -45,17 +45,19 @@ class Condition:
 
 
 def end_of(job: Mapping[str, Any] | None) -> Condition | None:
-    for one in _conditions(job):
-        if one.get("status") == "True" and one.get("type") in (*FINISHED, *FAILED):
-            return Condition(one["type"] in FINISHED, str(one.get("reason") or ""), str(one.get("message") or ""))
+    for condition in _conditions(job):
+        if condition.get("status") == "True" and condition.get("type") in (*FINISHED, *FAILED):
+            return Condition(
+                condition["type"] in FINISHED, str(condition.get("reason") or ""), str(condition.get("message") or "")
+            )
     return None
 
 
 def suspended_by(job: Mapping[str, Any] | None) -> str | None:
     """Why a job is held back as a whole, by Kueue say."""
-    for one in _conditions(job):
-        if one.get("type") == SUSPENDED and one.get("status") == "True":
-            return str(one.get("message") or one.get("reason") or "suspended")
+    for condition in _conditions(job):
+        if condition.get("type") == SUSPENDED and condition.get("status") == "True":
+            return str(condition.get("message") or condition.get("reason") or "suspended")
     return None
 
 
@@ -64,14 +66,14 @@ def status_of(
 ) -> JobStatus:
     """The status of a run by its records and its cluster; `explain` says why a job that waits does."""
     history = list(read_json_lines(folder.history))
-    attempt = max((int(one.get("attempt") or 0) for one in history), default=0)
+    attempt = max((int(record.get("attempt") or 0) for record in history), default=0)
     facts = _facts(snapshot, history, num_pods, explain or (lambda: "pods are starting"))
     return with_steps_of_this_attempt(with_progress(JobStatus(**facts, attempt=attempt), folder), folder, history)
 
 
 def with_steps_of_this_attempt(status: JobStatus, folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> JobStatus:
     """A run that went back to a checkpoint stands there until it logs a step: those of the attempt before are lost."""
-    begun = next((one for one in reversed(history) if one.get("event") in TRAINING), None)
+    begun = next((record for record in reversed(history) if record.get("event") in TRAINING), None)
     if begun is None or status.step is None or begun.get("event") != "resumed" or begun.get("step") is None:
         return status
     last = next(iter(newest_steps(folder.metrics, 1)), None)
@@ -88,7 +90,7 @@ def bare_status(job: Mapping[str, Any]) -> JobStatus:
         return JobStatus("finished" if end.finished else "failed", reason=end.message or None, exit_code=int(code))
     held = suspended_by(job)
     active = (job.get("status") or {}).get("active") or any(
-        one.get("type") == "Running" and one.get("status") == "True" for one in _conditions(job)
+        condition.get("type") == "Running" and condition.get("status") == "True" for condition in _conditions(job)
     )
     return JobStatus(
         "running" if active and not held else "waiting", reason=f"it is held back: {held}" if held else None
@@ -132,41 +134,41 @@ def _facts(
 
 
 def _is_training(history: Sequence[Mapping[str, Any]]) -> bool:
-    for one in reversed(history):
-        if one.get("event") in TRAINING:
+    for record in reversed(history):
+        if record.get("event") in TRAINING:
             return True
-        if one.get("event") in BEGINNINGS:
+        if record.get("event") in BEGINNINGS:
             return False
     return False
 
 
 def _last_word(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The end that the run has recorded, which the job's object has yet to follow."""
-    for one in reversed(history):
-        if one.get("event") == "exit":
-            end: Mapping[str, Any] = one
+    for record in reversed(history):
+        if record.get("event") == "exit":
+            end: Mapping[str, Any] = record
             return end
-        if one.get("event") in (*BEGINNINGS, *TRAINING):
+        if record.get("event") in (*BEGINNINGS, *TRAINING):
             return None
     return None
 
 
 def _gone(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     state: State = "stopped"
-    for one in reversed(history):
-        if one.get("event") == "finished":
+    for record in reversed(history):
+        if record.get("event") == "finished":
             return {"state": "finished", "exit_code": int(ExitCode.OK)}
-        if one.get("event") == "preempted":
+        if record.get("event") == "preempted":
             state = "preempted"
             break
-        if one.get("event") in ("submitted", "started", "resumed"):
+        if record.get("event") in ("submitted", "started", "resumed"):
             break
     code = ExitCode.PREEMPTED if state == "preempted" else ExitCode.INTERRUPTED
     return {"state": state, "exit_code": int(code), "reason": "the job is no longer in the cluster: it was deleted"}
 
 
 def _why_failed(end: Condition, snapshot: JobSnapshot, history: Sequence[Mapping[str, Any]]) -> str:
-    recorded = [str(one["why"]) for one in history if one.get("event") == "gave-up" and one.get("why")]
+    recorded = [str(record["why"]) for record in history if record.get("event") == "gave-up" and record.get("why")]
     why = recorded[-1] if recorded else f"{end.reason}: {end.message}" if end.message else end.reason
     ended = sorted((pod for pod in snapshot.now() if pod.phase == "Failed"), key=lambda pod: pod.ended_at or 0.0)
     if ended and not recorded and ended[0].reason != OUT_OF_MEMORY:

@@ -127,7 +127,7 @@ class Waiting:
     def _ask_events(self, name: str) -> str | None:
         selector = f"involvedObject.name={name},type=Warning"
         path = object_path("v1", "events", self.job.namespace)
-        found = [one for one in self.api.items(path, fieldSelector=selector) if one.get("reason") in SPEAKING]
+        found = [part for part in self.api.items(path, fieldSelector=selector) if part.get("reason") in SPEAKING]
         last = max(found, key=_time, default=None)
         return f"{last.get('reason')}: {last.get('message')}" if last is not None else None
 
@@ -157,7 +157,9 @@ class Waiting:
 def workload_reason(workload: Mapping[str, Any]) -> str | None:
     """Why Kueue does not admit a workload: of its conditions the one that stands in the way, in Kueue's own words."""
     queue = (workload.get("spec") or {}).get("queueName")
-    conditions = {one.get("type"): one for one in (workload.get("status") or {}).get("conditions") or ()}
+    conditions = {
+        condition.get("type"): condition for condition in (workload.get("status") or {}).get("conditions") or ()
+    }
     for kind, status in (("Evicted", "True"), ("QuotaReserved", "False"), ("Admitted", "False")):
         one = conditions.get(kind)
         if one is not None and one.get("status") == status:
