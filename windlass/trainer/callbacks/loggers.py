@@ -22,12 +22,13 @@ from typing import Any, Protocol
 from windlass.common import own_code
 from windlass.common.files import write_atomically
 from windlass.errors import UserError
-from windlass.runfolder import RunFolder
+from windlass.runfolder import RunFolder, steps_of
 from windlass.spec import Run
 from windlass.spec.compatibility import leaves
 
 log = logging.getLogger(__name__)
 IDS = "loggers.json"
+SENT_AGAIN = 1000  # steps
 LEFT_OUT = frozenset(("kind", "step", "steps", "time", "attempt"))  # of a record: they are no metrics
 
 
@@ -115,6 +116,10 @@ class WeightsAndBiases:
         # The step is a metric of its own: wandb's may not go back, and an attempt repeats steps.
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
+        # W&B's own process holds records back for a while, and a kill takes it along: the newest are sent again.
+        earlier = [record for number, record in sorted(steps_of(folder).items()) if number <= step]
+        for record in earlier[-SENT_AGAIN:]:
+            self.write(record)
 
     def write(self, record: dict[str, Any]) -> None:
         self.run.log({"step": record["step"], **numbers_of(record)})
