@@ -38,7 +38,13 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any], Tolerance, dict[int, list
             4: [{"tensor": 2, "activation_checkpointing": "attention"}],
         },
     ),
-    ("mixtral-bf16", EXPERTS, {"train.precision": "bf16"}, BF16, {2: [{"expert": 2}], 4: [{"tensor": 2}]}),
+    (
+        "mixtral-bf16",
+        EXPERTS,
+        {"train.precision": "bf16", "train.compile": True},
+        BF16,
+        {2: [{"expert": 2}], 4: [{"tensor": 2}]},
+    ),
 ]
 
 

@@ -59,8 +59,8 @@ def parallelize(model: nn.Module, run: Run, layout: Layout, ranks: Ranks) -> Non
             recompute(block, keep=kept_products(model.config, layout))
         if layout.compiled:
             # Under autocast (DDP) weights are fp32 until they are multiplied.
-            bf16 = layout.precision == "bf16" and not layout.autocast
-            experts = not_compiled(block, grouped=bf16 and layout.expert == 1)
+            bf16, apart = layout.precision == "bf16" and not layout.autocast, layout.tensor > 1 or layout.expert > 1
+            experts = not_compiled(block, grouped=bf16 and not apart)
             for module in experts:
                 module.forward = torch._dynamo.disable(module.forward)  # type: ignore[no-untyped-call]
             block.forward = torch.compile(block.forward, fullgraph=not experts)
@@ -74,7 +74,8 @@ def parallelize(model: nn.Module, run: Run, layout: Layout, ranks: Ranks) -> Non
 
 
 def not_compiled(block: nn.Module, *, grouped: bool) -> list[nn.Module]:
-    """Experts that torch.compile cannot take: groups of rows are for bf16 and experts of one rank, loops for none."""
+    """Experts that torch.compile cannot take: groups of rows are for bf16 and where they are no group of FSDP2's own,
+    loops for none."""
     parts = dict(block.named_modules())
     named = [name for name in parts if name.rpartition(".")[2] == "experts"]
     lists = [parts[name.rpartition(".")[0]] for name in named if isinstance(parts[name], nn.ModuleList)]
