@@ -20,8 +20,8 @@ from windlass.plan.layout import Layout
 from windlass.spec import Run
 from windlass.trainer.checkpointing.tiers import Progress
 from windlass.trainer.distributed.ranks import Ranks
-from windlass.trainer.fast.head import IGNORED
 from windlass.trainer.model.context_parallel import own_places
+from windlass.trainer.model.structure import IGNORED
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from windlass.plan.memory import LOGITS_PER_BLOCK, rows_per_block
 from windlass.trainer.fast.attention import wants_documents
 from windlass.trainer.model.new_tokens import RowsHead
-
-IGNORED = -100  # a label that counts for nothing
+from windlass.trainer.model.structure import IGNORED
 
 
 class LinearCrossEntropy(torch.autograd.Function):

@@ -20,8 +20,7 @@ from windlass.errors import UserError
 from windlass.plan.shape import num_experts
 from windlass.spec import Run
 from windlass.trainer.distributed.ranks import Ranks
-from windlass.trainer.fast.head import IGNORED
-from windlass.trainer.model.structure import blocks, is_mixture
+from windlass.trainer.model.structure import IGNORED, blocks, is_mixture
 
 
 def mixtures(model: nn.Module) -> list[Any]:

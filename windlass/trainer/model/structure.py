@@ -20,6 +20,8 @@ from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 from windlass.spec.training import ModelSection
 
+IGNORED = -100  # a label that counts for nothing
+
 
 @dataclass(frozen=True)
 class ModelFacts:

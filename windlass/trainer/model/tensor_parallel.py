@@ -26,8 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from windlass.plan.memory import SPLIT_LOGITS_PER_BLOCK, rows_per_block
-from windlass.trainer.fast.head import IGNORED
-from windlass.trainer.model.structure import after_blocks, blocks, is_mixture
+from windlass.trainer.model.structure import IGNORED, after_blocks, blocks, is_mixture
 
 SEQUENCE, HEADS = Shard(1), 2  # of activations [batch, sequence, width], and of [batch, sequence, heads, size]
 
