@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from windlass.trainer.fast import lean_parts
-from windlass.trainer.fast.head import IGNORED
 from windlass.trainer.fast.head import cross_entropy_in_place as plain_cross_entropy
 from windlass.trainer.fast.kernels import nf4 as four_bits
 from windlass.trainer.fast.kernels import norm, rotary, swiglu
 from windlass.trainer.fast.kernels.adamw import adamw_step
 from windlass.trainer.fast.kernels.cross_entropy import cross_entropy_in_place
 from windlass.trainer.model import nf4
+from windlass.trainer.model.structure import IGNORED
 
 
 def compare_cross_entropy(rows: int, classes: int) -> None:

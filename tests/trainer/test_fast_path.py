@@ -13,7 +13,8 @@ from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.spec.training import TrainSection
 from windlass.trainer.fast.fp8 import Float8Product
-from windlass.trainer.fast.head import IGNORED, linear_cross_entropy
+from windlass.trainer.fast.head import linear_cross_entropy
+from windlass.trainer.model.structure import IGNORED
 from windlass.trainer.optimizer import AdamW
 
 
