@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from windlass.errors import UserError
+from windlass.spec import parse_run
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.fast.head import return_loss
-from windlass.trainer.model.experts import Balance
+from windlass.trainer.model.experts import Balance, balance_weight
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_local_experts": 4}
 ALONE = Ranks(0, 1, 0, torch.device("cpu"), None, None)  # type: ignore[arg-type]
@@ -30,8 +31,7 @@ def test_the_balancing_loss_is_transformers_own() -> None:
     (F.cross_entropy(out.logits.flatten(0, 1), labels.flatten()) + 0.3 * out.aux_loss).backward()
 
     return_loss(ours, fused=False)
-    balance = Balance.of(ours, 0.3, ALONE)
-    assert balance is not None
+    balance = Balance(ours, 0.3, ALONE)
     loss = ours(tokens, labels, None, 1 / labels.numel())
     loss.backward()
     assert loss.item() == pytest.approx(F.cross_entropy(out.logits.flatten(0, 1), labels.flatten()).item())
@@ -48,7 +48,7 @@ def test_tokens_that_do_not_count_are_not_balanced() -> None:
     for rows in (1, 2):
         copied = copy.deepcopy(model)
         return_loss(copied, fused=False)
-        assert Balance.of(copied, 0.3, ALONE) is not None
+        Balance(copied, 0.3, ALONE)
         shown = labels[:rows].clone()
         shown[1:] = -100
         copied(tokens[:rows], shown, None, 1 / 16).backward()
@@ -56,9 +56,19 @@ def test_tokens_that_do_not_count_are_not_balanced() -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_a_router_that_is_not_known_is_refused_in_words() -> None:
+def test_a_router_that_is_not_known_is_balanced_by_nobody() -> None:
     model = a_mixture()
     model.model.layers[0].mlp.gate = torch.nn.Linear(32, 4)
-    assert Balance.of(model, 0.0, ALONE) is None
+    run = {"name": "x", "model": {"preset": "mixtral-tiny"}, "data": {"source": "x"}}
+    assert Balance.of(model, parse_run(run), ALONE) is None
     with pytest.raises(UserError, match="cannot be balanced"):
-        Balance.of(model, 0.1, ALONE)
+        Balance.of(model, parse_run(run | {"train": {"balance_experts": 0.1}}), ALONE)
+
+
+def test_weights_that_are_trained_already_are_left_alone() -> None:
+    run = {"name": "x", "model": {"preset": "mixtral-8x7b"}, "data": {"source": "x"}}
+    config = MixtralConfig(router_aux_loss_coef=0.02)
+    assert balance_weight(parse_run(run), config) == 0.02
+    assert balance_weight(parse_run(run | {"train": {"balance_experts": 0}}), config) == 0
+    pretrained = run | {"model": {"preset": "mixtral-8x7b", "init": "pretrained"}}
+    assert balance_weight(parse_run(pretrained), config) == 0

@@ -32,7 +32,7 @@ from windlass.trainer.fast.attention import PACKAGE, use_attention
 from windlass.trainer.fast.head import return_loss
 from windlass.trainer.fast.lean import join_weights
 from windlass.trainer.model.adapters import load_adapter
-from windlass.trainer.model.experts import Balance, balance_weight
+from windlass.trainer.model.experts import Balance
 from windlass.trainer.model.lora import draw_adapters
 from windlass.trainer.model.pretrained import check_same_frozen, load_pretrained
 from windlass.trainer.model.structure import attention_name, persistent_buffers
@@ -155,7 +155,7 @@ def begin(
         position = Progress(manifest.step, manifest.tokens, manifest.data_state, sequences=manifest.sequences_read)
         prepared.sequences.restore(position.step, position.data_state)
         optimizer.resumed(position.step)
-    balance = Balance.of(model, balance_weight(run, prepared.config), ranks)
+    balance = Balance.of(model, run, ranks)
     clock.mark("optimizer and checkpoint")
     return TrainState(
         run=run,

@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from windlass.errors import UserError
-from windlass.plan.shape import num_experts
 from windlass.spec import Run
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.model.structure import IGNORED, blocks, is_mixture
@@ -32,8 +31,10 @@ def share_experts(mixture: Any, mesh: DeviceMesh) -> None:
     """Give each rank of `mesh` some of the experts, which tokens are then sent to (expert parallelism)."""
     experts = mixture.experts
     if isinstance(experts, nn.ModuleList):
-        raise UserError(f"{type(mixture).__name__} holds its experts one by one, and cannot share them over ranks",
-                        fix="parallel.expert=1")  # fmt: skip
+        raise UserError(
+            f"{type(mixture).__name__} holds its experts one by one, and cannot share them over ranks",
+            fix="parallel.expert=1",
+        )
     for name, parameter in list(experts.named_parameters(recurse=False)):
         experts.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
     here = copy.copy(experts)  # as many as a rank has, which know nothing of the others
@@ -92,28 +93,23 @@ class Balance:
 
     def __init__(self, model: nn.Module, weight: float, ranks: Ranks) -> None:
         self.weight, self.ranks = weight, ranks
-        routers = [_router(mixture) for mixture in mixtures(model)]
+        parts = mixtures(model)
         self.scale = torch.zeros((), device=ranks.device)
         self.counting_n = torch.zeros(0, device=ranks.device)
-        self.tokens_le = torch.zeros(len(routers), num_experts(model.config.get_text_config().to_dict()))
-        self.tokens_le = self.tokens_le.to(ranks.device)
-        for layer, router in enumerate(routers):
-            router.register_forward_hook(functools.partial(self._balanced, self.tokens_le[layer]))
+        self.tokens_le = torch.zeros(len(parts), parts[0].experts.num_experts, device=ranks.device)
+        for part, tokens_e in zip(parts, self.tokens_le, strict=True):
+            _router(part).register_forward_hook(functools.partial(self._balanced, tokens_e))
         model.register_forward_pre_hook(self._begin)
 
     @classmethod
-    def of(cls, model: nn.Module, weight: float, ranks: Ranks) -> Balance | None:
-        """None where there are no experts, or nothing is asked of a router that is not known."""
-        if not mixtures(model):
-            return None
+    def of(cls, model: nn.Module, run: Run, ranks: Ranks) -> Balance | None:
+        """None where there are no experts, or nobody asks by name to balance those of a router that is not known."""
         unknown = next((part for part in mixtures(model) if _router(part) is None), None)
-        if unknown is None:
-            return cls(model, weight, ranks)
-        if weight:
+        if unknown is not None and run.train.balance_experts:
             raise UserError(
                 f"{type(unknown).__name__} cannot be balanced: its router is not known", fix="train.balance_experts=0"
             )
-        return None
+        return cls(model, balance_weight(run, model.config), ranks) if mixtures(model) and unknown is None else None
 
     def shares(self) -> list[list[float]]:
         """Of all tokens since the last call, the share that each expert of each block was sent. All ranks call it."""
@@ -168,4 +164,5 @@ class AddedLoss(torch.autograd.Function):
 def _router(mixture: Any) -> Any:
     """What decides for a token, with a forward that returns logits, scores and indices; None where it is not known."""
     router = getattr(mixture, "gate", None) or getattr(mixture, "router", None)
-    return router if type(router).__name__.endswith("TopKRouter") else None
+    known = type(router).__name__.endswith("TopKRouter") and hasattr(mixture.experts, "num_experts")
+    return router if known else None
