@@ -40,10 +40,10 @@ def share_sequences(model: Any, mesh: DeviceMesh) -> None:
         """transformers' calling convention: [B, H, T, D] in, [B, T, H, D] out."""
         size = query.shape[2] // 2  # of a piece
         gathered = all_gather_tensor_autograd(torch.stack([key, value]), 3, mesh.get_group())
-        pieces = gathered.split(size, dim=3)
+        pieces = torch.split(gathered, size, dim=3)
         in_order = [*pieces[::2], *reversed(pieces[1::2])]
         outputs = []
-        for half, place in zip(query.split(size, dim=2), (rank, 2 * ranks - 1 - rank), strict=True):
+        for half, place in zip(torch.split(query, size, dim=2), (rank, 2 * ranks - 1 - rank), strict=True):
             keys, values = torch.cat(in_order[: place + 1], dim=3)
             outputs.append(attend_to_all_before(half, keys, values, dropout=dropout, scale=scaling))
         return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None

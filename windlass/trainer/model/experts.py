@@ -93,6 +93,7 @@ class Balance:
 
     def __init__(self, model: nn.Module, weight: float, ranks: Ranks) -> None:
         self.weight, self.ranks = weight, ranks
+        self.world = dist.group.WORLD if ranks.world_size > 1 else None
         parts = mixtures(model)
         self.scale = torch.zeros((), device=ranks.device)
         self.counting_n = torch.zeros(0, device=ranks.device)
@@ -141,8 +142,8 @@ class Balance:
         if not self.weight:
             return output
         everyone = torch.cat([sent_e, counting_n1.sum()[None]])
-        if self.ranks.world_size > 1:
-            everyone = all_reduce(everyone, "sum", dist.group.WORLD)
+        if self.world is not None:
+            everyone = all_reduce(everyone, "sum", self.world)
         share_e = everyone[:-1] / everyone[-1].clamp(min=1)
         probability_e = (logits_ne.float().softmax(-1) * counting_n1).sum(0)
         loss = self.weight * len(share_e) * (share_e * probability_e).sum() * self.scale

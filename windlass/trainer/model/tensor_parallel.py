@@ -147,7 +147,7 @@ def _loss_of_head(
     weight_vd = head.weight.to_local()
     if measuring:
         rows = rows_per_block(weight_vd.shape[0], hidden_nd.shape[0], SPLIT_LOGITS_PER_BLOCK)
-        parts = zip(hidden_nd.split(rows), labels_n.split(rows), strict=True)
+        parts = zip(torch.split(hidden_nd, rows), torch.split(labels_n, rows), strict=True)
         sums = [split_cross_entropy(hidden @ weight_vd.T, labels, 1.0, mesh) for hidden, labels in parts]
         return torch.stack([torch.stack(both).float() for both in sums]).sum(0)
     loss: Tensor = SplitCrossEntropy.apply(hidden_nd, weight_vd, labels_n, scale, mesh)

@@ -58,7 +58,7 @@ def published(model: nn.Module, tensors: Named) -> Named:
     """Under the names and in the layout of the family's published files."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    made: Named = revert_weight_conversion(model, tensors)  # type: ignore[arg-type]
+    made: Named = revert_weight_conversion(model, tensors)
     return made
 
 
