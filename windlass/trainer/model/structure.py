@@ -23,6 +23,8 @@ from windlass.trainer.model.own import own_config, own_model
 
 IGNORED = -100  # a label that counts for nothing
 
+IGNORED = -100  # a label that counts for nothing
+
 
 @dataclass(frozen=True)
 class ModelFacts:
