@@ -18,8 +18,8 @@ def test_the_same_key_starts_nothing_twice(windlass, run_file, server, api, clus
 
     def start(key):
         return windlass(
-            *("run", run_file, "--on", "kubernetes", "--detach", "name=once", "image.name=registry/image:1"),
-            *("target.kubernetes.storage=none", "--idempotency-key", key, "--json"),
+            *("run", run_file, "--on", "kubernetes", "--detach", "--no-retry", "name=once"),
+            *("image.name=registry/image:1", "target.kubernetes.storage=none", "--idempotency-key", key, "--json"),
         )
 
     first = start("order-1")

@@ -28,6 +28,11 @@ ON_KUBERNETES = [
 ]
 
 
+def rendered(example):
+    """What is typed for an example. The data of one is on the cluster's own file system, and others stand in for it."""
+    return ["run", example, *(["data.source=corpus:austen"] if example.stem == "slurm-container" else [])]
+
+
 @pytest.fixture
 def nowhere(windlass, tmp_path, monkeypatch):
     """No kubeconfig, no scheduler; the data that examples name lies in the current folder."""
@@ -36,18 +41,19 @@ def nowhere(windlass, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\n")
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
     return windlass
 
 
 @pytest.mark.parametrize("kind", list(JobKind))
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_renders_offline_for_every_kind(nowhere, example, kind):
-    answer = nowhere("run", example, *ON_KUBERNETES, f"target.kubernetes.job={kind}", "--dry-run", "--offline")
+    answer = nowhere(*rendered(example), *ON_KUBERNETES, f"target.kubernetes.job={kind}", "--dry-run", "--offline")
     assert answer.code == 0, answer.err
     objects = [one for one in yaml.safe_load_all(answer.out.partition("# command\n")[2]) if one]
     assert objects[-1]["spec"]
     assert "&id" not in answer.out
-    again = nowhere("run", example, *ON_KUBERNETES, f"target.kubernetes.job={kind}", "--dry-run")
+    again = nowhere(*rendered(example), *ON_KUBERNETES, f"target.kubernetes.job={kind}", "--dry-run")
     assert again.out == answer.out  # the same bytes, for Git
     assert "rendered from the run file alone" in again.err
     assert "were not checked" in answer.err
@@ -55,9 +61,8 @@ def test_every_example_renders_offline_for_every_kind(nowhere, example, kind):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_renders_offline_for_slurm(nowhere, example):
-    answer = nowhere(
-        "run", example, "--on", "slurm", "--dry-run", "--offline", "gpus_per_node=0", "processes_per_node=2"
-    )
+    words = ["--on", "slurm", "--dry-run", "--offline", "gpus_per_node=0", "processes_per_node=2"]
+    answer = nowhere(*rendered(example), *words)
     assert answer.code == 0, answer.err
     assert "#SBATCH" in answer.out
 

@@ -44,8 +44,8 @@ def cluster_of_objects(server):
     """A namespace that keeps what is created; `refuse` names what it does not do, by verb and plural."""
     there, refuse = {}, {}
 
-    def collection(plural, version):
-        base = f"/api{'s' if '/' in version else ''}/{version}/namespaces/team/{plural}"
+    def collection(plural, version, within="namespaces/team/"):
+        base = f"/api{'s' if '/' in version else ''}/{version}/{within}{plural}"
 
         def one(handler):
             name = handler.path.split("?")[0].rpartition("/")[2]
@@ -79,4 +79,8 @@ def cluster_of_objects(server):
     collection("secrets", "v1")
     collection("services", "v1")
     collection("jobs", "batch/v1")
+    collection("serviceaccounts", "v1")  # of the retry loop of detached runs, with its roles
+    for plural, within in (("roles", "namespaces/team/"), ("clusterroles", "")):
+        collection(plural, "rbac.authorization.k8s.io/v1", within)
+        collection(plural.replace("roles", "rolebindings"), "rbac.authorization.k8s.io/v1", within)
     return there, refuse

@@ -59,9 +59,10 @@ SKILLS = (
     ),
     Skill(
         "windlass-checkpoints",
-        "List, verify, fetch, prune and export checkpoints of windlass runs, and write Hugging Face folders from them. "
-        "Use when asked for the weights of a run, for an export, or about disk space of checkpoints.",
-        ("ckpt",),
+        "List, verify, fetch, prune and export checkpoints of windlass runs, write Hugging Face folders from them, and "
+        "let a trained model answer a prompt. Use when asked for the weights of a run, for an export, for what a model "
+        "says, or about disk space of checkpoints.",
+        ("ckpt", "generate"),
         ("windlass ckpt ls my --json", "windlass ckpt verify my --json", "windlass ckpt export my --json"),
     ),
     Skill(
