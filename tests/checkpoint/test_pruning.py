@@ -22,7 +22,7 @@ from windlass.checkpoint.ownership import alone, write_id
 from windlass.checkpoint.pieces import make_private, tier_path
 from windlass.checkpoint.pruning import best_of, clear_leftovers, expired_rows
 from windlass.checkpoint.stored import StoredCheckpoints
-from windlass.cli.runs.ckpt import ckpt
+from windlass.cli.models.ckpt import ckpt
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run

@@ -23,7 +23,7 @@ from tests.trainer.states import weights_of
 from tests.trainer.test_weights import FAMILIES, preset_run, saved_model
 from windlass.catalog.models import presets
 from windlass.checkpoint import CheckpointFolder
-from windlass.cli.runs.ckpt import ckpt
+from windlass.cli.models.ckpt import ckpt
 from windlass.errors import UserError
 
 pytestmark = [pytest.mark.train, pytest.mark.torch_floor]

@@ -18,7 +18,7 @@ from tests.trainer.harness import Result, train
 from tests.trainer.states import first_weights, weights_of
 from tests.trainer.test_bad_input import assert_refused
 from windlass.checkpoint import CheckpointFolder
-from windlass.cli.runs.ckpt import ckpt
+from windlass.cli.models.ckpt import ckpt
 from windlass.errors import UserError
 
 pytestmark = pytest.mark.train

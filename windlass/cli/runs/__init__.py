@@ -1,1 +1,1 @@
-"""Commands on runs: plan, run, follow, show, stop, sweep, checkpoints."""
+"""Commands on runs: plan, run, follow, show, stop, sweep."""

@@ -1,0 +1,1 @@
+"""Commands on what a run made: its checkpoints and exports, and what its model says."""
