@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DATA = {".json", ".jinja", ".gz", ".js", ".css", ".html", ".svg", ".md", ".LICENSE"}  # beside .py, inside windlass/
+DATA = {
+    ".json",
+    ".yaml",
+    ".jinja",
+    ".gz",
+    ".js",
+    ".css",
+    ".html",
+    ".svg",
+    ".md",
+    ".LICENSE",
+}  # beside .py, inside windlass/
 LARGEST = 3 * 2**20  # bytes of the wheel
 pytestmark = pytest.mark.slow
 
