@@ -112,7 +112,7 @@ def train(model_type: str, folder: Path) -> Outcome:
     batch = MicroBatch(tokens[:, :-1], tokens[:, 1:], None, ("a", "b"))
     losses = []
     for _ in range(3):
-        shares = stepper.backward(StepBatch([batch], 2 * LENGTH, None, 0.0), 2.0 * LENGTH)
+        shares = stepper.backward(StepBatch([batch], 2 * LENGTH, 2 * LENGTH, None, 0.0), 2.0 * LENGTH)
         losses.append(float(shares.sum()))
         updates.apply(3e-3, shares.sum())
     if not min(losses[1:]) < losses[0]:

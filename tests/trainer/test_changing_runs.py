@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,17 +22,9 @@ from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.spec import parse_run
 from windlass.trainer.batches import Batches
 from windlass.trainer.checkpointing.tiers import Progress
+from windlass.trainer.distributed.ranks import Ranks
 
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """The place of a rank among others."""
-
-    rank: int
-    world_size: int
-    device: torch.device = CPU
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +49,7 @@ def test_the_order_goes_on_whatever_the_batches_are(
         rows = -(-global_batch // world_size)
         layout: Any = SimpleNamespace(micro=rows, num_micro=1)
         shares = [
-            Batches.for_training(windows, run, OneOf(rank, world_size), layout, position)  # type: ignore[arg-type]
+            Batches.for_training(windows, run, Ranks(rank, world_size, 0, CPU, None, None), layout, position)  # type: ignore[arg-type]
             for rank in range(world_size)
         ]
         for step in range(position.step, position.step + steps):
