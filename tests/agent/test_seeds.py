@@ -202,6 +202,31 @@ def test_what_cannot_be_meant_is_refused_with_the_reason(capsys):
         agent.manage_eks_cluster("c", infrastructure_type="terraform")
 
 
+def test_a_run_is_stalled_by_its_own_attempt_alone(tmp_path, monkeypatch):
+    """A run that goes on has the steps of an earlier attempt; one that never made a step is counted from its start."""
+    import os
+    import time
+
+    from windlass.agent.seeds import _stalled
+    from windlass.api.schemas.runs import ShownRun
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "run.yaml").write_text("name: a\n")
+
+    def run(seconds):
+        history = [{"event": "launched", "time": time.time() - seconds}, {"event": "waits", "time": time.time()}]
+        return ShownRun.model_construct(name="a", state="running", history=history)
+
+    assert _stalled(run(1000), 300)
+    assert not _stalled(run(10), 300)
+    (folder / "metrics.jsonl").touch()
+    os.utime(folder / "metrics.jsonl", (time.time() - 5000,) * 2)
+    assert not _stalled(run(10), 300)
+    assert _stalled(run(1000), 300)
+
+
 def test_pytorchjobs_of_anybody_are_listed_made_read_and_deleted(server, api):  # noqa: F811
     jobs, path = {}, "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
     group = {"groupVersion": "kubeflow.org/v1", "version": "v1"}

@@ -92,6 +92,39 @@ def test_tools_say_what_they_do_and_nothing_acts_without_a_plan(tmp_path):
     session(tmp_path, scenario)
 
 
+def test_a_plan_is_void_when_its_file_is_gone(tmp_path):
+    from windlass.agent.plans import Plans
+    from windlass.agent.server import LostWork
+    from windlass.errors import UserError
+
+    (tmp_path / "my.yaml").write_text(RUN)
+    plans, effect = Plans(), LostWork(step=None, newest_checkpoint=None, steps_lost=None)
+    plan = plans.propose("start_run", ["run", "my.yaml"], effect, [str(tmp_path / "my.yaml")])
+    (tmp_path / "my.yaml").unlink()
+    with pytest.raises(UserError) as caught:
+        plans.carry_out("start_run", plan.plan_id, LostWork)
+    assert caught.value.error_code == "plan-changed"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("write_run_file", {"path": "--force"}),  # would overwrite
+        ("check_cluster", {"run_file": "--deep"}),  # would run pods
+        ("compare_runs", {"names": ["my", "--plot=loss.png"]}),  # would write a file
+    ],
+)
+def test_a_name_cannot_be_an_option_of_the_command(name, words, tmp_path, monkeypatch):
+    from windlass.agent import server
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama-tiny.yaml").write_text("mine")
+    answer = server._with_errors(getattr(server, name))(**words)
+    assert (answer.is_error, answer.structured_content["code"]) == (True, "usage")
+    assert "is an option" in answer.structured_content["error"]
+    assert (tmp_path / "llama-tiny.yaml").read_text() == "mine"
+
+
 @pytest.mark.train
 def test_a_client_trains_watches_kills_asks_why_and_resumes(tmp_path):
     (tmp_path / "small.yaml").write_text(RUN)

@@ -70,6 +70,36 @@ def test_plans_and_dry_runs_are_what_the_commands_print(here, windlass, run_file
     assert "sbatch" in api.dry_run(run, on="slurm", offline=True).request.argv[0]
 
 
+def test_training_here_goes_on_with_the_same_settings_alone(here, run_file):
+    from windlass.plan import resolve
+    from windlass.runfolder import RunFolder
+
+    run = api.load(run_file, "resources.processes_per_node=1")
+    folder = RunFolder.of(run)
+    folder.create(resolve(run))
+    folder.record("checkpoint", step=2)
+    with pytest.raises(api.UserError, match="exists with other settings") as told:
+        api.train(run, loss=lambda logits, labels: logits.sum())
+    assert "train.loss" in str(told.value)
+
+    program = "import time; time.sleep(60)"
+    marked = {"WINDLASS_FOLDER": str(folder.path.resolve())}
+    with subprocess.Popen([sys.executable, "-c", program], env=marked) as other:
+        try:
+            with pytest.raises(api.UserError, match="already running"):
+                api.train(run)
+        finally:
+            other.kill()
+
+
+def test_lines_with_a_date_that_is_none():
+    from windlass.api.jobs import _newer
+    from windlass.targets.protocol import LogLine
+
+    lines = [LogLine(rank=0, text=text) for text in ("2026-01-01 00:00:00 a", "2026-99-99 00:00:00 b")]
+    assert list(_newer(iter(lines), 1.0)) == lines
+
+
 @pytest.mark.train
 def test_a_run_from_start_to_end(here, windlass, run_file):
     """Everything that can be asked of a run that trains, is stopped, goes on and finishes."""

@@ -39,6 +39,11 @@ def test_a_key_that_is_none_is_refused(windlass, run_file):
     assert (answer.code, answer.json["code"]) == (2, "usage")
 
 
+def test_a_sweep_takes_no_key(windlass, run_file):
+    answer = windlass("run", run_file, "--sweep", "train.seed=1,2", "--idempotency-key", "order-1", "--json")
+    assert (answer.code, "--idempotency-key" in answer.json["error"]) == (2, True)
+
+
 @pytest.mark.parametrize("words", [("--json",), ()])
 def test_nobody_is_asked_without_a_terminal(windlass, tmp_path, words):
     """pytest's stdin is no terminal."""

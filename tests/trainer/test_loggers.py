@@ -194,6 +194,14 @@ def test_what_a_service_refuses_is_said_before_training(tmp_path: Path, monkeypa
     (sink,) = open_sinks(run, folder, 3)  # a run that goes on is not held up by a server that is away
     sink.write({"kind": "step", "step": 4, "loss": 1.0, "time": 0.0})
     sink.close(finished=True)
+    monkeypatch.setattr(MLflow, "LARGEST_QUEUE", 1)
+    (sink,) = open_sinks(run, folder, 3)
+    for step in range(4, 10):  # more than there is room for, while nothing can be sent
+        sink.write({"kind": "step", "step": step, "loss": 1.0, "time": 0.0})
+    closing = Thread(target=sink.close, kwargs={"finished": True}, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
     server.shutdown()
     assert known_id(folder, "mlflow") == "known"
     record = {"kind": "validation", "step": 4, "loss": 1.5, "accuracy": 1, "time": 0.0, "attempt": 1}

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from tests.trainer.harness import resume, train
@@ -110,3 +111,68 @@ def test_an_object_without_an_import_path_belongs_to_its_process():
     own_code._given.clear()
     with pytest.raises(UserError, match="of the program that started this run"):
         own_code.load(path, "train.loss")
+
+
+def test_a_list_or_an_array_is_a_dataset():
+    import numpy as np
+
+    for items in ([[1, 2, 3]], np.ones((3, 4), dtype=np.int64)):
+        path = own_code.path_of(items, "data.source")
+        assert own_code.load(path, "data.source") is items
+
+
+def test_every_item_of_a_small_dataset_counts_for_its_fingerprint():
+    from windlass.data.sequences.own import OwnDataset
+
+    def fingerprint(items):
+        settings = {"sequence_length": 4, "vocab_size": 100, "tokenizer": ("tiny", "")}
+        return OwnDataset(items, "parts:Items", **settings, first=0, num_sequences=len(items)).fingerprint()
+
+    items = [[number, number] for number in range(10)]
+    for changed in range(10):
+        assert fingerprint(items) != fingerprint([[99, 99] if row[0] == changed else row for row in items]), changed
+
+
+def test_a_change_in_any_file_of_own_code_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of the first of several callbacks, and of a file that a package only passes on."""
+    package = tmp_path / "digested"
+    package.mkdir()
+    (package / "__init__.py").write_text("from digested.inner import Second\n")
+    (package / "inner.py").write_text("class Second: pass\n")
+    (tmp_path / "digested_first.py").write_text("class First: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = [("train.callbacks", "digested_first:First"), ("train.callbacks", "digested:Second")]
+    for key, path in named:
+        own_code.load(path, key)
+    seen = [own_code.source_digests(named)]
+    for file in (tmp_path / "digested_first.py", package / "inner.py"):
+        file.write_text(file.read_text() + "# changed\n")
+        seen.append(own_code.source_digests(named))
+    assert len({digests["train.callbacks"] for digests in seen}) == 3
+
+
+class Counting(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+
+
+def test_what_an_optimizer_counts_in_its_groups_is_refused():
+    """It would not be in a checkpoint: a resume would go on with another number, and nobody would know."""
+    from windlass.spec.training import TrainSection
+    from windlass.trainer.optimizer import OwnOptimizer
+
+    for make, is_refused in ((torch.optim.SGD, False), (Counting, True)):
+        path = own_code.path_of(lambda named, train, make=make: make([p for _, p in named], lr=0.1), "train.optimizer")
+        model = torch.nn.Linear(2, 2)
+        optimizer = OwnOptimizer(model, TrainSection(optimizer=path), goes_on=False)
+        optimizer.state()
+        loss = model(torch.ones(1, 2)).sum()
+        loss.backward()
+        optimizer.apply(0.1, loss.detach())
+        if not is_refused:
+            optimizer.state()
+            continue
+        with pytest.raises(UserError, match="keeps k in its groups"):
+            optimizer.state()

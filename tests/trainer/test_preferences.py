@@ -171,11 +171,12 @@ def test_pairs_are_one_example_whose_halves_can_be_told_apart() -> None:
         ("model", {"init": "random"}, "model.init=pretrained"),
         ("data", {"document_mask": False}, "document_mask"),
         ("train", {"fused_head": True}, "computes its own loss"),
+        ("checkpoint", {"branch_from": "tuned@20"}, "model.path=runs/tuned/export"),
     ],
 )
 def test_what_does_not_go_together_is_refused(source: Path, model: Path, section, changes, words) -> None:
     run = dpo_run(source, model, length=64, rows=4)
-    run[section] |= changes
+    run.setdefault(section, {}).update(changes)
     with pytest.raises(UserError) as told:
         check(resolve(parse_run(run)), 1)
     assert words in str(told.value)

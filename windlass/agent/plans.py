@@ -84,7 +84,7 @@ class Plans:
 def _must_be_valid(plan: Plan) -> None:
     if time.monotonic() - plan.made > SECONDS_VALID:
         raise UserError("the plan is too old", fix="plan it again", error_code="plan-expired")
-    if _digest(plan.files) != plan.contents:
+    if any(not path.is_file() for path in plan.files) or _digest(plan.files) != plan.contents:
         raise UserError(
             "the plan is for other contents",
             evidence=f"changed since: {', '.join(map(str, plan.files))}",

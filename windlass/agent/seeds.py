@@ -449,11 +449,16 @@ def _watch(job_name: str, say: Callable[[str], None] | None) -> None:
 
 
 def _seconds_since_step(run: ShownRun) -> float | None:
-    """Since the newest record of a step, of a run that is under way."""
+    """Since the newest record of a step, of a run that is under way; before the first one, since its last launch."""
+    from windlass.api.summary import LAUNCHES
     from windlass.runfolder import RunFolder
 
+    if run.state != "running":
+        return None
     metrics = RunFolder.find(run.name).metrics
-    return time.time() - metrics.stat().st_mtime if metrics.exists() and run.state == "running" else None
+    moments = [record["time"] for record in run.history if record.get("event") in LAUNCHES and "time" in record]
+    moments += [metrics.stat().st_mtime] if metrics.exists() else []
+    return time.time() - max(moments) if moments else None
 
 
 def _stalled(run: ShownRun, threshold: float) -> bool:

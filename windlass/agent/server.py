@@ -359,6 +359,7 @@ def _with_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(tool)
         async def asynchronous(*arguments: Any, **named: Any) -> Any:
             try:
+                _refuse_options(named)
                 return await tool(*arguments, **named)
             except UserError as error:
                 return _failed(error)
@@ -368,11 +369,20 @@ def _with_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(tool)
     def synchronous(*arguments: Any, **named: Any) -> Any:
         try:
+            _refuse_options(named)
             return tool(*arguments, **named)
         except UserError as error:
             return _failed(error)
 
     return synchronous
+
+
+def _refuse_options(named: dict[str, Any]) -> None:
+    """A name or a path becomes a word of a command: as an option it would do what the tool does not say."""
+    words = [word for value in named.values() for word in (value if isinstance(value, list) else [value])]
+    for word in words:
+        if isinstance(word, str) and word.startswith("-"):
+            raise UserError(f"{word!r} is an option, and no name", error_code="usage")
 
 
 def _failed(error: UserError) -> CallToolResult:

@@ -6,7 +6,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -203,6 +203,7 @@ def _newer(lines: Iterator[Line], begin: float | None) -> Iterator[Line]:
     for line in lines:
         stamp = STAMP.match(line.text)
         if stamp:
-            new[_source(line)] = datetime.fromisoformat(stamp[0]).timestamp() >= begin
+            with suppress(ValueError):  # digits that are no date
+                new[_source(line)] = datetime.fromisoformat(stamp[0]).timestamp() >= begin
         if new.get(_source(line), False):
             yield line

@@ -13,6 +13,9 @@ from windlass.errors import ExitCode, UserError
 from windlass.plan import check, resolve
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, parse_run
+from windlass.spec.compatibility import adopt, must_match
+from windlass.targets.launch.supervision import is_running
+from windlass.targets.local.client import already_running
 from windlass.targets.protocol import JobStatus, State
 
 
@@ -30,7 +33,7 @@ def train(
     What is given stands for the same key of the run file: `model` is a class (model.class), `loss` a function
     (train.loss), `data` a dataset or what makes one (data.source), `callbacks` are classes (train.callbacks) and
     `optimizer` makes one (train.optimizer); docs/extending.md says what each must do. A run folder that has a
-    checkpoint goes on from it. Nothing restarts ranks that die; `submit` does.
+    checkpoint goes on from it, with the same settings. Nothing restarts ranks that die; `submit` does.
     """
     run = _with(run, model=model, loss=loss, data=data, callbacks=callbacks, optimizer=optimizer)
     if not run.name:
@@ -43,9 +46,14 @@ def train(
             f"training needs {error.name}, which is not installed", fix="pip install 'windlass[train]'"
         ) from None
     own_code.use_folder(run.code)
-    run = resolve(run)
-    check(run, int(os.environ.get("WORLD_SIZE", "1")), local_world_size())
     folder = RunFolder.of(run)
+    if is_running(folder):
+        raise already_running(folder)
+    before = folder.load_run() if folder.run_file.is_file() and folder.has_checkpoints() else None
+    run = resolve(adopt(run, before) if before else run)
+    check(run, int(os.environ.get("WORLD_SIZE", "1")), local_world_size())
+    if before:
+        must_match(before, run, folder=str(folder.path))
     code, step = train_here(folder, run)
     states: dict[ExitCode, State] = {ExitCode.OK: "finished", ExitCode.PREEMPTED: "preempted"}
     status = JobStatus(states.get(code, "failed"), step=step, steps=run.train.steps, exit_code=int(code))

@@ -20,10 +20,10 @@ _given: dict[str, Any] = {}
 
 def path_of(thing: Any, key: str) -> str:
     """The import path of an object; one that has none can be used by this process alone."""
-    path = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     try:
-        if load(path, key) is thing:
-            return path
+        if module and name and load(f"{module}:{name}", key) is thing:
+            return f"{module}:{name}"
     except UserError:
         pass
     name = key.replace(".", "_")
@@ -80,12 +80,20 @@ def use_folder(code: str | None) -> None:
             sys.path.insert(0, folder)
 
 
-def source_digest(path: str) -> str | None:
-    """Of the file that an object is defined in; None where there is none, in a notebook say."""
+def source_digests(named: list[tuple[str, str]]) -> dict[str, str | None]:
+    """By key, of the files that its objects are defined in; None where there is none, in a notebook say."""
+    digests: dict[str, list[str | None]] = {}
+    for key, path in named:
+        digests.setdefault(key, []).append(_source_digest(path, key))
+    return {key: ",".join(map(str, values)) if len(values) > 1 else values[0] for key, values in digests.items()}
+
+
+def _source_digest(path: str, key: str) -> str | None:
     try:
-        file = inspect.getsourcefile(sys.modules[path.partition(":")[0]])
+        thing = load(path, key)
+        file = inspect.getsourcefile(sys.modules[getattr(thing, "__module__", None) or path.partition(":")[0]])
         return hashlib.sha256(Path(file or "").read_bytes()).hexdigest()[:16]
-    except (KeyError, OSError, TypeError):
+    except (KeyError, OSError, TypeError, UserError):
         return None
 
 

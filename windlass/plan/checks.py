@@ -70,6 +70,13 @@ def check_objective(run: Run) -> None:
         raise UserError(
             "train.objective dpo begins with a trained model, which is its reference too", fix="model.init=pretrained"
         )
+    if is_dpo and run.checkpoint.branch_from and run.model.lora is None:
+        name = run.checkpoint.branch_from.rpartition("@")[0]
+        raise UserError(
+            "train.objective dpo cannot branch from another run: its reference would be the model before that run",
+            evidence=f"checkpoint.branch_from is {run.checkpoint.branch_from}",
+            fix=f"windlass ckpt export {name}    and then model.path=runs/{name}/export without --from",
+        )
     if is_dpo and not run.data.document_mask:
         raise UserError("train.objective dpo keeps answers apart by data.document_mask", fix="data.document_mask=null")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -222,6 +222,7 @@ class OwnOptimizer:
             raise UserError(
                 f"{OWN_KEY}={train.optimizer} leaves out {', '.join(names[:5])}", cause="they would never train"
             )
+        self.settings = [_settings(group) for group in groups]
         self.norm = GradientNorm(list(self.parameters.values()))
         self.healthy = True  # nothing changes any more once a step was not finite
         if goes_on:
@@ -242,6 +243,14 @@ class OwnOptimizer:
         return named
 
     def _kept(self) -> Iterator[tuple[str, str, Tensor]]:
+        for group, settings in zip(self.inner.param_groups, self.settings, strict=True):
+            changed = [key for key, value in _settings(group).items() if key not in settings or settings[key] != value]
+            if changed:
+                raise UserError(
+                    f"{OWN_KEY}={self.train.optimizer} keeps {', '.join(changed)} in its groups, which are not saved",
+                    cause="a resume would go on without it; tensors of a parameter's state are saved",
+                    fix=f"keep {changed[0]} as a tensor in the state of a parameter",
+                )
         for name, parameter in self.parameters.items():
             for key, value in self.inner.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
@@ -277,6 +286,12 @@ class OwnOptimizer:
             self.inner.step()
         self.inner.zero_grad()
         return norm.to(loss.device)
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """The plain values of a group of parameters, without the rate, which the run's schedule sets."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return {key: value for key, value in group.items() if key != "lr" and isinstance(value, plain)}
 
 
 def _move_gradient_to(fp32_sum: Tensor) -> Callable[[Tensor], None]:

@@ -104,6 +104,8 @@ def run(
         changes.append(f"resources.nodes={nodes}")
     if source:
         changes.append(f"checkpoint.branch_from={_branch(source)}")
+    if sweeps and key:
+        raise UserError("--idempotency-key cannot be used with --sweep: a key is for one run")
     if sweeps:
         from windlass.cli.runs.sweep import run_sweep
 

@@ -92,8 +92,9 @@ class OwnDataset:
     def fingerprint(self) -> str:
         """Of its length and of some of its items, spread evenly."""
         digest = hashlib.sha256(str(self.num_sequences).encode())
-        for number in range(min(SAMPLED, self.num_sequences)):
-            sequence = self.sequence(self.first + number * self.num_sequences // SAMPLED % self.num_sequences)
+        sampled = min(SAMPLED, self.num_sequences)
+        for number in range(sampled):
+            sequence = self.sequence(self.first + number * self.num_sequences // sampled)
             digest.update(sequence.tokens.tobytes() + (b"" if sequence.loss is None else sequence.loss.tobytes()))
         return digest.hexdigest()
 

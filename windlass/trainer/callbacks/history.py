@@ -22,7 +22,7 @@ class History(Callback):
         run, ranks, step = state.run, state.ranks, state.step
         begin: dict[str, Any] = {"attempt": state.reporter.attempt, "world_size": ranks.world_size, "step": step}
         tier = state.checkpoint.tier if state.checkpoint else None
-        code = {key: own_code.source_digest(path) for key, path in run.own_code()}
+        code = own_code.source_digests(run.own_code())
         if code:
             self._compare_code(state, code)
             begin["code"] = code

@@ -7,6 +7,7 @@ under the same one. What a sink does wrong is logged and never ends a run.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 import os
@@ -188,7 +189,8 @@ class MLflow:
             self.unsent += 1
 
     def close(self, *, finished: bool) -> None:
-        self.records.put(None)
+        with contextlib.suppress(queue.Full):  # of a server that has been away for long
+            self.records.put(None, timeout=self.PATIENCE_S)
         self.sender.join(self.PATIENCE_S)
         left = self.unsent + self.records.qsize()
         if self.sender.is_alive() or left:
