@@ -23,6 +23,7 @@ from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Layout
 from windlass.plan.memory import saved_per_layer
 from windlass.plan.shape import ModelShape
+from windlass.trainer.model.structure import model_config
 
 
 @pytest.mark.parametrize(("preset", "nodes"), [("llama3.1-70b", 4), ("llama3.1-405b", 16)])
@@ -57,6 +58,7 @@ REFUSED = [
     (("parallel.tensor=2", "train.fused_head=false"), "fused head"),
     (("parallel.context=2", "data.document_mask=true"), "documents apart"),
     (("parallel.context=2", "data.sequence_length=6"), "data.sequence_length is 6"),
+    (("parallel.context=2", "model.config.rope_scaling={rope_type: longrope}"), "longrope"),
     (("parallel.expert=2",), "no experts"),
     (("parallel.tensor=4", "parallel.sharding=hybrid", "parallel.shard_group=2"), "2 ranks cannot be divided"),
     (("parallel.tensor=2", "train.lean_blocks=true"), "divides their work"),
@@ -71,6 +73,15 @@ def test_what_cannot_be_split_is_refused_in_words(overrides: tuple[str, ...], wo
     with pytest.raises(UserError) as raised:
         check(run, ranks) or Layout.planned(run, ranks, 1, shape)
     assert words in f"{raised.value.what} {raised.value.evidence}"
+
+
+def test_added_tokens_leave_a_vocabulary_that_can_be_cut() -> None:
+    """Ranks know their tokens by the number of rows they hold, which must be the same on all of them."""
+    run = a_run("parallel.tensor=2", preset="llama3.2-tiny", global_batch=64)
+    size = model_config(run).vocab_size
+    with pytest.raises(UserError, match=f"vocab_size is {size + 1} and cannot be cut into 2"):
+        model_config(run, vocab_size=size + 1)
+    assert model_config(run, vocab_size=size + 2).vocab_size == size + 2
 
 
 def test_every_layout_counts_each_parameter_once() -> None:

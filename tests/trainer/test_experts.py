@@ -7,13 +7,15 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from windlass.errors import UserError
+from windlass.plan.checks import check_objective
 from windlass.spec import parse_run
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.fast.head import return_loss
 from windlass.trainer.model.experts import Balance, balance_weight
+from windlass.trainer.step import return_log_probabilities
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_local_experts": 4}
 ALONE = Ranks(0, 1, 0, torch.device("cpu"), None, None)  # type: ignore[arg-type]
@@ -56,6 +58,21 @@ def test_tokens_that_do_not_count_are_not_balanced() -> None:
     torch.testing.assert_close(*gradients)
 
 
+def test_pairs_of_answers_are_not_balanced() -> None:
+    """Their loss is no sum over tokens; the model's forward takes no scale of it."""
+    model = a_mixture()
+    run = {"model": {"path": "m", "init": "pretrained"}, "data": {"source": "x", "format": "preference"}}
+    run["train"] = {"objective": "dpo"}
+    return_log_probabilities(model)
+    assert Balance.of(model, parse_run(run), ALONE) is None
+    tokens, labels = torch.randint(0, 64, (2, 3, 16))
+    positions = torch.arange(16).repeat(3, 1)
+    assert model(tokens, labels, positions, torch.tensor([0, 16, 32, 48])).shape == (3, 16)
+    run["train"]["balance_experts"] = 0.1
+    with pytest.raises(UserError, match=r"train\.balance_experts"):
+        check_objective(parse_run(run))
+
+
 def test_a_router_that_is_not_known_is_balanced_by_nobody() -> None:
     model = a_mixture()
     model.model.layers[0].mlp.gate = torch.nn.Linear(32, 4)
@@ -72,3 +89,13 @@ def test_weights_that_are_trained_already_are_left_alone() -> None:
     assert balance_weight(parse_run(run | {"train": {"balance_experts": 0}}), config) == 0
     pretrained = run | {"model": {"preset": "mixtral-8x7b", "init": "pretrained"}}
     assert balance_weight(parse_run(pretrained), config) == 0
+    pretrained["model"]["config"] = {"router_aux_loss_coef": 0.02}
+    assert balance_weight(parse_run(pretrained), config) == 0.02, "asked for by name"
+
+
+def test_a_model_without_experts_is_not_said_to_be_balanced() -> None:
+    sizes = {name: size for name, size in SIZES.items() if name != "num_local_experts"}
+    dense = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1))
+    run = {"model": {"preset": "llama3.2-tiny"}, "data": {"source": "x"}, "train": {"balance_experts": 0.1}}
+    with pytest.raises(UserError, match="no experts"):
+        Balance.of(dense, parse_run(run), ALONE)

@@ -25,6 +25,7 @@ from windlass.spec import Run
 
 # Fields of a configuration that change what is computed and no weight's shape or meaning.
 KEEPS_WEIGHTS = re.compile(r"^rope_|^max_position_embeddings$|^is_decoder$|dropout|_pdrop$|^router_aux_loss_coef$")
+FOLLOWS_LENGTH = ("longrope", "dynamic")  # kinds of RoPE whose frequencies depend on the last position of a batch
 FP8_SMALLEST = 1024  # of fp8.py in the trainer: narrower products gain less than their quantisation costs
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -76,6 +77,11 @@ def check_objective(run: Run) -> None:
             "train.objective dpo cannot branch from another run: its reference would be the model before that run",
             evidence=f"checkpoint.branch_from is {run.checkpoint.branch_from}",
             fix=f"windlass ckpt export {name}    and then model.path=runs/{name}/export without --from",
+        )
+    if is_dpo and run.train.balance_experts:
+        raise UserError(
+            "train.balance_experts balances tokens, and train.objective dpo divides by pairs of answers",
+            fix="train.balance_experts=null",
         )
     if is_dpo and not run.data.document_mask:
         raise UserError("train.objective dpo keeps answers apart by data.document_mask", fix="data.document_mask=null")
@@ -304,6 +310,14 @@ def check_divisible(config: dict[str, Any], run: Run) -> None:
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if context > 1 and window and window < (run.data.sequence_length or 0):
         raise UserError(f"parallel.context does not know attention that goes {window} tokens back")
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope_type = rope.get("rope_type") or rope.get("type")
+    if context > 1 and rope_type in FOLLOWS_LENGTH:
+        raise UserError(
+            f"parallel.context does not know positions of the type {rope_type}",
+            cause="they follow the length of a sequence, of which each rank has a part",
+            fix="parallel.context=1",
+        )
     if expert > 1 and not experts:
         raise UserError(f"{family} models have no experts to share", fix="parallel.expert=1")
     for name, number, parts in (

@@ -80,7 +80,8 @@ def balance_weight(run: Run, config: Any) -> float:
     """Of the balancing loss. Models that are trained already keep to the experts they have unless it is asked for."""
     if run.train.balance_experts is not None:
         return run.train.balance_experts
-    return float(getattr(config.get_text_config(), "router_aux_loss_coef", 0.0)) if run.model.init == "random" else 0.0
+    wanted = run.model.init == "random" or "router_aux_loss_coef" in run.model.config
+    return float(getattr(config.get_text_config(), "router_aux_loss_coef", 0.0)) if wanted else 0.0
 
 
 class Balance:
@@ -104,7 +105,13 @@ class Balance:
 
     @classmethod
     def of(cls, model: nn.Module, run: Run, ranks: Ranks) -> Balance | None:
-        """None where there are no experts, or nobody asks by name to balance those of a router that is not known."""
+        """None where there are no experts, nobody asks by name to balance those of a router that is not known, or pairs
+        of answers are compared: their loss is no sum over tokens.
+        """
+        if run.train.objective == "dpo":
+            return None
+        if run.train.balance_experts and not mixtures(model):
+            raise UserError(f"{type(model).__name__} has no experts to balance", fix="train.balance_experts=null")
         unknown = next((part for part in mixtures(model) if _router(part) is None), None)
         if unknown is not None and run.train.balance_experts:
             raise UserError(

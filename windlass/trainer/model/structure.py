@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from windlass.catalog.models import known_config
 from windlass.catalog.models import preset as find_preset
 from windlass.errors import UserError
-from windlass.plan.checks import check_config_keys, check_model
+from windlass.plan.checks import check_config_keys, check_divisible, check_model
 from windlass.plan.shape import ModelShape
 from windlass.spec import Run
 from windlass.spec.training import ModelSection
 from windlass.trainer.model.own import own_config, own_model
-
-IGNORED = -100  # a label that counts for nothing
 
 IGNORED = -100  # a label that counts for nothing
 
@@ -86,6 +84,7 @@ def model_config(run: Run, *, folder: Path | None = None, vocab_size: int = 0) -
     text = config.get_text_config()
     if vocab_size > (getattr(text, "vocab_size", None) or vocab_size):
         text.vocab_size = vocab_size
+        check_divisible(text.to_dict(), run)
     return config
 
 
