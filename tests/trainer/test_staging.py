@@ -73,3 +73,47 @@ def test_what_is_saved_is_what_was_there(mode: str, tmp_path: Path) -> None:
         assert max(stalls) < SLOW_S, "a second save of a step that is being written does not wait for it"
     else:
         assert stalls[0] >= SLOW_S
+
+
+def save_again(root: str) -> None:
+    """In a process of its own: hurry with a step that the node has already, then save a state that has grown."""
+    from windlass.plan import resolve
+    from windlass.spec import parse_run
+    from windlass.trainer.checkpointing.saving import Checkpointer, Progress
+    from windlass.trainer.distributed.faults import Faults
+    from windlass.trainer.distributed.ranks import join_ranks
+
+    os.environ["WINDLASS_RUNS"] = root
+    os.environ.pop("MASTER_ADDR", None)
+    run = parse_run(
+        {
+            "name": "run",
+            "model": {"preset": "llama3.2-tiny"},
+            "data": {"source": "corpus:austen"},
+            "checkpoint": {"every": 1000, "local_every": 1, "local_path": f"{root}/node"},
+            "resources": {"gpus_per_node": 0},
+        }
+    )
+    ranks, folder = join_ranks(resolve(run)), RunFolder.of(run)
+    folder.logs.mkdir(parents=True)
+    faults = Faults(0, folder.logs)
+    checkpointer = Checkpointer(run, folder, ranks, faults, model={"fingerprint": "f"}, order={}, sharding="none")
+    state = {"model.a": torch.ones(1000)}
+    checkpointer.save(Progress(1, 10, None), state, wait=False)
+    checkpointer.save(Progress(1, 10, None), state, wait=True, hurried=True)
+    saves = [(record["tier"], record["step"]) for record in map(json.loads, folder.history.read_text().splitlines())]
+    state["optimizer.a.late"] = torch.full((3,), 7.0)
+    checkpointer.save(Progress(2, 20, None), state, wait=True, hurried=True)
+    (Path(root) / "saves.json").write_text(json.dumps(saves))
+    os._exit(0)
+
+
+def test_a_step_that_a_node_has_is_not_written_there_again(tmp_path: Path) -> None:
+    """A kill in the middle would leave the node with none; and what an optimizer keeps may grow between saves."""
+    process: Any = context.Process(target=save_again, args=(str(tmp_path),))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert json.loads((tmp_path / "saves.json").read_text()) == [["local", 1], ["shared", 1]]
+    state = state_of(CheckpointFolder(tmp_path / "run" / "checkpoints").at(2).path)
+    assert state["optimizer.a.late"].tolist() == [7.0] * 3

@@ -81,6 +81,7 @@ class Checkpointer:
         self._pending: Future[None] | None = None
         self._pending_step: int = 0
         self._pending_shared = False
+        self._newest: dict[str, int] = {}  # step that this attempt wrote to a tier, by the tier's name
         self._lock: int | None = None  # of the checkpoints' folder, on rank 0
 
     def clear_unfinished(self) -> None:
@@ -132,6 +133,8 @@ class Checkpointer:
             log.info("step %d is not copied to memory: the save before is still being written", progress.step)
             return time.perf_counter() - started
         self.finish(must_succeed=False)
+        if hurried:  # a kill while a step is written again would leave a tier without it
+            tiers = [tier for tier in tiers if self._newest.get(tier.name) != progress.step]
         validations = self.describe_validations()  # now that the save before is over: it may have been the best
         if self.saved_step == progress.step:
             return time.perf_counter() - started
@@ -201,7 +204,7 @@ class Checkpointer:
     def _stage(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy the state to host memory (pinned where there is a GPU), so that training may change it again."""
         on_gpu = self.ranks.device.type == "cuda"
-        if self._staging is None:
+        if self._staging is None or self._staging.keys() != state.keys():  # an optimizer may keep more as it goes on
             self._staging = _create_cpu_state_dict(state, pin_memory=on_gpu)
         staged = _copy_state_dict(state, self._staging, non_blocking=on_gpu)
         if on_gpu:
@@ -231,6 +234,7 @@ class Checkpointer:
                 self._report_failure(tier, progress.step, str(error))
                 failure = error if tier is self.shared else failure
             else:
+                self._newest[tier.name] = progress.step
                 self._report(tier, progress.step, size, time.perf_counter() - started, stall_s)
         if failure:
             raise failure
