@@ -62,8 +62,14 @@ def cluster_of_objects(server):
                 handler.json(there[plural, name])
 
         def create(handler):
+            if handler.command == "GET":
+                handler.json({"metadata": {}, "items": [value for (kind, _), value in there.items() if kind == plural]})
+                return
             value = json.loads(handler.body)
             name = value["metadata"]["name"]
+            if (plural, name) in there:
+                handler.status(409, "AlreadyExists", f"{plural} {name} already exists")
+                return
             if refuse.get(("POST", plural)):
                 handler.status(403, "Forbidden", refuse["POST", plural])
                 return

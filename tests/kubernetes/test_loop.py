@@ -6,17 +6,33 @@ import json
 import pytest
 
 from tests.kubernetes.golden import SERVED
+from windlass.api.preparation import Prepared
+from windlass.api.submission import watcher_of
+from windlass.cli.runs.retry import Decider
+from windlass.cli.runs.run import Attempts
+from windlass.clusters.checks.namespace import _insecure
 from windlass.common.files import read_json_lines
+from windlass.diagnose.decision import Policy, spent
+from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
+from windlass.targets.kubernetes.client import Gathered, KubernetesTarget
 from windlass.targets.kubernetes.jobfile import ClusterJob
-from windlass.targets.kubernetes.loop import LoopRecords, ReplacedError, pull, records_for_loop
+from windlass.targets.kubernetes.loop import (
+    LoopRecords,
+    ReplacedError,
+    is_active,
+    is_marked,
+    pull,
+    records_for_loop,
+    start,
+)
 from windlass.targets.kubernetes.manifests import code
 from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind
 from windlass.targets.kubernetes.manifests.code import Carried, config_maps
 from windlass.targets.kubernetes.manifests.loop import render_loop
 from windlass.targets.kubernetes.manifests.render import layout_of
-from windlass.targets.protocol import LOOP_VARIABLE
+from windlass.targets.protocol import LOOP_VARIABLE, JobStatus
 
 OVERLAY = {
     "containers": [
@@ -44,8 +60,8 @@ def run_with(**options):
     )
 
 
-def loop_of(run, kind=JobKind.INDEXED, **carried):
-    facts = ClusterFacts(SERVED, namespace="team")
+def loop_of(run, kind=JobKind.INDEXED, pod_security=None, **carried):
+    facts = ClusterFacts(SERVED, namespace="team", pod_security=pod_security)
     return render_loop(run, run, kind, facts, Carried(**carried), patience=60, faults=None, history="")
 
 
@@ -59,6 +75,12 @@ def test_its_pod_starts_where_those_of_the_run_cannot():
     assert {"PROXY", "WINDLASS_LOOP"} <= {one["name"] for one in container["env"]}
     assert {"name": "tools", "mountPath": "/tools"} in container["volumeMounts"]
     assert "windlass.dev/run" not in str(loop.job), "it is no rank"
+
+
+def test_a_restricted_namespace_lets_its_pod_in():
+    """Its Job would be taken without a word, and no pod would ever come."""
+    (container,) = loop_of(run_with(), pod_security="restricted").job["spec"]["template"]["spec"]["containers"]
+    assert list(_insecure(container.get("securityContext") or {}, "restricted")) == []
 
 
 @pytest.mark.parametrize("kind", JobKind)
@@ -119,12 +141,12 @@ def test_a_loop_that_was_replaced_decides_nothing(api, config_map, tmp_path):
     first.folder.record("submitted", job="r")
     first.push()
     second.claim()
-    assert [one["event"] for one in read_json_lines(second.folder.history)] == ["retry", "submitted"]
+    assert [one["event"] for one in read_json_lines(second.folder.history)] == ["retry", "checkpoint", "submitted"]
     with pytest.raises(ReplacedError):
         first.record("retry", why="again")
     assert len(list(read_json_lines(first.folder.history))) == 3, "and it wrote down nothing"
     second.record("waits", why="a secret is missing")
-    assert config_map["data"]["history.jsonl"].count("\n") == 3
+    assert config_map["data"]["history.jsonl"].count("\n") == 4
 
 
 def test_another_machine_takes_over_what_the_loop_did(api, server, config_map, tmp_path):
@@ -149,3 +171,103 @@ def test_another_machine_takes_over_what_the_loop_did(api, server, config_map, t
     assert [one["event"] for one in read_json_lines(folder.history)] == ["submitted", "retry"]
     options = folder.load_run().target.kubernetes
     assert (options.memory, options.context) == ("7Gi", "mine")
+
+
+def test_a_loop_that_was_replaced_finds_out_after_its_back_off(api, config_map, tmp_path):
+    first, second = (LoopRecords(api, RunFolder(tmp_path / pod), "r-loop", pod) for pod in ("a", "b"))
+    first.claim()
+    first.record("retry", why="gone", backoff=300)
+    second.claim()
+    with pytest.raises(ReplacedError):
+        Attempts("no-such-file.yaml", [], None, 60.0, records=first).prepare()
+
+
+def test_budgets_that_were_filled_up_are_so_for_the_loop(api, config_map, tmp_path):
+    policy = Policy(record="retry")
+    folder, pod = RunFolder(tmp_path / "r"), RunFolder(tmp_path / "pod")
+    folder.create(run_with())
+    for step in (10, 20, 30):
+        folder.record("checkpoint", step=step - 5)
+        folder.record("checkpoint", step=step)
+        folder.record("retry", **{"class": "node_lost"})
+        folder.record("submitted", job="r")
+    assert spent(read_json_lines(folder.history), policy, "node_lost") == 1
+    config_map["data"]["history.jsonl"] = records_for_loop(folder)
+    LoopRecords(api, pod, "r-loop", "a").claim()
+    assert spent(read_json_lines(pod.history), policy, "node_lost") == 1
+    loop = LoopRecords(api, pod, "r-loop", "b")
+    loop.claim()
+    pod.record("checkpoint", step=40)  # as it came from a pod
+    loop.record("retry", **{"class": "node_lost"})
+    loop.claim()
+    assert spent(read_json_lines(pod.history), policy, "node_lost") == 1
+
+
+@pytest.fixture
+def left(api, server, cluster_of_objects, tmp_path):
+    """A run whose loop is in the cluster, left there by another machine."""
+    server.on("/api/v1/namespaces/team/pods", lambda handler: handler.json({"metadata": {}, "items": []}))
+    run, folder = run_with(), RunFolder(tmp_path / "r")
+    folder.create(run)
+    start(api, folder, loop_of(run))
+    return run, folder
+
+
+def test_a_loop_whose_end_was_interrupted_decides_nothing_and_makes_way(api, cluster_of_objects, left):
+    there, _ = cluster_of_objects
+    run, folder = left
+    job = ClusterJob(
+        "here", "team", JobKind.INDEXED, "batch/v1", "jobs", "r", "u", "d", "s", layout_of(JobKind.INDEXED, run)
+    )
+    assert is_active(api, job)
+    there["jobs", "r-loop"]["spec"]["suspend"] = True  # as `stop` does first
+    assert not is_active(api, job), "or the run would wait for its decision for ever"
+    start(api, folder, loop_of(run))
+    assert "suspend" not in there["jobs", "r-loop"]["spec"]
+
+
+def test_a_loop_that_was_half_made_is_made_whole(api, cluster_of_objects, left):
+    """Whoever left it was killed behind its Job: the pod waits for a ConfigMap."""
+    there, _ = cluster_of_objects
+    run, folder = left
+    there["roles", "r-loop"]["rules"] = "as it was"
+    del there["configmaps", "r-loop"]
+    start(api, folder, loop_of(run))
+    assert there["configmaps", "r-loop"]["metadata"]["ownerReferences"][0]["uid"] == "uid-r-loop"
+    assert there["roles", "r-loop"]["rules"] == "as it was"
+
+
+def test_a_loop_starts_no_watcher_whose_secrets_are_on_another_machine(tmp_path, monkeypatch):
+    run = parse_run({**run_with().model_dump(mode="json"), "notify": {"webhook": "HOOK"}})
+    with pytest.raises(UserError, match="HOOK"):
+        watcher_of(run, RunFolder(tmp_path))
+    monkeypatch.setenv(LOOP_VARIABLE, "r")
+    watcher_of(run, RunFolder(tmp_path))()
+
+
+def test_who_submits_the_same_name_elsewhere_follows_the_loop_or_is_refused(
+    server, cluster_of_objects, left, tmp_path, monkeypatch
+):
+    """The loop would take a new job back as the one that it decided about."""
+    there, _ = cluster_of_objects
+    monkeypatch.setenv("WINDLASS_RUNS", str(tmp_path / "elsewhere"))
+    run = run_with(context="here", job="job")
+    target = KubernetesTarget(_facts={("here", None, "job"): ClusterFacts(SERVED, namespace="team")})
+    gathered = Gathered(target.facts(run), Carried(), "s")
+    request = target.render(run, gathered)
+    with pytest.raises(UserError, match="a retry loop in the cluster decides for the run r"):
+        target.submit(run, request)
+    with pytest.raises(UserError, match="a retry loop in the cluster decides for the run r"):
+        target.start_afresh(run, request)
+    assert ("jobs", "r") not in there
+    monkeypatch.setenv(LOOP_VARIABLE, "r")
+    target.submit(run, request)
+    assert not is_marked(RunFolder.of(run)), "the loop does not wait for itself"
+    monkeypatch.delenv(LOOP_VARIABLE)
+    job = target.submit(run, request)
+    assert is_marked(job.folder)
+    prepared = Prepared(run, job.folder, target, gathered=None, request=None, rows=[])
+    decider = Decider(prepared, {}, job, Policy(), print, job.folder.record, _looked=0.0)  # of a command from before
+    server.requests.clear()
+    assert not decider.is_held(JobStatus("waiting"))
+    assert not any("/events" in path for _, path, _ in server.requests), "it diagnoses what the loop decides about"

@@ -31,7 +31,7 @@ def dry_run(run: Run, on: str | None = None, *, fresh: bool = False, offline: bo
 
 
 def submit(run: Run, on: str | None = None, *, fresh: bool = False, faults: str | None = None) -> Job:
-    """Check a run and start it, as `windlass run --detach` does.
+    """Check a run and start it, as `windlass run --detach --no-retry` does: no retry loop is left beside it.
 
     `on`: local, slurm or kubernetes[:CONTEXT]; else the run's own target. A run of this name that exists goes on from
     its newest checkpoint, one that is under way or finished is left as it is, and all give its job. `fresh` begins anew

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.targets.launch.notifications import receivers, settings_for
-from windlass.targets.protocol import JobRef, JobStatus, KeepsRunFolder, SubmitsOnce
+from windlass.targets.protocol import LOOP_VARIABLE, JobRef, JobStatus, KeepsRunFolder, SubmitsOnce
 
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(?:\w.*)?", re.MULTILINE)
 MOST_LOG_BYTES = 65536
@@ -57,8 +58,11 @@ def dry_run_of(prepared: Prepared) -> DryRun:
 def watcher_of(run: Run, folder: RunFolder) -> Callable[[], None]:
     """What starts the watch over a run that is about to be submitted; UserError where a secret is missing.
 
-    It is a process of its own: training goes on whatever happens to it.
+    It is a process of its own: training goes on whatever happens to it. A retry loop has none: the one that was
+    started with the run goes on, and the secrets are where that is.
     """
+    if os.environ.get(LOOP_VARIABLE):
+        return lambda: None
     has_receivers, since = bool(receivers(settings_for(run.notify))), time.time()
 
     def start_watch() -> None:

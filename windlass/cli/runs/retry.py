@@ -128,6 +128,9 @@ class Decider:
         if self.job.target == "local" or status.state != "waiting" or now < self._looked + LOOK_SECONDS:
             return False
         self._looked = now
+        with contextlib.suppress(UserError):  # a Slurm that does not answer now
+            if has_loop(self.prepared.target, self.job):  # left there since this command began
+                return False
         facts = Facts.read(self._facts())
         verdict = diagnose(facts)
         agrees, self._last = verdict.name == self._last, verdict.name

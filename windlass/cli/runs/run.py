@@ -172,6 +172,8 @@ class Attempts:
         from windlass.api.preparation import prepare
         from windlass.spec import load_run
 
+        if self.records is not None:
+            self.records.push()  # a loop that was replaced during its back-off does nothing more
         if self.patience is not None:
             from windlass.cli.runs.retry import carry_out_pending
 

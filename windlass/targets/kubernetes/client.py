@@ -124,11 +124,16 @@ class KubernetesTarget:
     def submit(self, run: Run, request: KubernetesRequest) -> JobRef:
         """Create the objects; the job of the very same request that is under way is taken as it is."""
         api, served, folder = self._api(run), self._served(run, request.kind), RunFolder.of(run)
+        has_loop = loop.is_left(api, request)
+        if has_loop and submission.under_way(api, request, served) is None:
+            raise loop.in_the_way(api, request)
         made, take_back = submission.submit(api, request, served, lambda: self._keep_last_words(api, folder))
         try:
             earlier = ClusterJob.of(folder)
             folder.create(run)
             made.write(folder)
+            if has_loop:
+                loop.mark(folder)
             if earlier is None or earlier.uid != made.uid:
                 folder.record("submitted", job=made.object_name, host=made.context, kind=str(made.kind))
         except BaseException:  # a full disk, Ctrl-C: no job trains that this machine does not know of
@@ -148,6 +153,8 @@ class KubernetesTarget:
             raise UserError(
                 f"the run {run.name} is under way", fix=f"windlass stop {run.name}    and then --fresh again"
             )
+        if loop.is_left(api, request):
+            raise loop.in_the_way(api, request)
         if not is_shared(run):
             return None
         with reader_pod(api, run, read_only=False) as scripts:

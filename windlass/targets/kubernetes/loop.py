@@ -7,11 +7,12 @@ decision, a pod that was replaced finds out before it does anything, and other m
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -26,8 +27,9 @@ from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path, plural_of
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, DOMAIN, LOOP_LABEL
 from windlass.targets.kubernetes.manifests.loop import HISTORY_KEY, SETTLED_KEY, Loop
-from windlass.targets.kubernetes.manifests.request import Manifest
+from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest
 from windlass.targets.kubernetes.watch.state import end_of
+from windlass.targets.protocol import LOOP_VARIABLE
 
 MARK = "loop.json"  # in a run folder: a loop in the cluster decides for the run
 HOLDER = f"{DOMAIN}/loop-pod"  # which pod is the loop; one that was replaced is not
@@ -69,10 +71,11 @@ def check(api: Api, loop: Loop) -> list[str]:
 
 
 def start(api: Api, folder: RunFolder, loop: Loop) -> None:
-    """Create the loop; one that is there already goes on, one that has ended makes way."""
+    """Create the loop; one that is there already goes on, one that has ended or was told to makes way."""
     there = api.find(_job_path(loop.namespace, loop.name))
-    if there is not None and end_of(there) is None:
-        _mark(folder)
+    if _decides(there):  # whoever began it may have been killed before all that its pod waits for was there
+        _create_parts(api, loop, there, _create_once)
+        mark(folder)
         return
     if there is not None:
         remove(api, loop.namespace, loop.name)
@@ -84,15 +87,19 @@ def start(api: Api, folder: RunFolder, loop: Loop) -> None:
                 raise
     _create_once(api, loop.account, loop)
     job = api.create(_place(loop.job, loop.namespace), loop.job)
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": loop.name, "uid": job["metadata"]["uid"]}
     try:
-        for manifest in loop.objects[1:]:
-            owned = {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
-            api.create(_place(manifest, loop.namespace), _sent(owned, loop))
+        _create_parts(api, loop, job, _create)
     except BaseException:
         remove(api, loop.namespace, loop.name)
         raise
-    _mark(folder)
+    mark(folder)
+
+
+def _create_parts(api: Api, loop: Loop, job: Object, create: Callable[[Api, Manifest, Loop], None]) -> None:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": loop.name, "uid": job["metadata"]["uid"]}
+    for manifest in loop.objects[1:]:
+        owned = {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
+        create(api, _sent(owned, loop), loop)
 
 
 def end(api: Api, folder: RunFolder, job: ClusterJob) -> None:
@@ -149,15 +156,14 @@ def forget(folder: RunFolder) -> None:
 
 
 def is_active(api: Api, job: ClusterJob) -> bool:
-    """Whether a loop decides what follows; one that has ended, or was deleted, does not."""
-    value = api.find(_job_path(job.namespace, job.loop_name))
-    return value is not None and end_of(value) is None and not value["metadata"].get("deletionTimestamp")
+    """Whether a loop decides what follows; one that has ended, or was told to, does not."""
+    return _decides(api.find(_job_path(job.namespace, job.loop_name)))
 
 
 def adopt(api: Api, folder: RunFolder, job: ClusterJob) -> None:
     """For a run folder that was just made: remember that a loop decides for the run, where there is one."""
     if api.find(_job_path(job.namespace, job.loop_name)) is not None:
-        _mark(folder)
+        mark(folder)
 
 
 def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
@@ -184,6 +190,28 @@ def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
     newest = replace(job, uid=there["metadata"]["uid"], digest=digest, submission="", ended=False)
     newest.write(folder)
     return newest
+
+
+def is_left(api: Api, request: KubernetesRequest) -> bool:
+    """Whether a loop decides for the run that somebody is about to submit, from here or from another machine."""
+    if os.environ.get(LOOP_VARIABLE) == request.name:
+        return False  # it is this one
+    try:
+        return _decides(api.find(_job_path(request.namespace, f"{request.object_name}-loop")))
+    except RefusedError as error:
+        if error.code != 403:
+            raise
+        return False  # who may not read Jobs has left none
+
+
+def in_the_way(api: Api, request: KubernetesRequest) -> UserError:
+    """It would take a new job for the one that it is about to answer."""
+    return UserError(
+        f"a retry loop in the cluster decides for the run {request.name}",
+        error_code="under-way",
+        evidence=f"Job {request.object_name}-loop in the namespace {request.namespace}",
+        fix=f"windlass stop {request.name} --on kubernetes:{api.access.context}    and then this again; or name=OTHER",
+    )
 
 
 def trouble(api: Api, job: ClusterJob) -> str | None:
@@ -236,10 +264,11 @@ class LoopRecords:
             file.write(f"{line}\n")
 
     def push(self) -> None:
-        """What the target wrote down itself: submissions, pods that it took out, and the settings that hold now."""
-        new = self._unsaved()
-        if new:
-            self._save(new)
+        """What the target wrote down itself: submissions, pods that it took out, and the settings that hold now.
+
+        Raises ReplacedError where another pod decides, also where there is nothing new.
+        """
+        self._save(self._unsaved())
 
     def _unsaved(self) -> list[str]:
         known = set(self._lines)
@@ -282,11 +311,19 @@ def _fitting(lines: list[str]) -> list[str]:
 
 
 def _client_records(folder: RunFolder) -> list[str]:
-    lines = folder.history.read_text().splitlines() if folder.history.is_file() else []
-    return [line for line in lines if (parse_record(line) or {}).get("event") in CLIENT_EVENTS]
+    """What clients recorded, and before each of it the newest checkpoint: progress fills budgets up again."""
+    records, saved = [], ""
+    for line in folder.history.read_text().splitlines() if folder.history.is_file() else ():
+        event = (parse_record(line) or {}).get("event")
+        if event == "checkpoint":
+            saved = line
+        elif event in CLIENT_EVENTS:
+            records += [saved, line] if saved else [line]
+            saved = ""
+    return [*records, saved] if saved else records
 
 
-def _mark(folder: RunFolder) -> None:
+def mark(folder: RunFolder) -> None:
     write_atomically(folder.path / MARK, "{}\n")
 
 
@@ -294,9 +331,20 @@ def _is_alive(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
 
 
+def _decides(value: Object | None) -> TypeGuard[Object]:
+    """`end` suspends the loop's Job before it deletes it, and may be killed in between."""
+    if value is None or end_of(value) is not None or value["metadata"].get("deletionTimestamp"):
+        return False
+    return not (value.get("spec") or {}).get("suspend")
+
+
+def _create(api: Api, manifest: Manifest, loop: Loop, *, dry_run: bool = False) -> None:
+    api.create(_place(manifest, loop.namespace), manifest, dry_run=dry_run)
+
+
 def _create_once(api: Api, manifest: Manifest, loop: Loop, *, dry_run: bool = False) -> None:
     try:
-        api.create(_place(manifest, loop.namespace), manifest, dry_run=dry_run)
+        _create(api, manifest, loop, dry_run=dry_run)
     except RefusedError as error:
         if error.reason != "AlreadyExists":
             raise

@@ -21,6 +21,7 @@ from windlass.targets.kubernetes.manifests.pod import (
     merge_pod,
     run_file_volume,
     scratch,
+    security,
 )
 from windlass.targets.kubernetes.manifests.request import Manifest, as_yaml
 from windlass.targets.kubernetes.pod import interface as names
@@ -87,7 +88,7 @@ def render_loop(
     data = {RUN_KEY: dump_run(_in_cluster(asked, namespace)), HISTORY_KEY: history}
     served = cluster.served.kinds.get(kind)
     objects: list[Manifest] = [
-        {"apiVersion": "batch/v1", "kind": "Job", "spec": _job(run, name, part_names, variables)},
+        {"apiVersion": "batch/v1", "kind": "Job", "spec": _job(run, name, part_names, variables, cluster)},
         {"apiVersion": "v1", "kind": "ConfigMap", "data": data},
         {"apiVersion": "v1", "kind": "Secret", "type": "Opaque"},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "rules": rules(kind, served)},
@@ -151,7 +152,9 @@ def _labels(run: Run) -> dict[str, str]:
     return {**MANAGED_BY, LOOP_LABEL: safe_name(run.name)}  # not the run's own label: it is no rank
 
 
-def _job(run: Run, name: str, part_names: list[str], variables: Mapping[str, str]) -> dict[str, Any]:
+def _job(
+    run: Run, name: str, part_names: list[str], variables: Mapping[str, str], cluster: ClusterFacts
+) -> dict[str, Any]:
     asked = run.target.kubernetes
     carries = any(part.endswith(f"-{names.WINDLASS}-0") for part in part_names)
     start = [f"{names.CARRIED}/{names.BOOTSTRAP}", MODULE] if carries else ["-m", MODULE]
@@ -168,6 +171,7 @@ def _job(run: Run, name: str, part_names: list[str], variables: Mapping[str, str
         "envFrom": [{"secretRef": {"name": name}}],
         "resources": {"requests": dict(REQUESTS), "limits": dict(LIMITS)},
         "volumeMounts": [mount for _, mount in pairs],
+        **security(cluster),
     }
     lost = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_SECONDS}

@@ -75,7 +75,7 @@ def pod_template(
         "ports": _ports(run, kind),
         "resources": _resources(shape),
         "volumeMounts": [mount for _, mount in pairs],
-        **_security(shape, cluster),
+        **security(cluster, efa=shape.efa),
     }
     spec = {
         "containers": [container],
@@ -139,13 +139,13 @@ def may_lock_memory(cluster: ClusterFacts) -> bool:
     return cluster.pod_security not in ("baseline", "restricted")
 
 
-def _security(shape: NodeShape, cluster: ClusterFacts) -> dict[str, Any]:
+def security(cluster: ClusterFacts, *, efa: bool = False) -> dict[str, Any]:
     """EFA pins memory; containers of EKS' own nodes may do so without IPC_LOCK. PodSecurity `restricted` lets no pod in
     that does not say all of this, and an image that runs as root is then refused by the node, by name."""
     if cluster.pod_security == "restricted":
         allowed = {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
         return {"securityContext": {**allowed, "seccompProfile": {"type": "RuntimeDefault"}}}
-    if shape.efa and may_lock_memory(cluster):
+    if efa and may_lock_memory(cluster):
         return {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
     return {}
 
