@@ -78,7 +78,7 @@ def test_init_overwrites_only_when_told(windlass, tmp_path):
     assert windlass("init", "no/such/my.yaml").code == 2
     answer = windlass("init", "other.yaml", "--preset", "llama-tinny")
     assert answer.code == 2
-    assert "llama-tiny" in answer.err
+    assert "--preset llama-tiny" in answer.err
     assert not (tmp_path / "other.yaml").exists()
 
 

@@ -86,10 +86,10 @@ def test_windlass_train_takes_objects_and_goes_on(tmp_path: Path, monkeypatch: p
     [
         ("model", "class", "parts:Modle", "model.class=parts:Model"),
         ("train", "loss", "no_such:loss", "has a module no_such"),
-        ("train", "loss", "smoothed", "train.loss"),
+        ("train", "loss", "smoothed", "train.loss must be an import path, my.module:name, not 'smoothed'"),
         ("train", "optimizer", "parts:Adam", "has no 'Adam'"),
         ("train", "callbacks", ["parts:Reprot"], "train.callbacks=parts:Report"),
-        ("data", "source", "python:parts:Count", "data.source=parts:Counting"),
+        ("data", "source", "python:parts:Count", "data.source=python:parts:Counting"),
         ("train", "fused_head", True, "computes its own loss"),
         ("train", "bf16_weights", True, "the run has another"),
         ("model", "init", "pretrained", "random weights"),

@@ -38,14 +38,14 @@ def presets() -> dict[str, Preset]:
     }
 
 
-def preset(name: str) -> Preset:
+def preset(name: str, *, given_as: str = "model.preset=") -> Preset:
     if name in presets():
         return presets()[name]
     near = difflib.get_close_matches(name.lower(), presets(), 1, cutoff=0.5)
     raise UserError(
         f"there is no model preset {name!r}",
         evidence=f"presets: {', '.join(presets())}",
-        fix=f"model.preset={near[0]}" if near else "windlass init --list",
+        fix=f"{given_as}{near[0]}" if near else "windlass init --list",
     )
 
 

@@ -88,13 +88,13 @@ def _settings(task: str, preset: str | None, model: str | None, source: str | No
     if preset and model:
         raise UserError("give either --preset or --model, and not both")
     if task == "pretrain":
-        tiny = not model and find_preset(preset or "llama-tiny").hub_id is None
+        tiny = not model and find_preset(preset or "llama-tiny", given_as="--preset ").hub_id is None
         sizes = LAPTOP if tiny else GPUS
         chosen: dict[str, Any] = {"path": model} if model else {"preset": preset or "llama-tiny"}
         data = {"source": source or ("corpus:austen" if tiny else "hf:allenai/c4"), **sizes["data"]}
         values = {"model": chosen, "data": data, "train": dict(sizes["train"])}
     else:
-        from_preset = find_preset(preset).hub_id if preset else None
+        from_preset = find_preset(preset, given_as="--preset ").hub_id if preset else None
         if not model and not from_preset:
             raise UserError(
                 f"--task {task} starts from a pretrained model, and none is named",

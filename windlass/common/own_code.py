@@ -118,7 +118,7 @@ def _check_defines(file: Path, path: str, key: str, name: str) -> None:
 
 def _missing(path: str, key: str, evidence: str) -> UserError:
     return UserError(
-        f"{key}={path} cannot be imported",
+        f"{_setting(key, path)} cannot be imported",
         evidence=evidence,
         cause="modules are looked for in the folder `code` of the run file, else in the current one",
         fix="code: FOLDER    in the run file",
@@ -128,4 +128,12 @@ def _missing(path: str, key: str, evidence: str) -> UserError:
 def _unnamed(path: str, key: str, name: str, known: list[str]) -> UserError:
     near = difflib.get_close_matches(name, known, 1)
     module = path.partition(":")[0]
-    return UserError(f"{key}={path}: {module} has no {name!r}", fix=f"{key}={module}:{near[0]}" if near else None)
+    return UserError(
+        f"{_setting(key, path)}: {module} has no {name!r}",
+        fix=_setting(key, f"{module}:{near[0]}") if near else None,
+    )
+
+
+def _setting(key: str, path: str) -> str:
+    """As it stands in a run file, where a dataset of one's own has a prefix."""
+    return f"{key}=python:{path}" if key.startswith("data.") else f"{key}={path}"

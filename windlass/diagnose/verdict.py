@@ -79,7 +79,7 @@ def diagnose(facts: Facts) -> Verdict:
     root = _root(_first(by_ranks, present), _strongest(by_platform))
     slow = rhythm(facts, present, is_over=outcome == "failed")
     if outcome == "succeeded" and not (root and _contradicts_success(root, by_ranks)):
-        return _answer(_plain("succeeded", "its pods, its job or its accounting say so", facts, present), [])
+        return _answer(_plain("succeeded", "its ranks, its pods, its job or its accounting say so", facts, present), [])
     if slow is not None and (root is None or root.weight <= Weight.ASKED):
         return _answer(slow, everything)
     if outcome == "running" and (root is None or root.weight <= Weight.ECHO or root.confidence < 0.5):

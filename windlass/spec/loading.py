@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from windlass.errors import UserError
 from windlass.spec.run import Run
+from windlass.spec.section import IMPORT_PATH
 
 Values = dict[str, Any]
 WRITTEN_FROM = "# relative paths are those of "  # first line of a saved run
@@ -246,6 +247,8 @@ def _problem(error: Any) -> str:
             return f"{place} must be true or false, not {error['input']!r}"
         case "literal_error":
             return f"{place} must be {error['ctx']['expected']}, not {error['input']!r}"
+        case "string_pattern_mismatch" if error["ctx"]["pattern"] == IMPORT_PATH:
+            return f"{place} must be an import path, my.module:name, not {error['input']!r}"
         case _:
             message = error["msg"][0].lower() + error["msg"][1:]
             return f"{place}: {message}, not {error['input']!r}"
