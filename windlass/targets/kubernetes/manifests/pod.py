@@ -75,7 +75,7 @@ def pod_template(
         "ports": _ports(run, kind),
         "resources": _resources(shape),
         "volumeMounts": [mount for _, mount in pairs],
-        **security(cluster, efa=shape.efa),
+        **security(cluster, efa=bool(shape.efa)),
     }
     spec = {
         "containers": [container],
