@@ -105,7 +105,7 @@ def _create_parts(api: Api, loop: Loop, job: Object, create: Callable[[Api, Mani
 def end(api: Api, folder: RunFolder, job: ClusterJob) -> None:
     """End the loop of a run; what it did last is in the folder then."""
     path = _job_path(job.namespace, job.loop_name)
-    value = api.find(path)
+    value = _found(api, path)
     if value is None:
         forget(folder)
         return
@@ -196,12 +196,16 @@ def is_left(api: Api, request: KubernetesRequest) -> bool:
     """Whether a loop decides for the run that somebody is about to submit, from here or from another machine."""
     if os.environ.get(LOOP_VARIABLE) == request.name:
         return False  # it is this one
+    return _decides(_found(api, _job_path(request.namespace, f"{request.object_name}-loop")))
+
+
+def _found(api: Api, path: str) -> dict[str, Any] | None:
     try:
-        return _decides(api.find(_job_path(request.namespace, f"{request.object_name}-loop")))
+        return api.find(path)
     except RefusedError as error:
         if error.code != 403:
             raise
-        return False  # who may not read Jobs has left none
+        return None  # who may not read Jobs has left none
 
 
 def in_the_way(api: Api, request: KubernetesRequest) -> UserError:
