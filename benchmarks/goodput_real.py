@@ -98,13 +98,14 @@ class Box:
     def __init__(self, folder: Path) -> None:
         from tests.cluster.bench import TRAINING as PODS
         from tests.cluster.bench import Bench
+        from tests.cluster.box import host
         from tests.cluster.box.cluster import Cluster, Session
         from tests.cluster.box.layout import KUBECONFIG
 
         self.session = Session()
         self.session.start()
         self.cluster = Cluster(KUBECONFIG, box=True)
-        self.folder, self.make_bench = folder, Bench
+        self.folder, self.make_bench, self.kill_processes = folder, Bench, host.kill_pod
         self.sections = {**TRAINING, "resources": {**PODS["resources"], "nodes": 2}, "parallel": PODS["parallel"]}
 
     @contextmanager
@@ -120,8 +121,11 @@ class Box:
     def hurt(self, folder: RunFolder, cause: Cause) -> None:
         selector = f"windlass.dev/run={folder.name}"
         pods = self.cluster.get("pods", namespace=self.bench.namespace, selector=selector)["items"]
-        pod = sorted(pods, key=lambda one: str(one["metadata"]["name"]))[-1]["metadata"]["name"]
+        metadata = max((pod["metadata"] for pod in pods), key=lambda pod: str(pod["name"]))
+        pod = metadata["name"]
         if cause is POD_KILLED:
+            # as with its node: a deletion alone begins with SIGTERM, and the ranks would save
+            self.kill_processes(metadata["uid"])
             flags = ("--grace-period=0", "--force", "--wait=false")
             self.cluster.kubectl("delete", "pod", pod, "-n", self.bench.namespace, *flags)
             return
@@ -193,7 +197,7 @@ def hurt_often(
 
 def trains_again(campaign: Campaign) -> bool:
     after = campaign.faults[-1][0] if campaign.faults else 0.0
-    resumed = [one for name in ("started", "resumed") for one in campaign.events(name) if one["time"] > after]
+    resumed = [record for name in ("started", "resumed") for record in campaign.events(name) if record["time"] > after]
     return bool(resumed) and any(step.time > resumed[-1]["time"] for step in campaign.steps)
 
 
@@ -225,7 +229,7 @@ def measured_job(campaign: Campaign) -> Job:
         gpus=8,
         causes=(RANK_KILLED, POD_KILLED),
         rate_per_gpu=0.0,
-        step_s=mean_step_s(campaign.steps),
+        step_s=mean_step_s(campaign),
         tiers=[tier],
         every={"shared": EVERY},
         detection_s={"crash": mean(RANK_KILLED, "detection"), "silence": mean(POD_KILLED, "detection")},
@@ -234,12 +238,13 @@ def measured_job(campaign: Campaign) -> Job:
     )
 
 
-def mean_step_s(steps: Sequence[StepTime]) -> float:
-    """From one step to the next, saves left out; an attempt's first step compiles, and does not count."""
+def mean_step_s(campaign: Campaign) -> float:
+    """From one step to the next of the same attempt, saves left out."""
+    begins = [record["time"] for name in ("started", "resumed") for record in campaign.events(name)]
     gaps = [
         after.time - before.time - after.stall_s
-        for before, after in itertools.pairwise(steps)
-        if after.step == before.step + 1
+        for before, after in itertools.pairwise(campaign.steps)
+        if after.step == before.step + 1 and not any(before.time < begin < after.time for begin in begins)
     ]
     return statistics.fmean(gaps)
 

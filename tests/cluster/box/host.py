@@ -138,6 +138,16 @@ def kill_group(group: str = "", seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+def kill_pod(uid: str) -> None:
+    """SIGKILL all that runs in a pod, its containers' first processes too, which no signal from inside can end."""
+    box = HIERARCHY / NAME
+    folders = list(box.rglob(f"pod{uid}"))
+    if not folders:
+        raise BoxError(f"no control group of pod {uid}")
+    for folder in folders:
+        kill_group(str(folder.relative_to(box)))
+
+
 def kill(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
