@@ -21,6 +21,7 @@ NODE_TIERS = ("memory", "local")  # every node holds its part of a step
 NAME = re.compile(r"step-(\d{8,})")
 INCOMING, FORMER, PINNED = ".incoming-", ".former-", ".pinned-"  # beside the checkpoints; never listed as one
 DAY_S = 86400.0
+CHANGED = "its contents changed: the SHA-256 does not match the manifest"
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def damage(path: Path, record: FileRecord, *, contents: bool = True) -> str | No
         if size != record.size:
             return f"it has {size:,} bytes, {record.size:,} were written"
         if contents and hash_file(path).sha256 != record.sha256:
-            return "its contents changed: the SHA-256 does not match the manifest"
+            return CHANGED
         if contents and path.name == METADATA_NAME:
             return pickle_problem(path)
     except FileNotFoundError:
