@@ -106,6 +106,8 @@ class _Stream:
         self.hashing.update(data)
         return memoryview(data).nbytes
 
+    def flush(self) -> None: ...
+
     def save(self, tensor: Tensor) -> int | None:
         """Write a tensor as DCP does; at which byte of the item its values begin, if it is large."""
         begun = self.hashing.size
