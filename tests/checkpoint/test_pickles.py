@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.checkpoint import CheckpointFolder, Manifest, hash_file
-from windlass.checkpoint.proven import ProvenFiles
 from windlass.checkpoint.pickles import UnsafePickleError, check_pickle, load_pickle
+from windlass.checkpoint.proven import ProvenFiles
 
 torch = pytest.importorskip("torch")
 

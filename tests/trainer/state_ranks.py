@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -130,6 +131,7 @@ def be_rank(
         assert offer is not None
         answer["step"] = offer.step
         answer["wrong"] = [name for name, tensor in state.items() if not is_filled(tensor, name, shapes, offer.step)]
+    answer["peak"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer["disk"] = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
     result.parent.mkdir(parents=True, exist_ok=True)
     result.write_text(json.dumps(answer))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import signal
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.s3_server import Fault, FaultyS3
+from tests.targets.test_oom import memory_limited
 from tests.trainer.state_ranks import StateRanks, on_a_node_of_its_own
 from windlass.checkpoint.manifest import BLOCK_BYTES
 from windlass.checkpoint.stored import StoredCheckpoints, current_id
@@ -132,3 +135,25 @@ def test_damaged_parts_are_named_and_the_step_before_is_taken(harm: str, s3: Fau
     assert [(rank["step"], rank["wrong"]) for rank in job.results()] == [(1, [])] * 2
     history = (job.folder / "pod-0" / "run" / "history.jsonl").read_text()
     assert '"checkpoint": "step-00000002", "file": "__1_0.distcp"' in history
+
+
+@pytest.mark.slow
+@pytest.mark.campaign_only  # 1.2 GB through a server that is written in Python
+def test_a_state_larger_than_the_memory_of_each_rank(s3: FaultyS3, tmp_path: Path) -> None:
+    """Four ranks save 1.2 GB, three read it back; the limit of each is below that."""
+    limit = 1000 * 2**20
+    shapes = {f"tensor-{index}": (8, 1024, 1024) for index in range(38)}
+    assert len(shapes) * 8 * 4 * 2**20 > 1.2 * limit
+    with contextlib.ExitStack() as stack:
+        groups = [stack.enter_context(memory_limited(limit, f"-{rank}")) for rank in range(4)]
+        enter = functools.partial(enter_group, groups)
+        ranks = StateRanks(tmp_path, shapes, "s3://bucket/runs", environment=s3.environment, prelude=enter)
+        saved = ranks.start("save", ranks=4).results(500)
+        found = ranks.start("load", ranks=3).results(500)
+        print("peak MiB of a rank:", [rank["peak"] // 2**20 for rank in (*saved, *found)])
+    assert [(rank["step"], rank["wrong"]) for rank in found] == [(1, [])] * 3
+    assert max(rank["disk"] for rank in (*saved, *found)) < 10_000
+
+
+def enter_group(groups: list[Path], rank: int) -> None:
+    (groups[rank] / "cgroup.procs").write_text(str(os.getpid()))
