@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME, FileRecord, Manifest, hash_file
+from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME, FileRecord, Manifest, sha256_of
 from windlass.checkpoint.pickles import pickle_problem
 from windlass.common.files import sync_directory, write_atomically
 from windlass.errors import UserError
@@ -214,7 +214,7 @@ def damage(path: Path, record: FileRecord, *, contents: bool = True) -> str | No
         size = path.stat().st_size
         if size != record.size:
             return f"it has {size:,} bytes, {record.size:,} were written"
-        if contents and hash_file(path).sha256 != record.sha256:
+        if contents and sha256_of(path) != record.sha256:
             return CHANGED
         if contents and path.name == METADATA_NAME:
             return pickle_problem(path)

@@ -234,8 +234,14 @@ class Hashing:
 
 
 def hash_file(path: Path) -> FileRecord:
+    """The record of a file, with the proofs of its blocks."""
     hashing = Hashing()
     with path.open("rb") as file:
         while data := file.read(CHUNK_BYTES):
             hashing.update(data)
     return hashing.record()
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -110,6 +110,7 @@ class BlockReader:
                     self._keep(block, route.receive(self._size(block)))
                     return
                 content = ahead.popleft().result()
+                self.bytes_read += len(content or b"")
                 self._keep(block, content)
                 if route is not None:
                     sending.extend(route.send(content, self._size(block)))
@@ -132,12 +133,13 @@ class BlockReader:
                     _wait(*sent)
 
     def _read(self, block: Block) -> memoryview | None:
+        if self.problems:  # what is loaded is worth nothing already
+            return None
         try:
             content = self.files.read_block(*block)
         except DamagedError as error:
             self.problems.append(error.damage)
             return None
-        self.bytes_read += len(content)
         return memoryview(content)
 
     def _keep(self, block: Block, content: memoryview | None) -> None:

@@ -20,8 +20,11 @@ from windlass.trainer.distributed.ranks import Ranks
 class SharedTier:
     name = "shared"
 
-    def __init__(self, spec: CheckpointSection, folder: CheckpointFolder, ranks: Ranks, faults: Faults) -> None:
+    def __init__(
+        self, spec: CheckpointSection, folder: CheckpointFolder, ranks: Ranks, faults: Faults, *, is_shared: bool
+    ) -> None:
         self.spec, self.folder, self.ranks, self.faults = spec, folder, ranks, faults
+        self.is_shared = is_shared  # otherwise each node may have a folder of its own
         self.agreement = Agreement(ranks, ranks.saving)
 
     def due(self, step: int) -> bool:
@@ -47,13 +50,14 @@ class SharedTier:
         return sum(record.size for record in files.values())
 
     def offers(self) -> list[Offer]:
-        """Steps that all ranks see: a folder that only some of them have is none for the run."""
         if self.ranks.is_first:
             with contextlib.suppress(OSError):  # a folder that cannot be written to can be read
                 self.folder.recover()
-        self.ranks.gather(None, patient=True)
-        seen = self.ranks.gather({checkpoint.step for checkpoint in self.folder.complete()}, patient=True)
-        return [self._offer(self.folder.at(step)) for step in sorted(set.intersection(*seen))]
+        steps = self.ranks.broadcast([checkpoint.step for checkpoint in self.folder.complete()], patient=True)
+        if not self.is_shared:  # only what all ranks see is of use
+            seen = self.ranks.gather({checkpoint.step for checkpoint in self.folder.complete()}, patient=True)
+            steps = sorted(set.intersection(*seen))
+        return [self._offer(self.folder.at(step)) for step in steps]
 
     def clear(self) -> None:
         """Never: this is what a run leaves behind."""

@@ -22,7 +22,6 @@ from windlass.checkpoint import NODE_TIERS, CheckpointFolder, FileRecord, Manife
 from windlass.checkpoint.managed import ManagedService
 from windlass.checkpoint.ownership import begin_anew, hold, known_to, node_folder, read_id, write_id
 from windlass.checkpoint.pieces import clear_earlier_runs, make_private, tier_path
-from windlass.checkpoint.pruning import LASTING
 from windlass.checkpoint.stored import StoredCheckpoints, current_id, write_current_id
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
@@ -70,7 +69,7 @@ class Checkpointer:
         self.protected: set[int] = set()  # steps that retention never lets go
         self.describe_validations: Callable[[], dict[str, Any] | None] = lambda: None  # for manifests
         self.damaged: set[tuple[str, int]] = set()  # tier and step of what a resume passed over
-        self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults)
+        self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults, is_shared=not saves_directly(run))
         opened = open_tiers(run, folder, ranks, faults, self.protected)
         self.quick: list[Tier] = opened.quick
         self.stored, self.direct, self.uploads = opened.stored, opened.direct, opened.uploads
@@ -101,7 +100,7 @@ class Checkpointer:
 
     def begin(self, checkpoint: Offer | None, state: dict[str, Tensor]) -> None:
         """Before the first step: what was found is what is saved so far, and every tier must have room for more."""
-        if checkpoint is not None and checkpoint.tier in LASTING:
+        if checkpoint is not None and checkpoint.tier in ("store", self.lasting.name):
             self.saved_step = checkpoint.step
         for tier in self.quick:
             if isinstance(tier, NodeTier):

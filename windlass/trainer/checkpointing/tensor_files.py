@@ -70,9 +70,10 @@ class TensorWriter(dcp.StorageWriter):
         metadata.storage_meta = StorageMeta()
         description = pickle.dumps(metadata)
         with self.place.create(METADATA_NAME, size=len(description)) as file:
-            stream = _Stream(file)
-            stream.write(description)
-        self.records[METADATA_NAME] = stream.hashing.record()
+            file.write(description)
+        hashing = Hashing()
+        hashing.update(description)
+        self.records[METADATA_NAME] = hashing.record()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -99,10 +100,16 @@ class _Stream:
     def __init__(self, file: Sink) -> None:
         self.file, self.hashing = file, Hashing()
         self._begins: dict[int, int] = {}  # where a write of so many bytes began
+        self._problem: Exception | None = None
 
     def write(self, data: bytes | memoryview) -> int:
+        """Fails later, in `save`: torch covers the error of a file with one about its own offsets."""
         self._begins[memoryview(data).nbytes] = self.hashing.size
-        self.file.write(data)
+        try:
+            if self._problem is None:
+                self.file.write(data)
+        except Exception as error:
+            self._problem = error
         self.hashing.update(data)
         return memoryview(data).nbytes
 
@@ -114,13 +121,9 @@ class _Stream:
         self._begins = {}
         if tensor.untyped_storage().size() != tensor.nbytes:
             tensor = tensor.clone()
-        try:
-            torch.save(tensor, self)
-        except RuntimeError as error:  # torch covers the error of the file with one about its own offsets
-            below: BaseException | None = error
-            while isinstance(below, RuntimeError):
-                below = below.__context__
-            raise below or error from None
+        torch.save(tensor, self)
+        if self._problem is not None:
+            raise self._problem
         at = self._begins.get(tensor.nbytes)
         return at - begun if at is not None and tensor.nbytes > SMALL_BYTES else None
 
@@ -143,6 +146,10 @@ class TensorReader(dcp.StorageReader):
         metadata = load_pickle(self._description or self.files.read(METADATA_NAME))
         if not isinstance(metadata, Metadata):
             raise UnsafePickleError("it is not DCP's description of tensors")
+        for place in (metadata.storage_data or {}).values():
+            record = self.files.manifest.files.get(place.relative_path)
+            if record is None or not 0 <= place.offset <= place.offset + place.length <= record.size:
+                raise UnsafePickleError(f"it names bytes that {place.relative_path} does not have")
         return metadata
 
     def reset(self, checkpoint_id: Any = None) -> None: ...

@@ -10,7 +10,7 @@ from torch import Tensor
 from windlass.checkpoint import Manifest
 from windlass.checkpoint.folder import Damage
 from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME
-from windlass.checkpoint.pickles import UnsafePickleError, check_pickle
+from windlass.checkpoint.pickles import UnsafePickleError
 from windlass.checkpoint.proven import DamagedError, ProvenFiles
 from windlass.errors import UserError
 from windlass.store import Store
@@ -68,7 +68,7 @@ class WholeOffer:
             damages = files.misfits()
             if not damages:
                 self._description = files.read(METADATA_NAME)
-                check_pickle(self._description)
+                TensorReader(files, description=self._description).read_metadata()
         except DamagedError as error:
             return [error.damage]
         except UnsafePickleError as error:
