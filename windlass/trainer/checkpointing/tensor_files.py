@@ -189,6 +189,8 @@ class TensorReader(dcp.StorageReader):
         return done
 
     def _slabs(self, item: ReadItem) -> Iterator[Slab]:
+        if 0 in item.lengths:
+            return
         described = self.metadata.state_dict_metadata[item.storage_index.fqn]
         place = self.metadata.storage_data[item.storage_index]
         assert isinstance(described, TensorStorageMetadata)
