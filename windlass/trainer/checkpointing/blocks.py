@@ -35,10 +35,10 @@ class Readers:
         """For every block that other ranks of this node want too: who reads it, and who gets it from there."""
         me = self.ranks.rank
         mates = self.nodes.ranks(self.nodes.of_rank[me])
-        wishes = self.ranks.gather(_runs(wanted), patient=True)
+        wanted_by = self.ranks.gather(_runs(wanted), patient=True)
         takers: dict[Block, list[int]] = {}
         for rank in mates:
-            for file, first, last in wishes[rank]:
+            for file, first, last in wanted_by[rank]:
                 for index in range(first, last + 1):
                     takers.setdefault((file, index), []).append(rank)
         routes = {}
@@ -90,9 +90,9 @@ class BlockReader:
     _kept: OrderedDict[Block, memoryview | None] = field(default_factory=OrderedDict)
 
     @contextlib.contextmanager
-    def reading(self, wanted: list[Block], readers: Readers | None) -> Iterator[Blocks]:
-        """The blocks `wanted`, to be taken in about this order; all ranks of a node go by the same one."""
-        wanted = sorted(block for block in wanted if block not in self._kept)
+    def reading(self, blocks: set[Block], readers: Readers | None) -> Iterator[Blocks]:
+        """Blocks, to be taken in about the order of the files; all ranks of a node go by the same one."""
+        wanted = sorted(blocks - self._kept.keys())
         routes = readers.agree(wanted) if readers else {}
         mine = deque(block for block in wanted if block not in routes or routes[block].begins_here)
         ahead: deque[Future[memoryview | None]] = deque()
@@ -139,6 +139,9 @@ class BlockReader:
             content = self.files.read_block(*block)
         except DamagedError as error:
             self.problems.append(error.damage)
+            return None
+        except Exception as error:  # other ranks wait for this block: they must learn of it
+            self.problems.append(Damage(block[0], f"it cannot be read: {error!r}"))
             return None
         return memoryview(content)
 

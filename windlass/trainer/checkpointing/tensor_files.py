@@ -108,9 +108,9 @@ class _Stream:
         try:
             if self._problem is None:
                 self.file.write(data)
+                self.hashing.update(data)
         except Exception as error:
             self._problem = error
-        self.hashing.update(data)
         return memoryview(data).nbytes
 
     def flush(self) -> None: ...
@@ -173,8 +173,7 @@ class TensorReader(dcp.StorageReader):
         slabs = sorted(
             (slab for item in plan.items for slab in self._slabs(item)), key=lambda slab: (slab.file, slab.start)
         )
-        wanted = list(dict.fromkeys(block for slab in slabs for block in slab.blocks()))
-        with self.blocks.reading(wanted, self.readers) as blocks:
+        with self.blocks.reading({block for slab in slabs for block in slab.blocks()}, self.readers) as blocks:
             for slab in slabs:
                 target = planner.resolve_tensor(slab.item).detach()
                 values = slab.values(blocks)
@@ -199,9 +198,16 @@ class TensorReader(dcp.StorageReader):
         begin = getattr(place, "values_at", None)
         if not (isinstance(begin, int) and 0 <= begin <= place.length - size):
             yield Slab(
-                item, place.relative_path, place.offset, place.length, None, None,
-                tuple(item.storage_offsets), tuple(item.lengths), (0,) * len(item.lengths),
-            )  # fmt: skip
+                item=item,
+                file=place.relative_path,
+                start=place.offset,
+                size=place.length,
+                dtype=None,
+                strides=None,
+                offsets=tuple(item.storage_offsets),
+                lengths=tuple(item.lengths),
+                within=(0,) * len(item.lengths),
+            )
             return
         for offsets, lengths in slabs_of(chunk.sizes, item.storage_offsets, item.lengths, SLAB_BYTES // dtype.itemsize):
             first, last = span(chunk.sizes, offsets, lengths)
@@ -233,7 +239,7 @@ class Slab:
     within: tuple[int, ...]  # where it begins in what the rank needs of that tensor
 
     def blocks(self) -> Iterator[tuple[str, int]]:
-        last = (self.start + max(self.size, 1) - 1) // BLOCK_BYTES
+        last = (self.start + self.size - 1) // BLOCK_BYTES
         return ((self.file, index) for index in range(self.start // BLOCK_BYTES, last + 1))
 
     def values(self, blocks: Blocks) -> Tensor | None:
@@ -250,8 +256,6 @@ class Slab:
             for axis, (begin, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
                 saved = saved.narrow(axis, begin, length)
             return saved
-        if not content:
-            return torch.empty(self.lengths, dtype=self.dtype)
         return torch.frombuffer(content, dtype=self.dtype).as_strided(self.lengths, self.strides)
 
 
