@@ -221,16 +221,12 @@ class Hashing:
             self.size += len(part)
             view = view[len(part) :]
             if self.size % BLOCK_BYTES == 0:
-                self._end_block()
+                self._blocks.append(self._block.hexdigest())
+                self._block = hashlib.sha256()
 
     def record(self) -> FileRecord:
-        if self.size % BLOCK_BYTES:
-            self._end_block()
-        return FileRecord(self.size, self._whole.hexdigest(), tuple(self._blocks))
-
-    def _end_block(self) -> None:
-        self._blocks.append(self._block.hexdigest())
-        self._block = hashlib.sha256()
+        last = [self._block.hexdigest()] if self.size % BLOCK_BYTES else []
+        return FileRecord(self.size, self._whole.hexdigest(), (*self._blocks, *last))
 
 
 def hash_file(path: Path) -> FileRecord:
