@@ -246,7 +246,7 @@ class Checkpointer:
                 self._report(tier, progress.step, size, time.perf_counter() - started, stall_s)
         if failure:
             raise failure
-        if self.direct in tiers:
+        if self.direct and self.direct in tiers:
             self.direct.let_go(progress.step)
         elif self.shared in tiers:
             self._let_go(progress.step)

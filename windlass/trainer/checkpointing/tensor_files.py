@@ -12,7 +12,7 @@ import math
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -80,7 +80,7 @@ class TensorWriter(dcp.StorageWriter):
         return True
 
     def _write(self, name: str, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        tensors = [planner.resolve_data(item) for item in plan.items]
+        tensors = cast("list[Tensor]", [planner.resolve_data(item) for item in plan.items])  # a state has no others
         results = []
         with self.place.create(name, size=sum(tensor.nbytes for tensor in tensors)) as file:
             stream = _Stream(file)
