@@ -17,6 +17,7 @@ from tests.targets.test_oom import memory_limited
 from tests.trainer.state_ranks import StateRanks, on_a_node_of_its_own
 from windlass.checkpoint.manifest import BLOCK_BYTES
 from windlass.checkpoint.stored import StoredCheckpoints, current_id
+from windlass.common.files import read_json_lines
 from windlass.store import StoreOptions, open_store
 
 pytestmark = pytest.mark.train
@@ -133,8 +134,13 @@ def test_damaged_parts_are_named_and_the_step_before_is_taken(harm: str, s3: Fau
     client.put_object(Bucket="bucket", Key=key, Body=bytes(content))
     job = ranks.start("load", ranks=2)
     assert [(rank["step"], rank["wrong"]) for rank in job.results()] == [(1, [])] * 2
-    history = (job.folder / "pod-0" / "run" / "history.jsonl").read_text()
-    assert '"checkpoint": "step-00000002", "file": "__1_0.distcp"' in history
+    (named,) = read_json_lines(job.folder / "pod-0" / "run" / "history.jsonl")
+    assert (named["event"], named["checkpoint"], named["file"], named["tier"]) == (
+        "checkpoint-damaged",
+        "step-00000002",
+        "__1_0.distcp",
+        "store",
+    )
 
 
 @pytest.mark.slow
