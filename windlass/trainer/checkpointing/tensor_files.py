@@ -121,7 +121,7 @@ class _Stream:
         self._begins = {}
         if tensor.untyped_storage().size() != tensor.nbytes:
             tensor = tensor.clone()
-        torch.save(tensor, self)
+        torch.save(tensor, cast(Any, self))  # `write` and `flush` are all that it asks for
         if self._problem is not None:
             raise self._problem
         at = self._begins.get(tensor.nbytes)
