@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from windlass.checkpoint import CheckpointFolder, Manifest, hash_file
 from windlass.checkpoint.pickles import UnsafePickleError, check_pickle, load_pickle
+from windlass.checkpoint.proven import ProvenFiles
 
 torch = pytest.importorskip("torch")
 
@@ -139,27 +140,29 @@ def test_loading_refuses_it_too(kind: str, saved: Path, copy: Path, tmp_path: Pa
     """The reader that resume and export use, past the proof: what changed after it is refused as well."""
     import torch.distributed.checkpoint as dcp
 
-    from windlass.trainer.checkpointing.folder_tier import TensorReader
+    from windlass.trainer.checkpointing.tensor_files import TensorReader
 
     mark = tmp_path / "ran"
     plant(copy, kind, mark, saved)
     (tmp_path / "secret").write_bytes(b"")
+    files = ProvenFiles.of_folder(CheckpointFolder(copy.parent).at(4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         with pytest.raises(BaseException, match=r"description of tensors|files outside|do not load"):
-            dcp.load({"model.a": torch.zeros(3, 2)}, storage_reader=TensorReader(copy), no_dist=True)
+            dcp.load({"model.a": torch.zeros(3, 2)}, storage_reader=TensorReader(files), no_dist=True)
     assert not mark.exists()
 
 
 def test_the_reader_reads(saved: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
-    from windlass.trainer.checkpointing.folder_tier import TensorReader
+    from windlass.trainer.checkpointing.tensor_files import TensorReader
 
     state = {"model.a": torch.zeros(3, 2)}
+    files = ProvenFiles.of_folder(CheckpointFolder(saved.parent).at(4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        dcp.load(state, storage_reader=TensorReader(saved), no_dist=True)
+        dcp.load(state, storage_reader=TensorReader(files), no_dist=True)
     assert torch.equal(state["model.a"], torch.arange(6.0).reshape(3, 2))
 
 

@@ -226,7 +226,7 @@ def test_pods_with_disks_of_their_own_share_checkpoints_through_a_store(pods, tm
     run.folder = RunFolder(run.root / "disk-0-first" / "tiny")  # rank 0's
     for node in range(2):
         start(node, "first")
-    run.wait_for("uploaded", step=8)
+    run.wait_for("checkpoint", step=8)
     run.kill(1)
     shutil.rmtree(run.root / "disk-1-first")
     start(1, "second")
@@ -238,8 +238,8 @@ def test_pods_with_disks_of_their_own_share_checkpoints_through_a_store(pods, tm
     (stored,) = store.glob("tiny/*/step-00000016")
     names = {path.name for path in stored.iterdir()}
     assert {"__0_0.distcp", "__1_0.distcp", "manifest.json"} <= names
-    for disk in ("disk-0-first", "disk-1-second"):  # each lets go of the same steps
-        assert [path.name for path in (run.root / disk / "tiny" / "checkpoints").glob("step-*")] == ["step-00000016"]
+    assert list(run.root.glob("disk-*/tiny/checkpoints/step-*")) == [], "they go straight to the store"
+    assert [path.name for path in store.glob("tiny/*/step-*")] == ["step-00000016"]
 
 
 AGENT = """\

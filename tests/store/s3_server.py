@@ -83,6 +83,16 @@ class FaultyS3:
         with self.lock:
             return [headers for one, headers in self.seen if one == method]
 
+    def received(self) -> list[tuple[str, str, dict[str, str]]]:
+        """Method, path and headers of every request since this was last asked."""
+        with self.lock:
+            taken = [
+                (method, path, headers) for (method, path), (_, headers) in zip(self.requests, self.seen, strict=True)
+            ]
+            self.requests.clear()
+            self.seen.clear()
+        return taken
+
     def take(self, method: str, path: str, headers: dict[str, str]) -> Fault | None:
         with self.lock:
             self.requests.append((method, path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.store.s3_server import Fault, FaultyS3
 from tests.store.test_store import QUICK, MiB, file_of
 from windlass.common.retrying import retried, within
 from windlass.errors import UserError
-from windlass.store import open_store
+from windlass.store import Sink, open_store
 
 IMPATIENT = replace(QUICK, patience_s=0.3)
 PASSING = ["500", "503", "SlowDown", "dropped", "dropped-after", "truncated", "latency"]
@@ -55,6 +56,36 @@ def test_the_answer_to_a_completion_is_lost(s3: FaultyS3, tmp_path: Path) -> Non
     store.put(path, "file")
     assert fault.met == 1
     assert store.read("file") == path.read_bytes()
+
+
+def write_and_fail(file: Sink) -> None:
+    file.write(b"x" * 12 * MiB)
+    raise TypeError
+
+
+def test_a_file_that_is_written_while_it_is_made(s3: FaultyS3) -> None:
+    """With the memory of a few parts; there whole, or not at all and nothing left behind."""
+    past_the_proxy = open_store("s3://bucket", replace(QUICK, part_bytes=5 * MiB, endpoint=s3.server))
+    piece = random.Random(0).randbytes(MiB + 1)
+    tracemalloc.start()
+    with past_the_proxy.create("large", size=60 * MiB) as file:
+        for _ in range(60):
+            file.write(memoryview(piece))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * 5 * MiB
+    assert past_the_proxy.read("large") == piece * 60
+    store = open_store("s3://bucket", replace(QUICK, part_bytes=5 * MiB))
+    s3.inject(Fault("latency", method="PUT", times=2), Fault("dropped", method="PUT", times=3), Fault("503", times=2))
+    for size in (0, 5 * MiB, 12 * MiB):
+        with store.create("small", size=size) as file:
+            file.write(b"x" * size)
+        assert store.read("small") == b"x" * size
+    assert len([path for method, path in s3.requests if method == "POST" and path.endswith("?uploads")]) == 1
+    with pytest.raises(TypeError), store.create("half", size=20 * MiB) as file:
+        write_and_fail(file)
+    assert store.stat("half") is None
+    assert store.unfinished() == []
 
 
 @pytest.mark.slow

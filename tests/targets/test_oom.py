@@ -77,12 +77,12 @@ def test_the_kernels_log_and_the_machines_counter(tmp_path):
 
 
 @contextlib.contextmanager
-def memory_limited(size):
+def memory_limited(size, name=""):
     """A control group with a limit, below the one that this process is in."""
     own = next(memory_groups(), None)
     if own is None or not os.access(own, os.W_OK):
         pytest.skip("no control group can be made here")
-    group = own / f"windlass-test-{os.getpid()}"
+    group = own / f"windlass-test-{os.getpid()}{name}"
     try:
         group.mkdir()
     except OSError as error:

@@ -186,9 +186,10 @@ def _cli() -> Any:
 def test_export_of_a_run_whose_folder_lost_its_checkpoints(
     cut_off: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After the test before there is one in the store; export fetches it."""
+    """After the test before there is one in the store; export reads it there."""
     shutil.rmtree(cut_off.folder.checkpoints)
     code, said = ckpt("export", "run", "--step", "8", "--to", str(tmp_path / "out"), capsys=capsys)
     assert code == 0, said
     assert said["step"] == 8
     assert list((tmp_path / "out").glob("*.safetensors"))
+    assert CheckpointFolder(cut_off.folder.checkpoints).all() == []

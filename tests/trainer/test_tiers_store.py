@@ -188,22 +188,38 @@ def test_leftovers_of_other_days_are_cleared(s3: FaultyS3, corpus: Path, tmp_pat
     assert_whole(s3, [4, 8, 12], tmp_path)
 
 
-def test_a_restore_may_take_long_and_goes_on_where_it_was_cut_off(corpus: Path, tmp_path: Path) -> None:
-    """Longer than `parallel.timeout_minutes`, which is there to find hangs; killed, it keeps the files it has."""
+def test_a_restore_may_take_long_and_be_killed(corpus: Path, tmp_path: Path) -> None:
+    """Longer than `parallel.timeout_minutes`, which is there to find hangs. Nothing is brought to a disk."""
     run = stored_run(corpus, store=str(tmp_path / "store"), background=False)
     old = Cluster(tmp_path / "old", run)
     assert old.train(overrides=["train.steps=8"]).codes == [0, 0]
     new = Cluster(tmp_path / "new", run)
-    killed = new.train(faults="kill:rank=1,point=restore.file")
+    killed = new.train(faults="kill:rank=1,point=restore.begin")
     assert killed.codes[1] == -signal.SIGKILL, killed.output
-    incoming = new.folder.checkpoints / ".incoming-step-00000008"
-    assert (incoming / "__0_0.distcp").is_file(), "it is the share of rank 1, which died after it"
-    (in_store,) = (tmp_path / "store").rglob("step-00000008/__0_0.distcp")
-    in_store.unlink()  # whoever asks for it again fails
-    (incoming / ".metadata").unlink(missing_ok=True)  # rank 0 may have been quicker
     limit = ["parallel.timeout_minutes=0.2"]
-    resumed = new.train(faults="sleep:rank=0,point=restore.file,seconds=15", overrides=limit, attempt=2)
+    resumed = new.train(faults="sleep:rank=0,point=restore.begin,seconds=15", overrides=limit, attempt=2)
     assert resumed.codes == [0, 0], resumed.output
     assert resumed_from(new) == (8, "store")
     assert sorted(resumed.losses) == [9, 10, 11, 12]
-    assert list(CheckpointFolder(new.folder.checkpoints).at(8).damages()) == []
+    assert [one.step for one in CheckpointFolder(new.folder.checkpoints).all()] == [12]
+
+
+def test_straight_to_the_store_with_kills_in_every_stage(
+    s3: FaultyS3, corpus: Path, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """No checkpoint is ever in the run folder, and each attempt begins on a machine without one."""
+    run = stored_run(corpus, direct=True, keep=2, background=False)
+    for number, point in enumerate(("save.staged", "save.written", "save.manifest", "save.published")):
+        cluster = cluster_with(s3, tmp_path / f"machine-{number}", run)
+        killed = cluster.train(faults=f"kill:rank={number % 2 if number != 2 else 0},step=8,point={point}")
+        assert -signal.SIGKILL in killed.codes, killed.output
+        assert [one.step for one in in_store(s3).complete()] == ([4, 8] if point == "save.published" else [4])
+        if number:
+            assert resumed_from(cluster) == (4, "store")
+    last = cluster_with(s3, tmp_path / "last", run)
+    resumed = last.resume(most=1)
+    assert resumed_from(last) == (8, "store")
+    whole = undisturbed({**run, "checkpoint": {"every": 100}}, 2)
+    assert resumed.losses == {step: loss for step, loss in whole.losses.items() if step > 8}
+    assert CheckpointFolder(last.folder.checkpoints).all() == []
+    assert_whole(s3, [8, 12], tmp_path)

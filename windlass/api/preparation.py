@@ -255,6 +255,8 @@ def bytes_needed(run: Run) -> int | None:
     size = checkpoint_bytes(run)
     if size is None:
         return None
+    if run.checkpoint.direct:
+        return 0
     num_saves = -(-run.train.steps // run.checkpoint.every)
     permanent = run.train.steps // run.checkpoint.keep_every if run.checkpoint.keep_every else 0
     return size * min(num_saves, run.checkpoint.keep + permanent + 1)

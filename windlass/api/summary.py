@@ -81,7 +81,7 @@ class History:
             self.restarts.add(attempt)
         elif event == "exported":
             self.exported = words(record.get("path"))
-        if event == "checkpoint" and record.get("tier", "shared") in ("shared", None):
+        if event == "checkpoint" and record.get("tier", "shared") in ("shared", "store", None):
             self.saves += 1
             step = whole(record.get("step"))
             self.newest_save = self.newest_save if step is None else max(step, self.newest_save or 0)

@@ -15,6 +15,7 @@ from windlass.checkpoint.managed import ManagedService
 from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest
 from windlass.checkpoint.ownership import read_id
 from windlass.checkpoint.pieces import piece_name, pieces_here, readable_manifest
+from windlass.checkpoint.proven import ProvenFiles
 from windlass.checkpoint.stored import StoredCheckpoint, StoredCheckpoints, current_id
 from windlass.common.files import read_json_lines
 from windlass.errors import UserError
@@ -129,12 +130,7 @@ class StoreView:
         except (OSError, ValueError, TypeError, KeyError) as error:
             yield Damage(MANIFEST_NAME, str(error) or type(error).__name__)
             return
-        with tempfile.TemporaryDirectory(prefix="windlass-verify-") as folder:
-            for name, record in sorted(manifest.files.items()):
-                damaged = self.stored.fetch(step, name, record, Path(folder))
-                if damaged:
-                    yield damaged
-                (Path(folder) / name).unlink(missing_ok=True)
+        yield from ProvenFiles(self.stored.at(step), manifest).damages()
 
     def has(self, step: int) -> bool:
         return any(checkpoint.step == step for checkpoint in self.stored.complete())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME, FileRecord, Manifest, hash_file
+from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME, FileRecord, Manifest, sha256_of
 from windlass.checkpoint.pickles import pickle_problem
 from windlass.common.files import sync_directory, write_atomically
 from windlass.errors import UserError
@@ -21,6 +21,7 @@ NODE_TIERS = ("memory", "local")  # every node holds its part of a step
 NAME = re.compile(r"step-(\d{8,})")
 INCOMING, FORMER, PINNED = ".incoming-", ".former-", ".pinned-"  # beside the checkpoints; never listed as one
 DAY_S = 86400.0
+CHANGED = "its contents changed: the SHA-256 does not match the manifest"
 
 
 @dataclass(frozen=True)
@@ -213,8 +214,8 @@ def damage(path: Path, record: FileRecord, *, contents: bool = True) -> str | No
         size = path.stat().st_size
         if size != record.size:
             return f"it has {size:,} bytes, {record.size:,} were written"
-        if contents and hash_file(path).sha256 != record.sha256:
-            return "its contents changed: the SHA-256 does not match the manifest"
+        if contents and sha256_of(path) != record.sha256:
+            return CHANGED
         if contents and path.name == METADATA_NAME:
             return pickle_problem(path)
     except FileNotFoundError:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,19 @@ METADATA_NAME = ".metadata"  # torch DCP's own description of the tensors: a pic
 SHA256 = re.compile(r"[0-9a-f]{64}")
 LARGEST = 2**63 - 1
 LONGEST_NAME = 255
+BLOCK_BYTES = 16 * 2**20
+CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class FileRecord:
     size: int
     sha256: str
+    blocks: tuple[str, ...] = ()  # SHA-256 of every BLOCK_BYTES, to prove a part alone; of older checkpoints: none
+
+    def as_dict(self) -> dict[str, Any]:
+        blocks = {"blocks": list(self.blocks)} if self.blocks else {}
+        return {"size": self.size, "sha256": self.sha256, **blocks}
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Manifest:
         return sum(record.size for record in self.files.values())
 
     def to_json(self) -> str:
-        body = {"format": FORMAT_VERSION, **asdict(self)}
+        files = {name: record.as_dict() for name, record in self.files.items()}
+        body = {"format": FORMAT_VERSION, **asdict(replace(self, files={})), "files": files}
         for key in ("layout", "validation", "sequences"):
             if body[key] is None:
                 del body[key]
@@ -121,18 +129,24 @@ def _parse_files(records: dict[str, Any]) -> dict[str, FileRecord]:
     for name, record in records.items():
         if not is_plain_file_name(name):
             raise ValueError(f"{name[:80]!r} is not a file name that a checkpoint can have")
-        if not (
-            isinstance(record, dict)
-            and record.keys() == {"size", "sha256"}
-            and _is_count(record["size"])
-            and isinstance(record["sha256"], str)
-            and SHA256.fullmatch(record["sha256"])
-        ):
+        if not _is_record(record):
             raise ValueError(f"what it says of {name!r} is not a size and a SHA-256")
-        files[name] = FileRecord(record["size"], record["sha256"])
+        files[name] = FileRecord(record["size"], record["sha256"], tuple(record.get("blocks", ())))
     if len({name.casefold() for name in files}) != len(files):
         raise ValueError("it names a file twice, in capitals and in small letters")
     return files
+
+
+def _is_record(record: object) -> bool:
+    if not isinstance(record, dict) or record.keys() - {"blocks"} != {"size", "sha256"}:
+        return False
+    blocks = record.get("blocks", [])
+    return (
+        _is_count(record["size"])
+        and isinstance(blocks, list)
+        and all(isinstance(digest, str) and SHA256.fullmatch(digest) for digest in (record["sha256"], *blocks))
+        and (not blocks or len(blocks) == -(-record["size"] // BLOCK_BYTES))
+    )
 
 
 def _check_pieces(manifest: Manifest) -> None:
@@ -190,7 +204,40 @@ def _checksum(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
+class Hashing:
+    """The record of a file, made while it is written or read."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._whole, self._block = hashlib.sha256(), hashlib.sha256()
+        self._blocks: list[str] = []
+
+    def update(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        self._whole.update(view)
+        while view:
+            part = view[: BLOCK_BYTES - self.size % BLOCK_BYTES]
+            self._block.update(part)
+            self.size += len(part)
+            view = view[len(part) :]
+            if self.size % BLOCK_BYTES == 0:
+                self._blocks.append(self._block.hexdigest())
+                self._block = hashlib.sha256()
+
+    def record(self) -> FileRecord:
+        last = [self._block.hexdigest()] if self.size % BLOCK_BYTES else []
+        return FileRecord(self.size, self._whole.hexdigest(), (*self._blocks, *last))
+
+
 def hash_file(path: Path) -> FileRecord:
+    """The record of a file, with the proofs of its blocks."""
+    hashing = Hashing()
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileRecord(size=file.tell(), sha256=digest)
+        while data := file.read(CHUNK_BYTES):
+            hashing.update(data)
+    return hashing.record()
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from windlass.checkpoint.folder import NAME, Checkpoint, CheckpointFolder, Damage, damage, expired_steps
 from windlass.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
+from windlass.checkpoint.proven import ProvenFiles
 from windlass.errors import UserError
 from windlass.store import Entry, Store
 
@@ -83,9 +84,19 @@ class StoredCheckpoints:
     def complete(self) -> list[StoredCheckpoint]:
         return [checkpoint for checkpoint in self.all() if checkpoint.complete]
 
+    def at(self, step: int) -> Store:
+        """The place of a step."""
+        return self.store.below(_name(step))
+
     def manifest(self, step: int) -> Manifest:
         """ValueError says what is wrong with it; FileNotFoundError if it is not there."""
         return Manifest.parse(self.store.read(f"{_name(step)}/{MANIFEST_NAME}").decode("utf-8"), step=step)
+
+    def files(self, step: int) -> ProvenFiles:
+        try:
+            return ProvenFiles(self.at(step), self.manifest(step))
+        except ValueError as error:
+            raise _damaged(self, step, Damage(MANIFEST_NAME, str(error))) from None
 
     def holds(self, step: int, name: str, record: FileRecord) -> bool:
         """Whether a file is there as it was written, so that it need not be sent again."""
@@ -96,9 +107,9 @@ class StoredCheckpoints:
         """Send one file of a checkpoint on disk."""
         self.store.put(checkpoint.path / name, f"{checkpoint.name}/{name}", sha256=record.sha256)
 
-    def publish(self, checkpoint: Checkpoint) -> None:
+    def publish(self, manifest: Manifest) -> None:
         """The one moment at which the checkpoint comes to exist in the store."""
-        self.store.write(f"{checkpoint.name}/{MANIFEST_NAME}", (checkpoint.path / MANIFEST_NAME).read_bytes())
+        self.store.write(f"{_name(manifest.step)}/{MANIFEST_NAME}", manifest.to_json().encode())
 
     def fetch(self, step: int, name: str, record: FileRecord, folder: Path) -> Damage | None:
         """Bring one file into a folder and prove it."""
@@ -117,6 +128,13 @@ class StoredCheckpoints:
         if checkpoint.complete:
             self.store.delete([f"{checkpoint.name}/{MANIFEST_NAME}"])
         self.store.delete(f"{checkpoint.name}/{name}" for name in checkpoint.files)
+
+    def remove(self, step: int) -> None:
+        """Whatever there is of a step."""
+        place = self.at(step)
+        self.delete(StoredCheckpoint(step, {entry.name: entry for entry in place.entries()}))
+        for upload in place.unfinished():
+            place.abort(upload)
 
     def expired(
         self, newest: int, *, keep: int, keep_every: int | None, protected: Iterable[int] = ()
@@ -144,10 +162,7 @@ def fetch_whole(stored: StoredCheckpoints, step: int, target: CheckpointFolder) 
     What was brought before a failure is kept for the next try.
     """
     here, incoming = target.at(step), target.incoming(step)
-    try:
-        manifest = stored.manifest(step)
-    except ValueError as error:
-        raise _damaged(stored, step, Damage(MANIFEST_NAME, str(error))) from None
+    manifest = stored.files(step).manifest
     if here.complete and not any(here.damages()) and here.manifest().files == manifest.files:
         return here
     incoming.prepare(manifest)

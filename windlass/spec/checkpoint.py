@@ -31,6 +31,9 @@ class CheckpointSection(Section):
     store: str | None = None
     """`s3://bucket/prefix`, or another folder: every checkpoint of the run folder goes there too, beside training.
     A run whose folder is gone goes on from there."""
+    direct: bool | None = None
+    """Every rank streams its part of a checkpoint straight into `store`, and nothing is kept in the run folder: no disk
+    and no folder that nodes share is needed. Default: for pods that share no folder."""
     store_keep: PositiveInt | None = None
     """Newest complete checkpoints to keep in the store. Default: `keep`."""
     upload_seconds: PositiveInt = 600
@@ -64,6 +67,12 @@ class CheckpointSection(Section):
     def export_needs_the_end(self) -> Self:
         if self.export and not self.at_end:
             raise ValueError("checkpoint.export needs the last step's checkpoint, but checkpoint.at_end is false")
+        return self
+
+    @model_validator(mode="after")
+    def direct_needs_a_store(self) -> Self:
+        if self.direct and self.store is None:
+            raise ValueError("checkpoint.direct needs checkpoint.store=s3://BUCKET/PREFIX")
         return self
 
     @model_validator(mode="after")

@@ -7,10 +7,20 @@ from pathlib import Path
 
 from windlass.errors import UserError
 from windlass.store.folder import FolderStore
-from windlass.store.interface import Entry, Store, StoreOptions, Upload
+from windlass.store.interface import Entry, Sink, Store, StoreOptions, Upload
 from windlass.store.s3 import open_s3
 
-__all__ = ["Entry", "Store", "StoreOptions", "Upload", "bucket_and_prefix", "is_store_url", "open_store"]
+__all__ = [
+    "Entry",
+    "FolderStore",
+    "Sink",
+    "Store",
+    "StoreOptions",
+    "Upload",
+    "bucket_and_prefix",
+    "is_store_url",
+    "open_store",
+]
 SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.common.files import sync_directory
-from windlass.store.interface import Entry, Store, Upload
+from windlass.store.interface import Entry, Sink, Store, Upload
 
 PART = ".part-"  # names of files on their way in; never listed
 
@@ -67,6 +67,22 @@ class FolderStore:
         assert entry is not None
         return entry
 
+    @contextlib.contextmanager
+    def create(self, name: str, *, size: int) -> Iterator[Sink]:
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _on_its_way_to(target)
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(target.parent)
+
     def write(self, name: str, data: bytes, *, only_new: bool = False) -> bool:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,18 +130,9 @@ class FolderStore:
         return FolderStore(self.path / prefix)
 
     def _copy(self, source: Path, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _on_its_way_to(target)
-        try:
-            with source.open("rb") as reading, temporary.open("wb") as writing:
-                shutil.copyfileobj(reading, writing, 2**20)
-                writing.flush()
-                os.fsync(writing.fileno())
-            temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(target.parent)
+        with source.open("rb") as reading, FolderStore(target.parent).create(target.name, size=0) as writing:
+            while data := reading.read(2**20):
+                writing.write(data)
 
 
 def _on_its_way_to(path: Path) -> Path:

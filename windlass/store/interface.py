@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -43,6 +44,12 @@ class StoreOptions:
     timeout_s: float = 60.0  # without a byte from the store
 
 
+class Sink(Protocol):
+    """Where a file's contents go as they are made."""
+
+    def write(self, data: bytes | memoryview, /) -> int: ...
+
+
 class Store(Protocol):
     """Names are relative, with `/`. A name that is not there is FileNotFoundError; what a user can act on is UserError.
 
@@ -77,6 +84,13 @@ class Store(Protocol):
 
     def put(self, path: Path, name: str, *, sha256: str | None = None) -> Entry:
         """Copy a file to the store: there whole or not at all, checked by checksums. `sha256` is kept for `stat`."""
+        ...
+
+    def create(self, name: str, *, size: int) -> AbstractContextManager[Sink]:
+        """Write a file while it is made, `size` bytes or a little more, with the memory of a few parts.
+
+        It is there whole when the block is left, and not at all if that is by an error.
+        """
         ...
 
     def write(self, name: str, data: bytes, *, only_new: bool = False) -> bool:

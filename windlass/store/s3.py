@@ -7,21 +7,23 @@ with every part, finding and aborting the uploads that a killed process left) is
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from windlass.common.retrying import retried, within
 from windlass.errors import UserError
-from windlass.store.interface import Entry, Store, StoreOptions, Upload
+from windlass.store.interface import Entry, Sink, Store, StoreOptions, Upload
 
 Value = TypeVar("Value")
 MOST_PARTS = 10_000
+PARTS_IN_FLIGHT = 4  # of a file that is written while it is made
 SHA256_KEY = "windlass-sha256"
 DELETED_AT_ONCE = 1000
 LONGEST_PAUSE_S = 20.0
@@ -170,6 +172,16 @@ class S3Store:
             answer = self._put_in_parts(path, name, size, step, metadata)
         return Entry(name, size, time.time(), answer["ETag"], sha256)
 
+    @contextlib.contextmanager
+    def create(self, name: str, *, size: int) -> Iterator[Sink]:
+        part_bytes = max(self.options.part_bytes, -(-size // MOST_PARTS * 2))  # `size` may be short of the truth
+        sink = _PartSink(self, name, part_bytes)
+        try:
+            yield sink
+            sink.finish()
+        finally:
+            sink.close()
+
     def write(self, name: str, data: bytes, *, only_new: bool = False) -> bool:
         condition = {"IfNoneMatch": "*"} if only_new else {}
         try:
@@ -223,31 +235,30 @@ class S3Store:
             marks = {"ContinuationToken": page["NextContinuationToken"]}
 
     def _put_in_parts(self, path: Path, name: str, size: int, step: int, metadata: dict[str, str]) -> dict[str, Any]:
-        key = self._key(name)
-        begun = self._ask("create_multipart_upload", Key=key, ChecksumAlgorithm="SHA256", Metadata=metadata)
-        upload = Upload(name, begun["UploadId"], time.time())
+        upload = self._begin(name, metadata)
         try:
             with path.open("rb") as file:
                 handle = file.fileno()
 
                 def send(start: int) -> dict[str, Any]:
                     data = os.pread(handle, min(step, size - start), start)
-                    number, checksum = start // step + 1, _digest(data)
-                    part = self._ask(
-                        "upload_part",
-                        Key=key,
-                        UploadId=upload.key,
-                        PartNumber=number,
-                        Body=data,
-                        ChecksumSHA256=checksum,
-                    )
-                    return {"PartNumber": number, "ETag": part["ETag"], "ChecksumSHA256": checksum}
+                    return self._put_part(upload, start // step + 1, data)
 
                 parts = self._in_parallel(send, range(0, size, step))
             return self._complete(upload, parts)
         except BaseException:
             self._abort_quietly(upload)
             raise
+
+    def _begin(self, name: str, metadata: dict[str, str]) -> Upload:
+        begun = self._ask("create_multipart_upload", Key=self._key(name), ChecksumAlgorithm="SHA256", Metadata=metadata)
+        return Upload(name, begun["UploadId"], time.time())
+
+    def _put_part(self, upload: Upload, number: int, data: bytes) -> dict[str, Any]:
+        where = {"Key": self._key(upload.name), "UploadId": upload.key, "PartNumber": number}
+        checksum = _digest(data)
+        part = self._ask("upload_part", **where, Body=data, ChecksumSHA256=checksum)
+        return {"PartNumber": number, "ETag": part["ETag"], "ChecksumSHA256": checksum}
 
     def _complete(self, upload: Upload, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """A completion that was done but whose answer was lost is refused when it is asked for again."""
@@ -311,6 +322,54 @@ class S3Store:
             if status_of(error) in (409, 412, 416):
                 raise _Refused(status_of(error), known) from None
             raise known from error
+
+
+class _PartSink:
+    """A multipart upload that is fed while it runs: PARTS_IN_FLIGHT parts are in memory, and one that is being filled.
+
+    What fits in one part is put in one request.
+    """
+
+    def __init__(self, store: S3Store, name: str, part_bytes: int) -> None:
+        self.store, self.name, self.part_bytes = store, name, part_bytes
+        self._filling = bytearray()
+        self._upload: Upload | None = None
+        self._parts: list[Future[dict[str, Any]]] = []
+        self._threads = ThreadPoolExecutor(PARTS_IN_FLIGHT, thread_name_prefix="store")
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        view = memoryview(data).cast("B")
+        size = len(view)
+        while view:
+            if len(self._filling) == self.part_bytes:  # only now: what ends with it may fit in one request
+                self._send()
+            part = view[: self.part_bytes - len(self._filling)]
+            self._filling += part
+            view = view[len(part) :]
+        return size
+
+    def finish(self) -> None:
+        if self._upload is None:
+            self.store.write(self.name, bytes(self._filling))
+            return
+        if self._filling:
+            self._send()
+        self.store._complete(self._upload, [part.result() for part in self._parts])
+        self._upload = None
+
+    def close(self) -> None:
+        """Give up what is not finished: its parts take room that no listing shows."""
+        self._threads.shutdown(cancel_futures=True)
+        if self._upload is not None:
+            self.store._abort_quietly(self._upload)
+
+    def _send(self) -> None:
+        if self._upload is None:
+            self._upload = self.store._begin(self.name, {})
+        if len(self._parts) >= PARTS_IN_FLIGHT:
+            self._parts[-PARTS_IN_FLIGHT].result()
+        data, self._filling = bytes(self._filling), bytearray()
+        self._parts.append(self._threads.submit(self.store._put_part, self._upload, len(self._parts) + 1, data))
 
 
 class ShortBodyError(OSError):

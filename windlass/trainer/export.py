@@ -16,14 +16,18 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder
+from windlass.checkpoint.folder import Damage
+from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME
+from windlass.checkpoint.pickles import UnsafePickleError
+from windlass.checkpoint.proven import DamagedError, ProvenFiles
 from windlass.common import own_code
 from windlass.data.sequences.opening import tokenizer_of
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
-from windlass.trainer.checkpointing.folder_tier import TensorReader
-from windlass.trainer.checkpointing.materialize import obtain
+from windlass.trainer.checkpointing.materialize import obtain_to_read
 from windlass.trainer.checkpointing.resuming import check_same_model, model_settings
+from windlass.trainer.checkpointing.tensor_files import TensorReader
 from windlass.trainer.model.adapters import open_adapter, write_adapter
 from windlass.trainer.model.hub_files import Located, locate_alone
 from windlass.trainer.model.lora import lora_layers
@@ -66,23 +70,41 @@ def export_checkpoint(
 
 
 @contextlib.contextmanager
-def reading(folder: RunFolder, step: int | None) -> Iterator[Checkpoint]:
+def reading(folder: RunFolder, step: int | None) -> Iterator[ProvenFiles]:
     """A checkpoint that stays while it is read, whatever a run that goes on lets go meanwhile."""
     checkpoints = CheckpointFolder(folder.checkpoints)
     for _ in range(TRIES):
-        checkpoint = obtain(folder, step, prefer_run_folder=True)
+        source = obtain_to_read(folder, step)
+        if isinstance(source, ProvenFiles):
+            yield source
+            return
         try:
-            pinned = checkpoints.pin(checkpoint)
+            pinned = checkpoints.pin(source)
         except FileNotFoundError:  # it was the newest a moment ago
             continue
         try:
-            yield pinned
+            yield _files_of(pinned, folder)
         finally:
             checkpoints.unpin(pinned)
         return
     raise UserError(
         f"the run {folder.name} lets its checkpoints go faster than they can be read",
         fix="checkpoint.keep=3 or more, or export when it is finished",
+    )
+
+
+def _files_of(checkpoint: Checkpoint, folder: RunFolder) -> ProvenFiles:
+    try:
+        return ProvenFiles.of_folder(checkpoint)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _damaged(checkpoint.step, Damage(MANIFEST_NAME, str(error) or type(error).__name__), folder) from None
+
+
+def _damaged(step: int, damage: Damage, folder: RunFolder | None = None) -> UserError:
+    return UserError(
+        f"the checkpoint of step {step} is damaged",
+        evidence=f"{damage.file}: {damage.reason}",
+        fix=f"windlass ckpt verify {folder.name if folder else 'NAME'}    names a whole one; then --step N",
     )
 
 
@@ -95,22 +117,18 @@ class Opened:
     reference: nn.Module
 
 
-def opened(folder: RunFolder, run: Run, checkpoint: Checkpoint) -> Opened:
+def opened(folder: RunFolder, run: Run, checkpoint: ProvenFiles) -> Opened:
     """Read a checkpoint that is whole and of this run's model. UserError for any other."""
     own_code.use_folder(run.code)
-    damage = next(iter(checkpoint.damages()), None)
-    if damage and not checkpoint.complete:  # on file systems without hard links it could not be kept
+    damages = checkpoint.misfits() or list(checkpoint.damages(checkpoint.unproven()))
+    if damages and checkpoint.store.stat(MANIFEST_NAME) is None:  # without hard links it could not be kept
         raise UserError(f"step {checkpoint.step} was let go while it was read", fix="the same command again")
-    if damage:
-        raise UserError(
-            f"the checkpoint of step {checkpoint.step} is damaged",
-            evidence=f"{damage.file}: {damage.reason}",
-            fix=f"windlass ckpt verify {folder.name}    names a whole one; then --step N",
-        )
+    if damages:
+        raise _damaged(checkpoint.step, damages[0], folder)
     located = locate_alone(run)
     config, _, reference = structure(run, located, open_adapter(run))
     check_same_model(
-        checkpoint.manifest().model,
+        checkpoint.manifest.model,
         facts(reference).as_dict(config) | model_settings(config, reference),
         where=f"the checkpoint of step {checkpoint.step}",
         fix=f"put the model's former config.json back, or model.config of {folder.run_file}",
@@ -119,7 +137,7 @@ def opened(folder: RunFolder, run: Run, checkpoint: Checkpoint) -> Opened:
 
 
 def _export(
-    folder: RunFolder, run: Run, checkpoint: Checkpoint, destination: Path, *, dtype: str, merge: bool
+    folder: RunFolder, run: Run, checkpoint: ProvenFiles, destination: Path, *, dtype: str, merge: bool
 ) -> Exported:
     parts = opened(folder, run, checkpoint)
     located, config, reference = parts.located, parts.config, parts.reference
@@ -133,7 +151,7 @@ def _export(
     shutil.rmtree(temporary, ignore_errors=True)
     adapter_only = run.model.lora is not None and not merge
     if adapter_only:
-        frozen = checkpoint.manifest().model["frozen"]
+        frozen = checkpoint.manifest.model["frozen"]
         trained = read_trained(checkpoint, reference)
         write_adapter(temporary, reference, trained, run, model_sha256=frozen["sha256"], dtype=DTYPES[dtype])
     else:
@@ -150,7 +168,7 @@ def _export(
     return Exported(checkpoint.step, kind, dtype)
 
 
-def read_trained(checkpoint: Checkpoint, reference: nn.Module) -> dict[str, Tensor]:
+def read_trained(checkpoint: ProvenFiles, reference: nn.Module) -> dict[str, Tensor]:
     """What the checkpoint holds of the parameters that were trained."""
     read = CheckpointValues(checkpoint)
     return {name: read(name, value) for name, value in reference.named_parameters() if value.requires_grad}
@@ -159,8 +177,14 @@ def read_trained(checkpoint: Checkpoint, reference: nn.Module) -> dict[str, Tens
 class CheckpointValues:
     """Tensors of a checkpoint, one at a time. What describes them all is read once."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.reader = TensorReader(checkpoint.path)
+    def __init__(self, checkpoint: ProvenFiles) -> None:
+        self.reader = TensorReader(checkpoint)
+        try:
+            self.reader.read_metadata()
+        except DamagedError as error:
+            raise _damaged(checkpoint.step, error.damage) from None
+        except UnsafePickleError as error:
+            raise _damaged(checkpoint.step, Damage(METADATA_NAME, str(error))) from None
 
     def __call__(self, name: str, like: Tensor) -> Tensor:
         dtype = torch.float32 if like.is_floating_point() else like.dtype
@@ -168,10 +192,12 @@ class CheckpointValues:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch points out that one process loads: it is meant to
             dcp.load(state, storage_reader=self.reader, no_dist=True)
+        for damage in self.reader.blocks.problems:
+            raise _damaged(self.reader.files.step, damage)
         return state[f"model.{name}"]
 
 
-def values_of(run: Run, config: Any, located: Located, checkpoint: Checkpoint, reference: nn.Module) -> Values:
+def values_of(run: Run, config: Any, located: Located, checkpoint: ProvenFiles, reference: nn.Module) -> Values:
     """Of the plain model: from the checkpoint, or the model's own with what was trained added to them."""
     if run.model.lora is None:
         return CheckpointValues(checkpoint)
@@ -194,7 +220,7 @@ def values_of(run: Run, config: Any, located: Located, checkpoint: Checkpoint, r
     return merged
 
 
-def whole_model(run: Run, parts: Opened, checkpoint: Checkpoint) -> nn.Module:
+def whole_model(run: Run, parts: Opened, checkpoint: ProvenFiles) -> nn.Module:
     """The model in fp32, plain, in memory."""
     model = meta_model(parts.config, run)
     cpu = torch.device("cpu")
@@ -207,8 +233,8 @@ def whole_model(run: Run, parts: Opened, checkpoint: Checkpoint) -> nn.Module:
     return model
 
 
-def check_same_weights(weights: Weights, checkpoint: Checkpoint) -> None:
-    expected, actual = checkpoint.manifest().model["frozen"]["sha256"], digest_of(weights.hashes())
+def check_same_weights(weights: Weights, checkpoint: ProvenFiles) -> None:
+    expected, actual = checkpoint.manifest.model["frozen"]["sha256"], digest_of(weights.hashes())
     if actual != expected:
         raise UserError(
             f"{weights.folder} is not the model that this adapter was trained beside",

@@ -18,6 +18,7 @@ from windlass.trainer.batches import StepBatch
 from windlass.trainer.callbacks.preemption import Preemption
 from windlass.trainer.checkpointing.resuming import (
     check_same_run,
+    load,
     model_settings,
     newest_whole,
     refuse_to_start_over,
@@ -155,8 +156,9 @@ def begin(
     join_weights(model)
     tensors = optimizer.state() | persistent_buffers(model)
     position = Progress(step=0, tokens=0, data_state=None)
+    while checkpoint is not None and not load(checkpoint, tensors, checkpointer):
+        checkpoint = find_checkpoint(run, folder, ranks, checkpointer)
     if checkpoint is not None:
-        checkpoint.load(tensors)
         manifest = checkpoint.manifest
         position = Progress(manifest.step, manifest.tokens, manifest.data_state, sequences=manifest.sequences_read)
         prepared.sequences.restore(position.step, position.data_state)

@@ -345,7 +345,10 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
         case "node-lost":
             return f"lost node {get('node')}" + (f": {get('why')}" if get("why") else "")
         case "checkpoint":
-            if get("tier", "shared") != "shared":  # copies in memory and on disks are too many to be news
+            if get("tier", "shared") not in (
+                "shared",
+                "store",
+            ):  # copies in memory and on disks are too many to be news
                 return None
             return f"saved the checkpoint of step {get('step')} ({duration(real(get('seconds')))})"
         case "checkpoint-damaged":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from windlass.checkpoint import CheckpointFolder
 from windlass.checkpoint.pruning import validations
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder
@@ -52,9 +51,9 @@ class BestCheckpoint(Callback):
         best = self.validations.best_step
         if not self.keeps or best is None:
             return
-        protected, folder = self.checkpointer.protected, CheckpointFolder(self.checkpointer.folder.checkpoints)
+        protected = self.checkpointer.protected
         protected.add(best)
-        written = [step for step in protected if folder.at(step).complete]
+        written = [step for step in protected if self.checkpointer.published(step)]
         for former in [step for step in protected if written and step < max(written)]:  # a later one was better
             protected.discard(former)
 

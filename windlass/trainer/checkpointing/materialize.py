@@ -1,18 +1,23 @@
-"""A checkpoint of any tier as a folder on disk that any number of ranks, and `export`, can read."""
+"""A checkpoint of any tier for a command: as a folder on disk that any number of ranks can read, or read in place."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from windlass.checkpoint.browsing import FolderView, ManagedView, Row, StoreView, TierView, views
 from windlass.checkpoint.folder import Checkpoint, CheckpointFolder, damage
 from windlass.checkpoint.manifest import Manifest
 from windlass.checkpoint.pieces import piece_name
+from windlass.checkpoint.proven import ProvenFiles
 from windlass.checkpoint.stored import fetch_whole
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
+
+Taken = TypeVar("Taken")
 
 
 def obtain(
@@ -21,22 +26,31 @@ def obtain(
     *,
     tier: str | None = None,
     to: Path | None = None,
-    prefer_run_folder: bool = False,
 ) -> Checkpoint:
     """The checkpoint of a step, or the newest complete one, of the nearest tier that can give it whole.
 
-    One of the run folder is taken where it lies; one of another tier is brought to `to`, or into the run folder. With
-    `prefer_run_folder` no other tier is asked while the run folder has any, newer ones elsewhere or not.
+    One of the run folder is taken where it lies; one of another tier is brought to `to`, or into the run folder.
     """
-    if tier is None and to is None and prefer_run_folder:
-        here = [
-            checkpoint
-            for checkpoint in CheckpointFolder(folder.checkpoints).complete()
-            if step in (None, checkpoint.step)
-        ]
-        if here:
-            return here[-1]
     target = CheckpointFolder(to or folder.checkpoints)
+    return _from_nearest(folder, step, tier, lambda row, view: _bring(row, view, target, in_place=to is None))
+
+
+def obtain_to_read(folder: RunFolder, step: int | None = None) -> Checkpoint | ProvenFiles:
+    """As `obtain`, from the run folder first; but what a store has is not brought here."""
+
+    def take(row: Row, view: TierView) -> Checkpoint | ProvenFiles:
+        if isinstance(view, StoreView):
+            return view.stored.files(row.step)
+        return _bring(row, view, CheckpointFolder(folder.checkpoints), in_place=True)
+
+    here = [row for row in FolderView("shared", CheckpointFolder(folder.checkpoints)).rows() if row.complete]
+    here = [row for row in here if step in (None, row.step)]
+    return CheckpointFolder(folder.checkpoints).at(here[-1].step) if here else _from_nearest(folder, step, None, take)
+
+
+def _from_nearest(
+    folder: RunFolder, step: int | None, tier: str | None, take: Callable[[Row, TierView], Taken]
+) -> Taken:
     offers = [(row, view) for view in views(folder, tier) for row in view.rows() if row.complete]
     offers = [(row, view) for row, view in offers if step is None or row.step == step]
     # The run folder first: what lies there needs no bringing. Then from the nearest on.
@@ -44,7 +58,7 @@ def obtain(
     problems = []
     for row, view in offers:
         try:
-            return _bring(row, view, target, in_place=to is None)
+            return take(row, view)
         except (UserError, OSError) as error:
             problems.append(f"step {row.step} ({row.tier}): {error.what if isinstance(error, UserError) else error}")
     wanted = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"

@@ -59,11 +59,6 @@ class Nodes:
     def count(self) -> int:
         return max(self.of_rank) + 1
 
-    def share(self, names: Iterable[str], rank: int) -> list[str]:
-        """What falls to a rank of files that each node handles once."""
-        mates = self.ranks(self.of_rank[rank])
-        return sorted(names)[mates.index(rank) :: len(mates)]
-
     def ranks(self, node: int) -> list[int]:
         return [rank for rank, home in enumerate(self.of_rank) if home == node]
 
@@ -255,7 +250,7 @@ class PiecesOffer:
             if piece not in sources
         ]
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: dict[str, Tensor]) -> list[tuple[str, str]]:
         tier, rank = self.owner, self.owner.ranks.rank
         self._bring(self._needed)
         read_piece(self._path(rank), state)
@@ -264,6 +259,7 @@ class PiecesOffer:
         self._bring(transfer for transfer in tier.replication if transfer.piece not in whole[transfer.receiver])
         if tier.leads and readable_manifest(tier.folder.at(self.step)) != self.manifest:
             tier.folder.at(self.step).publish(self.manifest)
+        return []
 
     def _bring(self, transfers: Iterable[Transfer]) -> None:
         tier, rank, transfers = self.owner, self.owner.ranks.rank, list(transfers)
@@ -355,6 +351,7 @@ class ManagedOffer:
         problems = self.owner.ranks.gather((name, problem) if problem else None, patient=True)
         return [damaged for damaged in problems if damaged]
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: dict[str, Tensor]) -> list[tuple[str, str]]:
         fill(bytearray(self._content or b""), state)
         self._content = None
+        return []

@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from windlass.checkpoint import TIERS, CheckpointFolder, Manifest
+from windlass.checkpoint.pruning import LASTING
 from windlass.common.files import read_json_lines
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -44,13 +45,13 @@ CONTENT = frozenset({"data_fingerprint", "tokenizer_fingerprint"})
 
 
 def newest_whole(checkpointer: Checkpointer) -> Offer | None:
-    """The newest step that is whole, of equal ones the nearest; those that are not are named and passed over."""
+    """The newest step that is whole as far as is known before it is loaded, of equal ones the nearest; those that are
+    not are named and passed over.
+    """
     folder, ranks = checkpointer.folder, checkpointer.ranks
     offers = [offer for tier in (*checkpointer.quick, checkpointer.shared) for offer in tier.offers()]
     if checkpointer.stored:
-        further, problem = store_offers(
-            checkpointer.stored, checkpointer.checkpoints, ranks, checkpointer.faults, checkpointer.nodes
-        )
+        further, problem = store_offers(checkpointer.stored, ranks, checkpointer.faults)
         if problem and not offers:
             raise UserError(
                 "the store cannot be asked for checkpoints, and there are none here",
@@ -63,6 +64,8 @@ def newest_whole(checkpointer: Checkpointer) -> Offer | None:
         offers += further
     offers.sort(key=lambda offer: (-offer.step, TIERS.index(offer.tier)))
     for offer in offers:
+        if (offer.tier, offer.step) in checkpointer.damaged:
+            continue
         reason = _cannot_serve(offer, checkpointer.layout)
         if reason:
             if ranks.is_first:
@@ -72,18 +75,31 @@ def newest_whole(checkpointer: Checkpointer) -> Offer | None:
         damages = offer.prove()
         if not damages:
             return offer
-        name = f"step-{offer.step:08d}"
-        for file, reason in damages if ranks.is_first else ():
-            log.warning("%s is damaged and passed over: %s: %s (%s tier)", name, file, reason, offer.tier)
-            folder.record("checkpoint-damaged", checkpoint=name, file=file, reason=reason, tier=offer.tier)
+        _pass_over(offer, damages, checkpointer)
     if offers:
         raise _none_is_whole(offers, checkpointer)
     return None
 
 
+def load(offer: Offer, state: dict[str, Tensor], checkpointer: Checkpointer) -> bool:
+    """Fill the state; False if the step turned out to be damaged, and will not be found again."""
+    damages = offer.load(state)
+    if damages:
+        _pass_over(offer, damages, checkpointer)
+    return not damages
+
+
+def _pass_over(offer: Offer, damages: list[tuple[str, str]], checkpointer: Checkpointer) -> None:
+    name = f"step-{offer.step:08d}"
+    checkpointer.damaged.add((offer.tier, offer.step))
+    for file, reason in damages if checkpointer.ranks.is_first else ():
+        log.warning("%s is damaged and passed over: %s: %s (%s tier)", name, file, reason, offer.tier)
+        checkpointer.folder.record("checkpoint-damaged", checkpoint=name, file=file, reason=reason, tier=offer.tier)
+
+
 def _cannot_serve(offer: Offer, layout: dict[str, Any]) -> str | None:
     """Pieces are of one number of ranks and one sharding; checkpoints in the run folder and the store are of any."""
-    if offer.tier in ("shared", "store"):
+    if offer.tier in LASTING:
         return None
     theirs = offer.manifest.layout or {}
     different = [
@@ -220,7 +236,7 @@ def _plain(value: Any) -> Any:
 def refuse_to_start_over(folder: RunFolder) -> None:
     """A run that has saved steps, of which none is left anywhere, must not begin at step 0 without a word."""
     saves = [record for record in read_json_lines(folder.history) if record.get("event") in ("checkpoint", "uploaded")]
-    lasting = sorted({int(record["step"]) for record in saves if record.get("tier", "shared") == "shared"})
+    lasting = sorted({int(record["step"]) for record in saves if record.get("tier", "shared") in LASTING})
     if lasting:
         raise UserError(
             f"the checkpoints of {folder.name} are gone",

@@ -28,9 +28,9 @@ from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.store import Store, StoreOptions, open_store
 from windlass.trainer.checkpointing.folder_tier import SharedTier
-from windlass.trainer.checkpointing.piece_tiers import ManagedTier, Nodes, NodeTier
+from windlass.trainer.checkpointing.piece_tiers import ManagedTier, NodeTier
 from windlass.trainer.checkpointing.pieces import local_parts
-from windlass.trainer.checkpointing.store_tier import Uploads
+from windlass.trainer.checkpointing.store_tier import StoreTier, Uploads
 from windlass.trainer.checkpointing.tiers import Offer, Progress, Tier
 from windlass.trainer.distributed.agreement import SaveFailedError, on_every_rank, on_first_rank
 from windlass.trainer.distributed.faults import Faults
@@ -68,26 +68,27 @@ class Checkpointer:
         self.checkpoints = CheckpointFolder(folder.checkpoints)
         self.protected: set[int] = set()  # steps that retention never lets go
         self.describe_validations: Callable[[], dict[str, Any] | None] = lambda: None  # for manifests
-        # Pods that share no folder keep their own ranks' files; all others are as one node.
-        apart = run.target.kind == "kubernetes" and run.target.kubernetes.storage == "none"
-        self.nodes = Nodes.meet(ranks, str(folder.path)) if apart else Nodes((0,) * ranks.world_size)
-        self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults, self.nodes)
-        opened = open_tiers(run, folder, ranks, faults, self.protected, self.nodes)
+        self.damaged: set[tuple[str, int]] = set()  # tier and step of what a resume passed over
+        self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults, is_shared=not saves_directly(run))
+        opened = open_tiers(run, folder, ranks, faults, self.protected)
         self.quick: list[Tier] = opened.quick
-        self.stored, self.uploads = opened.stored, opened.uploads
-        self.saved_step: int | None = None  # of the newest checkpoint that is published in the run folder
+        self.stored, self.direct, self.uploads = opened.stored, opened.direct, opened.uploads
+        self.lasting: SharedTier | StoreTier = self.direct or self.shared
+        self.saved_step: int | None = None  # of the newest checkpoint that is published in the lasting tier
         self._staging: dict[str, Any] | None = None  # host copies, made once and filled at every save
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._pending_step: int = 0
-        self._pending_shared = False
+        self._pending_lasting = False
         self._newest: dict[str, int] = {}  # step that this attempt wrote to a tier, by the tier's name
         self._lock: int | None = None  # of the checkpoints' folder, on rank 0
 
     def clear_unfinished(self) -> None:
         """Give back the room that killed saves and deletions took, before any save begins."""
-        if not self.shared.leads:
+        if not self.ranks.is_first:
             return
+        if self.direct:
+            self.direct.clear_unfinished()
         if self._lock is None:
             self._lock = hold(self.checkpoints.path)
         for leftover in self.checkpoints.unfinished():
@@ -99,38 +100,41 @@ class Checkpointer:
 
     def begin(self, checkpoint: Offer | None, state: dict[str, Tensor]) -> None:
         """Before the first step: what was found is what is saved so far, and every tier must have room for more."""
-        if checkpoint is not None and checkpoint.tier in ("shared", "store"):
+        if checkpoint is not None and checkpoint.tier in ("store", self.lasting.name):
             self.saved_step = checkpoint.step
-        if self.nodes.count > 1 and self.shared.leads:  # of other steps some node's files may be gone with it
-            for unknown in self.checkpoints.complete():
-                if checkpoint is None or unknown.step != checkpoint.step:
-                    unknown.delete()
         for tier in self.quick:
             if isinstance(tier, NodeTier):
                 tier.check_room(state)
         if self.uploads:
             self.uploads.request()  # what an attempt before this one left undone
 
+    def published(self, step: int) -> bool:
+        """Whether the lasting tier has a step that this run saved."""
+        return step in self.direct.published if self.direct else self.checkpoints.at(step).complete
+
     def due(self, step: int) -> bool:
-        return any(tier.due(step) for tier in (*self.quick, self.shared))
+        return any(tier.due(step) for tier in (*self.quick, self.lasting))
 
     def save(
         self, progress: Progress, state: dict[str, Tensor], *, wait: bool, shared: bool = False, hurried: bool = False
     ) -> float:
-        """Save `state` to the tiers that are due, and to the run folder if it is waited for or `shared`; the seconds
+        """Save `state` to the tiers that are due, and to the lasting one if it is waited for or `shared`; the seconds
         for which training stood still. Only a save that is waited for raises.
 
-        `hurried`: the ranks may be killed before it is in the run folder, so nearer tiers get it first.
+        `hurried`: the ranks may be killed before it is in the lasting tier, so nearer tiers get it first.
         """
         started = time.perf_counter()
-        to_shared = wait or shared or self.shared.due(progress.step)
+        to_lasting = wait or shared or self.lasting.due(progress.step)
         tiers = [tier for tier in self.quick if hurried or (not wait and tier.due(progress.step))]
-        tiers += [self.shared] if to_shared else []
-        # Copies in memory are many: one that would have to wait for a slower tier is worth less than the time.
-        if not wait and self._pending is not None and self._pending_step == progress.step and self._pending_shared:
+        tiers += [self.lasting] if to_lasting else []
+        if not wait and self._pending is not None and self._pending_step == progress.step and self._pending_lasting:
             return time.perf_counter() - started  # it is being written this moment
-        if all(tier.name == "memory" for tier in tiers) and self._still_writing():
-            log.info("step %d is not copied to memory: the save before is still being written", progress.step)
+        # Copies in memory are many: one that would have to wait for a slower tier is worth less than the time. And a
+        # store that is slow or down must not hold training up.
+        in_memory_alone = all(tier.name == "memory" for tier in tiers)
+        to_store = self.direct is not None and self._pending_lasting and not (wait or shared)
+        if (in_memory_alone or to_store) and self._still_writing():
+            log.info("step %d is not saved: the save before is still being written", progress.step)
             return time.perf_counter() - started
         self.finish(must_succeed=False)
         if hurried:  # a kill while a step is written again would leave a tier without it
@@ -144,7 +148,7 @@ class Checkpointer:
         in_background = self.spec.background and not wait
         staged = self._stage(state)
         stall_s = time.perf_counter() - started
-        self._pending_step, self._pending_shared = progress.step, to_shared
+        self._pending_step, self._pending_lasting = progress.step, to_lasting
         self._pending = self._writer.submit(self._write, progress, staged, tiers, started, stall_s)
         if not in_background:
             self.finish(must_succeed=wait)
@@ -157,7 +161,7 @@ class Checkpointer:
         pending, self._pending = self._pending, None
         try:
             pending.result()
-            if self._pending_shared:
+            if self._pending_lasting:
                 self.saved_step = self._pending_step
         except SaveFailedError as error:
             if must_succeed:
@@ -165,8 +169,12 @@ class Checkpointer:
                     f"the checkpoint of step {self._pending_step} could not be written",
                     evidence=str(error),
                     cause="the run stops here because nothing after the last complete checkpoint is safe",
-                    fix=f"make room under {self.folder.checkpoints} and start the run again: it goes on from "
-                    "its last complete checkpoint",
+                    fix=(
+                        f"see that {self.spec.store} can be written to"
+                        if self.direct
+                        else f"make room under {self.folder.checkpoints}"
+                    )
+                    + " and start the run again: it goes on from its last complete checkpoint",
                     exit_code=ExitCode.FAILED,
                 ) from None
 
@@ -232,13 +240,15 @@ class Checkpointer:
                 size = tier.save(progress.step, state, self._describe(progress, tier))
             except SaveFailedError as error:
                 self._report_failure(tier, progress.step, str(error))
-                failure = error if tier is self.shared else failure
+                failure = error if tier is self.lasting else failure
             else:
                 self._newest[tier.name] = progress.step
                 self._report(tier, progress.step, size, time.perf_counter() - started, stall_s)
         if failure:
             raise failure
-        if self.shared in tiers:
+        if self.direct and self.direct in tiers:
+            self.direct.let_go(progress.step)
+        elif self.shared in tiers:
             self._let_go(progress.step)
             if self.uploads:
                 self.uploads.request()
@@ -268,7 +278,7 @@ class Checkpointer:
                     "torch": torch.__version__,
                     "python": platform.python_version(),
                 },
-                layout=None if tier is self.shared else self.layout,
+                layout=None if tier is self.lasting else self.layout,
                 validation=progress.validation,
             )
 
@@ -290,41 +300,31 @@ class Checkpointer:
         self.folder.record("checkpoint-failed", step=step, error=problem, tier=tier.name)
 
     def _let_go(self, step: int) -> None:
-        """Rank 0 decides, as only it knows which steps are being sent to a store; every node then does the same."""
-        gone = self._let_go_here(step) if self.ranks.is_first else []
-        if self.nodes.count == 1:
+        """Of the run folder. Only rank 0 knows which steps are being sent to a store."""
+        if not self.ranks.is_first:
             return
-        (gone, *_) = self.shared.agreement.gather(gone)
-        for old in gone if self.shared.leads else ():
-            self.checkpoints.at(old).delete()
-
-    def _let_go_here(self, step: int) -> list[int]:
         keep, keep_every = self.spec.keep, self.spec.keep_every
-        gone = []
         for expired in self.checkpoints.expired(step, keep=keep, keep_every=keep_every, protected=self.protected):
             self.faults.reach("save.retention", step)
             with self.uploads.lock if self.uploads else contextlib.nullcontext():
                 if not self.uploads or expired.step not in self.uploads.reserved:
                     expired.delete()
-                    gone.append(expired.step)
-        return gone
 
 
 @dataclass(frozen=True)
 class OpenTiers:
     quick: list[Tier]  # beside the run folder, in the order they are written
-    stored: StoredCheckpoints | None
-    uploads: Uploads | None
+    stored: StoredCheckpoints | None = None
+    direct: StoreTier | None = None  # checkpoints go straight into the store, or ...
+    uploads: Uploads | None = None  # ... copies of the run folder's do
 
 
-def open_tiers(
-    run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protected: set[int], nodes: Nodes
-) -> OpenTiers:
+def open_tiers(run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protected: set[int]) -> OpenTiers:
     """The tiers that a run asks for; what is wrong with one is said here, before anything is trained."""
     spec = run.checkpoint
     quick: list[Tier] = []
     if not any((spec.memory_every, spec.local_every, spec.managed_every, spec.store)):
-        return OpenTiers(quick, None, None)
+        return OpenTiers(quick)
     store = open_store(spec.store, StoreOptions(patience_s=float(spec.upload_seconds))) if spec.store else None
     run_id = _agree_on_id(folder, store, ranks)
     for name in NODE_TIERS:
@@ -344,9 +344,19 @@ def open_tiers(
         )
         quick.append(ManagedTier(spec.managed_every, service, ranks, faults))
     if store is None:
-        return OpenTiers(quick, None, None)
+        return OpenTiers(quick)
     stored = StoredCheckpoints.of_run(store, run.name, run_id)
-    return OpenTiers(quick, stored, Uploads(spec, folder, stored, ranks, faults, protected, nodes))
+    if saves_directly(run):
+        return OpenTiers(quick, stored, direct=StoreTier(spec, stored, ranks, faults, protected))
+    return OpenTiers(quick, stored, uploads=Uploads(spec, folder, stored, ranks, faults, protected))
+
+
+def saves_directly(run: Run) -> bool:
+    """Whether checkpoints go straight into the store: as the run says, or because its pods share no folder."""
+    if run.checkpoint.direct is not None:
+        return run.checkpoint.direct
+    apart = run.target.kind == "kubernetes" and run.target.kubernetes.storage == "none"
+    return apart and run.checkpoint.store is not None and (run.resources.nodes or 1) > 1
 
 
 def _agree_on_id(folder: RunFolder, store: Store | None, ranks: Ranks) -> str:

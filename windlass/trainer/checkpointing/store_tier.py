@@ -1,33 +1,124 @@
-"""The store as a tier: published checkpoints of the run folder go there beside training, and come back from there."""
+"""The store as a tier: what the ranks stream straight into it, or copies of the run folder's checkpoints, sent beside
+training; and the steps that it offers to a resume.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest
-from windlass.checkpoint.folder import Damage, expired_steps
-from windlass.checkpoint.manifest import MANIFEST_NAME
+from windlass.checkpoint.folder import expired_steps
 from windlass.checkpoint.stored import StoredCheckpoints
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec.checkpoint import CheckpointSection
-from windlass.trainer.checkpointing.folder_tier import load_state, written_by
-from windlass.trainer.checkpointing.piece_tiers import Nodes
-from windlass.trainer.checkpointing.tiers import Offer
+from windlass.trainer.checkpointing.tensor_files import save_tensors
+from windlass.trainer.checkpointing.tiers import Describe, Offer
+from windlass.trainer.checkpointing.whole_offer import WholeOffer
 from windlass.trainer.distributed.agreement import Agreement, SaveFailedError
 from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.ranks import Ranks
 
 log = logging.getLogger(__name__)
+
+
+class StoreTier:
+    """`checkpoint.direct`: every rank streams its part straight into the store; rank 0 writes the manifest last."""
+
+    name = "store"
+
+    def __init__(
+        self, spec: CheckpointSection, stored: StoredCheckpoints, ranks: Ranks, faults: Faults, protected: set[int]
+    ) -> None:
+        self.spec, self.stored, self.ranks, self.faults = spec, stored, ranks, faults
+        self.agreement = Agreement(ranks, ranks.saving)
+        self.retention = Retention(spec, stored, faults, protected)
+        self.published: set[int] = set()  # by this attempt
+
+    def due(self, step: int) -> bool:
+        return step % self.spec.every == 0
+
+    def save(self, step: int, state: dict[str, Tensor], describe: Describe) -> int:
+        together, place = self.agreement.together, self.stored.at(step)
+        self.faults.reach("save.staged", step)
+        try:
+            together(lambda: self.stored.remove(step), first_rank_only=True)  # one that a resume passed over
+            records = together(lambda: save_tensors(state, place, self.ranks.saving))
+            self.faults.reach("save.written", step)
+            manifest = describe({name: record for part in records for name, record in part.items()})
+            self.faults.reach("save.manifest", step)
+            together(lambda: self.stored.publish(manifest), first_rank_only=True)
+        except SaveFailedError:
+            if self.ranks.is_first:
+                with contextlib.suppress(UserError, OSError):  # it may be out of reach: the next start clears it
+                    self.stored.remove(step)
+            raise
+        self.published.add(step)
+        self.faults.reach("save.published", step)
+        return manifest.size
+
+    def offers(self) -> list[Offer]:
+        return store_offers(self.stored, self.ranks, self.faults)[0]
+
+    def clear(self) -> None:
+        """Never: this is what a run leaves behind."""
+
+    def clear_unfinished(self) -> None:
+        """What killed saves left. Nobody else writes below this run's id, and a rank of an earlier attempt that still
+        does must not finish.
+        """
+        try:
+            steps, uploads = self.stored.clear_leftovers(older_than_s=0)
+        except (UserError, OSError) as error:
+            log.warning("what a killed save may have left in %s is still there: %s", self.stored.store.url, error)
+            return
+        if steps or uploads:
+            log.info("%s: %d steps and %d uploads that were cut off are removed", self.stored.store.url, steps, uploads)
+
+    def let_go(self, step: int) -> None:
+        if self.ranks.is_first:
+            self.retention.apply(step)
+
+
+class Retention:
+    """What a store keeps. What fails here is tried again after the next save."""
+
+    def __init__(self, spec: CheckpointSection, stored: StoredCheckpoints, faults: Faults, protected: set[int]) -> None:
+        self.spec, self.stored, self.faults, self.protected = spec, stored, faults, protected
+        self._cleared = False
+        self._ever_protected: set[int] = set()
+
+    @property
+    def keep(self) -> int:
+        return self.spec.store_keep or self.spec.keep
+
+    def apply(self, newest: int) -> None:
+        try:
+            expired_ones = self.stored.expired(
+                newest, keep=self.keep, keep_every=self.spec.keep_every, protected=self._best_there()
+            )
+            for expired in expired_ones:
+                self.faults.reach("upload.retention", newest)
+                self.stored.delete(expired)
+            if not self._cleared:
+                self.stored.clear_leftovers()  # of other days
+                self._cleared = True
+        except (UserError, OSError) as error:
+            log.warning("%s could not be tidied: %s", self.stored.store.url, _in_short(error))
+
+    def _best_there(self) -> set[int]:
+        """The best step, and until the store has it the best one that it has: of two bests the later is better."""
+        self._ever_protected |= set(self.protected)
+        stored = {checkpoint.step for checkpoint in self.stored.complete()} & self._ever_protected
+        return set(self.protected) | ({max(stored)} if stored else set())
 
 
 class Uploads:
@@ -45,11 +136,10 @@ class Uploads:
         ranks: Ranks,
         faults: Faults,
         protected: set[int],
-        nodes: Nodes,
     ) -> None:
         self.spec, self.folder, self.stored, self.ranks, self.faults = spec, folder, stored, ranks, faults
-        self.nodes = nodes
         self.protected = protected
+        self.retention = Retention(spec, stored, faults, protected)
         self.local = CheckpointFolder(folder.checkpoints)
         self.lock = threading.Lock()
         self.reserved: set[int] = set()  # steps to be read by the round under way: whoever deletes asks, under the lock
@@ -60,8 +150,6 @@ class Uploads:
         self._rounds: list[Future[None]] = []
         self._requested = 0
         self._missing: list[int] = []  # rank 0: steps of the run folder that the store does not have
-        self._cleared = False
-        self._ever_protected: set[int] = set()
 
     def request(self) -> None:
         """Ask for a round. All ranks do, as often as each other."""
@@ -107,7 +195,7 @@ class Uploads:
             with self.lock:
                 self.reserved = set()
         if self.ranks.is_first and plan:
-            self._tidy()
+            self.retention.apply(max((checkpoint.step for checkpoint in self.local.complete()), default=0))
 
     def _plan(self, number: int) -> tuple[list[int], str | None]:
         """What to send, the newest first; nothing if a later round is asked for already: it will send that too."""
@@ -117,7 +205,7 @@ class Uploads:
             here = [checkpoint.step for checkpoint in self.local.complete()]
             newest = here[-1] if here else 0
             gone = expired_steps(
-                here, newest, keep=self._keep, keep_every=self.spec.keep_every, protected=self.protected
+                here, newest, keep=self.retention.keep, keep_every=self.spec.keep_every, protected=self.protected
             )
             self._missing = [step for step in here if step not in gone]
             self.reserved = set(self._missing)
@@ -132,12 +220,10 @@ class Uploads:
         started, together, step = time.perf_counter(), self.agreement.together, checkpoint.step
         self.faults.reach("upload.begin", step)
         manifest: Manifest = together(checkpoint.manifest)[0]
-        mine = self.nodes.share(manifest.files, self.ranks.rank)
-        if self.nodes.count > 1:  # a node has its own ranks' files alone
-            mine = written_by(self.ranks.rank, manifest.files)
+        mine = sorted(manifest.files)[self.ranks.rank :: self.ranks.world_size]
         together(lambda: self._send(checkpoint, mine, manifest))
         self.faults.reach("upload.manifest", step)
-        together(lambda: self.stored.publish(checkpoint), first_rank_only=True)
+        together(lambda: self.stored.publish(manifest), first_rank_only=True)
         self.faults.reach("upload.published", step)
         if self.ranks.is_first:
             seconds = time.perf_counter() - started
@@ -165,93 +251,8 @@ class Uploads:
         log.error("step %s could not be copied to %s: %s; training goes on", step, self.stored.store.url, problem)
         self.folder.record("upload-failed", step=step, to=self.stored.store.url, error=problem)
 
-    def _tidy(self) -> None:
-        """Retention, and once the leftovers of other days. What fails here is tried again after the next upload."""
-        newest = max((checkpoint.step for checkpoint in self.local.complete()), default=0)
-        try:
-            expired_ones = self.stored.expired(
-                newest, keep=self._keep, keep_every=self.spec.keep_every, protected=self._best_there()
-            )
-            for expired in expired_ones:
-                self.faults.reach("upload.retention", newest)
-                self.stored.delete(expired)
-            if not self._cleared:
-                self.stored.clear_leftovers()
-                self._cleared = True
-        except (UserError, OSError) as error:
-            log.warning("%s could not be tidied: %s", self.stored.store.url, _in_short(error))
 
-    def _best_there(self) -> set[int]:
-        """The best step, and until the store has it the best one that it has: of two bests the later is better."""
-        self._ever_protected |= set(self.protected)
-        stored = {checkpoint.step for checkpoint in self.stored.complete()} & self._ever_protected
-        return set(self.protected) | ({max(stored)} if stored else set())
-
-    @property
-    def _keep(self) -> int:
-        return self.spec.store_keep or self.spec.keep
-
-
-class StoreOffer:
-    """A step in the store. Its proof brings it into the run folder, where it is a checkpoint like any other.
-
-    What an attempt before this one brought whole is kept: a restore that is cut off goes on where it was.
-    """
-
-    tier = "store"
-
-    def __init__(
-        self, stored: StoredCheckpoints, step: int, folder: CheckpointFolder, ranks: Ranks, faults: Faults, nodes: Nodes
-    ) -> None:
-        self.stored, self.step, self.folder, self.ranks, self.faults = stored, step, folder, ranks, faults
-        self.nodes, self.leads = nodes, nodes.is_first_of_node(ranks.rank)
-        self.checkpoint, self.incoming = folder.at(step), folder.incoming(step)
-        self.where = f"{stored.store.url}/{self.checkpoint.name}"
-        self._manifest: Manifest | None = None
-
-    @property
-    def manifest(self) -> Manifest:
-        if self._manifest is None:
-            self._manifest = self.stored.manifest(self.step)
-        return self._manifest
-
-    def prove(self) -> list[tuple[str, str]]:
-        problems = self._stage(lambda: self.incoming.prepare(self.manifest), once_per_node=True)
-        problems = problems or self._stage(self._fetch_own_share)
-        if self.leads and any(file not in (MANIFEST_NAME, "a file") for file, _ in problems):
-            self.incoming.delete()  # damaged in the store: to bring the rest again is no use
-        return problems or self._stage(self._take, once_per_node=True)
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        load_state(self.checkpoint, state, self.ranks)
-
-    def _fetch_own_share(self) -> list[Damage]:
-        problems = []
-        for name in self.nodes.share(self.manifest.files, self.ranks.rank):
-            record = self.manifest.files[name]
-            if not self.incoming.holds(name, record, former=self.checkpoint):
-                damage = self.stored.fetch(self.step, name, record, self.incoming.path)
-                problems += [damage] if damage else []
-                self.faults.reach("restore.file", self.step)
-        return problems
-
-    def _take(self) -> None:
-        self.incoming.publish(self.manifest)
-        self.folder.take(self.incoming)
-
-    def _stage(self, action: Callable[[], Any], *, once_per_node: bool = False) -> list[tuple[str, str]]:
-        problems: list[tuple[str, str]] = []
-        if self.leads or not once_per_node:
-            try:
-                problems = [(damage.file, damage.reason) for damage in action() or ()]
-            except (UserError, OSError, ValueError, TypeError, KeyError) as error:
-                problems = [(MANIFEST_NAME if once_per_node else "a file", _in_short(error))]
-        return sorted({problem for part in self.ranks.gather(problems, patient=True) for problem in part})
-
-
-def store_offers(
-    stored: StoredCheckpoints, folder: CheckpointFolder, ranks: Ranks, faults: Faults, nodes: Nodes
-) -> tuple[list[Offer], str | None]:
+def store_offers(stored: StoredCheckpoints, ranks: Ranks, faults: Faults) -> tuple[list[Offer], str | None]:
     """The steps of the store, or why it cannot be asked."""
     steps: list[int] = []
     problem: str | None = None
@@ -261,7 +262,7 @@ def store_offers(
         except (UserError, OSError) as error:
             problem = str(error)
     steps, problem = ranks.broadcast((steps, problem), patient=True)
-    return [StoreOffer(stored, step, folder, ranks, faults, nodes) for step in steps], problem
+    return [WholeOffer("store", step, stored.at(step), ranks, faults) for step in steps], problem
 
 
 def _in_short(error: BaseException) -> str:

@@ -53,13 +53,17 @@ class Offer(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """ValueError or OSError if there is none to read."""
+        """Of a step that is proven."""
         ...
 
     def prove(self) -> list[tuple[str, str]]:
-        """Read all of it, the ranks sharing the work; what is wrong with it, the same on all ranks: (file, reason)."""
+        """Whether it can be loaded, as far as that is known before; what is wrong with it, the same on all ranks:
+        (file, reason).
+        """
         ...
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Fill the tensors in place. Only after a proof that found nothing."""
+    def load(self, state: dict[str, Tensor]) -> list[tuple[str, str]]:
+        """Fill the tensors in place, after a proof that found nothing. What turns out to be damaged while it is read:
+        then the tensors are worth nothing, and another step must be loaded.
+        """
         ...

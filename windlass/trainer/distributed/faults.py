@@ -44,7 +44,7 @@ POINTS = (
     "upload.manifest",
     "upload.published",
     "upload.retention",
-    "restore.file",
+    "restore.begin",
 )
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from windlass.checkpoint import hash_file
+from windlass.checkpoint.manifest import sha256_of
 from windlass.errors import UserError
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.model.lora import QuantizedLoraLinear
@@ -56,7 +56,7 @@ class Weights:
 
     def hashes(self, index: int = 0, count: int = 1) -> dict[str, str]:
         """SHA-256 of every count-th file."""
-        return {path.name: hash_file(path).sha256 for path in self.files[index::count]}
+        return {path.name: sha256_of(path) for path in self.files[index::count]}
 
 
 def find_weights(folder: Path, reference: nn.Module, *, trusted: bool) -> Weights:
