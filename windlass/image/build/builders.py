@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,7 +157,7 @@ class Buildah(Builder):
 
 
 class Docker(Builder):
-    """Docker with BuildKit: `docker buildx build`."""
+    """Docker with BuildKit: `docker buildx build`, or what docker before 23 has of it without a plugin."""
 
     name = "docker"
     alive = ("version", "--format", "{{.Server.Version}}")
@@ -165,11 +166,23 @@ class Docker(Builder):
 
     def why_not(self) -> str | None:
         reason = super().why_not()
-        if reason is None and capture(["docker", "buildx", "version"], timeout=20)[0] != 0:
+        if reason is None and not self.has_buildx and not self.has_own_buildkit:
             return "the buildx plugin is not installed"
         return reason
 
+    @cached_property
+    def has_buildx(self) -> bool:
+        return capture(["docker", "buildx", "version"], timeout=20)[0] == 0
+
+    @cached_property
+    def has_own_buildkit(self) -> bool:
+        code, version, _ = capture(["docker", "version", "--format", "{{.Client.Version}}"], timeout=60)
+        return code == 0 and int(version.split(".")[0] or 0) < 23
+
     def build(self, request: BuildRequest) -> list[str]:
+        if not self.has_buildx and self.has_own_buildkit:
+            cache = ["--cache-from", request.cache] if request.cache else []
+            return ["env", "DOCKER_BUILDKIT=1", "docker", "build", "--progress=plain", *_build_options(request, cache)]
         kept = f"type=registry,ref={request.cache}"
         cache = ["--cache-from", kept, "--cache-to", f"{kept},mode=max"] if request.cache else []
         command = ["docker", "buildx", "build", "--progress=plain", "--load", "--provenance=false"]

@@ -260,8 +260,9 @@ class Installer:
             for part in by_name.values():
                 if part.pin and part.requirement:
                     environment.packages[part.name] = Package(
-                        part.name, part.pin, replace(where, cause=part.place), pinned=True,
-                        wheel="", cuda=self._cuda_of(part.name, part.pin, environment))  # fmt: skip
+                        part.name, part.pin, replace(where, cause=part.place), pinned=True, wheel="",
+                        page=page if part.name in facts()["builds_against_torch"]["names"] else None,
+                        cuda=self._cuda_of(part.name, part.pin, environment))  # fmt: skip
         options = frozenset(arguments.options)
         self._record(where, text, before, environment, wanted, answer, (indexes or "", *extra), options, install.by_uv)
 

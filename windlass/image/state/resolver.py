@@ -110,7 +110,7 @@ class Index:
     torch_index: bool | None = None  # whether download.pytorch.org is there; None: find out
 
     def resolve(self, question: Question) -> Answer:
-        key = _key("resolved", asdict(question))
+        key = _key("resolve", asdict(question))
         kept = self._kept(key, self.max_age)
         if kept is not None:
             return Answer(**{**kept, "packages": tuple(Found(**package) for package in kept["packages"]),
@@ -128,7 +128,7 @@ class Index:
         own = [f"torch{needs}"] if needs else []
         if not found.url or not found.url.startswith("http"):
             return tuple(own)  # of a base image, or of torch's own index: the table says what companions need
-        key = _key("requires", found.url)
+        key = _key("metadata", found.url)
         kept = self._kept(key, None)
         if kept is None:
             text = None if self.offline else get(f"{found.url}.metadata")
