@@ -15,7 +15,9 @@ from windlass.image.read.texts import Texts
 from windlass.image.state.contents import broken_import, imports_of, source_of
 from windlass.image.state.fetch import open_wheel, written_requires
 from windlass.image.state.resolver import Found, Index
+from windlass.image.state.walk import walk
 
+NODE = node_named("a100", "550.54", "linux/amd64")
 GENERATED = "from google.protobuf import descriptor as _descriptor\nX = _descriptor.FieldDescriptor(name='x')\n"
 
 
@@ -108,13 +110,26 @@ def test_a_source_says_what_it_requires():
 
 def verdicts(dockerfile: str, tmp_path, **files: str) -> set[tuple[str, int]]:
     offline = Index(cache=tmp_path, offline=True)
-    verdict = judge(Texts(dockerfile, files), node_named("a100", "550.54", "linux/amd64"), offline)
+    verdict = judge(Texts(dockerfile, files), NODE, offline)
     return {(error.id, error.where.place.line) for error in verdict.errors}
 
 
 def test_a_secret_argument_inside_a_value_stays_in_the_image(tmp_path):
     text = "FROM python:3.12\nARG INDEX_TOKEN\nENV PIP_INDEX_URL=https://u:${INDEX_TOKEN}@pypi.example/simple\n"
     assert verdicts(text, tmp_path) == {("secret-in-arg", 2), ("secret-in-env", 3)}
+
+
+def test_conda_environments_are_activated_by_source_too(tmp_path):
+    steps = "conda create -n ia python=3.8 -y && source activate ia && pip install torch==2.1.2"
+    trace = walk(Texts(f"FROM continuumio/miniconda3\nRUN {steps}\n"), NODE, Index(cache=tmp_path, offline=True))
+    assert trace.final.environments["ia"].packages["torch"].version == "2.1.2"
+
+
+def test_uv_reads_the_project_that_it_is_given(tmp_path):
+    project = '[project]\nname = "p"\nversion = "0"\ndependencies = ["torch==2.4.0"]\n'
+    text = "FROM python:3.12\nCOPY m /app/m\nRUN uv sync --project /app/m\n"
+    trace = walk(Texts(text, {"m/pyproject.toml": project}), NODE, Index(cache=tmp_path, offline=True))
+    assert trace.final.environments["/app/m/.venv"].packages["torch"].version == "2.4.0"
 
 
 def test_deadsnakes_serves_systems_that_ubuntu_supports(tmp_path):

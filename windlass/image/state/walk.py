@@ -298,7 +298,7 @@ class _Walker(Installer):
             self.state.apt |= {word: self._where(command.words[0].line, command) for word in words[1:]}
         elif program in ("source", ".") and len(words) > 1 and words[1].endswith("/bin/activate"):
             self._activate(posixpath.normpath(posixpath.join(self.cwd, words[1].removesuffix("/bin/activate"))))
-        elif program in ("conda", "mamba", "micromamba") and len(words) > 2 and words[1] == "activate":
+        elif program in ("conda", "mamba", "micromamba", "source", ".") and words[1:2] == ["activate"] and words[2:]:
             self._activate(words[2])
         elif program in ("conda", "mamba", "micromamba") and len(words) > 3 and words[1] == "run":
             self._conda_run(command)
