@@ -436,5 +436,5 @@ def _cache_folder() -> Path:
     """One folder for each choice of the machine's own index: another index has other answers."""
     own = _environment(os.environ)
     indexes = [own[name] for name in ("UV_DEFAULT_INDEX", "UV_INDEX") if own.get(name)]
-    folder = f"index-{_key('machine', indexes)[:8]}" if indexes else "index"
+    folder = f"answers-{_key('machine', indexes)[:8]}" if indexes else "answers"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windlass" / folder
