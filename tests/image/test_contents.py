@@ -67,8 +67,8 @@ def test_pkg_resources_and_generated_code_are_of_their_time(index, wheel):
     assert broken_import(index, user, None, "pkg_resources") == "pkg_resources"
     assert broken_import(index, user, wheel("setuptools", "82.0"), "pkg_resources") == "pkg_resources"
     board = wheel("board", **{"board/__init__.py": "", "board/a_pb2.py": GENERATED})
-    assert "protoc before 3.19" in str(broken_import(index, board, wheel("protobuf", "4.25"), "google"))
-    assert broken_import(index, board, wheel("protobuf", "3.20"), "google") is None
+    assert "protoc before 3.19" in str(broken_import(index, board, wheel("protobuf", "4.25"), "google.protobuf"))
+    assert broken_import(index, board, wheel("protobuf", "3.20"), "google.protobuf") is None
 
 
 def archive(**files: str) -> bytes:

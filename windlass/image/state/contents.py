@@ -47,7 +47,7 @@ def imports_of(index: Index, importer: Found) -> list[list[str]]:
 def broken_import(index: Index, importer: Found, imported: Found | None, package: str) -> str | None:
     """`EncoderDecoderCache of transformers`: what importing one wheel takes from another that has no such name."""
     for module, name in imports_of(index, importer):
-        if module.split(".")[0] != package:
+        if f"{module}.".removeprefix(f"{package}.") == f"{module}.":
             continue
         if imported is None:
             return module
@@ -83,7 +83,7 @@ def _source(index: Index, name: str, version: str) -> dict[str, object] | None:
     try:
         build = tomllib.loads(project).get("build-system", {})
         statements = list(_at_import(ast.parse(setup)))
-    except (tomllib.TOMLDecodeError, SyntaxError):
+    except (SyntaxError, ValueError):
         return {}
     requires = [_project(text) for text in build.get("requires", ())]
     imports = {name.name.split(".")[0] for one in statements if isinstance(one, ast.Import) for name in one.names}
@@ -93,7 +93,7 @@ def _source(index: Index, name: str, version: str) -> dict[str, object] | None:
         BACKENDS
     )
     needs = "compiler" if native and compiles else ""
-    if "torch" in imports:
+    if "torch" in imports and "torch" not in requires:
         needs = "nvcc" if "CUDAExtension" in setup else "c++"
     elif {"setuptools-rust", "maturin"} & set(requires):
         needs = "rust"
@@ -137,7 +137,7 @@ def _imported(importer: Found) -> list[list[str]] | None:
                 else:
                     found[target, name] = None
         generated = next((wheel.text(module) for module in wheel.modules if module.endswith("_pb2")), None) or ""
-    except (OSError, SyntaxError, zipfile.BadZipFile):
+    except (OSError, SyntaxError, ValueError, zipfile.BadZipFile):
         return None
     if "_descriptor.FieldDescriptor(" in generated:  # by a protoc before 3.19, whose code newer runtimes refuse
         found["google.protobuf.descriptor", OLD_PROTOC] = None
@@ -156,7 +156,7 @@ def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _taken(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[str, str]]:
-    names: dict[str, str] = {}
+    numpy: set[str] = set()
     for node in _at_import(tree):
         if isinstance(node, ast.ImportFrom):
             above = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
@@ -164,10 +164,10 @@ def _taken(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[st
             yield from ((target, name.name) for name in node.names)
         elif isinstance(node, ast.Import):
             for name in node.names:
-                names[name.asname or name.name.split(".")[0]] = name.name if name.asname else name.name.split(".")[0]
+                numpy |= {name.asname or "numpy"} if name.name == "numpy" else set()
                 yield name.name, ""
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
-            yield names[node.value.id], node.attr
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in numpy:
+            yield "numpy", node.attr  # which says itself what it has no more; names of others may be made as they run
 
 
 def _lacks(imported: Found, module: str, name: str) -> str | None:

@@ -109,7 +109,7 @@ class Wheel:
 def open_wheel(url: str | None) -> Wheel | None:
     """None: out of reach."""
     size = get_bytes(url, size=True) if url else None
-    if not size or not url:
+    if not url or not size or not size.isdigit():
         return None
     try:
         return Wheel(zipfile.ZipFile(Ranges(url, int(size))))  # type: ignore[arg-type]
