@@ -8,7 +8,6 @@ import zipfile
 
 import pytest
 
-from windlass.image.build.builders import Docker
 from windlass.image.facts.node import node_named
 from windlass.image.judge import judge
 from windlass.image.read.texts import Texts
@@ -149,14 +148,3 @@ def test_deadsnakes_serves_systems_that_ubuntu_supports(tmp_path):
 def test_a_page_of_wheels_names_the_torch_that_they_are_made_for(page, found, tmp_path):
     text = f"FROM pytorch/pytorch:2.1.2-cuda12.1-cudnn8-devel\nRUN pip install mmcv==2.1.0 -f {page}\n"
     assert verdicts(text, tmp_path) == found
-
-
-def test_docker_before_23_builds_without_a_plugin(monkeypatch, tmp_path):
-    program = tmp_path / "docker"
-    program.write_text("#!/bin/sh\n[ $1 = version ] && echo 20.10.24 || exit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert Docker().why_not() is None
-    assert Docker().has_own_buildkit
-    program.write_text("#!/bin/sh\n[ $1 = version ] && echo 28.2.2 || exit 1\n")
-    assert Docker().why_not() == "the buildx plugin is not installed"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -164,23 +164,18 @@ class Docker(Builder):
     gpu_options = ("--gpus", "all")
     run_options = ()
 
+    buildx = True
+
     def why_not(self) -> str | None:
         reason = super().why_not()
-        if reason is None and not self.has_buildx and not self.has_own_buildkit:
-            return "the buildx plugin is not installed"
+        if reason is None and capture(["docker", "buildx", "version"], timeout=20)[0] != 0:
+            _, version, _ = capture(["docker", "version", "--format", "{{.Client.Version}}"], timeout=60)
+            self.buildx = int(re.match(r"\d*", version)[0] or 99) >= 23  # type: ignore[index]
+            return "the buildx plugin is not installed" if self.buildx else None
         return reason
 
-    @cached_property
-    def has_buildx(self) -> bool:
-        return capture(["docker", "buildx", "version"], timeout=20)[0] == 0
-
-    @cached_property
-    def has_own_buildkit(self) -> bool:
-        code, version, _ = capture(["docker", "version", "--format", "{{.Client.Version}}"], timeout=60)
-        return code == 0 and int(version.split(".")[0] or 0) < 23
-
     def build(self, request: BuildRequest) -> list[str]:
-        if not self.has_buildx and self.has_own_buildkit:
+        if not self.buildx:
             cache = ["--cache-from", request.cache] if request.cache else []
             return ["env", "DOCKER_BUILDKIT=1", "docker", "build", "--progress=plain", *_build_options(request, cache)]
         kept = f"type=registry,ref={request.cache}"
