@@ -15,8 +15,6 @@ from tests.outputs import WrongOutputError, check_printed, check_value, command_
 from windlass.api.schemas import OUTPUTS, SCHEMA_VERSION, runs, schema_of
 from windlass.cli import output
 from windlass.cli.main import cli
-from windlass.image.registry.overlay import Overlay
-from windlass.image.registry.reference import ImageReference
 from windlass.targets.kubernetes.network import Finding
 from windlass.targets.kubernetes.pod import programs as inside
 from windlass.targets.protocol import JobStatus, PodRow
@@ -117,5 +115,3 @@ def test_what_only_clusters_and_registries_print_is_made_of_what_the_code_has():
     used = {"pod": "a-0", "node": "n", "node_rank": 0, "tokens_per_s": None, **inside.usage()}
     use = {"name": "a", "step": 1, "steps": 2, "tokens_per_s": 3.5, "pods": [used]}
     check_value(use, outputs_of("top", []), "top")
-    put = Overlay(ImageReference.parse("r.example/train:a"), "sha256:" + "0" * 64, "sha256:" + "1" * 64, 3, 100)
-    check_value({**put.as_dict(), "seconds": 1.5, "run_file": None}, outputs_of("image overlay", []), "image overlay")

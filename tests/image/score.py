@@ -102,6 +102,13 @@ MEANINGS = {
     "missing-tool": r"missing|no-compiler",
     "efa-not-found": r"efa",
     "copied-environment": r"copied",
+    "uv": r"uv-",
+    "externally-managed": r"managed",
+    "companion-or-abi": r"-abi$|another-torch|-of-",
+    "numpy-api": r"numpy|import-of",
+    "import": r"import-of|build-module",
+    "library": r"missing|cuda-of-package",
+    "wheel-missing-or-tool": r"no-wheel|no-version|wheel-|no-compiler|missing",
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
 from tests.image.conftest import torch_options
+from windlass.image.build.builders import Docker
 
 pytestmark = pytest.mark.image
 
@@ -15,7 +17,6 @@ FROM localhost/machine:12
 COPY requirements.txt /workspace/requirements.txt
 RUN pip install --no-cache-dir -r /workspace/requirements.txt
 COPY train.py /workspace/train.py
-LABEL dev.windlass.code=/workspace
 """
 RUN = """\
 # my run
@@ -111,3 +112,24 @@ def test_every_check_of_the_full_level_runs_inside_the_image(project, builder):
     assert "LlamaForCausalLM" in checks["model"]["detail"]
     assert checks["all-reduce"]["detail"] == "gloo: 1 + 2 = 3 on both ranks"
     assert ("trained 2 steps" in checks["smoke"]["detail"]) if level == "full" else "smoke" not in checks
+
+
+def test_docker_builds_proves_pushes_and_pulls_back(project, registry, workplace, tmp_path):
+    """The same with docker's own daemon and command, where there are some."""
+    if reason := Docker().why_not():
+        pytest.skip(f"docker: {reason}")
+    archive = tmp_path / "machine.tar"
+    workplace.tool("buildah", "push", "localhost/machine:12", f"docker-archive:{archive}:localhost/machine:12")
+    docker("load", "--input", str(archive))
+    archive.unlink()
+    built = project.result("build", "my.yaml", "--builder", "docker")
+    assert (built["attempts"], built["proof"]["passed"], built["proof"]["loaded"]["torch"]) == (1, True, "2.14.1")
+    pushed = project.result("push", "my.yaml", "--builder", "docker")
+    assert pushed["pinned"] == f"{registry.host}/team/train@{pushed['digest']}"
+    docker("image", "rm", "--force", built["id"])
+    docker("pull", "--quiet", pushed["pinned"])
+    assert docker("run", "--rm", "--network", "host", pushed["pinned"], "python3", "/workspace/train.py") == "first\n"
+
+
+def docker(*words: str) -> str:
+    return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout

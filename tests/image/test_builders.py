@@ -94,3 +94,15 @@ def test_without_any_builder_the_error_says_why_for_each(monkeypatch, tmp_path):
     assert "codebuild" in refused.value.fix
     with pytest.raises(UserError, match="podman cannot be used here"):
         find_builder("podman")
+
+
+def test_docker_before_23_builds_without_a_plugin(monkeypatch, tmp_path):
+    program = tmp_path / "docker"
+    program.write_text("#!/bin/sh\n[ $1 = version ] && echo 20.10.24 || exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    old = Docker()
+    assert old.why_not() is None
+    assert old.build(REQUEST)[:4] == ["env", "DOCKER_BUILDKIT=1", "docker", "build"]
+    program.write_text("#!/bin/sh\n[ $1 = version ] && echo 28.2.2 || exit 1\n")
+    assert Docker().why_not() == "the buildx plugin is not installed"

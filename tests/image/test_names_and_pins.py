@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import tarfile
-from pathlib import PurePosixPath
 
 import pytest
 import yaml
@@ -17,7 +13,6 @@ from windlass.errors import UserError
 from windlass.image.aws.ecr import EcrHost
 from windlass.image.build.logs import obstacle_in
 from windlass.image.registry.credentials import Credentials, find_credentials
-from windlass.image.registry.overlay import layer_of
 from windlass.image.registry.reference import ImageReference, is_loopback, pin
 
 DIGEST = "sha256:" + "ab" * 32
@@ -87,25 +82,6 @@ PLAIN = st.one_of(
 def test_a_pin_reads_back_whatever_the_file_holds(values, flow):
     pinned = yaml.safe_load(pin(yaml.safe_dump(values, default_flow_style=flow), NAME))
     assert pinned == {**values, "image": {**values.get("image", {}), "name": NAME}}
-
-
-def test_a_layer_is_the_same_for_the_same_files_whenever_they_were_written(tmp_path):
-    made = []
-    for name in ("one", "two"):
-        folder = tmp_path / name
-        (folder / "pkg").mkdir(parents=True)
-        (folder / "pkg" / "a.py").write_text("x = 1\n")
-        (folder / "run.sh").write_text("echo\n")
-        (folder / "run.sh").chmod(0o755)
-        made.append(layer_of(folder, ["run.sh", "pkg/a.py"], PurePosixPath("/workspace"), replace=True))
-    assert made[0] == made[1]
-    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(made[0].data))) as tar:
-        assert [one.name for one in tar] == [
-            *("workspace", "workspace/.wh..wh..opq", "workspace/pkg", "workspace/pkg/a.py", "workspace/run.sh")
-        ]
-        assert tar.getmember("workspace/run.sh").mode == 0o755
-    kept = layer_of(tmp_path / "one", ["run.sh"], PurePosixPath("/workspace"), replace=False)
-    assert b".wh." not in gzip.decompress(kept.data)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_from_cluster_reads_the_labels_of_the_nodes(plan, monkeypatch):
 @pytest.fixture
 def case(tmp_path, monkeypatch, capfd):
     """Judge a case of tests/image/cases by the recorded answers of the index, as a user would: code, stdout, stderr."""
-    cache = tmp_path / "cache" / "windlass" / "index"
+    cache = tmp_path / "cache" / "windlass" / "answers"
     cache.mkdir(parents=True)
     recorded_index(cache)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

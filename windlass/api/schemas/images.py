@@ -133,16 +133,3 @@ class PushRequest(Printed):
 
     image: str
     destination: str
-
-
-class Overlay(Printed):
-    """Code that was put on an image."""
-
-    image: str
-    pinned: str
-    digest: str
-    overlay_of: str
-    files: int
-    layer_bytes: int
-    seconds: float
-    run_file: str | None

@@ -95,7 +95,6 @@ OUTPUTS = (
     Output("image test", "", images.ImageReport),
     Output("image push", "", images.PushedImage),
     Output("image push", "--dry-run", images.PushRequest),
-    Output("image overlay", "", images.Overlay),
     Output(
         "image infrastructure",
         "",

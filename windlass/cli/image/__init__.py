@@ -6,7 +6,6 @@ import click
 
 from windlass.cli.image.build import build
 from windlass.cli.image.infrastructure import infrastructure
-from windlass.cli.image.overlay import overlay
 from windlass.cli.image.plan import plan
 from windlass.cli.image.push import push
 from windlass.cli.image.test import test
@@ -23,5 +22,5 @@ def image() -> None:
         raise UserError("the Python package packaging is missing", fix="pip install 'windlass[image]'")
 
 
-for command in (plan, build, test, push, overlay, infrastructure):
+for command in (plan, build, test, push, infrastructure):
     image.add_command(command)

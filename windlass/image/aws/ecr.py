@@ -15,7 +15,6 @@ HOST = re.compile(
     r"(?P<account>\d{12})\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws|amazonaws\.\w+)"
 )
 UNTAGGED_DAYS = 14
-KEPT_OVERLAYS = 200
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class EcrRepository:
 
 
 def lifecycle_policy() -> dict[str, Any]:
-    """Untagged images go after two weeks; of overlays, which come by the edit, the newest stay."""
+    """Untagged images go after two weeks."""
     return {
         "rules": [
             {
@@ -53,17 +52,6 @@ def lifecycle_policy() -> dict[str, Any]:
                     "countType": "sinceImagePushed",
                     "countUnit": "days",
                     "countNumber": UNTAGGED_DAYS,
-                },
-                "action": {"type": "expire"},
-            },
-            {
-                "rulePriority": 2,
-                "description": "code overlays but the newest",
-                "selection": {
-                    "tagStatus": "tagged",
-                    "tagPrefixList": ["overlay-"],
-                    "countType": "imageCountMoreThan",
-                    "countNumber": KEPT_OVERLAYS,
                 },
                 "action": {"type": "expire"},
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,20 +157,27 @@ class Buildah(Builder):
 
 
 class Docker(Builder):
-    """Docker with BuildKit: `docker buildx build`."""
+    """Docker with BuildKit: `docker buildx build`, or what docker before 23 has of it without a plugin."""
 
     name = "docker"
     alive = ("version", "--format", "{{.Server.Version}}")
     gpu_options = ("--gpus", "all")
     run_options = ()
 
+    buildx = True
+
     def why_not(self) -> str | None:
         reason = super().why_not()
         if reason is None and capture(["docker", "buildx", "version"], timeout=20)[0] != 0:
-            return "the buildx plugin is not installed"
+            _, version, _ = capture(["docker", "version", "--format", "{{.Client.Version}}"], timeout=60)
+            self.buildx = int(re.match(r"\d*", version)[0] or 99) >= 23  # type: ignore[index]
+            return "the buildx plugin is not installed" if self.buildx else None
         return reason
 
     def build(self, request: BuildRequest) -> list[str]:
+        if not self.buildx:
+            cache = ["--cache-from", request.cache] if request.cache else []
+            return ["env", "DOCKER_BUILDKIT=1", "docker", "build", "--progress=plain", *_build_options(request, cache)]
         kept = f"type=registry,ref={request.cache}"
         cache = ["--cache-from", kept, "--cache-to", f"{kept},mode=max"] if request.cache else []
         command = ["docker", "buildx", "build", "--progress=plain", "--load", "--provenance=false"]

@@ -17,9 +17,6 @@ from windlass.errors import UserError
 OCI = "org.opencontainers.image"
 OURS = "dev.windlass"
 CONTENT = f"{OURS}.content"
-CODE = f"{OURS}.code"
-OVERLAY_OF = f"{OURS}.overlay-of"
-OVERLAY_CONTENT = f"{OURS}.overlay-content"
 
 
 def labels_for(*, title: str, tag: str, commit: Commit | None, content: str, bases: tuple[str, ...]) -> dict[str, str]:

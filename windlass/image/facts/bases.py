@@ -41,6 +41,8 @@ class Base:
     system: str | None = None
     efa: str | None = None
     nccl: str | None = None
+    cudnn: str | None = None  # its major version; "": none
+    installs: str | None = None  # a package of PyPI that the image is made of
     has_nvcc: bool | None = None
     has_compiler: bool | None = None
     programs: frozenset[str] | None = None  # of those that builds call; None: not known
@@ -80,6 +82,7 @@ def _described(base: Base, tag: str) -> Base:
         return replace(
             base,
             family="cuda",
+            cudnn=(_search(r"cudnn(\d*)", tag) or "9") if "cudnn" in tag else "",
             cuda=_search(r"cuda(\d+\.\d+)" if deep else r"^(\d+\.\d+)", tag),
             system=system,
             has_nvcc=devel,
@@ -117,6 +120,12 @@ def _described(base: Base, tag: str) -> Base:
             programs=TOOLS,
             packages=_with_companions(torch),
         )
+    if plain in (images := facts()["application_images"]["images"]):
+        known = images[plain]
+        version = _search(r"^v?(\d+\.\d+[\w.]*)", tag)
+        installs = f"{known['package']}=={version}" if version else None
+        return replace(base, family="python", python=known["python"], system=known["system"], has_compiler=True,
+                       programs=TOOLS | {"uv"}, installs=installs)  # fmt: skip
     if short == "python":
         slim = "slim" in tag or "alpine" in tag
         python = _search(r"^(3\.\d+)", tag)

@@ -263,7 +263,7 @@ def torch_for_companion(name: str, version: str) -> str | None:
 
 def _companions(name: str) -> Iterator[tuple[str, str]]:
     unsaid = facts()["companions_unsaid"].get(name, {})  # what a wheel's own metadata leaves out
-    for version, needs in _releases()["companions"].get(name, {}).items():
+    for version, needs in {**dict.fromkeys(unsaid, ""), **_releases()["companions"].get(name, {})}.items():
         yield version, needs or unsaid.get(version, "")
 
 

@@ -12,7 +12,6 @@ from importlib.metadata import requires
 
 from packaging.requirements import Requirement
 
-from windlass.image.build.records import CODE
 from windlass.image.facts.bases import Base
 from windlass.image.facts.table import Build, facts
 from windlass.image.read.requirements import Place, Wanted, wanted_of
@@ -100,8 +99,6 @@ def _blocks(of: Ingredients) -> Iterator[str]:
         f"ENV PYTHONPATH=/opt/windlass:{CODE_FOLDER}\n"
         "RUN printf '#!/bin/sh\\nexec python -m windlass.cli.main \"$@\"\\n' > /usr/local/bin/windlass \\\n"
         "    && chmod 755 /usr/local/bin/windlass && windlass --version\n"
-        "# Where `windlass image overlay` puts code of your own.\n"
-        f"LABEL {CODE}={CODE_FOLDER}\n"
         f"WORKDIR {CODE_FOLDER}"
     )
 

@@ -1,1 +1,1 @@
-"""Registries: names, credentials, push, pins, overlays."""
+"""Registries: names, credentials, push, pins."""

@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     packages.numpy_abi,
     packages.wheel_tags,
     compiled.torch_while_building,
+    compiled.build_modules,
     compiled.nvcc,
     compiled.architecture_list,
     compiled.compiler,

@@ -11,10 +11,12 @@ from windlass.image.facts.table import facts, minor
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import after_torch, apt_install, devel_base
 from windlass.image.rules.torch import torch_environments
-from windlass.image.state.contents import source_needs
+from windlass.image.state.contents import Source, source_of
 from windlass.image.state.model import Compiled, Package
 
-FLASH_WHEEL = re.compile(r"cu(\d+)torch(\d+\.\d+)cxx11abi(true|false)")
+MADE_FOR = re.compile(
+    r"cu(?P<cuda>\d+)[-_/]?torch-?(?P<torch>\d+\.\d+)|torch-?(?P<torch2>\d+\.\d+)[\d.]*(?:\+|%2b|[-_/])cu(?P<cuda2>\d+)"
+)
 
 
 def built_here(case: Case) -> Iterator[tuple[Package, Compiled, str]]:
@@ -32,7 +34,11 @@ def built_here(case: Case) -> Iterator[tuple[Package, Compiled, str]]:
 def need_of(case: Case, package: Package) -> str | None:
     """What building it from source takes: by the table, else by what its source distribution holds."""
     known: str | None = facts()["builds_against_torch"]["names"].get(package.name)
-    return known or (source_needs(case.index, package.name, package.version) if package.version else None)
+    return known or _source(case, package).needs
+
+
+def _source(case: Case, package: Package) -> Source:
+    return source_of(case.index, package.name, package.version) if package.version else Source()
 
 
 def torch_while_building(case: Case) -> Iterator[Finding]:
@@ -56,6 +62,24 @@ def torch_while_building(case: Case) -> Iterator[Finding]:
             )
 
 
+def build_modules(case: Case) -> Iterator[Finding]:
+    """Without isolation a build finds only what an earlier step installed."""
+    projects = facts()["build_modules"]["projects"]
+    for package, compiled, _ in built_here(case):
+        source = _source(case, package)
+        needed = {projects[name] for name in source.imports if name in projects} | {
+            name for name in source.requires if name in projects.values()
+        }
+        lacking = sorted(needed - compiled.installed)
+        if lacking and not compiled.isolated and compiled.bare:
+            yield case.error(
+                "build-module",
+                f"{package.name} is built without isolation and needs {', '.join(lacking)}, which no earlier step "
+                "installs",
+                package.where,
+            )
+
+
 def nvcc(case: Case) -> Iterator[Finding]:
     """nvcc: there, of torch's CUDA, and new enough for the GPU."""
     for package, compiled, need in built_here(case):
@@ -72,11 +96,19 @@ def nvcc(case: Case) -> Iterator[Finding]:
                     *devel_base(case, package),
                 )
             continue
-        if torch and torch.cuda and torch.cuda != "cpu" and torch.cuda.split(".")[0] != compiled.nvcc.split(".")[0]:
+        exact = package.name in facts()["nvcc"]["exact_minor"]
+        part = 2 if exact else 1
+        if (
+            torch
+            and torch.cuda
+            and torch.cuda != "cpu"
+            and (torch.cuda.split(".")[:part] != compiled.nvcc.split(".")[:part])
+        ):
             yield case.error(
                 "nvcc-of-torch",
                 f"{package.name} is compiled with nvcc {compiled.nvcc} against torch {torch.version}, which "
-                f"is built with CUDA {torch.cuda}: torch's extension builder refuses another major version",
+                f"is built with CUDA {torch.cuda}: {package.name if exact else 'the extension builder of torch'} "
+                f"refuses another {'minor' if exact else 'major'} version",
                 package.where,
                 *devel_base(case, package),
             )
@@ -132,6 +164,13 @@ def compiler(case: Case) -> Iterator[Finding]:
     """A package that is compiled where there is no C compiler."""
     for package, compiled, need in built_here(case):
         lacks = compiled.programs is not None and not compiled.programs & {"gcc", "g++"}
+        if need == "rust" and compiled.programs is not None and "cargo" not in compiled.programs:
+            yield case.error(
+                "no-compiler",
+                f"{package.name} {package.version} has no wheel for this image and is compiled with Rust, which "
+                "nothing installs before",
+                package.where,
+            )
         if lacks and need in ("nvcc", "c++", "compiler"):
             yield case.error(
                 "no-compiler",
@@ -154,7 +193,7 @@ def other_torch(case: Case) -> Iterator[Finding]:
                     f"torch {torch.version}",
                     torch.where,
                 )
-            yield from _flash_wheel(case, package, torch)
+            yield from _made_for(case, package, torch)
             if (
                 package.name == "flash-attn"
                 and package.compiled
@@ -170,22 +209,25 @@ def other_torch(case: Case) -> Iterator[Finding]:
                 )
 
 
-def _flash_wheel(case: Case, package: Package, torch: Package) -> Iterator[Finding]:
-    """A ready flash-attn wheel names the torch, CUDA and C++ ABI that it is made for."""
-    named = FLASH_WHEEL.search((package.wheel or "").lower())
+def _made_for(case: Case, package: Package, torch: Package) -> Iterator[Finding]:
+    """A ready wheel, or the page it is from, may name the torch, the CUDA and the C++ ABI that it is made for."""
+    address = f"{package.page or ''} {package.wheel or ''}".lower()
+    named = MADE_FOR.search(address)
     if not named:
         return
+    cuda, made = named["cuda"] or named["cuda2"], named["torch"] or named["torch2"]
     problems = []
-    if named[2] != minor(torch.public):
-        problems.append(f"torch {named[2]}, not {torch.version}")
-    if torch.cuda and torch.cuda != "cpu" and named[1][:2] != torch.cuda.split(".")[0]:
-        problems.append(f"CUDA {named[1][:2]}, not {torch.cuda}")
+    if minor(made) != minor(torch.public):
+        problems.append(f"torch {made}, not {torch.version}")
+    if torch.cuda and torch.cuda != "cpu" and cuda[:2] != torch.cuda.split(".")[0]:
+        problems.append(f"CUDA {cuda[:2]}, not {torch.cuda}")
+    abi = re.search("cxx11abi(true|false)", address)
     new_abi = torch.at_least(facts()["flash_attention"]["cxx11abi_since"])
-    if (named[3] == "true") != new_abi and torch.origin == "pip":
-        problems.append(f"the {'new' if named[3] == 'true' else 'old'} C++ ABI, not torch's")
+    if abi and (abi[1] == "true") != new_abi and torch.origin == "pip":
+        problems.append(f"the {'new' if abi[1] == 'true' else 'old'} C++ ABI, not torch's")
     if problems:
         yield case.error(
-            "flash-attn-abi",
+            f"{package.name}-abi",
             f"this {package.name} wheel is made for {'; '.join(problems)}: importing it ends with an undefined symbol",
             package.where,
             *after_torch(case, package),

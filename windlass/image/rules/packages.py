@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date
-from itertools import permutations
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -16,7 +16,7 @@ from windlass.image.facts.table import facts
 from windlass.image.read.requirements import Wanted, wheel_of
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import companion_of_torch, hold_version, pin_below, resolvable
-from windlass.image.state.contents import broken_import
+from windlass.image.state.contents import broken_import, imports_of
 from windlass.image.state.model import Environment, Package, Step, Where
 
 # A wrong version of these fails at import or in the first step; of others it is a remark.
@@ -87,21 +87,57 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
 
 
 def imports(case: Case) -> Iterator[Finding]:
-    """A release that imports from a companion what that does not have: no metadata says it, the files do."""
-    names = facts()["import_each_other"]["names"]
+    """A release that imports from another package what that does not have: no metadata says it, the files do."""
+    modules = facts()["change_names"]["modules"]
     for environment in case.trace.final.environments.values():
-        there = [one for name in names if (one := environment.packages.get(name)) and one.url and one.uploaded]
-        for package, other in permutations(there, 2):
-            if abs(_days(package) - _days(other)) < 60:
-                continue  # released side by side
-            lacking = broken_import(case.index, package.found, other.found)
-            if lacking:
-                later = package if _order(case, package) >= _order(case, other) else other
-                yield case.error(
-                    f"import-of-{package.name}",
-                    f"{package.name} {package.version} imports {lacking}, and {other.name} {other.version} has none",
-                    later.where if not package.pinned or later is package else other.where,
-                )
+        pairs = [
+            (package, other, module)
+            for name, module in modules.items()
+            for package in environment.packages.values()
+            if (other := environment.packages.get(name)) is not package and _may_break(case, environment, package, name)
+        ]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda found: imports_of(case.index, found), {package.found for package, _, _ in pairs}))
+        for package, other, module in pairs:
+            lacking = broken_import(case.index, package.found, other.found if other else None, module)
+            if not lacking:
+                continue
+            has = f"{other.name} {other.version} has none" if other else f"no {module} is installed"
+            decides = other if other and _order(case, other) > _order(case, package) and package.pinned else package
+            yield case.error(
+                f"import-of-{package.name}",
+                f"{package.name} {package.version} imports {lacking}, and {has}",
+                decides.where,
+            )
+
+
+def _may_break(case: Case, environment: Environment, package: Package, name: str) -> bool:
+    """Whether two packages are of other times, and the one imports the other by its metadata."""
+    other = environment.packages.get(name)
+    if package.origin == "base" and (other is None or other.origin == "base"):
+        return False  # proven by who made the image
+    if not package.url or not package.uploaded or (other and not (other.url and other.uploaded)):
+        return False
+    if name == "setuptools":  # nobody declares it
+        gone = other.at_least("82") if other else Version(environment.python or "3") >= Version("3.12")
+        own = case.trace.final.base.family in ("python", "cuda", "system") and "python3-setuptools" not in _apt(case)
+        return gone and own and package.uploaded < facts()["change_names"]["setuptools_until"]
+    apart = 60 if package.pinned or (other and other.pinned) else 180
+    if other is None or abs(_days(package) - _days(other)) < apart:
+        return False  # released side by side
+    if name == "numpy" and not (package.uploaded < facts()["numpy2"]["released"] and other.at_least("2")):
+        return False
+    return _requires(case, package, name)
+
+
+def _apt(case: Case) -> set[str]:
+    names = set(case.trace.final.apt)
+    return names | ({"python3-setuptools"} if "python3-pip" in names else set())
+
+
+def _requires(case: Case, package: Package, name: str) -> bool:
+    needs = (require for require in case.index.requires(package.found) if "extra" not in require.partition(";")[2])
+    return any(canonicalize_name(re.split(r"[\s\[(=<>!~;]", require, maxsplit=1)[0]) == name for require in needs)
 
 
 def _days(package: Package) -> int:
@@ -164,7 +200,7 @@ def numpy_abi(case: Case) -> Iterator[Finding]:
         for package in environment.packages.values():
             compiled = bool(package.wheel) and not (package.wheel or "").endswith("-any.whl")
             before = package.uploaded is not None and package.uploaded < known["compiles_since"]
-            if compiled and before and package.name != "torch" and _uses_numpy(case, package):
+            if compiled and before and package.name != "torch" and _requires(case, package, "numpy"):
                 old.append(package)
         if old:
             names = ", ".join(f"{one.name} {one.version}" for one in old[:3])
@@ -175,12 +211,6 @@ def numpy_abi(case: Case) -> Iterator[Finding]:
                 later.where if later in (numpy,) or later.pinned else numpy.where,
                 *pin_below(case, numpy, "2"),
             )
-
-
-def _uses_numpy(case: Case, package: Package) -> bool:
-    return any(
-        re.match(r"numpy\b", require) and "extra" not in require for require in case.index.requires(package.found)
-    )
 
 
 def wheel_tags(case: Case) -> Iterator[Finding]:

@@ -65,11 +65,10 @@ def _environment(case: Case, one: Instruction, arguments: dict[str, Instruction]
     pairs = re.findall(r"(\w+)=(\"[^\"]*\"|'[^']*'|\S*)", one.text) or [tuple(one.words.split(" ", 1))]
     for pair in pairs:
         name, value = pair[0], pair[1].strip("\"'") if len(pair) > 1 else ""
-        refers = re.fullmatch(r"\$\{?(\w+)\}?", value)
         line = _line_of(one, name)
-        if refers and (refers[1] in arguments or _secret_name(name)):
-            if refers[1] in arguments:
-                yield _found(case, "secret-in-env", f"ENV {name} keeps what the ARG {refers[1]} was given", line, name)
+        given = next((argument for argument in re.findall(r"\$\{?(\w+)", value) if argument in arguments), None)
+        if given:
+            yield _found(case, "secret-in-env", f"ENV {name} keeps what the ARG {given} was given", line, name)
         elif (_secret_name(name) and value and not value.startswith(("$", "/")) and len(value) > 3) or VALUE.search(
             value
         ):

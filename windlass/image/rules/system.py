@@ -10,6 +10,7 @@ from packaging.version import Version
 from windlass.image.facts.table import at_or_below, facts
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import apt_install, environment_line, replace_in_instruction
+from windlass.image.state.model import State
 
 SYSTEM = "system"
 
@@ -114,7 +115,8 @@ def python_of_system(case: Case) -> Iterator[Finding]:
     """A Python that the archive of the system does not have."""
     for number, state in enumerate(case.trace.states):
         known = facts()["systems"].get(state.system or "")
-        if not known or number not in case.trace.used_stages or "ppa:deadsnakes" in state.apt:
+        ppa = state.apt.get("ppa:deadsnakes/ppa")
+        if not known or number not in case.trace.used_stages or (ppa and known.get("deadsnakes")):
             continue
         for name, where in state.apt.items():
             found = re.fullmatch(r"python(3\.\d+)(-\w+)?", name)
@@ -126,8 +128,10 @@ def python_of_system(case: Case) -> Iterator[Finding]:
             if found and found[1] not in own:
                 yield case.error(
                     "no-such-python",
-                    f"{state.system} has Python {known['python']} and no {name}: apt cannot locate it without "
-                    f"another archive",
+                    f"{state.system} has Python {known['python']} and no {name}: apt cannot locate it"
+                    + (
+                        ", and the deadsnakes archive does not serve this system" if ppa else " without another archive"
+                    ),
                     where,
                 )
                 break
@@ -243,7 +247,7 @@ def platform(case: Case) -> Iterator[Finding]:
 
 
 def cuda_packages(case: Case) -> Iterator[Finding]:
-    """Packages whose wheel wants one CUDA major version that neither torch nor the base image brings."""
+    """Packages whose wheel wants a CUDA or cuDNN that neither torch nor the base image brings."""
     final = case.trace.final
     for name, entries in facts()["cuda_packages"]["packages"].items():
         package = final.packages.get(name)
@@ -262,3 +266,18 @@ def cuda_packages(case: Case) -> Iterator[Finding]:
                 f"{' and '.join(sorted(brought))}",
                 package.where,
             )
+        elif entry.get("cudnn") and final.base.cudnn is not None and entry["cudnn"] not in _cudnn(final):
+            has = " and ".join(sorted(_cudnn(final)))
+            yield case.error(
+                "cuda-of-package",
+                f"{name} {package.version} loads libcudnn.so.{entry['cudnn']}, and the image has "
+                f"{f'cuDNN {has}' if has else 'no cuDNN'}",
+                package.where,
+            )
+
+
+def _cudnn(state: State) -> set[str]:
+    """The major versions of cuDNN that the base image, its packages and wheels bring."""
+    wheels = [package.public for name, package in state.packages.items() if name.startswith("nvidia-cudnn-cu")]
+    apt = [found[1] for name in state.apt if (found := re.match(r"libcudnn(\d)|cudnn(\d)?", name)) and found[1]]
+    return {version.split(".")[0] for version in (state.base.cudnn or "", *wheels, *apt) if version}

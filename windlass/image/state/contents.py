@@ -8,24 +8,53 @@ import re
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 
-from windlass.image.state.resolver import Found, Index, get_bytes
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from windlass.image.state.fetch import Wheel, get_bytes, open_wheel
+from windlass.image.state.resolver import Found, Index
 
 COMPILED = re.compile(r"\.(c|cc|cpp|cxx|pyx|rs|cu)$")
-BACKENDS = ("scikit_build_core", "mesonpy", "maturin")  # build backends that compile
+BACKENDS = ("scikit_build_core", "mesonpy")  # build backends that compile
+OLD_PROTOC = "code that protoc before 3.19 generated"
+MOST_MODULES = 400  # of a package that are read; what imports more is not judged whole
 
 
-def source_needs(index: Index, name: str, version: str) -> str | None:
-    """`nvcc` or `c++`: setup.py imports torch and compiles; `compiler`: without torch; None: nothing, or not known."""
-    kept = index.kept("needs", [name, version], lambda: _source_needs(index, name, version))
-    return str(kept) if kept else None
+@dataclass(frozen=True)
+class Source:
+    """What a source distribution takes to be built."""
+
+    needs: str = ""  # nvcc or c++: setup.py imports torch and compiles; compiler, rust: without torch; or nothing
+    imports: tuple[str, ...] = ()  # packages that setup.py imports, which isolation would bring
+    requires: tuple[str, ...] = ()  # packages of [build-system]
 
 
-def broken_import(index: Index, importer: Found, imported: Found) -> str | None:
-    """`EncoderDecoderCache of transformers`: what importing one pure wheel takes from another that has no such name."""
-    kept = index.kept("imports", [importer.url, imported.url], lambda: _broken_import(importer, imported))
-    return str(kept) if kept else None
+def source_of(index: Index, name: str, version: str) -> Source:
+    kept = index.kept("build", [name, version], lambda: _source(index, name, version))
+    return Source(**{key: tuple(value) if isinstance(value, list) else value for key, value in (kept or {}).items()})
+
+
+def imports_of(index: Index, importer: Found) -> list[list[str]]:
+    """What importing a wheel takes from other packages without condition: module and name."""
+    return index.kept("imported", importer.url, lambda: _imported(importer)) or []
+
+
+def broken_import(index: Index, importer: Found, imported: Found | None, package: str) -> str | None:
+    """`EncoderDecoderCache of transformers`: what importing one wheel takes from another that has no such name."""
+    for module, name in imports_of(index, importer):
+        if f"{module}.".removeprefix(f"{package}.") == f"{module}.":
+            continue
+        if imported is None:
+            return module
+        kept = index.kept("lacks", [imported.url, module, name], partial(_lacks, imported, module, name))
+        if kept:
+            return str(kept)
+    return None
 
 
 def cuda_libraries(index: Index, wheel: Found) -> tuple[str, ...]:
@@ -35,12 +64,12 @@ def cuda_libraries(index: Index, wheel: Found) -> tuple[str, ...]:
 
 
 def _cuda_libraries(wheel: Found) -> str | None:
-    """By the file names at the end of the wheel: it is too large to be fetched whole."""
-    end = get_bytes(wheel.url, last=200_000) if wheel.url else None
-    return None if end is None else " ".join(sorted(set(re.findall(r"_cuda(\d{3})\.so", end.decode("latin-1")))))
+    opened = open_wheel(wheel.url)
+    names = " ".join(opened.archive.namelist()) if opened else ""
+    return " ".join(sorted(set(re.findall(r"_cuda(\d{3})\.so", names)))) if opened else None
 
 
-def _source_needs(index: Index, name: str, version: str) -> str | None:
+def _source(index: Index, name: str, version: str) -> dict[str, object] | None:
     url = index.source_url(name, version)
     data = get_bytes(url) if url else None
     if data is None:
@@ -50,15 +79,32 @@ def _source_needs(index: Index, name: str, version: str) -> str | None:
             names = [getname.split("/", 1)[-1] for getname in archive.getnames()]
             setup, project = _member(archive, "setup.py"), _member(archive, "pyproject.toml")
     except tarfile.TarError:
-        return ""
-    build = tomllib.loads(project).get("build-system", {}) if project else {}
-    if re.search(r"(?m)^(?:import|from) torch\b", setup) and "torch" not in " ".join(build.get("requires", ())):
-        return "nvcc" if "CUDAExtension" in setup else "c++"
+        return {}
+    try:
+        build = tomllib.loads(project).get("build-system", {})
+        statements = list(_at_import(ast.parse(setup)))
+    except (SyntaxError, ValueError):
+        return {}
+    requires = [_project(text) for text in build.get("requires", ())]
+    imports = {name.name.split(".")[0] for one in statements if isinstance(one, ast.Import) for name in one.names}
+    imports |= {(one.module or "").split(".")[0] for one in statements if isinstance(one, ast.ImportFrom)}
     native = any(COMPILED.search(one) for one in names)
     compiles = re.search(r"ext_modules|Extension\(|cmake", setup) or str(build.get("build-backend")).startswith(
         BACKENDS
     )
-    return "compiler" if native and compiles else ""
+    needs = "compiler" if native and compiles else ""
+    if "torch" in imports and "torch" not in requires:
+        needs = "nvcc" if "CUDAExtension" in setup else "c++"
+    elif {"setuptools-rust", "maturin"} & set(requires):
+        needs = "rust"
+    return {"needs": needs, "imports": sorted(imports), "requires": requires}
+
+
+def _project(text: str) -> str:
+    try:
+        return canonicalize_name(Requirement(text).name)
+    except InvalidRequirement:
+        return text
 
 
 def _member(archive: tarfile.TarFile, name: str) -> str:
@@ -69,61 +115,94 @@ def _member(archive: tarfile.TarFile, name: str) -> str:
     return file.read().decode(errors="replace") if file else ""
 
 
-def _broken_import(importer: Found, imported: Found) -> str | None:
-    texts, others = _modules(importer), _modules(imported)
-    package = imported.name.replace("-", "_")
-    if package not in others:
-        return ""
-    for module, name in _imports(texts, importer.name.replace("-", "_")):
-        if module.split(".")[0] != package or "*" in name:
-            continue
-        if module not in others:
-            return f"{module}"
-        if f"{module}.{name}" not in others and not _names(others, module, name):
-            return f"{name} of {module}"
-    return ""
-
-
-def _names(modules: Mapping[str, str], module: str, name: str) -> bool:
-    """Whether a module mentions a name, itself or in what it imports whole; one of another package may have any."""
-    text = modules.get(module)
-    if text is None:
-        return module.split(".")[0] not in modules
-    if "def __getattr__" in text or re.search(rf"\b{re.escape(name)}\b", text):
-        return True
-    whole = set(re.findall(r"from (\S+) import \*", text))
-    return any(_names(modules, f"{module}{record}" if record[0] == "." else record, name) for record in whole)
-
-
-def _modules(wheel: Found) -> dict[str, str]:
-    """The Python modules of a wheel by their dotted names."""
-    data = get_bytes(wheel.url) if wheel.url else None
-    if data is None:
-        return {}
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {
-            name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): archive.read(name).decode(
-                errors="replace"
-            )
-            for name in archive.namelist()
-            if name.endswith(".py")
-        }
-
-
-def _imports(texts: Mapping[str, str], package: str) -> Iterator[tuple[str, str]]:
-    """What `import package` imports without condition, module by module: (module, name)."""
-    waiting, seen = [package], set()
-    while waiting:
-        module = waiting.pop()
-        if module in seen or module not in texts:
-            continue
-        seen.add(module)
-        is_package = any(text.startswith(f"{module}.") for text in texts)
-        for node in ast.parse(texts[module]).body:
-            if not isinstance(node, ast.ImportFrom):
+def _imported(importer: Found) -> list[list[str]] | None:
+    """What `import package` takes from other packages without condition: (module, name), name "" for the module."""
+    wheel = open_wheel(importer.url)
+    if wheel is None:
+        return None
+    found: dict[tuple[str, str], None] = {}
+    own = importer.name.replace("-", "_")
+    waiting = [own] if own in wheel.modules else [module for module in wheel.modules if "." not in module]
+    seen: set[str] = set()
+    try:
+        while waiting and len(seen) < MOST_MODULES:
+            module = waiting.pop()
+            text = wheel.text(module) if module not in seen else None
+            seen.add(module)
+            if text is None:
                 continue
+            for target, name in _taken(ast.parse(text), module, wheel.modules[module].endswith("__init__.py")):
+                if target.split(".")[0] in wheel.packages:
+                    waiting += [target, f"{target}.{name}"]
+                else:
+                    found[target, name] = None
+        generated = next((wheel.text(module) for module in wheel.modules if module.endswith("_pb2")), None) or ""
+    except (OSError, SyntaxError, ValueError, zipfile.BadZipFile):
+        return None
+    if "_descriptor.FieldDescriptor(" in generated:  # by a protoc before 3.19, whose code newer runtimes refuse
+        found["google.protobuf.descriptor", OLD_PROTOC] = None
+    return [list(pair) for pair in found]
+
+
+def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
+    """The statements that run without condition when a module is imported, and their expressions."""
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Try | ast.If):
+            continue
+        yield node
+        waiting += list(ast.iter_child_nodes(node))
+
+
+def _taken(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[str, str]]:
+    numpy: set[str] = set()
+    for node in _at_import(tree):
+        if isinstance(node, ast.ImportFrom):
             above = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
             target = ".".join([*above, *([node.module] if node.module else [])])
-            waiting += [target, *(f"{target}.{name.name}" for name in node.names)]
-            if not node.level:
-                yield from ((target, name.name) for name in node.names)
+            yield from ((target, name.name) for name in node.names)
+        elif isinstance(node, ast.Import):
+            for name in node.names:
+                numpy |= {name.asname or "numpy"} if name.name == "numpy" else set()
+                yield name.name, ""
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in numpy:
+            yield "numpy", node.attr  # which says itself what it has no more; names of others may be made as they run
+
+
+def _lacks(imported: Found, module: str, name: str) -> str | None:
+    """What is not there, in words; nothing where it is; None where the wheel is out of reach."""
+    if name == OLD_PROTOC:
+        return "" if Version(imported.version) < Version("4") else f"{module} for {name}"
+    wheel = open_wheel(imported.url)
+    if wheel is None:
+        return None
+    package = module.split(".")[0]
+    if package not in wheel.packages:
+        return module if package == "pkg_resources" else ""
+    try:
+        if module not in wheel.modules:
+            compiled = any(one.startswith(f"{module.replace('.', '/')}.") for one in wheel.archive.namelist())
+            folder = any(one.startswith(f"{module.replace('.', '/')}/") for one in wheel.archive.namelist())
+            return "" if compiled or folder else module
+        expired = wheel.text(f"{package}._expired_attrs_2_0") if module == "numpy" else None
+        if expired and re.search(rf'"{re.escape(name)}":', expired):
+            return f"{name} of {module}"
+        there = name in ("", "*") or f"{module}.{name}" in wheel.modules or _has(wheel, module, name)
+        return "" if there else f"{name} of {module}"
+    except (OSError, zipfile.BadZipFile):
+        return None
+
+
+def _has(wheel: Wheel, module: str, name: str) -> bool:
+    """Whether a module mentions a name, itself or in what it imports whole; one of another package may have any."""
+    text = wheel.text(module)
+    if text is None:
+        return module.split(".")[0] not in wheel.modules
+    if "def __getattr__" in text or re.search(rf"\b{re.escape(name)}\b", text) or name.startswith("__"):
+        return True
+    folder = f"{module.replace('.', '/')}/{name}"
+    if any(one.startswith((f"{folder}.", f"{folder}/")) for one in wheel.archive.namelist()):
+        return True
+    whole = set(re.findall(r"from (\S+) import \*", text))
+    return any(_has(wheel, f"{module}{record}" if record[0] == "." else record, name) for record in whole)

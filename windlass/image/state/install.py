@@ -30,7 +30,7 @@ from windlass.image.state.model import (
     Where,
     torch_cuda,
 )
-from windlass.image.state.resolver import Answer, Index, Question, Stub, find_uv
+from windlass.image.state.resolver import Answer, Index, Question, Stub, answers, find_uv, torch_tag
 
 DEFAULT_PYTHON = "3.12"
 SYSTEM = "system"
@@ -55,6 +55,12 @@ class Installer:
 
     def _pip(self, install: PipInstall) -> None:
         where = self._where(install.command.words[0].line, install.command)
+        before, folders = self.cwd, install.arguments.values("--project", "--directory")
+        self.cwd = posixpath.normpath(posixpath.join(before, folders[-1])) if folders and install.by_uv else before
+        self._installed(install, where)
+        self.cwd = before
+
+    def _installed(self, install: PipInstall, where: Where) -> None:
         environment = self._environment(install.interpreter, install)
         wanted: list[Wanted] = []
         extras = [str(argument) for argument in install.arguments.values("--extra")]
@@ -177,6 +183,8 @@ class Installer:
         constraints: list[str] = []
         stubs: list[Stub] = []
         for one in wanted:
+            if _satisfied(one, before, install):
+                continue
             if one.requirement is None or one.url:
                 stubs += self._by_address(one, where, environment, install, text, requirements)
             elif one.constraint:
@@ -228,6 +236,8 @@ class Installer:
         if answer.trouble and not answer.checked:
             self.trace.unknown.append(f"{where}: {answer.trouble.splitlines()[-1][:160]}")
         by_name = {one.name: one for one in wanted if not one.constraint}
+        # A page of ready wheels that could not be asked: what PyPI has as source alone comes from there.
+        page = next((url for url in extra if url.endswith(".html") and not torch_tag(url) and not answers(url)), None)
         for found in answer.packages:
             asked = by_name.get(found.name)
             old = before.get(found.name)
@@ -243,14 +253,16 @@ class Installer:
                 url=found.url,
                 uploaded=found.uploaded,
                 cuda=self._cuda_of(found.name, found.version, environment),
-                compiled=None if found.wheel else self._compiled(install, environment, before, text),
+                page=page if not found.wheel else None,
+                compiled=None if found.wheel or page else self._compiled(install, environment, before, text),
             )
         if answer.trouble:  # what was asked for by version is there as far as the rules are concerned
             for part in by_name.values():
                 if part.pin and part.requirement:
                     environment.packages[part.name] = Package(
-                        part.name, part.pin, replace(where, cause=part.place), pinned=True,
-                        wheel="", cuda=self._cuda_of(part.name, part.pin, environment))  # fmt: skip
+                        part.name, part.pin, replace(where, cause=part.place), pinned=True, wheel="",
+                        page=page if part.name in facts()["builds_against_torch"]["names"] else None,
+                        cuda=self._cuda_of(part.name, part.pin, environment))  # fmt: skip
         options = frozenset(arguments.options)
         self._record(where, text, before, environment, wanted, answer, (indexes or "", *extra), options, install.by_uv)
 
@@ -319,13 +331,12 @@ class Installer:
             and variables.get("PIP_NO_BUILD_ISOLATION", "") == ""
             and not variables.get("UV_NO_BUILD_ISOLATION")
         )
-        if environment.prefix == SYSTEM and environment.packages is self.state.environments[SYSTEM].packages:
-            torch = before.get("torch")
-        else:
-            torch = before.get("torch")
-        return Compiled(isolated, torch, self.state.nvcc, self.state.nvcc_known, self.state.programs, variables, text)
+        seeded = {"setuptools", "wheel"} if not environment.unseeded else set()
+        return Compiled(isolated, before.get("torch"), self.state.nvcc, self.state.nvcc_known, self.state.programs,
+                        variables, text, frozenset(before) | seeded,
+                        self.state.base.family in ("python", "cuda", "system"))  # fmt: skip
 
-    def _cuda_of(self, name: str, version: str, environment: Environment) -> str | None:
+    def _cuda_of(self, name: str, version: str, environment: Environment | None) -> str | None:
         if name not in ("torch", "torchvision", "torchaudio"):
             return None
         if name == "torch":
@@ -333,7 +344,7 @@ class Installer:
         local = version.partition("+")[2]
         if local:
             return torch_cuda(f"0+{local}", self.node.platform)
-        torch = environment.packages.get("torch")
+        torch = environment.packages.get("torch") if environment else None
         return torch_cuda(torch.public, self.node.platform) if torch and torch.version else None
 
     def _indexes(self, install: PipInstall, file_options: Sequence[tuple[str, str]]) -> tuple[str | None, list[str]]:
@@ -486,7 +497,7 @@ class Installer:
             interpreter = own if own in self.state.interpreters else f"{downloads}/{version}"
             environment = Environment(prefix, version, interpreter)
             self.state.interpreters |= {interpreter}
-        environment.owner = self.state.user
+        environment.owner, environment.unseeded = self.state.user, True
         self.state.environments[prefix] = environment
         self._activate_by_path()
 
@@ -531,6 +542,15 @@ def _applies(wanted: Wanted, python: str, platform: str) -> bool:
         "extra": "",
     }
     return marker is None or marker.evaluate(environment)
+
+
+def _satisfied(wanted: Wanted, before: Mapping[str, Package], install: PipInstall) -> bool:
+    """Whether the base image has it already, which pip then leaves alone."""
+    there = before.get(wanted.name)
+    if there is None or there.origin != "base" or not there.version or wanted.requirement is None or wanted.url:
+        return False
+    anew = install.arguments.has("--upgrade", "--force-reinstall", "--ignore-installed", "-I") or wanted.constraint
+    return not anew and wanted.requirement.specifier.contains(there.version, prereleases=True)
 
 
 def _plain(requirement: Requirement) -> str:

@@ -42,6 +42,7 @@ class Package:
     url: str | None = None
     uploaded: str | None = None
     cuda: str | None = None  # that it is built with: 12.1, cpu; None: it is not said
+    page: str | None = None  # of ready wheels, out of reach, that it may come from
     compiled: Compiled | None = None  # it is built from source in the image
 
     @property
@@ -70,6 +71,8 @@ class Compiled:
     programs: frozenset[str] | None
     variables: Mapping[str, str]
     command: str
+    installed: frozenset[str] = frozenset()  # packages, before the step
+    bare: bool = False  # the environment has nothing that is not in `installed`
 
 
 @dataclass
@@ -82,6 +85,7 @@ class Environment:
     managed: bool = False  # pip refuses to install here (PEP 668)
     packages: dict[str, Package] = field(default_factory=dict)
     owner: str = "root"
+    unseeded: bool = False  # made without setuptools and wheel, as uv does it
 
 
 @dataclass

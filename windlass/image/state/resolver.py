@@ -18,15 +18,13 @@ import sys
 import tempfile
 import time
 import tomllib
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -35,6 +33,7 @@ from packaging.version import Version
 
 from windlass.errors import UserError
 from windlass.image.facts.table import companion_needs, facts, table_stubs
+from windlass.image.state.fetch import get, get_bytes, open_wheel, written_requires
 
 PYPI = "https://pypi.org/simple"
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -48,7 +47,6 @@ UNREACHABLE = re.compile(
 )
 NO_WHEEL = re.compile(r"([A-Za-z0-9][\w.-]*?)((?:[<>=!~]=?[\w.*!]+,?)*) ha(?:s|ve) no usable wheels")
 SECONDS = 300
-LARGEST = 40_000_000  # bytes of an answer
 DAY = 24 * 3600.0
 
 
@@ -133,12 +131,13 @@ class Index:
         key = _key("metadata", found.url)
         kept = self._kept(key, None)
         if kept is None:
-            text = None if self.offline else _get(f"{found.url}.metadata")
-            if not text:  # not every index has them
-                if text is not None:
-                    self._keep(key, own)
+            text = None if self.offline else get(f"{found.url}.metadata")
+            if text is None:
                 return tuple(own)
-            kept = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Requires-Dist:")]
+            kept = re.findall(r"(?m)^Requires-Dist: (.+?)\r?$", text)
+            if not text:  # not every index has it apart from the wheel
+                wheel = open_wheel(found.url)
+                kept = wheel.requires if wheel else own
             self._keep(key, kept)
         return tuple(kept) if any(one.startswith("torch") for one in kept) else (*kept, *own)
 
@@ -149,7 +148,7 @@ class Index:
 
     def source(self, name: str, specifier: str = "") -> Stub | None:
         """What PyPI says of the newest release in a range that is there as source alone."""
-        key = _key("source", [name, specifier])
+        key = _key("written", [name, specifier])
         kept = self._kept(key, self.max_age)
         if kept is None and not self.offline:
             kept = _source(name, SpecifierSet(specifier))
@@ -158,11 +157,11 @@ class Index:
 
     def source_url(self, name: str, version: str) -> str | None:
         """Where PyPI has the source of a release."""
-        text = _get(f"https://pypi.org/pypi/{name}/json")
+        text = get(f"https://pypi.org/pypi/{name}/json")
         files = json.loads(text)["releases"].get(version, ()) if text else ()
-        return next((file["url"] for file in files if file["url"].endswith((".tar.gz", ".zip"))), None)
+        return _source_url(name, files)
 
-    def kept(self, kind: str, value: Any, find: Callable[[], str | None]) -> Any:
+    def kept(self, kind: str, value: Any, find: Callable[[], Any]) -> Any:
         """An answer that never changes: kept for ever once it is found; None is asked again."""
         key = _key(kind, value)
         known = self._kept(key, None)
@@ -213,7 +212,7 @@ class Index:
         kept: list[str] = []
         for url in (*([question.index] if question.index else ()), *question.extra_indexes):
             is_torch = TORCH_INDEX.search(url)
-            if self.torch_index if is_torch and self.torch_index is not None else _answers(url):
+            if self.torch_index if is_torch and self.torch_index is not None else answers(url):
                 kept.append(url)
             elif is_torch:
                 kept.append(url)
@@ -263,18 +262,21 @@ class Index:
 
 
 def _source(name: str, specifier: SpecifierSet) -> dict[str, Any]:
-    text = _get(f"https://pypi.org/pypi/{name}/json")
+    text = get(f"https://pypi.org/pypi/{name}/json")
     project = json.loads(text) if text else {"releases": {}, "info": {"version": None}}
     versions = [release for release, files in project["releases"].items() if files and release in specifier]
     chosen = max(versions, key=Version, default=None)
     if chosen is None:
         return {"version": None, "requires": []}
-    own = text if chosen == project["info"]["version"] else _get(f"https://pypi.org/pypi/{name}/{chosen}/json")
-    requires = (json.loads(own) if own else project)["info"].get("requires_dist") or []
-    if not own:  # of an older release an index may not say what it needs: the names of the newest one's are near enough
-        parsed = [Requirement(require) for require in requires]
-        requires = [f"{one.name}; {one.marker}" if one.marker else one.name for one in parsed]
-    return {"version": chosen, "requires": requires}
+    if chosen == project["info"]["version"]:
+        return {"version": chosen, "requires": project["info"].get("requires_dist") or []}
+    url = _source_url(name, project["releases"][chosen])
+    return {"version": chosen, "requires": written_requires((get_bytes(url) if url else None) or b"")}
+
+
+def _source_url(name: str, files: Iterable[Mapping[str, Any]]) -> str | None:
+    urls = (urljoin(f"https://pypi.org/pypi/{name}/json", file["url"]) for file in files)
+    return next((url for url in urls if url.endswith(".tar.gz")), None)
 
 
 def find_uv() -> str:
@@ -414,7 +416,7 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 @functools.cache
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
     """Whether the host of an index has an address."""
     host = urlsplit(url).hostname
     if url.startswith(("/", "file:")) or host in (None, "pypi.org", "localhost"):
@@ -426,23 +428,6 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _get(url: str) -> str | None:
-    data = get_bytes(url)
-    return None if data is None else data.decode(errors="replace")
-
-
-def get_bytes(url: str, last: int = 0) -> bytes | None:
-    """The end of it where `last` says how many bytes. None: out of reach; nothing: it is not there."""
-    asked = urllib.request.Request(url, headers={"Range": f"bytes=-{last}"} if last else {})
-    try:
-        with urllib.request.urlopen(asked, timeout=30) as answer:
-            return bytes(answer.read(LARGEST))
-    except urllib.error.HTTPError:
-        return b""
-    except OSError:
-        return None
-
-
 def _key(kind: str, value: Any) -> str:
     return hashlib.sha256(f"{kind}\0{json.dumps(value, sort_keys=True)}".encode()).hexdigest()[:24]
 
@@ -451,5 +436,5 @@ def _cache_folder() -> Path:
     """One folder for each choice of the machine's own index: another index has other answers."""
     own = _environment(os.environ)
     indexes = [own[name] for name in ("UV_DEFAULT_INDEX", "UV_INDEX") if own.get(name)]
-    folder = f"index-{_key('machine', indexes)[:8]}" if indexes else "index"
+    folder = f"answers-{_key('machine', indexes)[:8]}" if indexes else "answers"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windlass" / folder

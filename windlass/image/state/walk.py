@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from windlass.image.facts.bases import base_of
 from windlass.image.facts.node import Node
@@ -36,16 +37,16 @@ from windlass.image.read.project import NotUnderstoodError, conda_environment, p
 from windlass.image.read.requirements import Place, Wanted, project_name
 from windlass.image.read.shell import SHELLS, Command, Word, run_commands, script_commands
 from windlass.image.read.texts import Texts
-from windlass.image.state.install import SYSTEM, Installer, version_in
+from windlass.image.state.install import DEFAULT_PYTHON, SYSTEM, Installer, version_in
 from windlass.image.state.model import Environment, Package, State, Trace, Where
-from windlass.image.state.resolver import Index
+from windlass.image.state.resolver import Found, Index, Question
 
 CALLED = ("git", "curl", "wget", "pip", "gcc", "make", "conda", "uv", "nvcc")  # programs whose absence is said
 PROVIDES = {  # Debian's package → programs
     "git": {"git"}, "curl": {"curl"}, "wget": {"wget"}, "build-essential": {"gcc", "g++", "make"}, "gcc": {"gcc"},
     "g++": {"g++", "gcc"}, "clang": {"gcc", "g++"}, "make": {"make"}, "python3-pip": {"pip"}, "cmake": {"cmake"},
     "ninja-build": {"ninja"}, "python3-dev": {"headers"}, "python-is-python3": set(), "git-lfs": {"git"},
-    "python3-full": {"pip"},
+    "python3-full": {"pip"}, "cargo": {"cargo"}, "rustc": {"cargo"},
 }  # fmt: skip
 INSTALL_NOTHING = (
     *("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "VOLUME", "HEALTHCHECK", "SHELL", "STOPSIGNAL", "MAINTAINER", "FROM"),
@@ -129,8 +130,16 @@ class _Walker(Installer):
             name: Package(name, version, where, "base", cuda=base.cuda if name.startswith("torch") else None)
             for name, version in base.packages
         }
+        if base.installs and not quiet:
+            answer = self.index.resolve(Question((base.installs,), python=python or DEFAULT_PYTHON))
+            packages = {
+                found.name: Package(found.name, found.version, where, "base", False, found.wheel, found.url,
+                                    found.uploaded, self._cuda_of(found.name, found.version, None))
+                for found in answer.packages or [Found(*base.installs.split("=="))]
+            }  # fmt: skip
         managed = bool(known.get("managed")) and not own and base.family != "nvidia-torch"
         environment = Environment(SYSTEM, python, interpreter, managed, packages)
+        environment.unseeded = base.family == "python" and Version(python or "3") >= Version("3.12")
         return State(
             base=base,
             platform=self.node.platform,
@@ -285,9 +294,11 @@ class _Walker(Installer):
             self.cwd = posixpath.normpath(posixpath.join(self.cwd, words[1]))
         elif program == "git" and "clone" in words:
             self._clone(words)
+        elif program == "add-apt-repository":
+            self.state.apt |= {word: self._where(command.words[0].line, command) for word in words[1:]}
         elif program in ("source", ".") and len(words) > 1 and words[1].endswith("/bin/activate"):
             self._activate(posixpath.normpath(posixpath.join(self.cwd, words[1].removesuffix("/bin/activate"))))
-        elif program in ("conda", "mamba", "micromamba") and len(words) > 2 and words[1] == "activate":
+        elif program in ("conda", "mamba", "micromamba", "source", ".") and words[1:2] == ["activate"] and words[2:]:
             self._activate(words[2])
         elif program in ("conda", "mamba", "micromamba") and len(words) > 3 and words[1] == "run":
             self._conda_run(command)
@@ -317,6 +328,8 @@ class _Walker(Installer):
             self.state.efa_where = self._where(command.words[0].line, command)
         if any("get-pip.py" in word for word in words):
             self._provide({"pip"})
+        if any("rustup" in word for word in words):
+            self._provide({"cargo"})
         if any("astral.sh/uv" in word for word in words):
             self._provide({"uv"})
         if any("iniconda" in word or "iniforge" in word for word in words):
@@ -380,7 +393,10 @@ class _Walker(Installer):
             inherited = dict(current.packages) if "--system-site-packages" in words else {}
             interpreter = f"/usr/bin/python{version}" if python else current.interpreter
             owner = self.state.user
-            self.state.environments[prefix] = Environment(prefix, version, interpreter, False, inherited, owner)
+            unseeded = Version(version or "3") >= Version("3.12")
+            self.state.environments[prefix] = Environment(
+                prefix, version, interpreter, False, inherited, owner, unseeded
+            )
             self._activate_by_path()
 
     def _uv_venv(self, words: list[str]) -> None:
