@@ -25,7 +25,7 @@ from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableErro
 from windlass.targets.kubernetes.api.execution import interactively
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.api.kubeconfig import access
-from windlass.targets.kubernetes.checkpoints import fetch, list_in_cluster
+from windlass.targets.kubernetes.checkpoints import fetch, list_in_cluster, reader_pod
 from windlass.targets.kubernetes.jobfile import JOB_FILE, ClusterJob
 from windlass.targets.kubernetes.manifests import render
 from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, ServedKind
@@ -38,7 +38,6 @@ from windlass.targets.kubernetes.manifests.validation import check_against, vali
 from windlass.targets.kubernetes.pod.interface import AGAIN, RUNS
 from windlass.targets.kubernetes.pod_scripts import PodScripts, filler
 from windlass.targets.kubernetes.stopping import remove
-from windlass.targets.kubernetes.volume_reader import reader_pod
 from windlass.targets.kubernetes.watch import archive, following, job_watch, logs, state
 from windlass.targets.kubernetes.watch.pods import Pod, newest_by_node, row_of
 from windlass.targets.kubernetes.watch.recovery import Recovery
