@@ -438,8 +438,8 @@ def _print_end(prepared: Prepared, status: JobStatus) -> None:
     if status.state == "failed":
         click.echo(str(why_failed(folder, status)), err=True)
     elif status.state != "finished":
-        said = f"{status.reason}; the same command goes on from the last checkpoint"
-        click.echo(wrapped(said, stderr=True), err=True)
+        note = f"{status.reason}; the same command goes on from the last checkpoint"
+        click.echo(wrapped(note, stderr=True), err=True)
     elif not summary.exported:
         click.echo(f"  windlass ckpt export {name}    writes a Hugging Face folder")
 

@@ -61,7 +61,7 @@ def _tell_story(folder: RunFolder) -> None:
     from windlass.common.files import read_json_lines, real
 
     day = ""
-    for record in sorted(read_json_lines(folder.history), key=lambda one: real(one.get("time")) or 0.0):
+    for record in sorted(read_json_lines(folder.history), key=lambda record: real(record.get("time")) or 0.0):
         text = _sentence(record)
         if text is None:
             continue

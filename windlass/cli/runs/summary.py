@@ -44,15 +44,15 @@ def draw_loss(folder: RunFolder) -> str:
     return draw_curve(loss_points(folder), width=width, title="loss", braille=unicode)
 
 
-def goodput_rows(told: RunGoodput) -> list[tuple[str, str]]:
-    if told.goodput is None or told.seconds <= 0:
+def goodput_rows(goodput: RunGoodput) -> list[tuple[str, str]]:
+    if goodput.goodput is None or goodput.seconds <= 0:
         return []
     lost = [
-        f"{name} {seconds / told.seconds:.1%}"
-        for name, seconds in told.parts_s.items()
-        if name != "training" and seconds >= SMALLEST_SHARE * told.seconds
+        f"{name} {seconds / goodput.seconds:.1%}"
+        for name, seconds in goodput.parts_s.items()
+        if name != "training" and seconds >= SMALLEST_SHARE * goodput.seconds
     ]
-    rows = [("goodput", f"{told.goodput:.1%} of {duration(told.seconds)} trained")]
+    rows = [("goodput", f"{goodput.goodput:.1%} of {duration(goodput.seconds)} trained")]
     return [*rows, ("", ", ".join(lost))] if lost else rows
 
 

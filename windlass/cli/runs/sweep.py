@@ -142,8 +142,9 @@ class Driver:
 
     def __init__(self, members: Sequence[Member], at_most: int) -> None:
         self.at_most = at_most
-        self.waiting = [one for one in members if not one.prepared.is_finished and not one.prepared.is_running]
-        self.running = [one for one in members if one.prepared.is_running]
+        idle = [member for member in members if not member.prepared.is_running]
+        self.waiting = [member for member in idle if not member.prepared.is_finished]
+        self.running = [member for member in members if member.prepared.is_running]
         is_local = all(member.prepared.run.target.kind == "local" for member in members)
         self.pause = LOCAL_SECONDS if is_local else CLUSTER_SECONDS
 

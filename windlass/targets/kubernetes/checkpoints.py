@@ -64,8 +64,8 @@ def _is_row(row: object) -> bool:
 
 def fetch(scripts: PodScripts, run_name: str, step: int | None, to: Path) -> Checkpoint:
     """Bring one checkpoint here, beside one that may be there: what is here and whole is not brought again."""
-    there = list_in_cluster(scripts, run_name)
-    complete = [row for row in there if row["complete"]]
+    rows = list_in_cluster(scripts, run_name)
+    complete = [row for row in rows if row["complete"]]
     chosen = [row for row in complete if step is None or row["step"] == step]
     if not chosen:
         steps = ", ".join(str(row["step"]) for row in complete)
@@ -149,14 +149,14 @@ class _Pipe(io.RawIOBase):
         self._chunks.put(bytes(data))
 
     def read(self, size: int = -1, /) -> bytes:
-        found = bytearray(self._rest)
-        while not self._ended and (size < 0 or len(found) < size):
+        data = bytearray(self._rest)
+        while not self._ended and (size < 0 or len(data) < size):
             chunk = self._chunks.get()
             self._ended = not chunk
-            found += chunk
-        wanted = len(found) if size < 0 else size
-        self._rest = bytes(found[wanted:])
-        return bytes(found[:wanted])
+            data += chunk
+        wanted = len(data) if size < 0 else size
+        self._rest = bytes(data[wanted:])
+        return bytes(data[:wanted])
 
     def drain(self) -> None:
         """Let the writer go on although nobody reads any more."""
@@ -231,22 +231,16 @@ def _wait_until_running(api: Api, path: str, name: str) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
         status = api.get(path).get("status") or {}
-        waiting = [
-            (container.get("state") or {}).get("waiting") or {} for container in status.get("containerStatuses") or ()
-        ]
-        said = next((state for state in waiting if state.get("reason") in HELD_BACK), None)
-        if any((container.get("state") or {}).get("running") for container in status.get("containerStatuses") or ()):
+        states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
+        if any(state.get("running") for state in states):
             return
-        if said or status.get("phase") == "Failed" or time.monotonic() > deadline:
-            conditions = [
-                condition.get("message") for condition in status.get("conditions") or () if condition.get("message")
-            ]
-            evidence = (
-                f"{said['reason']}: {said.get('message')}" if said else "; ".join(conditions) or status.get("phase")
-            )
+        waiting = [state.get("waiting") or {} for state in states]
+        problems = [f"{wait['reason']}: {wait.get('message')}" for wait in waiting if wait.get("reason") in HELD_BACK]
+        if problems or status.get("phase") == "Failed" or time.monotonic() > deadline:
+            conditions = [text for part in status.get("conditions") or () if (text := part.get("message"))]
             raise UserError(
                 f"the pod {name}, which was to read the checkpoints, does not start",
-                evidence=evidence,
+                evidence=problems[0] if problems else "; ".join(conditions) or status.get("phase"),
                 fix=f"kubectl -n {api.access.namespace} describe pod {name}",
                 exit_code=ExitCode.FAILED,
             )

@@ -63,10 +63,10 @@ class JobFacts:
 
     @classmethod
     def parse(cls, line: str, *, asked_restarts: int) -> JobFacts:
-        found = dict(re.findall(r"(?<!\S)(JobState|Restarts)=(\S+)", line))
-        restarts = found.get("Restarts", "")
+        fields = dict(re.findall(r"(?<!\S)(JobState|Restarts)=(\S+)", line))
+        restarts = fields.get("Restarts", "")
         count = int(restarts) if re.fullmatch(r"[0-9]{1,9}", restarts) else asked_restarts
-        return cls(found.get("JobState", "UNKNOWN"), count, asked_restarts)
+        return cls(fields.get("JobState", "UNKNOWN"), count, asked_restarts)
 
     @property
     def requeued(self) -> bool:
@@ -271,10 +271,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "refused": {"why": str},
     }
     for word, options in accepted.items():
-        one = words.add_parser(word)
-        one.add_argument("folder", type=Path)
+        subparser = words.add_parser(word)
+        subparser.add_argument("folder", type=Path)
         for name, kind in options.items():
-            one.add_argument(f"--{name}", type=kind, required=name != "port")
+            subparser.add_argument(f"--{name}", type=kind, required=name != "port")
     asked = parser.parse_args(arguments)
     folder = RunFolder(asked.folder)
     match asked.word:

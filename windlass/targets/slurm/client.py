@@ -65,12 +65,12 @@ class SlurmTarget:
         asked = run.resources
         num_gpus, threads = asked.gpus_per_node, asked.threads_per_process
         if num_gpus is None or threads is None:
-            there = checks.partition_of(run, self._partitions_of(run))
+            partition = checks.partition_of(run, self._partitions_of(run))
             if num_gpus is None:
                 by_name = run.target.slurm.gres
-                num_gpus = queue.parse_gpus(by_name) if by_name else there.gpus_per_node
+                num_gpus = queue.parse_gpus(by_name) if by_name else partition.gpus_per_node
             num_ranks = num_gpus or asked.processes_per_node or 1
-            threads = threads or max(1, there.cpus_per_node // num_ranks)
+            threads = threads or max(1, partition.cpus_per_node // num_ranks)
         return with_ranks(run, num_gpus, threads)
 
     def check_run(self, run: Run) -> None:
@@ -148,12 +148,12 @@ class SlurmTarget:
             except _UnconfirmedError:
                 raise
             except UserError:
-                for one, intent in zip(undo, intents, strict=True):
-                    one.restore(intent)
+                for former, intent in zip(undo, intents, strict=True):
+                    former.restore(intent)
                 raise
             except OSError as error:
-                for one, intent in zip(undo, intents, strict=True):
-                    one.restore(intent)
+                for former, intent in zip(undo, intents, strict=True):
+                    former.restore(intent)
                 raise UserError(
                     f"the run folder {jobs[0].folder.path} cannot be written", evidence=str(error)
                 ) from None
@@ -288,8 +288,8 @@ class SlurmTarget:
         return number if isinstance(number, str) and JOB_NUMBER.fullmatch(number) else None
 
     def list(self) -> list[JobRef]:
-        found = sorted(runs_root().glob(f"*/{state.JOB_FILE}"))
-        return [JobRef("slurm", path.parent.name, RunFolder(path.parent)) for path in found]
+        job_files = sorted(runs_root().glob(f"*/{state.JOB_FILE}"))
+        return [JobRef("slurm", path.parent.name, RunFolder(path.parent)) for path in job_files]
 
     def collect(self, job: JobRef) -> dict[str, Any]:
         submitted = state.SubmittedJob.of(job.folder)

@@ -179,8 +179,8 @@ class MLflow:
         except urllib.error.HTTPError as error:
             if error.code != 400:  # it exists
                 raise
-        found = self._call("experiments/search", max_results=1, filter=f"name = '{name}'")
-        return str(found["experiments"][0]["experiment_id"])
+        answer = self._call("experiments/search", max_results=1, filter=f"name = '{name}'")
+        return str(answer["experiments"][0]["experiment_id"])
 
     def write(self, record: dict[str, Any]) -> None:
         try:
