@@ -148,7 +148,7 @@ def run(
         return go_on(attempts, RunFolder.of(load_run(run_file, changes)), detach=detach)
     prepared = prepare(load_run(run_file, changes), fresh=True, faults=faults) if fresh else attempts.prepare()
     if prepared.is_finished:
-        return _say_finished(prepared, as_json=as_json)
+        return _print_finished(prepared, as_json=as_json)
     if not as_json and not quiet:
         _print_plan(prepared)
     if fresh:
@@ -300,7 +300,7 @@ def _print_plan(prepared: Prepared) -> None:
         warn(warning)
 
 
-def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
+def _print_finished(prepared: Prepared, *, as_json: bool) -> int:
     from windlass.cli.output import wrapped
 
     earlier = prepared.earlier
@@ -308,8 +308,8 @@ def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
     if as_json:
         _print_result(prepared, earlier)
     else:
-        done, asked = earlier.step, prepared.run.train.steps
-        fewer = f", more than the {asked} that are asked for; nothing was changed" if (done or 0) > asked else ""
+        done, wanted = earlier.step, prepared.run.train.steps
+        fewer = f", more than the {wanted} that are asked for; nothing was changed" if (done or 0) > wanted else ""
         click.echo(wrapped(f"{prepared.run.name} is finished: it has trained {done} steps{fewer}."))
         click.echo(f"  windlass show {prepared.run.name}    its numbers\n  train.steps=N goes on, --fresh starts anew")
     return ExitCode.OK
@@ -409,7 +409,7 @@ def _follow(
     from windlass.cli.runs.follow import reporter
 
     news = reporter(prepared.run.train.steps, as_json=as_json, quiet=quiet)
-    decider = attempts.decider(prepared, job, news.say)
+    decider = attempts.decider(prepared, job, news.report)
     status = follower.follow(prepared.target, job, news, decider.is_held if decider else None)
     decision = decider.after(status) if decider else None
     if decider is None or decision is None:

@@ -95,7 +95,7 @@ def decide_with_slurm(
     if not end.final_errors:
         if job.requeued:
             return None
-        if not end.stop_requested and (answer := _told_to_leave(end, job, limit_near, may_requeue)):
+        if not end.stop_requested and (answer := _after_leave_signal(end, job, limit_near, may_requeue)):
             if isinstance(answer, Requeue) and not end.has("preempted"):  # without progress: not for ever
                 again = once_more(verdict_of(answer.name, answer.why), history, max_restarts)
                 return again if isinstance(again, Done) else answer
@@ -103,7 +103,7 @@ def decide_with_slurm(
     return follow_up(end, history, max_restarts)
 
 
-def _told_to_leave(end: AttemptEnd, job: JobFacts, limit_near: bool, may_requeue: bool) -> Done | Requeue | None:
+def _after_leave_signal(end: AttemptEnd, job: JobFacts, limit_near: bool, may_requeue: bool) -> Done | Requeue | None:
     saved = end.has("preempted")
     if job.cancelled and not limit_near:
         if saved:
