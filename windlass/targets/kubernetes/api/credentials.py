@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PLUGIN_SECONDS = 120.0  # a plugin may open a browser and wait for somebody to log in
 RENEW_SECONDS = 60.0  # before a plugin's token expires
 PAUSE_SECONDS = 2.0  # between two calls of a plugin that fails
-V1BETA1, V1 = "client.authentication.k8s.io/v1beta1", "client.authentication.k8s.io/v1"
+V1 = "client.authentication.k8s.io/v1"
 # What kubectl's built-in providers were replaced by.
 INSTEAD = {
     "gcp": "gcloud components install gke-gcloud-auth-plugin && gcloud container clusters get-credentials CLUSTER",
