@@ -20,6 +20,8 @@ from windlass.cli.main import run_command
 settings.register_profile("windlass", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("windlass")
 
+# Tests share the cores: two threads of one rank that spin for each other made a step of 0.1 s take 2 s.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and commands would break their lines there
 
 HURT_ON_PURPOSE = ("train", "slurm", "cluster", "image")  # what --reruns is for

@@ -88,7 +88,7 @@ def architecture_page() -> str:
         for room in layer.split(" | "):
             path = ROOT.joinpath(*room.split("."))
             lines.append(f"| **`{_shown(path)}`** | {_first_line(path)} |")
-            folders = sorted(child.parent for child in path.glob("*/__init__.py"))
+            folders = sorted({child.parent for child in path.rglob("__init__.py")} - {path})
             lines += [f"| `{_shown(folder)}` | {_first_line(folder)} |" for folder in folders]
     before, rest = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split(ROOMS[0])
     return before + ROOMS[0] + "\n".join(lines) + "\n" + ROOMS[1] + rest.split(ROOMS[1])[1]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cli.curve import draw_curve
+from windlass.cli.runs.summary import draw_curve
 
 VALUES = st.floats(min_value=-1e6, max_value=1e6) | st.just(math.nan) | st.just(math.inf)
 

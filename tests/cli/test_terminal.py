@@ -190,7 +190,7 @@ for step in (1, 500_000, 1_000_000):
     record = {"step": step, "steps": 1_000_000, "loss": 2.3456, "tokens_per_s": 123456.0, "seconds_left": 7800.0}
     news.step(record)
     if step == 500_000:
-        news.say("rank 0 was killed by SIGKILL", {})
+        news.report("rank 0 was killed by SIGKILL", {})
 news.close()
 """
 

@@ -14,8 +14,8 @@ from windlass.diagnose import Facts, diagnose
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.api.kubeconfig import access
 from windlass.targets.kubernetes.collecting import collect as collect_objects
-from windlass.targets.slurm.collecting import collect as collect_records
 from windlass.targets.slurm.commands import Commands
+from windlass.targets.slurm.queue import collect as collect_records
 
 TEAM = "/api/v1/namespaces/team"
 

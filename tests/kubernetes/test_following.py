@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from windlass.cli.runs.follow import Follower
+from windlass.cli.runs.follow import Follower, Reporter
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
 from windlass.targets.kubernetes.api import credentials as credentials_module
@@ -321,23 +321,17 @@ def test_forty_refused_tokens_need_one_new_one(server, connect, tmp_path):
     assert calls.read_text().count("x") == 2
 
 
-class News:
+class News(Reporter):
     """What `windlass run` would print."""
 
     def __init__(self):
-        self.said = []
+        self.reports = []
 
-    def step(self, record):
-        pass
-
-    def say(self, text, record):
-        self.said.append((time.monotonic(), text))
-
-    def close(self):
-        pass
+    def report(self, text, record):
+        self.reports.append((time.monotonic(), text))
 
     def has(self, words):
-        return any(words in text for _, text in self.said)
+        return any(words in text for _, text in self.reports)
 
 
 @pytest.fixture
@@ -374,7 +368,7 @@ def test_an_api_that_is_silent_is_named_while_the_run_trains_and_when_it_is_back
     news, thread, ended = follow()
     wait_until(lambda: any("watch" in params for _, path, params in server.requests if path == JOBS), "the watch")
     time.sleep(1.0)
-    assert not news.said
+    assert not news.reports
     silent.set()
     wait_until(lambda: news.has("does not answer since"), "word of the silence", 10)
     cluster.watch_seconds = 1.05  # of watches that are opened from now on: those that are open stay silent

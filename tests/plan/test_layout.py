@@ -34,9 +34,8 @@ BLOCKS = [{}, {"hidden_act": "gelu"}, {"attention_dropout": 0.1}, {"mlp_bias": T
 @cache
 def facts_of_the_built_model(preset: str, lora: int, block: int) -> Facts:
     """The model on the meta device, as the trainer has it."""
-    from windlass.trainer.layout import model_facts
     from windlass.trainer.model.structure import model_config
-    from windlass.trainer.preparation import build
+    from windlass.trainer.preparation import build, model_facts
 
     run = run_of(preset, lora, block)
     config = model_config(run_of(preset, 0, block))

@@ -224,12 +224,12 @@ MANY_LOCKS = """
 import contextlib, resource, sys
 from pathlib import Path
 from windlass.runfolder import RunFolder
-from windlass.targets.slurm.client import _allow_open_files, _locked
+from windlass.targets.slurm.submission import allow_open_files, locked_folder
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-_allow_open_files(400)
+allow_open_files(400)
 with contextlib.ExitStack() as held:
     for index in range(400):
-        held.enter_context(_locked(RunFolder(Path(sys.argv[1]) / f"run-{index}")))
+        held.enter_context(locked_folder(RunFolder(Path(sys.argv[1]) / f"run-{index}")))
 """
 
 

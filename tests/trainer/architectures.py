@@ -85,11 +85,11 @@ def train(model_type: str, folder: Path) -> Outcome:
     from windlass.trainer.distributed.ranks import Ranks
     from windlass.trainer.fast.attention import use_attention
     from windlass.trainer.fast.head import return_loss
-    from windlass.trainer.layout import model_facts
     from windlass.trainer.model.structure import attention_name, meta_model, model_config
     from windlass.trainer.model.weights import draw_weights, materialize, restore_buffers
     from windlass.trainer.optimizer import AdamW
     from windlass.trainer.parallelize import parallelize
+    from windlass.trainer.preparation import model_facts
     from windlass.trainer.step import Stepper
 
     data = {"source": "x", "tokenizer": "tiny", "sequence_length": LENGTH}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.forking import context
@@ -142,6 +143,17 @@ def resume(root: Path, run: dict[str, Any], *, most: int = 5, **options: Any) ->
         if not any(result.codes):
             return result
     raise AssertionError(f"not finished after {most} resumes, exit codes {result.codes}:\n{result.output}")
+
+
+def assert_same_on_other_ranks(root: Path, run: dict[str, Any], whole: Result) -> None:
+    """Killed on 2 ranks and on 3, a run goes on with 1 and has the losses of one that nobody killed."""
+    faults = "kill:rank=0,step=4;kill:rank=0,step=8"
+    train(root, run, ranks=2, faults=faults)
+    train(root, run, ranks=3, faults=faults, attempt=2)
+    last = train(root, run, ranks=1, faults=faults, attempt=3)
+    assert last.codes == [0], last.output
+    assert [(event["step"], event["world_size"]) for event in last.events("resumed")] == [(2, 3), (6, 1)]
+    assert list(last.losses.values()) == pytest.approx(list(whole.losses.values()), rel=1e-5)
 
 
 def be_rank(

@@ -66,6 +66,7 @@ def train_in_turn(files: list[Path]) -> None:
     from windlass.trainer.loop import train
     from windlass.trainer.main import open_folder
     from windlass.trainer.preparation import prepare
+    from windlass.trainer.state import Attempt
 
     ranks = None
     for file in files:
@@ -79,7 +80,7 @@ def train_in_turn(files: list[Path]) -> None:
         open_folder(folder, ours.rank)
         watch, faults = PeerWatch(), Faults(ours.rank, folder.logs)
         watch.begin(ours, limit_s=60, where=lambda faults=faults: faults.reached, on_lost=lambda _lost: os._exit(1))
-        train(run, prepared, folder, ours, faults, Preemption(), watch)
+        train(Attempt(run, prepared, folder, ours, faults, Preemption(), watch))
         dist.barrier(group=ours.host)
         watch.close()
 

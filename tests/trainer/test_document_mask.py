@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from tests.trainer.conftest import tiny_run
+from tests.trainer.fine_tuning import SHAPE
 from tests.trainer.harness import train
 from tests.trainer.plain import documents_apart, plain_loop, token_stream, windows
 from windlass.plan import resolve
@@ -33,15 +34,6 @@ from windlass.trainer.fast.head import return_loss
 from windlass.trainer.fast.lean import join_weights, use_lean_blocks
 from windlass.trainer.step import Stepper
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 1024,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
 FAMILIES = {
     "gpt2": GPT2Config(
         vocab_size=1024, n_embd=64, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
+from tests.trainer.fine_tuning import SHAPE
 from tests.trainer.harness import Result, train
 from tests.trainer.plain import documents_apart, plain_loop, token_stream, whole_rows, windows
 
@@ -23,15 +24,6 @@ STEPS = 4
 PEAK, FLOOR = 1e-3, 1e-4
 # Two steps of warm-up, then half a cosine over the other two.
 RATES = [PEAK / 2, PEAK, FLOOR + (PEAK - FLOOR) * (1 + math.cos(math.pi / 2)) / 2, FLOOR]
-SHAPE = {
-    "vocab_size": 1024,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from windlass.plan import resolve
 from windlass.spec import parse_run
-from windlass.trainer.flops import flops_per_token, peak_flops
+from windlass.trainer.callbacks.metrics import flops_per_token, peak_flops
 from windlass.trainer.model.structure import meta_model, model_config
 
 

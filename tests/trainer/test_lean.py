@@ -35,8 +35,8 @@ from windlass.trainer.fast.lean_parts import (
     rotate_backward,
     swiglu_backward,
 )
-from windlass.trainer.layout import model_facts
 from windlass.trainer.model.structure import blocks
+from windlass.trainer.preparation import model_facts
 
 pytestmark = pytest.mark.torch_floor
 

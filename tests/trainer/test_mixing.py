@@ -14,7 +14,7 @@ import pytest
 
 from tests.store.s3_server import Fault, FaultyS3
 from tests.trainer.conftest import tiny_run
-from tests.trainer.harness import Result, train
+from tests.trainer.harness import Result, assert_same_on_other_ranks, train
 from tests.trainer.test_data_order import in_order, note_ids, read_by_ranks
 
 pytestmark = pytest.mark.train
@@ -78,14 +78,7 @@ def test_resumes_in_a_row(mixed: dict[str, Any], tmp_path: Path, undisturbed: Ca
 
 
 def test_resumes_on_other_ranks(mixed: dict[str, Any], tmp_path: Path, undisturbed: Callable[..., Result]) -> None:
-    whole = undisturbed(mixed)
-    faults = "kill:rank=0,step=4;kill:rank=0,step=8"
-    train(tmp_path, mixed, ranks=2, faults=faults)
-    train(tmp_path, mixed, ranks=3, faults=faults, attempt=2)
-    last = train(tmp_path, mixed, ranks=1, faults=faults, attempt=3)
-    assert last.codes == [0], last.output
-    assert [(event["step"], event["world_size"]) for event in last.events("resumed")] == [(2, 3), (6, 1)]
-    assert list(last.losses.values()) == pytest.approx(list(whole.losses.values()), rel=1e-5)
+    assert_same_on_other_ranks(tmp_path, mixed, undisturbed(mixed))
 
 
 def test_other_weights_are_another_run(mixed: dict[str, Any], tmp_path: Path) -> None:

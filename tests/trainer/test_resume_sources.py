@@ -10,7 +10,7 @@ import pytest
 
 from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
-from tests.trainer.harness import Result, train
+from tests.trainer.harness import Result, assert_same_on_other_ranks, train
 
 pytestmark = pytest.mark.train
 
@@ -47,11 +47,4 @@ def test_a_stream_goes_on_with_other_ranks(
 ) -> None:
     """Lanes go to other readers: 2 ranks, then 3, then 1."""
     run = run_on(sources["stream"])
-    whole = undisturbed(run)
-    faults = "kill:rank=0,step=4;kill:rank=0,step=8"
-    train(tmp_path, run, ranks=2, faults=faults)
-    train(tmp_path, run, ranks=3, faults=faults, attempt=2)
-    last = train(tmp_path, run, ranks=1, faults=faults, attempt=3)
-    assert last.codes == [0], last.output
-    assert [(event["step"], event["world_size"]) for event in last.events("resumed")] == [(2, 3), (6, 1)]
-    assert list(last.losses.values()) == pytest.approx(list(whole.losses.values()), rel=1e-5)
+    assert_same_on_other_ranks(tmp_path, run, undisturbed(run))

@@ -21,9 +21,9 @@ from windlass.spec.loading import parse_run
 from windlass.trainer.distributed.meshes import Meshes
 from windlass.trainer.distributed.ranks import Ranks, join_ranks
 from windlass.trainer.fast.fp8 import Float8Product
-from windlass.trainer.layout import model_facts
 from windlass.trainer.model.structure import model_config
 from windlass.trainer.parallelize import parallelize
+from windlass.trainer.preparation import model_facts
 
 MOE = {
     "preset": "mixtral-tiny",

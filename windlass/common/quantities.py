@@ -14,10 +14,10 @@ def parse_quantity(text: str | int | float) -> float:
     """An amount as Kubernetes writes it: `1500m` is 1.5, `2Gi` is 2147483648."""
     if isinstance(text, int | float):
         return float(text)
-    found = AMOUNT.fullmatch(text.strip())
-    if found is None:
+    match = AMOUNT.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is no quantity")
-    number, suffix = float(found[1]), found[2] or ""
+    number, suffix = float(match[1]), match[2] or ""
     if suffix[:1] in "eE" and suffix not in SCALES and suffix:
         return number * 10.0 ** int(suffix[1:])
     return number * SCALES.get(suffix, 1.0)

@@ -108,8 +108,8 @@ class ModelSection(HasClass):
     @property
     def own_class(self) -> str | None:
         """`class`, by a name that Python allows."""
-        found: str | None = getattr(self, "class")
-        return found
+        path: str | None = getattr(self, "class")
+        return path
 
     @property
     def label(self) -> str:

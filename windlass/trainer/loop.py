@@ -9,8 +9,6 @@ import torch
 from windlass.common import own_code
 from windlass.errors import ExitCode
 from windlass.plan.schedule import learning_rate
-from windlass.runfolder import RunFolder
-from windlass.spec import Run
 from windlass.trainer.batches import Batches
 from windlass.trainer.callbacks.callback import Callback
 from windlass.trainer.callbacks.early_stopping import BestCheckpoint
@@ -19,17 +17,13 @@ from windlass.trainer.callbacks.garbage import GarbageCollection
 from windlass.trainer.callbacks.hang import HangWatch
 from windlass.trainer.callbacks.history import History
 from windlass.trainer.callbacks.metrics import Metrics
-from windlass.trainer.callbacks.preemption import Preemption
 from windlass.trainer.callbacks.profiling import FirstStepProfile, Profile
 from windlass.trainer.callbacks.saving import Saving
 from windlass.trainer.callbacks.stragglers import Stragglers
 from windlass.trainer.callbacks.validation import Validation
 from windlass.trainer.checkpointing.tiers import Progress
-from windlass.trainer.distributed.faults import Faults
-from windlass.trainer.distributed.peers import PeerWatch
 from windlass.trainer.distributed.ranks import Ranks
-from windlass.trainer.preparation import Prepared
-from windlass.trainer.state import StepResult, begin
+from windlass.trainer.state import Attempt, StepResult, begin
 from windlass.trainer.step import sum_over_ranks
 
 # In the order in which their hooks are called; callbacks/callback.py says how to add one.
@@ -48,17 +42,10 @@ CALLBACKS: tuple[type[Callback], ...] = (
 )
 
 
-def train(
-    run: Run,
-    prepared: Prepared,
-    folder: RunFolder,
-    ranks: Ranks,
-    faults: Faults,
-    preemption: Preemption,
-    peers: PeerWatch,
-) -> ExitCode:
+def train(attempt: Attempt) -> ExitCode:
     """Train a resolved run to its last step, or until all ranks agree to stop."""
-    state = begin(run, prepared, folder, ranks, faults, preemption, peers)
+    state = begin(attempt)
+    run, prepared, ranks, faults = state.run, state.prepared, state.ranks, state.faults
     own = [own_code.load(path, "train.callbacks") for path in run.train.callbacks]
     callbacks = [callback(state) for callback in (*CALLBACKS, *own)]
     for callback in callbacks:
@@ -70,7 +57,7 @@ def train(
     for batch in batches.from_step(state.step, end):
         before, step = state.position, state.step + 1
         faults.reach("step.begin", step)
-        sums: list[float] = [batch.num_labels, batch.num_terms, preemption.requested]
+        sums: list[float] = [batch.num_labels, batch.num_terms, state.preemption.requested]
         labels, terms, stop_requested = ranks.sum(sums)  # one exchange for all
         if stop_requested:
             state.stop(ExitCode.PREEMPTED, "SIGTERM")

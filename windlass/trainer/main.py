@@ -35,6 +35,7 @@ from windlass.trainer.loop import train
 from windlass.trainer.preparation import prepare
 from windlass.trainer.reporting import attempt_number, set_up_logging
 from windlass.trainer.startup import clock, keep_freed_memory
+from windlass.trainer.state import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
     clock.mark("data and model files")
     open_folder(folder, ranks.rank)
     log.info("every rank takes %d × %d sequences a step", prepared.layout.num_micro, prepared.layout.micro)
-    code = train(run, prepared, folder, ranks, faults, preemption, watch)
+    code = train(Attempt(run, prepared, folder, ranks, faults, preemption, watch))
     dist.barrier(group=ranks.host)
     if code == ExitCode.OK and run.checkpoint.export and ranks.is_first:
         from windlass.checkpoint.pruning import best_step
@@ -130,7 +131,7 @@ def train_here(folder: RunFolder, run: Run) -> tuple[ExitCode, int]:
     finally:
         watch.close()
         _leave()
-    return code, _last_step(folder)
+    return code, max(steps_of(folder), default=0)
 
 
 def _leave() -> None:
@@ -141,10 +142,6 @@ def _leave() -> None:
     for handler in list(log.handlers):
         log.removeHandler(handler)
         handler.close()
-
-
-def _last_step(folder: RunFolder) -> int:
-    return max(steps_of(folder), default=0)
 
 
 def record_collectives(folder: RunFolder) -> None:

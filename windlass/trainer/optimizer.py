@@ -209,7 +209,7 @@ class OwnOptimizer:
 
     def __init__(self, model: nn.Module, train: TrainSection, *, goes_on: bool) -> None:
         self.train = train
-        self.parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         make = own_code.load(train.optimizer or "", OWN_KEY)
         self.inner = make(list(self.parameters.items()), train)
         if not isinstance(self.inner, torch.optim.Optimizer):

@@ -1,10 +1,11 @@
-"""Open the model's structure and the data before anything is written: what is wrong with either is said here."""
+"""Before anything is written: open the model's structure and the data, report mistakes, and decide the run's layout."""
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,16 +20,19 @@ from windlass.data.sequences.opening import tokenizer_of
 from windlass.data.sequences.stream import Stream
 from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
-from windlass.plan.layout import Layout
+from windlass.plan.fitting import batch_shape
+from windlass.plan.layout import LEAN, Facts, Layout, effective_sharding, flash4_unsuited
 from windlass.spec import Run
-from windlass.trainer.distributed.ranks import Ranks
-from windlass.trainer.layout import resolve_layout
+from windlass.trainer.distributed.ranks import Ranks, local_world_size
+from windlass.trainer.fast.attention import obstacle_to_flash4
+from windlass.trainer.fast.lean_lora import obstacle_to_lean_lora
 from windlass.trainer.model.adapters import Adapter, check_adapter, open_adapter
 from windlass.trainer.model.hub_files import Located, locate
-from windlass.trainer.model.lora import adapt
+from windlass.trainer.model.lora import adapt, lora_layers
 from windlass.trainer.model.new_tokens import add_rows
 from windlass.trainer.model.pretrained import Weights, find_weights
-from windlass.trainer.model.structure import ModelFacts, facts, meta_model, model_config, weights_path
+from windlass.trainer.model.structure import ModelFacts, blocks, facts, meta_model, model_config, shape_of, weights_path
+from windlass.trainer.startup import clock
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def prepare(run: Run, ranks: Ranks) -> Prepared:
     located = locate(run, ranks)
     adapter = open_adapter(run)
     config, added, reference = structure(run, located, adapter)
-    model_facts = facts(reference)
+    size = facts(reference)
     weights = find_weights(located.weights, reference, trusted=run.model.trust_remote_code) if located.weights else None
     if weights and weights.sources is None and (run.model.lora or run.data.special_tokens):
         raise UserError(
@@ -74,10 +78,9 @@ def prepare(run: Run, ranks: Ranks) -> Prepared:
     tokenizer = located.tokenizer
     sequences = open_sequences(run, "train", tokenizer=tokenizer)
     assert sequences is not None
-    if sequences.vocab_size > model_facts.vocab_size:
+    if sequences.vocab_size > size.vocab_size:
         raise UserError(
-            f"the tokenizer {run.data.tokenizer} has {sequences.vocab_size:,} tokens, "
-            f"the model {model_facts.vocab_size:,}",
+            f"the tokenizer {run.data.tokenizer} has {sequences.vocab_size:,} tokens, the model {size.vocab_size:,}",
             cause="a token beyond the model's embedding has no row there",
             fix=f"data.tokenizer=… (the model's own), or model.config.vocab_size={sequences.vocab_size}",
         )
@@ -87,7 +90,7 @@ def prepare(run: Run, ranks: Ranks) -> Prepared:
     return Prepared(
         config=config,
         reference=reference,
-        facts=model_facts,
+        facts=size,
         sequences=sequences,
         validation=validation,
         order=_order(run, sequences, ranks),
@@ -204,3 +207,50 @@ def _order(run: Run, sequences: Sequences, ranks: Ranks) -> dict[str, Any]:
         "seed": run.train.seed,
         **content_of(run, sequences, ranks),
     }
+
+
+def resolve_layout(run: Run, model: nn.Module, config: Any, ranks: Ranks) -> Layout:
+    """The layout, with facts of the built model and of this rank's device. Every rank calls this together.
+
+    The smallest GPU decides the micro-batch: ranks with other numbers of micro-batches would begin other numbers of
+    collectives, and wait for each other.
+    """
+    known = model_facts(run, model, config, cuda=ranks.device.type == "cuda")
+    shape = shape_of(model, config)
+    micro = min(ranks.gather(batch_shape(run, ranks.world_size, ranks.gpu, shape, known)))[0]
+    clock.mark("data and model files")
+    if run.model.attention in ("auto", "flash4") and not flash4_unsuited(run, known):
+        text = config.get_text_config()
+        by_name, packed = run.model.attention == "flash4", bool(run.data.document_mask)
+        known = replace(known, flash4_obstacle=obstacle_to_flash4(text, ranks, asked_by_name=by_name, documents=packed))
+    clock.mark("attention tried")
+    return Layout.resolve(run, ranks.world_size, micro, known, local_world_size=agreed_local_size(run, ranks))
+
+
+def model_facts(run: Run, model: nn.Module, config: Any, *, cuda: bool) -> Facts:
+    """What a layout depends on of a model with its adapters."""
+    layers, lora, obstacle = lora_layers(model), run.model.lora, ""
+    known = Facts.of(config.get_text_config().to_dict(), cuda=cuda)
+    if lora and known.family in LEAN:
+        obstacle = next(filter(None, map(obstacle_to_lean_lora, blocks(model).values())), "")
+    return replace(
+        known,
+        biases=any(parameter.ndim == 1 and name.endswith("bias") for name, parameter in model.named_parameters()),
+        trained=facts(model).num_trained if lora else None,
+        four_bits=sum(layer.weight.numel() for layer in layers.values()) if lora and lora.quantize else 0,
+        lean_lora_obstacle=obstacle,
+    )
+
+
+def agreed_local_size(run: Run, ranks: Ranks) -> int | None:
+    """Ranks of one node: of the nodes that are there and not of those asked for. None where no launcher says."""
+    if effective_sharding(run, ranks.world_size) != "hybrid":
+        return None
+    sizes = [size for size in ranks.gather(local_world_size()) if size]
+    if not run.parallel.shard_group and len(set(sizes)) > 1:
+        raise UserError(
+            "parallel.sharding=hybrid makes groups of a node's ranks, and nodes have different numbers of them",
+            evidence=f"{min(sizes)} to {max(sizes)} ranks on a node",
+            fix=f"parallel.shard_group={math.gcd(*sizes)}, or parallel.sharding=full",
+        )
+    return sizes[0] if sizes else None

@@ -72,8 +72,8 @@ class Stop:
 
 
 @dataclass
-class TrainState:
-    """A run between two steps. Callbacks read it, and change what the last group of fields names."""
+class Attempt:
+    """What a rank begins to train with."""
 
     run: Run
     prepared: Prepared
@@ -82,6 +82,11 @@ class TrainState:
     faults: Faults
     preemption: Preemption
     peers: PeerWatch
+
+
+@dataclass
+class TrainState(Attempt):
+    """A run between two steps. Callbacks read it, and change what the last group of fields names."""
 
     checkpointer: Checkpointer
     reporter: Reporter
@@ -126,20 +131,13 @@ class TrainState:
         self.clock = time.perf_counter()
 
 
-def begin(
-    run: Run,
-    prepared: Prepared,
-    folder: RunFolder,
-    ranks: Ranks,
-    faults: Faults,
-    preemption: Preemption,
-    peers: PeerWatch,
-) -> TrainState:
+def begin(attempt: Attempt) -> TrainState:
     """The model and its optimizer on all ranks, where the newest checkpoint left them or as they begin."""
+    run, prepared, folder, ranks = attempt.run, attempt.prepared, attempt.folder, attempt.ranks
     identity = prepared.model_identity() | model_settings(prepared.config, prepared.reference)
     layout = prepared.layout
     checkpointer = Checkpointer(
-        run, folder, ranks, faults, model=identity, order=prepared.order, sharding=layout.sharding
+        run, folder, ranks, attempt.faults, model=identity, order=prepared.order, sharding=layout.sharding
     )
     reporter = Reporter(run, folder, ranks)
     checkpoint = find_checkpoint(run, folder, ranks, checkpointer)
@@ -166,13 +164,7 @@ def begin(
     balance = Balance.of(model, run, ranks)
     clock.mark("optimizer and checkpoint")
     return TrainState(
-        run=run,
-        prepared=prepared,
-        folder=folder,
-        ranks=ranks,
-        faults=faults,
-        preemption=preemption,
-        peers=peers,
+        **vars(attempt),
         checkpointer=checkpointer,
         reporter=reporter,
         stepper=make_stepper(run, prepared, model, ranks),

@@ -277,7 +277,7 @@ class Library:
 
     def sweeps(self) -> list[dict[str, Any]]:
         """What `windlass sweep` wrote beside the runs: which belong together, and in what they differ."""
-        found = []
+        sweeps = []
         for path in sorted(self.root.glob("*.sweep.json"))[:MOST_SWEEPS]:
             try:
                 with open_plain(path) as file:
@@ -291,8 +291,8 @@ class Library:
                     for run in runs
                     if isinstance(run, dict) and (name := words(run.get("name")))
                 }
-                found.append({"name": words(record.get("name")) or path.name, "runs": settings})
-        return found
+                sweeps.append({"name": words(record.get("name")) or path.name, "runs": settings})
+        return sweeps
 
     def compared(self, run_ids: list[str]) -> dict[str, Any]:
         """Settings in which runs differ, and what each came to."""
@@ -312,7 +312,7 @@ def differing(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """By key: the value in each run, where they are not all the same. Names always differ."""
     keys = sorted({key for setting in settings for key in setting} - {"name"})
     values = {key: [setting.get(key) for setting in settings] for key in keys}
-    return {key: found for key, found in values.items() if any(value != found[0] for value in found[1:])}
+    return {key: settings for key, settings in values.items() if any(value != settings[0] for value in settings[1:])}
 
 
 def _printable(name: str) -> str:

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -43,15 +43,20 @@ MOST_PODS = 8  # on the screen; `windlass show` has them all
 WORTH_SHOWING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
 
 
-class Reporter(Protocol):
-    """Where the news of a run go. A step is a record of metrics.jsonl with `seconds_left` added."""
+class Reporter:
+    """Where the news of a run go. This one prints none: with --quiet, the exit code and the run folder tell it all."""
 
-    def step(self, record: dict[str, Any]) -> None: ...
-    def say(self, text: str, record: dict[str, Any]) -> None: ...
-    def close(self) -> None: ...
+    def step(self, record: dict[str, Any]) -> None:
+        """A record of metrics.jsonl, with `seconds_left` added."""
+
+    def report(self, text: str, record: dict[str, Any]) -> None:
+        """Anything else, in a sentence and as a record."""
+
+    def close(self) -> None:
+        """The run has ended, or is no longer followed."""
 
 
-class Bar:
+class Bar(Reporter):
     """A progress bar, with everything else printed above it."""
 
     def __init__(self, steps: int) -> None:
@@ -80,7 +85,7 @@ class Bar:
             eta=duration(record["seconds_left"]),
         )
 
-    def say(self, text: str, record: dict[str, Any]) -> None:
+    def report(self, text: str, record: dict[str, Any]) -> None:
         from rich.text import Text
 
         self.progress.print(Text(text))
@@ -89,7 +94,7 @@ class Bar:
         self.progress.stop()
 
 
-class PlainBar:
+class PlainBar(Reporter):
     """Progress in one line without escapes, with everything else printed above it."""
 
     def __init__(self, steps: int) -> None:
@@ -101,7 +106,7 @@ class PlainBar:
         self.last = f"training  {_progress(record)}"
         self.line.show(self.last)
 
-    def say(self, text: str, record: dict[str, Any]) -> None:
+    def report(self, text: str, record: dict[str, Any]) -> None:
         self.line.clear()
         click.echo(wrapped(text))
         self.line.show(self.last)
@@ -118,7 +123,7 @@ def _progress(record: dict[str, Any]) -> str:
     )
 
 
-class Lines:
+class Lines(Reporter):
     """A line now and then, for files and pipes."""
 
     def __init__(self) -> None:
@@ -132,7 +137,7 @@ class Lines:
             self.last_printed = now
             self._print_step()
 
-    def say(self, text: str, record: dict[str, Any]) -> None:
+    def report(self, text: str, record: dict[str, Any]) -> None:
         self._print_step()
         click.echo(wrapped(text))
 
@@ -145,37 +150,21 @@ class Lines:
             click.echo(f"step {_progress(record)}")
 
 
-class JsonLines:
+class JsonLines(Reporter):
     """Every record as it is, on stderr; stdout is for the result."""
 
     def step(self, record: dict[str, Any]) -> None:
         print_json_line(record, stderr=True)
 
-    def say(self, text: str, record: dict[str, Any]) -> None:
+    def report(self, text: str, record: dict[str, Any]) -> None:
         print_json_line({**record, "text": text}, stderr=True)
-
-    def close(self) -> None:
-        pass
-
-
-class Silence:
-    """For --quiet: the exit code and the run folder say how it went."""
-
-    def step(self, record: dict[str, Any]) -> None:
-        pass
-
-    def say(self, text: str, record: dict[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def reporter(steps: int, *, as_json: bool, quiet: bool = False) -> Reporter:
     if as_json:
         return JsonLines()
     if quiet:
-        return Silence()
+        return Reporter()
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return Lines()
     return Bar(steps) if has_styles() else PlainBar(steps)
@@ -217,12 +206,12 @@ class Follower:
             if status.state == "running" and job.target != "local" and status.reason != hindrance:
                 reason = status.reason or f"all is well again (it was: {hindrance})"
                 hindrance = status.reason
-                news.say(f"running: {reason}", {"kind": "running", "reason": hindrance})
+                news.report(f"running: {reason}", {"kind": "running", "reason": hindrance})
             if status.state == "waiting" and job.target != "local" and status.reason != waiting_for:
                 waiting_for = status.reason
                 pods = list(target.pods(job)) if isinstance(target, RunsInPods) else []
                 record = {"kind": "waiting", "reason": waiting_for, "pods": [asdict(pod) for pod in pods]}
-                news.say("\n".join([f"waiting: {waiting_for}", *describe_pods(pods)]), record)
+                news.report("\n".join([f"waiting: {waiting_for}", *describe_pods(pods)]), record)
             if status.ended or is_held(status):
                 return status
             time.sleep(POLL_SECONDS)
@@ -235,16 +224,16 @@ class Follower:
                 reports.append((_when(record), partial(self._step, record, news)))
             elif record.get("kind") == "validation":
                 text = f"step {record.get('step')}: validation loss {number(real(record.get('loss')))}"
-                reports.append((_when(record), partial(news.say, text, record)))
+                reports.append((_when(record), partial(news.report, text, record)))
         for path in sorted(self.folder.logs.glob("rank-*.log")):
             for line in self.logs.setdefault(path.name, Tail(path)).lines():
                 if WORTH_SHOWING.search(line):
                     record = {"kind": "log", "rank": path.stem, "line": line}
-                    reports.append((_stamp(line), partial(news.say, plain(f"[{path.stem}] {line}"), record)))
+                    reports.append((_stamp(line), partial(news.report, plain(f"[{path.stem}] {line}"), record)))
         for record in self.history.records():
             event = describe_event(record)
             if event:
-                reports.append((_when(record), partial(news.say, plain(event), {"kind": "event", **record})))
+                reports.append((_when(record), partial(news.report, plain(event), {"kind": "event", **record})))
         for _, report in sorted(reports, key=lambda pair: pair[0]):
             report()
 
@@ -256,7 +245,7 @@ class Follower:
             if not error.get("retry") and error not in self.old_errors:
                 self.error_reported = True
                 rank = whole(error.get("rank"))
-                news.say(plain(f"rank {rank} failed\n{_as_raised(error)}"), {"kind": "error", "rank": rank})
+                news.report(plain(f"rank {rank} failed\n{_as_raised(error)}"), {"kind": "error", "rank": rank})
                 return
 
     def _step(self, record: dict[str, Any], news: Reporter) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
 from windlass.cli.jobs import complete_overrides, complete_target
-from windlass.cli.runs.idempotency import checked_key
 from windlass.errors import ExitCode, NoAnswerError, UserError
 
 if TYPE_CHECKING:
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from windlass.cli.runs.retry import Decider
     from windlass.runfolder import RunFolder
     from windlass.targets.protocol import JobRef, JobStatus
+
+
+KEYS_FILE = "idempotency-keys"
+KEY = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+def checked_key(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not KEY.fullmatch(value):
+        raise click.BadParameter("a key is 1 to 200 printable ASCII characters without blanks", context, parameter)
+    return value
 
 
 @click.command(short_help="Train what a run file describes.")
@@ -129,9 +139,7 @@ def run(
         loop = attempts.render_loop(prepared) if detach else None
         return _print_request(prepared, notes, loop, as_json=as_json)
     if key:
-        from windlass.cli.runs.idempotency import answer_again
-
-        code = answer_again(key, run_file, changes, as_json=as_json)
+        code = _answer_again(key, run_file, changes, as_json=as_json)
         if code is not None:
             return code
     if is_loop:
@@ -140,7 +148,7 @@ def run(
         return go_on(attempts, RunFolder.of(load_run(run_file, changes)), detach=detach)
     prepared = prepare(load_run(run_file, changes), fresh=True, faults=faults) if fresh else attempts.prepare()
     if prepared.is_finished:
-        return _say_finished(prepared, as_json=as_json)
+        return _print_finished(prepared, as_json=as_json)
     if not as_json and not quiet:
         _print_plan(prepared)
     if fresh:
@@ -292,7 +300,7 @@ def _print_plan(prepared: Prepared) -> None:
         warn(warning)
 
 
-def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
+def _print_finished(prepared: Prepared, *, as_json: bool) -> int:
     from windlass.cli.output import wrapped
 
     earlier = prepared.earlier
@@ -300,8 +308,8 @@ def _say_finished(prepared: Prepared, *, as_json: bool) -> int:
     if as_json:
         _print_result(prepared, earlier)
     else:
-        done, asked = earlier.step, prepared.run.train.steps
-        fewer = f", more than the {asked} that are asked for; nothing was changed" if (done or 0) > asked else ""
+        done, wanted = earlier.step, prepared.run.train.steps
+        fewer = f", more than the {wanted} that are asked for; nothing was changed" if (done or 0) > wanted else ""
         click.echo(wrapped(f"{prepared.run.name} is finished: it has trained {done} steps{fewer}."))
         click.echo(f"  windlass show {prepared.run.name}    its numbers\n  train.steps=N goes on, --fresh starts anew")
     return ExitCode.OK
@@ -355,9 +363,7 @@ def train(
         follower = Follower(prepared.folder)  # before it is started: it reads what is new from here on
         job = prepared.job if is_submitted else _start(prepared)
         if attempts.key:
-            from windlass.cli.runs.idempotency import remember
-
-            remember(prepared.folder, attempts.key)
+            _remember_key(prepared.folder, attempts.key)
         leaves, is_submitted = detach and not is_submitted, False
         if attempts.records is not None:
             attempts.records.push()
@@ -403,7 +409,7 @@ def _follow(
     from windlass.cli.runs.follow import reporter
 
     news = reporter(prepared.run.train.steps, as_json=as_json, quiet=quiet)
-    decider = attempts.decider(prepared, job, news.say)
+    decider = attempts.decider(prepared, job, news.report)
     status = follower.follow(prepared.target, job, news, decider.is_held if decider else None)
     decision = decider.after(status) if decider else None
     if decider is None or decision is None:
@@ -432,8 +438,8 @@ def _print_end(prepared: Prepared, status: JobStatus) -> None:
     if status.state == "failed":
         click.echo(str(why_failed(folder, status)), err=True)
     elif status.state != "finished":
-        said = f"{status.reason}; the same command goes on from the last checkpoint"
-        click.echo(wrapped(said, stderr=True), err=True)
+        note = f"{status.reason}; the same command goes on from the last checkpoint"
+        click.echo(wrapped(note, stderr=True), err=True)
     elif not summary.exported:
         click.echo(f"  windlass ckpt export {name}    writes a Hugging Face folder")
 
@@ -444,3 +450,34 @@ def _print_result(prepared: Prepared, status: JobStatus) -> None:
     from windlass.cli.output import print_json
 
     print_json(printed(result_of(prepared.folder, status, prepared.warnings)))
+
+
+def _remember_key(folder: RunFolder, key: str) -> None:
+    """Keep the key of a start. After the start: one that was cut off before is made again, and finds its own job."""
+    with (folder.path / KEYS_FILE).open("a") as file:
+        file.write(f"{key}\n")
+
+
+def _answer_again(key: str, run_file: str, changes: list[str], *, as_json: bool) -> int | None:
+    """Print where the run stands that was started with this key, and start nothing; None if none was started."""
+    from windlass.api.lookup import find
+    from windlass.api.schemas.model import printed
+    from windlass.api.submission import result_of
+    from windlass.cli.output import print_json
+    from windlass.runfolder import RunFolder
+    from windlass.spec import load_run
+
+    folder = RunFolder.of(load_run(run_file, changes))
+    keys = folder.path / KEYS_FILE
+    if not keys.is_file() or key not in keys.read_text().splitlines():
+        return None
+    target, job = find(folder.name)
+    status = target.status(job)
+    note = f"{folder.name} was started with this key before: nothing is started now"
+    if as_json:
+        print_json(printed(result_of(folder, status, [note])))
+    else:
+        click.echo(f"{note}; it is {status.state}")
+    if not status.ended:
+        return ExitCode.OK
+    return int(ExitCode.FAILED if status.exit_code is None else status.exit_code)

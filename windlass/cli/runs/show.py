@@ -37,7 +37,7 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
     target, job = find(name, place)
     if tells_story and not as_json:
         target.status(job)  # brings what its pods have said since
-        _tell_story(job.folder)
+        _print_history(job.folder)
         return
     history = History.of(job.folder)
     shown = shown_run(target, job, history, curve=curve and as_json, ranks=by_rank)
@@ -55,13 +55,13 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
         click.echo(f"\n{draw_loss(job.folder)}")
 
 
-def _tell_story(folder: RunFolder) -> None:
+def _print_history(folder: RunFolder) -> None:
     """The history in the order in which it happened; copies of checkpoints in memory and on disks are left out."""
     from windlass.cli.output import moment, plain, wrapped
     from windlass.common.files import read_json_lines, real
 
     day = ""
-    for record in sorted(read_json_lines(folder.history), key=lambda one: real(one.get("time")) or 0.0):
+    for record in sorted(read_json_lines(folder.history), key=lambda record: real(record.get("time")) or 0.0):
         text = _sentence(record)
         if text is None:
             continue

@@ -142,20 +142,21 @@ class Driver:
 
     def __init__(self, members: Sequence[Member], at_most: int) -> None:
         self.at_most = at_most
-        self.waiting = [one for one in members if not one.prepared.is_finished and not one.prepared.is_running]
-        self.running = [one for one in members if one.prepared.is_running]
+        idle = [member for member in members if not member.prepared.is_running]
+        self.waiting = [member for member in idle if not member.prepared.is_finished]
+        self.running = [member for member in members if member.prepared.is_running]
         is_local = all(member.prepared.run.target.kind == "local" for member in members)
         self.pause = LOCAL_SECONDS if is_local else CLUSTER_SECONDS
 
     def run(self, name: str) -> None:
         for member in self.running:
-            _tell(member, "is under way")
+            _print_state(member, "is under way")
         if len(self.waiting) + len(self.running) <= self.at_most:
             self._submit_together(name)
         while self.waiting or self.running:
             for member in [member for member in self.running if member.look().ended]:
                 self.running.remove(member)
-                _tell(member, f"{member.status.state}{_numbers(member.status)}")
+                _print_state(member, f"{member.status.state}{_numbers(member.status)}")
             while self.waiting and len(self.running) < self.at_most:
                 self._start(self.waiting.pop(0))
             if self.running:
@@ -170,23 +171,23 @@ class Driver:
         indices = [int(member.name.rpartition("-")[2]) for member in self.waiting]
         where.submit_all(runs, where.render_sweep(name, runs, indices, self.waiting[0].prepared.gathered))
         for member in self.waiting:
-            _tell(member, "submitted")
+            _print_state(member, "submitted")
         self.running, self.waiting = [*self.running, *self.waiting], []
 
     def _start(self, member: Member) -> None:
         """A run that cannot be started, because somebody else just did or a disk is full, does not end the sweep."""
         try:
             member.prepared.target.submit(member.prepared.run, member.prepared.request)
-            _tell(member, "started")
+            _print_state(member, "started")
         except UserError as error:
             if member.look().ended or member.status.attempt is None:
                 member.seen = JobStatus("failed", reason=error.what, exit_code=int(error.exit_code))
-                _tell(member, f"could not be started: {error.what}")
+                _print_state(member, f"could not be started: {error.what}")
                 return
         self.running.append(member)
 
 
-def _tell(member: Member, what: str) -> None:
+def _print_state(member: Member, what: str) -> None:
     from windlass.cli.output import plain
 
     click.echo(plain(f"{member.name}  {' '.join(member.settings)}  {what}"), err=True)

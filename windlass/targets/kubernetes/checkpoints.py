@@ -1,12 +1,18 @@
-"""Checkpoints that are in a cluster: listed, and brought here file by file, each proven by its manifest."""
+"""Checkpoints in a cluster: listed, and copied here file by file, each proven by its manifest.
+
+They are read in a pod of the run, or in one that only holds the volume of run folders open.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import secrets
 import tarfile
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 from typing import IO, Any
@@ -14,11 +20,22 @@ from typing import IO, Any
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest, damage
 from windlass.checkpoint.manifest import MANIFEST_NAME
 from windlass.errors import ExitCode, UserError
+from windlass.spec import Run
+from windlass.targets.kubernetes.api.http import Api
+from windlass.targets.kubernetes.jobfile import object_path
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.labels import MANAGED_BY, safe_name
+from windlass.targets.kubernetes.manifests.pod import CONTAINERS, image_of, is_shared, merge_pod, runs_volume
 from windlass.targets.kubernetes.pod.interface import RUNS
 from windlass.targets.kubernetes.pod_scripts import PodScripts
+from windlass.targets.kubernetes.watch.pods import HELD_BACK
 
 ATTEMPTS = 3
 STREAM_SECONDS = 300.0  # of silence
+LIFE_SECONDS = 3600  # of the reader pod: it ends by itself if nobody deletes it
+START_SECONDS = 300.0
+POLL_SECONDS = 0.5
+CONTAINER = CONTAINERS[JobKind.INDEXED]
 
 
 def list_in_cluster(scripts: PodScripts, run_name: str) -> list[dict[str, Any]]:
@@ -47,8 +64,8 @@ def _is_row(row: object) -> bool:
 
 def fetch(scripts: PodScripts, run_name: str, step: int | None, to: Path) -> Checkpoint:
     """Bring one checkpoint here, beside one that may be there: what is here and whole is not brought again."""
-    there = list_in_cluster(scripts, run_name)
-    complete = [row for row in there if row["complete"]]
+    rows = list_in_cluster(scripts, run_name)
+    complete = [row for row in rows if row["complete"]]
     chosen = [row for row in complete if step is None or row["step"] == step]
     if not chosen:
         steps = ", ".join(str(row["step"]) for row in complete)
@@ -132,14 +149,14 @@ class _Pipe(io.RawIOBase):
         self._chunks.put(bytes(data))
 
     def read(self, size: int = -1, /) -> bytes:
-        found = bytearray(self._rest)
-        while not self._ended and (size < 0 or len(found) < size):
+        data = bytearray(self._rest)
+        while not self._ended and (size < 0 or len(data) < size):
             chunk = self._chunks.get()
             self._ended = not chunk
-            found += chunk
-        wanted = len(found) if size < 0 else size
-        self._rest = bytes(found[wanted:])
-        return bytes(found[:wanted])
+            data += chunk
+        wanted = len(data) if size < 0 else size
+        self._rest = bytes(data[wanted:])
+        return bytes(data[:wanted])
 
     def drain(self) -> None:
         """Let the writer go on although nobody reads any more."""
@@ -149,3 +166,82 @@ class _Pipe(io.RawIOBase):
 
 def _folder(run_name: str) -> str:
     return f"{RUNS}/{run_name}/checkpoints"
+
+
+@contextlib.contextmanager
+def reader_pod(api: Api, run: Run, *, read_only: bool = True) -> Iterator[PodScripts]:
+    """A running pod with the volume; it is deleted afterwards."""
+    if not is_shared(run):
+        raise UserError(
+            f"the checkpoints of {run.name} were on its pods' own disks, and are gone with them",
+            cause="target.kubernetes.storage is none",
+            fix="target.kubernetes.storage=pvc:CLAIM    for the next run",
+        )
+    namespace = api.access.namespace
+    name = f"{safe_name(run.name)}-reader-{secrets.token_hex(3)}"
+    manifest = reader_manifest(run, namespace, name, read_only=read_only)
+    path = object_path("v1", "pods", namespace)
+    api.create(path, manifest)
+    try:
+        _wait_until_running(api, f"{path}/{name}", name)
+        yield PodScripts(api, namespace, name, CONTAINER, run.target.kubernetes.python)
+    finally:
+        with contextlib.suppress(UserError):  # it ends by itself; what was read counts
+            api.delete(f"{path}/{name}", grace=0)
+
+
+def reader_manifest(run: Run, namespace: str, name: str, *, read_only: bool) -> dict[str, Any]:
+    """The run's own image and volume with a program that waits; it asks for no GPU and carries no secret."""
+    asked = run.target.kubernetes
+    volume, mount = runs_volume(run)
+    spec: dict[str, Any] = {
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": image_of(run),
+                "command": [asked.python, "-c", f"import time; time.sleep({LIFE_SECONDS})"],
+                "volumeMounts": [{**mount, "mountPath": RUNS, "readOnly": read_only}],
+            }
+        ],
+        "volumes": [volume],
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": LIFE_SECONDS,
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "tolerations": [dict(toleration) for toleration in asked.tolerations],
+        "imagePullSecrets": [{"name": secret} for secret in asked.image_pull_secrets],
+    }
+    labels = {**MANAGED_BY, "windlass.dev/reader": safe_name(run.name)}  # not the run's own label: it is no rank
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    merged = merge_pod(spec, _without_resources(asked.pod), container=CONTAINER)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": merged}
+
+
+def _without_resources(overlay: dict[str, Any]) -> dict[str, Any]:
+    """The user's overlay, less what is for training alone."""
+    containers = [
+        {key: container[key] for key in container if key != "resources"} for container in overlay.get("containers", ())
+    ]
+    kept = {key: value for key, value in overlay.items() if key not in ("affinity", "containers")}
+    return {**kept, "containers": containers} if containers else kept
+
+
+def _wait_until_running(api: Api, path: str, name: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        status = api.get(path).get("status") or {}
+        states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
+        if any(state.get("running") for state in states):
+            return
+        waiting = [state.get("waiting") or {} for state in states]
+        problems = [f"{wait['reason']}: {wait.get('message')}" for wait in waiting if wait.get("reason") in HELD_BACK]
+        if problems or status.get("phase") == "Failed" or time.monotonic() > deadline:
+            conditions = [text for part in status.get("conditions") or () if (text := part.get("message"))]
+            raise UserError(
+                f"the pod {name}, which was to read the checkpoints, does not start",
+                evidence=problems[0] if problems else "; ".join(conditions) or status.get("phase"),
+                fix=f"kubectl -n {api.access.namespace} describe pod {name}",
+                exit_code=ExitCode.FAILED,
+            )
+        time.sleep(POLL_SECONDS)

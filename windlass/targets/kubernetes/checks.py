@@ -47,12 +47,12 @@ def claim_is_there(api: Api, run: Run, namespace: str, bytes_needed: int | None)
             return [f"whether the claim {name} is there cannot be checked: you may not read claims in {namespace}"]
         raise
     if claim is None:
-        there = [part["metadata"]["name"] for part in api.items(claims)]
-        near = difflib.get_close_matches(name, there, 1) or there[:1]
+        names = [part["metadata"]["name"] for part in api.items(claims)]
+        near = difflib.get_close_matches(name, names, 1) or names[:1]
         new = f"kubectl -n {namespace} apply -f CLAIM.yaml"
         raise UserError(
             f"there is no claim {name!r} in the namespace {namespace}",
-            evidence=f"claims there: {', '.join(there) or 'none'}",
+            evidence=f"claims there: {', '.join(names) or 'none'}",
             fix=f"target.kubernetes.storage=pvc:{near[0]}    or {new}" if near else new,
         )
     return [*_access(claim, name, run), *_room(claim, name, bytes_needed)]
@@ -112,19 +112,19 @@ def queue_is_there(api: Api, queue: str, namespace: str) -> None:
 
 def must_be_there(api: Api, what: str, path: str, key: str | None) -> None:
     try:
-        found = api.find(path)
+        secret_object = api.find(path)
     except RefusedError as error:
         if error.code == 403:  # not everybody may read what pods may use
             return
         raise
     namespace = path.partition("/namespaces/")[2].partition("/")[0]
     where = f" in the namespace {namespace}" if namespace else ""
-    if found is None:
+    if secret_object is None:
         raise UserError(f"there is no {what}{where}", fix=f"kubectl get {path.split('/')[-2]}{_n(namespace)}")
-    if key is not None and key not in (found.get("data") or {}):
+    if key is not None and key not in (secret_object.get("data") or {}):
         raise UserError(
             f"the {what} has no key {key!r}",
-            evidence=f"its keys: {', '.join(found.get('data') or {}) or 'none'}",
+            evidence=f"its keys: {', '.join(secret_object.get('data') or {}) or 'none'}",
             fix=f"kubectl describe secret {path.split('/')[-1]}{_n(namespace)}",
         )
 
@@ -163,7 +163,7 @@ def quotas_have_room(api: Api, request: KubernetesRequest) -> list[str]:
         if error.code == 403:
             return []
         raise
-    asked, num_pods, said = requests(request.example_pod), request.pods.num_pods, []
+    asked, num_pods, notes = requests(request.example_pod), request.pods.num_pods, []
     for quota in quotas:
         if (quota.get("spec") or {}).get("scopes") or (quota.get("spec") or {}).get("scopeSelector"):
             continue  # it may not be about these pods
@@ -175,8 +175,8 @@ def quotas_have_room(api: Api, request: KubernetesRequest) -> list[str]:
                 each = f"{num_pods} pods ask for {show_quantity(resource, asked[resource])} each"
                 total = show_quantity(resource, parse_quantity(limit))
                 left = f"{show_quantity(resource, max(0.0, free))} of {total} is left"
-                said.append(f"the quota {quota['metadata']['name']}: {resource}: {each}, {left}; the others will wait")
-    return said
+                notes.append(f"the quota {quota['metadata']['name']}: {resource}: {each}, {left}; the others will wait")
+    return notes
 
 
 def explain(api: Api, error: RefusedError, manifest: Manifest, request: KubernetesRequest) -> UserError | None:

@@ -25,7 +25,7 @@ from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableErro
 from windlass.targets.kubernetes.api.execution import interactively
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.api.kubeconfig import access
-from windlass.targets.kubernetes.checkpoints import fetch, list_in_cluster
+from windlass.targets.kubernetes.checkpoints import fetch, list_in_cluster, reader_pod
 from windlass.targets.kubernetes.jobfile import JOB_FILE, ClusterJob
 from windlass.targets.kubernetes.manifests import render
 from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, ServedKind
@@ -38,7 +38,6 @@ from windlass.targets.kubernetes.manifests.validation import check_against, vali
 from windlass.targets.kubernetes.pod.interface import AGAIN, RUNS
 from windlass.targets.kubernetes.pod_scripts import PodScripts, filler
 from windlass.targets.kubernetes.stopping import remove
-from windlass.targets.kubernetes.volume_reader import reader_pod
 from windlass.targets.kubernetes.watch import archive, following, job_watch, logs, state
 from windlass.targets.kubernetes.watch.pods import Pod, newest_by_node, row_of
 from windlass.targets.kubernetes.watch.recovery import Recovery
@@ -180,9 +179,9 @@ class KubernetesTarget:
             return self._confirm_end(job, cluster_job, seen)
         if has_loop and status.state == "waiting":
             stuck = loop.trouble(self._api_of(cluster_job), cluster_job)
-            status = replace(status, reason="; ".join(one for one in (status.reason, stuck) if one))
+            status = replace(status, reason="; ".join(text for text in (status.reason, stuck) if text))
         if seen.note:
-            status = replace(status, reason="; ".join(one for one in (status.reason, seen.note) if one))
+            status = replace(status, reason="; ".join(text for text in (status.reason, seen.note) if text))
         return status
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
@@ -264,14 +263,14 @@ class KubernetesTarget:
         self._asked.pop(cluster_job.uid, None)
 
     def list(self) -> list[JobRef]:
-        found = sorted(runs_root().glob(f"*/{JOB_FILE}"))
-        return [JobRef("kubernetes", path.parent.name, RunFolder(path.parent)) for path in found]
+        job_files = sorted(runs_root().glob(f"*/{JOB_FILE}"))
+        return [JobRef("kubernetes", path.parent.name, RunFolder(path.parent)) for path in job_files]
 
     def elsewhere(self, place: str | None) -> Iterator[tuple[str, JobStatus]]:
         """The runs that a cluster itself knows, by name, with as much of their status as it has."""
         api = self.connect(place)
-        for found in lookup.runs(api):
-            yield found.name, state.bare_status(found.value)
+        for run_object in lookup.runs(api):
+            yield run_object.name, state.bare_status(run_object.value)
 
     def adopt(self, name: str, place: str | None) -> JobRef:
         """A run folder here for a run of a cluster."""

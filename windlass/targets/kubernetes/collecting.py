@@ -34,8 +34,8 @@ KINDS = {
 def collect(api: Api, job: ClusterJob) -> dict[str, Any]:
     """What the cluster knows about a run of windlass; its logs are archived elsewhere."""
     pods = _readable(lambda: api.items(job.pods_path, labelSelector=job.layout.selector))
-    found: list[Object | None] = _readable(lambda: [api.find(job.path)])
-    return _facts(api, job.namespace, (found[0] if found else None) or {}, pods, job.object_name)
+    job_objects: list[Object | None] = _readable(lambda: [api.find(job.path)])
+    return _facts(api, job.namespace, (job_objects[0] if job_objects else None) or {}, pods, job.object_name)
 
 
 def collect_named(api: Api, kind: str, name: str) -> dict[str, Any]:
@@ -134,8 +134,8 @@ def _log(api: Api, path: str, container: Mapping[str, Any], **more: str) -> str:
 
 
 def _node(api: Api, name: str) -> Object | None:
-    found: list[Object | None] = _readable(lambda: [api.find(object_path("v1", "nodes", None, name))])
-    return found[0] if found else None
+    nodes: list[Object | None] = _readable(lambda: [api.find(object_path("v1", "nodes", None, name))])
+    return nodes[0] if nodes else None
 
 
 def _workloads(api: Api, namespace: str, uid: str) -> list[Object]:

@@ -154,7 +154,7 @@ class Entry:
 
     def _answering(self, *, other_than: str | None = None) -> list[Host]:
         """Those who answer for node 0."""
-        found = []
+        answers = []
         own = [self.place.address] if self.place.is_host else []
         for address in dict.fromkeys([*own, *addresses_of(self.place.host, self.place.port)]):
             if address == other_than:
@@ -164,10 +164,10 @@ class Entry:
             except LostError:
                 continue
             try:
-                found.append(knock(line, self.place.token, 3.0))
+                answers.append(knock(line, self.place.token, 3.0))
             except LostError:
                 line.close()
-        return found
+        return answers
 
     def _is_superseded(self, here: str) -> bool:
         """Whether a younger pod answers for node 0: this host's kubelet may be gone, and its pod replaced."""

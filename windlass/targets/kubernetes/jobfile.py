@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from pydantic.dataclasses import dataclass
 
 from windlass.common.files import write_atomically
 from windlass.runfolder import RunFolder
@@ -57,16 +59,8 @@ class ClusterJob:
     @classmethod
     def of(cls, folder: RunFolder) -> ClusterJob | None:
         try:
-            value = json.loads((folder.path / JOB_FILE).read_text())
-            layout = value.pop("layout")
-            first_by = tuple(layout.pop("first_by") or ())
-            places = PodLayout(
-                index_labels=tuple(layout.pop("index_labels")),
-                first_by=(first_by[0], first_by[1]) if first_by else None,
-                **layout,
-            )
-            return cls(kind=JobKind(value.pop("kind")), layout=places, **value)
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return cls(**json.loads((folder.path / JOB_FILE).read_text()))
+        except (FileNotFoundError, ValueError, TypeError):  # a file that windlass did not write names no job
             return None
 
 

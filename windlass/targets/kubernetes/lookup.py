@@ -25,7 +25,7 @@ OURS = ",".join(f"{key}={value}" for key, value in MANAGED_BY.items())
 
 
 @dataclass(frozen=True)
-class Found:
+class ClusterRun:
     """A run that is in the cluster."""
 
     name: str
@@ -35,7 +35,7 @@ class Found:
     value: Object
 
 
-def runs(api: Api) -> Iterator[Found]:
+def runs(api: Api) -> Iterator[ClusterRun]:
     """The runs in the namespace: one question for each kind of job that the cluster serves."""
     namespace = api.access.namespace
     for kind, part in served(api, schemas=False).kinds.items():
@@ -51,15 +51,15 @@ def runs(api: Api) -> Iterator[Found]:
             if any(owner.get("controller") for owner in metadata.get("ownerReferences") or ()):
                 continue  # a part of a run's job, not the job itself: a TrainJob has Jobs of its own
             name = (metadata.get("annotations") or {}).get(NAME_ANNOTATION) or metadata["name"]
-            yield Found(name, kind, part.api_version, part.plural, {**value, "kind": part.kind})
+            yield ClusterRun(name, kind, part.api_version, part.plural, {**value, "kind": part.kind})
 
 
 def adopt(api: Api, name: str) -> RunFolder:
     """A run folder on this machine for a run of the cluster; every verb works with it from then on."""
-    there = list(runs(api))
-    found = next((job for job in there if job.name == name), None)
-    if found is None:
-        names = [job.name for job in there]
+    listed = list(runs(api))
+    submitted = next((job for job in listed if job.name == name), None)
+    if submitted is None:
+        names = [job.name for job in listed]
         near = difflib.get_close_matches(name, names, 1)
         where = f"the namespace {api.access.namespace} of the context {api.access.context}"
         raise UserError(
@@ -69,38 +69,38 @@ def adopt(api: Api, name: str) -> RunFolder:
             if near
             else f"windlass ls --on kubernetes:{api.access.context}",
         )
-    run = run_of(api, found)
+    run = run_of(api, submitted)
     folder = RunFolder(runs_root() / name)
     folder.create(run)
-    job_of(api, found, run).write(folder)
+    job_of(api, submitted, run).write(folder)
     return folder
 
 
-def job_of(api: Api, found: Found, run: Run) -> ClusterJob:
-    metadata = found.value["metadata"]
+def job_of(api: Api, submitted: ClusterRun, run: Run) -> ClusterJob:
+    metadata = submitted.value["metadata"]
     return ClusterJob(
         context=api.access.context,
         namespace=api.access.namespace,
-        kind=found.kind,
-        api_version=found.api_version,
-        plural=found.plural,
+        kind=submitted.kind,
+        api_version=submitted.api_version,
+        plural=submitted.plural,
         object_name=metadata["name"],
         uid=metadata["uid"],
         digest=str((metadata.get("annotations") or {}).get(DIGEST_ANNOTATION) or ""),
         submission="",
-        layout=layout_of(found.kind, run),
+        layout=layout_of(submitted.kind, run),
         adopted=True,
     )
 
 
-def run_of(api: Api, found: Found) -> Run:
+def run_of(api: Api, submitted: ClusterRun) -> Run:
     """The resolved run file, which travels with the job."""
-    name = f"{found.value['metadata']['name']}-run"
+    name = f"{submitted.value['metadata']['name']}-run"
     value = api.find(object_path("v1", "configmaps", api.access.namespace, name))
     text = ((value or {}).get("data") or {}).get(RUN_KEY)
     if text is None:
         raise UserError(
-            f"the run file of {found.name} is not in the cluster any more",
+            f"the run file of {submitted.name} is not in the cluster any more",
             evidence=f"no {RUN_KEY} in the ConfigMap {name}",
         )
     return parse_run(yaml.safe_load(text), source=f"the ConfigMap {name}")

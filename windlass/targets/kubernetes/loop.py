@@ -72,12 +72,12 @@ def check(api: Api, loop: Loop) -> list[str]:
 
 def start(api: Api, folder: RunFolder, loop: Loop) -> None:
     """Create the loop; one that is there already goes on, one that has ended or was told to makes way."""
-    there = api.find(_job_path(loop.namespace, loop.name))
-    if _decides(there):  # whoever began it may have been killed before all that its pod waits for was there
-        _create_parts(api, loop, there, _create_once)
+    earlier = api.find(_job_path(loop.namespace, loop.name))
+    if _decides(earlier):  # whoever began it may have been killed before all that its pod waits for was there
+        _create_parts(api, loop, earlier, _create_once)
         mark(folder)
         return
-    if there is not None:
+    if earlier is not None:
         remove(api, loop.namespace, loop.name)
     for manifest in loop.for_nodes:
         try:
@@ -183,11 +183,11 @@ def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
         run = run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": options})})
         if run != before:
             write_atomically(folder.run_file, dump_run(run))
-    there = api.find(job.path)
-    if there is None or there["metadata"]["uid"] == job.uid:
+    current = api.find(job.path)
+    if current is None or current["metadata"]["uid"] == job.uid:
         return job
-    digest = str((there["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION) or "")
-    newest = replace(job, uid=there["metadata"]["uid"], digest=digest, submission="", ended=False)
+    digest = str((current["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION) or "")
+    newest = replace(job, uid=current["metadata"]["uid"], digest=digest, submission="", ended=False)
     newest.write(folder)
     return newest
 

@@ -34,19 +34,19 @@ class Finding:
 
 def names_and_port(scripts: Sequence[PodScripts], host: str, port: int) -> list[Finding]:
     """Every pod looks up the coordinator, and connects to it."""
-    found = []
-    for one, answer in of_each(scripts, lambda pod: _meet(pod, host, port)):
+    findings = []
+    for scripts_of_pod, answer in of_each(scripts, lambda pod: _meet(pod, host, port)):
         if isinstance(answer, UserError):
-            found.append(Finding("name", one.pod, host, False, str(answer.what)))
+            findings.append(Finding("name", scripts_of_pod.pod, host, False, str(answer.what)))
             continue
         resolved, reached = answer
         addresses, tries = ", ".join(resolved.get("addresses") or ()), resolved["tries"]
-        said = resolved.get("error") or f"{addresses} in {resolved['seconds'] * 1000:.0f} ms"
-        said += f", asked {tries} times" if tries > 1 else ""
-        found.append(Finding("name", one.pod, host, "error" not in resolved, said))
-        said = reached.get("error") or f"connected in {reached['seconds'] * 1000:.1f} ms"
-        found.append(Finding("port", one.pod, f"{host}:{port}", "error" not in reached, said))
-    return found
+        result = resolved.get("error") or f"{addresses} in {resolved['seconds'] * 1000:.0f} ms"
+        result += f", asked {tries} times" if tries > 1 else ""
+        findings.append(Finding("name", scripts_of_pod.pod, host, "error" not in resolved, result))
+        result = reached.get("error") or f"connected in {reached['seconds'] * 1000:.1f} ms"
+        findings.append(Finding("port", scripts_of_pod.pod, f"{host}:{port}", "error" not in reached, result))
+    return findings
 
 
 def _meet(pod: PodScripts, host: str, port: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -61,24 +61,24 @@ def bandwidths(scripts: Sequence[PodScripts], addresses: Sequence[str]) -> list[
     if len(scripts) < 2:
         return []
     pairs = [(index, (index + 1) % len(scripts)) for index in range(len(scripts))][:MOST_PAIRS]
-    return [bandwidth(scripts[origin], scripts[there], addresses[there]) for origin, there in pairs]
+    return [bandwidth(scripts[origin], scripts[receiver], addresses[receiver]) for origin, receiver in pairs]
 
 
-def bandwidth(origin: PodScripts, there: PodScripts, address: str) -> Finding:
-    listener = _Listener(there)
+def bandwidth(origin: PodScripts, receiver: PodScripts, address: str) -> Finding:
+    listener = _Listener(receiver)
     listener.start()
     try:
         port = listener.port()
         sent = origin.ask("send", address, str(port), str(SECONDS))
         if "error" in sent:
-            return Finding("bandwidth", origin.pod, there.pod, False, str(sent["error"]))
+            return Finding("bandwidth", origin.pod, receiver.pod, False, str(sent["error"]))
         received = listener.result()
     except UserError as error:
-        return Finding("bandwidth", origin.pod, there.pod, False, error.what)
+        return Finding("bandwidth", origin.pod, receiver.pod, False, error.what)
     if "error" in received or not received.get("seconds"):
-        return Finding("bandwidth", origin.pod, there.pod, False, str(received.get("error") or "nothing came"))
+        return Finding("bandwidth", origin.pod, receiver.pod, False, str(received.get("error") or "nothing came"))
     speed = received["bytes"] * 8 / received["seconds"] / 1e9
-    return Finding("bandwidth", origin.pod, there.pod, True, f"{speed:.2f} Gbit/s", round(speed, 3))
+    return Finding("bandwidth", origin.pod, receiver.pod, True, f"{speed:.2f} Gbit/s", round(speed, 3))
 
 
 class _Listener(threading.Thread):

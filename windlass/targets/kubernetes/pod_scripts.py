@@ -43,11 +43,11 @@ class PodScripts:
 
     def ask(self, task: str, *arguments: str, timeout: float = 60.0) -> Any:
         """The JSON that a task of programs.py answers with."""
-        said = self.read(task, *arguments, timeout=timeout)
+        printed = self.read(task, *arguments, timeout=timeout)
         try:
-            return json.loads(said.splitlines()[-1])
+            return json.loads(printed.splitlines()[-1])
         except (IndexError, ValueError, RecursionError):
-            raise self.failed(task, 0, said or b"it printed nothing") from None
+            raise self.failed(task, 0, printed or b"it printed nothing") from None
 
     def read(self, task: str, *arguments: str, timeout: float = 60.0) -> bytes:
         """What a task prints."""
@@ -76,10 +76,10 @@ class PodScripts:
             raise self.failed(task, code, bytes(complaints))
 
     def failed(self, task: str, code: int, complaints: bytes) -> UserError:
-        said = complaints.decode(errors="replace").strip().splitlines()
+        lines = complaints.decode(errors="replace").strip().splitlines()
         return UserError(
             f"{self.python} in {self.pod} could not do it ({task}, exit code {code})",
-            evidence=said[-1] if said else None,
+            evidence=lines[-1] if lines else None,
             fix="target.kubernetes.python=PATH    where the image's Python has another name",
             exit_code=ExitCode.FAILED,
         )
@@ -90,9 +90,9 @@ def of_each(
 ) -> Iterator[tuple[PodScripts, T | UserError]]:
     """The answer of every pod, some at a time; one that fails does not keep the others from answering."""
 
-    def quietly(one: PodScripts) -> T | UserError:
+    def quietly(pod: PodScripts) -> T | UserError:
         try:
-            return task(one)
+            return task(pod)
         except UserError as error:
             return error
 

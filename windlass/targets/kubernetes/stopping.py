@@ -57,9 +57,9 @@ def remains(api: Api, job: ClusterJob) -> Iterator[str]:
     if value is not None or pods:
         return  # they may still need what belongs to the job
     for plural in OWN_KINDS:
-        for one in _labelled(api, job, plural):
-            api.delete(object_path("v1", plural, job.namespace, one["metadata"]["name"]))
-            yield f"{plural}/{one['metadata']['name']}"
+        for dependent in _labelled(api, job, plural):
+            api.delete(object_path("v1", plural, job.namespace, dependent["metadata"]["name"]))
+            yield f"{plural}/{dependent['metadata']['name']}"
 
 
 def _labelled(api: Api, job: ClusterJob, plural: str) -> Iterator[Object]:

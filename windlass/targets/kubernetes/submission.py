@@ -99,10 +99,10 @@ def as_under_way(api: Api, run: Run, served: ServedKind) -> Run:
         if error.code == 403:
             return run
         raise
-    there = (yaml.safe_load(((value or {}).get("data") or {}).get(RUN_KEY) or "{}").get("resources")) or {}
-    if there.get("instance") != asked.instance or there.get("nodes") != asked.nodes:
+    resources = (yaml.safe_load(((value or {}).get("data") or {}).get(RUN_KEY) or "{}").get("resources")) or {}
+    if resources.get("instance") != asked.instance or resources.get("nodes") != asked.nodes:
         return run
-    update = {key: there[key] for key in open_keys if there.get(key) is not None}
+    update = {key: resources[key] for key in open_keys if resources.get(key) is not None}
     return run.model_copy(update={"resources": asked.model_copy(update=update)})
 
 
@@ -124,12 +124,12 @@ def differences(api: Api, request: KubernetesRequest) -> list[str]:
     if mine is None:
         return []
     theirs = api.find(object_path("v1", "configmaps", request.namespace, mine["metadata"]["name"]))
-    there = _leaves(yaml.safe_load(((theirs or {}).get("data") or {}).get(RUN_KEY) or "{}"))
+    submitted = _leaves(yaml.safe_load(((theirs or {}).get("data") or {}).get(RUN_KEY) or "{}"))
     asked = _leaves(yaml.safe_load(mine["data"][RUN_KEY]))
-    changed = [key for key in sorted(there.keys() | asked.keys()) if there.get(key) != asked.get(key)]
+    changed = [key for key in sorted(submitted.keys() | asked.keys()) if submitted.get(key) != asked.get(key)]
     if not changed:
         return ["the run file is the same; the code that goes with it, the kind of job or an injected fault is not"]
-    lines = [f"{key}: {there.get(key)!r} there, {asked.get(key)!r} asked" for key in changed]
+    lines = [f"{key}: {submitted.get(key)!r} there, {asked.get(key)!r} asked" for key in changed]
     return lines[:MOST_LINES] + ([f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])
 
 
@@ -147,10 +147,10 @@ def submit(
     api: Api, request: KubernetesRequest, served: ServedKind, before_replacing: Callable[[], None]
 ) -> tuple[ClusterJob, Callable[[], None]]:
     """The job of the request: the one that is under way, or a new one; and what takes back what was created here."""
-    there = under_way(api, request, served)
-    if there is not None:
-        adopt_dependents(api, request, served, there)
-        return there, lambda: None
+    running = under_way(api, request, served)
+    if running is not None:
+        adopt_dependents(api, request, served, running)
+        return running, lambda: None
     path = path_of(request.job, request, served)
     old = api.find(f"{path}/{request.object_name}")
     if old is not None:

@@ -78,15 +78,15 @@ def sync(
 
 def existing_maps(api: Api, job: ClusterJob) -> list[Object]:
     prefix = f"{job.object_name}-{CODE}-"
-    found: list[Object] = []
+    maps: list[Object] = []
     while True:
-        value = api.find(object_path("v1", "configmaps", job.namespace, f"{prefix}{len(found)}"))
+        value = api.find(object_path("v1", "configmaps", job.namespace, f"{prefix}{len(maps)}"))
         if value is None:
             break
-        found.append(value)
-    if not found:
+        maps.append(value)
+    if not maps:
         raise UserError(f"the code of {job.object_name} is not in the cluster", evidence=f"no ConfigMap {prefix}0")
-    return found
+    return maps
 
 
 def parts_for(archive: bytes, maps: Sequence[Object], name: str) -> list[bytes]:

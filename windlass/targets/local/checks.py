@@ -31,14 +31,15 @@ def one_node(run: Run) -> None:
 
 
 def gpus_are_there(run: Run, machine: Machine) -> None:
-    asked, there = run.resources.gpus_per_node or 0, len(machine.gpus)
-    if run.train.fp8 and not there:
+    asked, num_gpus = run.resources.gpus_per_node or 0, len(machine.gpus)
+    if run.train.fp8 and not num_gpus:
         raise UserError("train.fp8 needs a GPU with fp8 units, and this machine has no GPU", fix="train.fp8=false")
-    if asked > there:
+    if asked > num_gpus:
+        have = f"{num_gpus or 'no'} GPU{'s' if num_gpus != 1 else ''}"
         raise UserError(
-            f"resources.gpus_per_node is {asked} but this machine has {there or 'no'} GPU{'s' if there != 1 else ''}",
-            evidence="nvidia-smi lists none" if not there else ", ".join(gpu.name for gpu in machine.gpus),
-            fix=f"resources.gpus_per_node={there}" + ("    trains on the CPU" if not there else ""),
+            f"resources.gpus_per_node is {asked} but this machine has {have}",
+            evidence="nvidia-smi lists none" if not num_gpus else ", ".join(gpu.name for gpu in machine.gpus),
+            fix=f"resources.gpus_per_node={num_gpus}" + ("    trains on the CPU" if not num_gpus else ""),
         )
 
 

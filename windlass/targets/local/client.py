@@ -106,11 +106,11 @@ class LocalTarget:
 
     def _processes_of(self, folder: RunFolder) -> Sequence[int]:
         """As processes.processes_of, with one look at /proc for many folders."""
-        when, found = self._scan
+        when, by_folder = self._scan
         if time.monotonic() - when > SCAN_SECONDS:
-            found = processes.processes_by_folder()
-            self._scan = (time.monotonic(), found)
-        return found.get(os.path.realpath(folder.path), [])
+            by_folder = processes.processes_by_folder()
+            self._scan = (time.monotonic(), by_folder)
+        return by_folder.get(os.path.realpath(folder.path), [])
 
     def logs(self, job: JobRef, *, rank: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines of one rank, or of all ranks, their launcher and their supervisor; with `follow` until the end."""
@@ -191,8 +191,8 @@ class LocalTarget:
         return [pid for pid in processes.all_pids() if processes.environment(pid).get(LOOP_VARIABLE) == mark]
 
     def list(self) -> list[JobRef]:
-        found = sorted(runs_root().glob("*/run.yaml"))
-        return [JobRef("local", path.parent.name, RunFolder(path.parent)) for path in found]
+        run_files = sorted(runs_root().glob("*/run.yaml"))
+        return [JobRef("local", path.parent.name, RunFolder(path.parent)) for path in run_files]
 
     def _end_abandoned(self, folder: RunFolder, *, save_first: bool, grace: float) -> None:
         """End ranks whose supervisor was killed, and write down how they ended, which nobody else would."""

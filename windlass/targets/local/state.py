@@ -30,7 +30,7 @@ def status_of(folder: RunFolder, processes_of: FolderProcesses | None = None) ->
         return JobStatus("failed", reason="its run folder was deleted", exit_code=int(ExitCode.FAILED))
     recent = since_launch(folder)
     attempt = max((whole(record.get("attempt")) or 0 for record in recent), default=0) or None
-    find = processes_of or (lambda one: processes.processes_of(one.path))
+    find = processes_of or (lambda folder: processes.processes_of(folder.path))
     status = JobStatus(**_state(folder, supervisor_of(folder), recent, find), attempt=attempt)
     return _with_silence(with_progress(status, folder), folder)
 

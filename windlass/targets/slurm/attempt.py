@@ -63,10 +63,10 @@ class JobFacts:
 
     @classmethod
     def parse(cls, line: str, *, asked_restarts: int) -> JobFacts:
-        found = dict(re.findall(r"(?<!\S)(JobState|Restarts)=(\S+)", line))
-        restarts = found.get("Restarts", "")
+        fields = dict(re.findall(r"(?<!\S)(JobState|Restarts)=(\S+)", line))
+        restarts = fields.get("Restarts", "")
         count = int(restarts) if re.fullmatch(r"[0-9]{1,9}", restarts) else asked_restarts
-        return cls(found.get("JobState", "UNKNOWN"), count, asked_restarts)
+        return cls(fields.get("JobState", "UNKNOWN"), count, asked_restarts)
 
     @property
     def requeued(self) -> bool:
@@ -95,7 +95,7 @@ def decide_with_slurm(
     if not end.final_errors:
         if job.requeued:
             return None
-        if not end.stop_requested and (answer := _told_to_leave(end, job, limit_near, may_requeue)):
+        if not end.stop_requested and (answer := _after_leave_signal(end, job, limit_near, may_requeue)):
             if isinstance(answer, Requeue) and not end.has("preempted"):  # without progress: not for ever
                 again = once_more(verdict_of(answer.name, answer.why), history, max_restarts)
                 return again if isinstance(again, Done) else answer
@@ -103,7 +103,7 @@ def decide_with_slurm(
     return follow_up(end, history, max_restarts)
 
 
-def _told_to_leave(end: AttemptEnd, job: JobFacts, limit_near: bool, may_requeue: bool) -> Done | Requeue | None:
+def _after_leave_signal(end: AttemptEnd, job: JobFacts, limit_near: bool, may_requeue: bool) -> Done | Requeue | None:
     saved = end.has("preempted")
     if job.cancelled and not limit_near:
         if saved:
@@ -271,10 +271,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "refused": {"why": str},
     }
     for word, options in accepted.items():
-        one = words.add_parser(word)
-        one.add_argument("folder", type=Path)
+        subparser = words.add_parser(word)
+        subparser.add_argument("folder", type=Path)
         for name, kind in options.items():
-            one.add_argument(f"--{name}", type=kind, required=name != "port")
+            subparser.add_argument(f"--{name}", type=kind, required=name != "port")
     asked = parser.parse_args(arguments)
     folder = RunFolder(asked.folder)
     match asked.word:

@@ -45,7 +45,7 @@ def partition_of(run: Run, partitions: dict[str, Partition]) -> Partition:
                 evidence=f"partitions: {', '.join(partitions)}" if partitions else "sinfo lists no partition",
                 fix=f"target.slurm.partition={near[0] if near else next(iter(partitions), '…')}",
             )
-    return max((partitions[name] for name in names), key=lambda one: one.nodes)
+    return max((partitions[name] for name in names), key=lambda partition: partition.nodes)
 
 
 def limit_leaves_time(run: Run) -> None:

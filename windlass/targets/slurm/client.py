@@ -5,13 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
-import resource
-import secrets
-import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,28 +18,18 @@ from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
 from windlass.targets.launch.logs import follow_logs
 from windlass.targets.launch.progress import recorded_end
-from windlass.targets.launch.supervision import LOCK_FILE, is_running
 from windlass.targets.launch.torchrun import Place
 from windlass.targets.protocol import LOOP_VARIABLE, Detached, JobRef, JobStatus, LogLine, with_ranks
-from windlass.targets.slurm import checks, collecting, queue, render, state
+from windlass.targets.slurm import checks, queue, render, state, submission
 from windlass.targets.slurm.commands import Commands, SilentError, ignored_options
 from windlass.targets.slurm.queue import JOB_NUMBER
 from windlass.targets.slurm.render import SlurmRequest
 
-SCRIPT_FILE, LOOP_FILE = "job.sbatch", "loop.json"
+LOOP_FILE = "loop.json"
 ASK_SECONDS = 2.0  # between two questions about one job: a controller serves many users
 RETRY_SECONDS = 10.0  # before a Slurm that did not answer is asked again
 POLL_SECONDS = 0.2
-LOCK_SECONDS = 60.0  # for somebody else to submit the same run
-SEARCH_SECONDS = 60.0  # for Slurm to say whether it took a job that sbatch could not confirm
-IN_FLIGHT_SECONDS = 4.0  # in which a request that sbatch gave up waiting for still becomes a job
 END_SECONDS = 90.0  # for Slurm to end a job it was told to
-
-
-# What sbatch says when its request, or the answer to it, may have got lost.
-LOST_ON_THE_WAY = re.compile(
-    r"timed out|Zero Bytes were transmitted|[Cc]onnection|[Cc]ommunication|[Tt]ransport|[Tt]ermina|[Ii]nterrupt|standby"
-)
 
 
 @dataclass
@@ -65,12 +51,12 @@ class SlurmTarget:
         asked = run.resources
         num_gpus, threads = asked.gpus_per_node, asked.threads_per_process
         if num_gpus is None or threads is None:
-            there = checks.partition_of(run, self._partitions_of(run))
+            partition = checks.partition_of(run, self._partitions_of(run))
             if num_gpus is None:
                 by_name = run.target.slurm.gres
-                num_gpus = queue.parse_gpus(by_name) if by_name else there.gpus_per_node
+                num_gpus = queue.parse_gpus(by_name) if by_name else partition.gpus_per_node
             num_ranks = num_gpus or asked.processes_per_node or 1
-            threads = threads or max(1, there.cpus_per_node // num_ranks)
+            threads = threads or max(1, partition.cpus_per_node // num_ranks)
         return with_ranks(run, num_gpus, threads)
 
     def check_run(self, run: Run) -> None:
@@ -105,7 +91,7 @@ class SlurmTarget:
         return warnings
 
     def submit(self, run: Run, request: SlurmRequest) -> JobRef:
-        self._submit([run], request)
+        submission.submit([run], request, self._may_submit)
         return JobRef("slurm", run.name, RunFolder(request.folders[0]))
 
     def submit_all(self, runs: Sequence[Run], requests: Sequence[SlurmRequest]) -> list[JobRef]:
@@ -114,7 +100,8 @@ class SlurmTarget:
         made: list[JobRef] = []
         for request in requests:
             try:
-                made += self._submit([named[folder.name] for folder in request.folders], request)
+                members = [named[folder.name] for folder in request.folders]
+                made += submission.submit(members, request, self._may_submit)
             except UserError as error:
                 if made:
                     names = ", ".join(job.name for job in made)
@@ -122,44 +109,6 @@ class SlurmTarget:
                     error.exit_code = ExitCode.FAILED
                 raise
         return made
-
-    def _submit(self, runs: Sequence[Run], request: SlurmRequest) -> list[JobRef]:
-        """Hand the script to sbatch, for those runs whose folder belongs to no job that may still train in it.
-
-        What is about to be submitted is written down first: whatever becomes of sbatch and of this process, an accepted
-        job is found again, and one that nobody knows starts no ranks. If Slurm refuses, nothing is left behind.
-        """
-        jobs = [JobRef("slurm", run.name, RunFolder(path)) for run, path in zip(runs, request.folders, strict=True)]
-        _allow_open_files(len(jobs))
-        with contextlib.ExitStack() as held:
-            for job in jobs:
-                held.enter_context(_locked(job.folder))
-            # under the lock: somebody else may have submitted the same run a moment ago
-            free = [position for position, job in enumerate(jobs) if self._may_submit(job)]
-            if not free:
-                return []
-            request, jobs = request.only(free), [jobs[position] for position in free]
-            intents = _intents(request, jobs)
-            undo = [_Undo.of(job.folder) for job in jobs]
-            try:
-                for position, job, intent in zip(free, jobs, intents, strict=True):
-                    _write(job.folder, runs[position], request.script, intent)
-                number = self._sbatch(request, intents[0])
-            except _UnconfirmedError:
-                raise
-            except UserError:
-                for one, intent in zip(undo, intents, strict=True):
-                    one.restore(intent)
-                raise
-            except OSError as error:
-                for one, intent in zip(undo, intents, strict=True):
-                    one.restore(intent)
-                raise UserError(
-                    f"the run folder {jobs[0].folder.path} cannot be written", evidence=str(error)
-                ) from None
-            for job, intent in zip(jobs, intents, strict=True):
-                self._confirm(job.folder, intent, number if intent.index is None else f"{number}_{intent.index}")
-        return jobs
 
     def status(self, job: JobRef) -> JobStatus:
         submitted = state.SubmittedJob.of(job.folder)
@@ -170,7 +119,7 @@ class SlurmTarget:
             return end or state.status_of_copy(job.folder, submitted)
         if submitted.number is None:
             try:
-                known = self._find(job.folder, submitted)
+                known = submission.find(job.folder, submitted)
             except SilentError as error:
                 return state.status_of_unconfirmed(error)
             if known is None:
@@ -208,9 +157,10 @@ class SlurmTarget:
         if before.ended or submitted is None:
             return before
         if submitted.number is None:
-            submitted = self._find(job.folder, submitted)
+            submitted = submission.find(job.folder, submitted)
         if submitted is None:
-            return self._withdraw(job)
+            submission.withdraw(job)
+            return self.status(job)
         is_noted = _record(job.folder, "stop-requested", save_first=save_first)
         # its steps alone: the script lives on to write down how it ended. But it requeues a run that has saved, unless
         # it reads that an end was asked for
@@ -283,24 +233,24 @@ class SlurmTarget:
         return queued is not None and queued.state in state.IN_QUEUE | state.ON_NODES
 
     def _loop_of(self, job: JobRef) -> str | None:
-        value = parse_record(_content(job.folder.path / LOOP_FILE) or "") or {}
+        value = parse_record(submission.content(job.folder.path / LOOP_FILE) or "") or {}
         number = value.get("job")
         return number if isinstance(number, str) and JOB_NUMBER.fullmatch(number) else None
 
     def list(self) -> list[JobRef]:
-        found = sorted(runs_root().glob(f"*/{state.JOB_FILE}"))
-        return [JobRef("slurm", path.parent.name, RunFolder(path.parent)) for path in found]
+        job_files = sorted(runs_root().glob(f"*/{state.JOB_FILE}"))
+        return [JobRef("slurm", path.parent.name, RunFolder(path.parent)) for path in job_files]
 
     def collect(self, job: JobRef) -> dict[str, Any]:
         submitted = state.SubmittedJob.of(job.folder)
         if submitted is None or submitted.number is None:
             return {}
-        return collecting.collect(Commands(submitted.host), submitted.number)
+        return queue.collect(Commands(submitted.host), submitted.number)
 
     def collect_named(self, kind: str, name: str, place: str | None, namespace: str | None) -> dict[str, Any]:
         if kind != "job" or not JOB_NUMBER.fullmatch(name):
             raise UserError(f"{kind}/{name} is no job of Slurm", fix="windlass why job/NUMBER")
-        return collecting.collect_named(Commands(place), name)
+        return queue.collect_named(Commands(place), name)
 
     def _ask(self, job: state.SubmittedJob) -> queue.QueuedJob | None:
         """What Slurm says of a job. While it is silent it is not asked for every job, or `ls` would take minutes."""
@@ -329,93 +279,8 @@ class SlurmTarget:
         if submitted is None or not submitted.belongs_to(job.folder):
             return True
         if submitted.number is None:
-            submitted = self._find(job.folder, submitted, patience=IN_FLIGHT_SECONDS, is_locked=True)
+            submitted = submission.find(job.folder, submitted, patience=submission.IN_FLIGHT_SECONDS, is_locked=True)
         return submitted is None or self.status(job).ended
-
-    def _find(
-        self, folder: RunFolder, submitted: state.SubmittedJob, *, patience: float = 0.0, is_locked: bool = False
-    ) -> state.SubmittedJob | None:
-        """The job that became of an unconfirmed submission, written down; None where Slurm has no such job."""
-        submission = str(submitted.submission)
-        deadline = time.monotonic() + patience
-        number = queue.find_submission(Commands(submitted.host), submission, submitted.index)
-        while number is None and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-            number = queue.find_submission(Commands(submitted.host), submission, submitted.index)
-        if number is None:
-            return None
-        if is_locked:
-            return submitted.confirm(folder, number)
-        with contextlib.suppress(OSError), state.lock(folder, patience=0) as is_held:
-            if is_held and state.SubmittedJob.of(folder) == submitted:
-                return submitted.confirm(folder, number)
-        return replace(submitted, number=number)
-
-    def _confirm(self, folder: RunFolder, intent: state.SubmittedJob, number: str) -> None:
-        now = state.SubmittedJob.of(folder)
-        if now is not None and now.submission == intent.submission:
-            if now.number is None:
-                intent.confirm(folder, number)
-        else:  # on a file system without locks somebody else came first
-            Commands(intent.host).call("scancel", number)
-            folder.record("job-left", job=number, why="another job was submitted at the same time")
-
-    def _withdraw(self, job: JobRef) -> JobStatus:
-        """Forget a submission that Slurm does not know: should it still arrive, it starts nothing."""
-        with _locked(job.folder):
-            submitted = state.SubmittedJob.of(job.folder)
-            if submitted is not None and submitted.number is None:
-                job.folder.record("not-submitted", submission=submitted.submission, why="stopped")
-                (job.folder.path / state.JOB_FILE).unlink(missing_ok=True)
-                reason = "stopped before Slurm had taken the job"
-                job.folder.record("exit", state="stopped", code=int(ExitCode.INTERRUPTED), reason=reason)
-        return self.status(job)
-
-    def _sbatch(self, request: SlurmRequest, intent: state.SubmittedJob) -> str:
-        """The number of the new job. Raises UserError if there is none, and _UnconfirmedError if nobody can say."""
-        commands = Commands(request.host)
-        try:
-            answer = commands.call(*request.command(str(intent.submission)), text=request.script)
-            complaint = answer.complaint
-        except SilentError as error:
-            if not error.may_have_acted:
-                raise
-            answer, complaint = None, "\n".join(filter(None, (error.what, error.evidence)))
-        if answer is not None and answer.code > 0 and not LOST_ON_THE_WAY.search(answer.err):
-            raise _not_taken(complaint)
-        number = queue.parse_sbatch(answer.out) if answer is not None and answer.code == 0 else None
-        if answer is not None and number is not None and answer.out.strip().split(";")[0] == number:
-            return number
-        try:
-            return self._number_of(commands, intent, complaint)
-        except UserError:
-            if number is None:
-                raise
-            return number  # among other lines, and the site has put a comment of its own in the place of ours
-
-    def _number_of(self, commands: Commands, intent: state.SubmittedJob, complaint: str) -> str:
-        """The number of a job of which sbatch said nothing that can be used: the queue has it, or will have it soon."""
-        began, answered_at = time.monotonic(), None
-        while True:
-            try:
-                number = queue.find_submission(commands, str(intent.submission), intent.index)
-                answered_at = answered_at or time.monotonic()
-            except SilentError:
-                number = None
-            now = time.monotonic()
-            if number is not None:
-                return number.split("_")[0]
-            if answered_at is not None and now - answered_at > IN_FLIGHT_SECONDS:
-                raise _not_taken(complaint)
-            if now - began > SEARCH_SECONDS:
-                raise _UnconfirmedError(
-                    "it is not known whether Slurm took the job",
-                    evidence=complaint or "sbatch printed no number",
-                    cause="Slurm does not answer",
-                    fix="the same command again    looks for the job first, and submits it only if there is none",
-                    exit_code=ExitCode.FAILED,
-                )
-            time.sleep(POLL_SECONDS)
 
     def _scancel(self, job: state.SubmittedJob, *options: str) -> None:
         answer = Commands(job.host).call("scancel", *options, str(job.number))
@@ -427,14 +292,6 @@ class SlurmTarget:
             )
 
 
-def _not_taken(complaint: str) -> UserError:
-    return UserError("Slurm did not take the job", evidence=complaint, fix="--dry-run    shows what it was asked")
-
-
-class _UnconfirmedError(UserError):
-    """Nobody knows whether Slurm took the job."""
-
-
 def _record(folder: RunFolder, event: str, **facts: Any) -> bool:
     """Whether it could be written down: the disk may be full, or the folder another user's."""
     try:
@@ -442,90 +299,3 @@ def _record(folder: RunFolder, event: str, **facts: Any) -> bool:
     except OSError:
         return False
     return True
-
-
-def _intents(request: SlurmRequest, jobs: Sequence[JobRef]) -> list[state.SubmittedJob]:
-    """What is about to be submitted, for each run folder."""
-    submission = secrets.token_hex(8)
-    indices: Sequence[int | None] = [None] if request.indices is None else request.indices
-    return [
-        state.SubmittedJob(None, request.host, submission, index, os.path.realpath(job.folder.path))
-        for index, job in zip(indices, jobs, strict=True)
-    ]
-
-
-def _write(folder: RunFolder, run: Run, script: str, intent: state.SubmittedJob) -> None:
-    folder.create(run)
-    write_atomically(folder.path / SCRIPT_FILE, script)
-    intent.write(folder)
-    folder.record("submitting", **intent.as_dict())
-
-
-@dataclass(frozen=True)
-class _Undo:
-    """What a run folder held before a submission."""
-
-    folder: RunFolder
-    earlier: Mapping[str, str | None]
-
-    @classmethod
-    def of(cls, folder: RunFolder) -> _Undo:
-        names = ("run.yaml", SCRIPT_FILE, state.JOB_FILE)
-        return cls(folder, {name: _content(folder.path / name) for name in names})
-
-    def restore(self, intent: state.SubmittedJob) -> None:
-        for name, text in self.earlier.items():
-            _restore(self.folder.path / name, text)
-        with contextlib.suppress(OSError):
-            if self.folder.history.exists():
-                self.folder.record("not-submitted", submission=intent.submission)
-
-
-def _allow_open_files(locks: int) -> None:
-    """Every lock is an open file: a large sweep needs more of them than many a shell allows by default."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = locks + 256
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-@contextlib.contextmanager
-def _locked(folder: RunFolder) -> Iterator[None]:
-    """Hold the folder's lock. A folder that was made for it, and has become no run, is removed again."""
-    is_new, made_runs = not folder.path.exists(), not folder.path.parent.exists()
-    try:
-        folder.logs.mkdir(parents=True, exist_ok=True)
-        here = is_running(folder)
-        with state.lock(folder, patience=0.0 if here else LOCK_SECONDS) as is_held:
-            if not is_held:
-                here = here or is_running(folder)
-                raise UserError(
-                    f"the run {folder.name} is {'already running on this machine' if here else 'being submitted'}",
-                    evidence=f"{folder.path / LOCK_FILE} is locked",
-                    fix=f"windlass stop {folder.name}" if here else f"windlass logs {folder.name} --follow",
-                )
-            try:
-                yield
-            finally:
-                if is_new and not folder.run_file.exists():
-                    shutil.rmtree(folder.path, ignore_errors=True)
-                    if made_runs:
-                        with contextlib.suppress(OSError):  # another run is in it by now
-                            folder.path.parent.rmdir()
-    except OSError as error:
-        raise UserError(f"the run folder {folder.path} cannot be written", evidence=str(error)) from None
-
-
-def _content(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
-
-
-def _restore(path: Path, text: str | None) -> None:
-    with contextlib.suppress(OSError):
-        if text is None:
-            path.unlink(missing_ok=True)
-        else:
-            write_atomically(path, text)

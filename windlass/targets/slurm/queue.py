@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from windlass.errors import UserError
 from windlass.spec.slurm import SLURM_TIME
@@ -48,7 +49,7 @@ def partitions(commands: Commands) -> dict[str, Partition]:
 
 def parse_partitions(text: str) -> dict[str, Partition]:
     """sinfo has a line per partition and kind of node; a partition is what its lines come to."""
-    found: dict[str, Partition] = {}
+    by_name: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.split(SEPARATOR)
         if len(fields) != 6:
@@ -57,8 +58,8 @@ def parse_partitions(text: str) -> dict[str, Partition]:
         num_nodes, num_cpus = _number(nodes), _number(cpus)
         if not name or num_nodes is None or num_cpus is None:
             continue
-        before = found.get(name)
-        found[name] = Partition(
+        before = by_name.get(name)
+        by_name[name] = Partition(
             name=name,
             is_default=marked.endswith("*"),
             is_up=up == "up",
@@ -66,14 +67,14 @@ def parse_partitions(text: str) -> dict[str, Partition]:
             cpus_per_node=min(num_cpus, before.cpus_per_node) if before else num_cpus,
             gpus_per_node=max(parse_gpus(gres), before.gpus_per_node if before else 0),
         )
-    return found
+    return by_name
 
 
 def parse_gpus(gres: str) -> int:
     """`gpu:h100:8(S:0-1),nic:2` has 8; where a count is left out, as in `gpu:h100`, it is 1."""
     bare = re.sub(r"\([^)]*\)", "", gres)
-    found = (re.fullmatch(r"gpu(:[^:,]+?)*?(:([0-9]{1,6}))?", part) for part in bare.split(","))
-    return sum(int(one[3] or 1) for one in found if one)
+    counts = (re.fullmatch(r"gpu(:[^:,]+?)*?(:([0-9]{1,6}))?", part) for part in bare.split(","))
+    return sum(int(count[3] or 1) for count in counts if count)
 
 
 def _number(text: str) -> int | None:
@@ -93,9 +94,9 @@ def job(commands: Commands, number: str) -> QueuedJob | None:
     options = ("--noheader", "--array", "--states=all", "--jobs", number)
     answer = commands.call("squeue", *options, "--format", _QUEUE_FORMAT, timeout=ASK_TIMEOUT_SECONDS)
     if answer.code == 0:
-        found = parse_queue(answer.out).get(number)
-        if found is not None:
-            return _with_limit(commands, number, _with_exit_code(commands, number, found))
+        queued = parse_queue(answer.out).get(number)
+        if queued is not None:
+            return _with_limit(commands, number, _with_exit_code(commands, number, queued))
     elif NO_SUCH_JOB not in answer.err:
         raise SilentError("squeue failed", evidence=answer.complaint)
     return _from_accounting(commands, number)
@@ -127,11 +128,11 @@ def parse_comments(text: str, submission: str) -> list[str]:
     return [number for number in mine if JOB_NUMBER.fullmatch(number)]
 
 
-def _with_exit_code(commands: Commands, number: str, found: QueuedJob) -> QueuedJob:
-    if found.state != "FAILED":
-        return found
+def _with_exit_code(commands: Commands, number: str, queued: QueuedJob) -> QueuedJob:
+    if queued.state != "FAILED":
+        return queued
     answer = commands.call("scontrol", "show", "job", "--oneliner", number)
-    return QueuedJob(found.state, found.reason, parse_exit_code(answer.out))
+    return QueuedJob(queued.state, queued.reason, parse_exit_code(answer.out))
 
 
 def parse_exit_code(line: str) -> int | None:
@@ -139,12 +140,12 @@ def parse_exit_code(line: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _with_limit(commands: Commands, number: str, found: QueuedJob) -> QueuedJob:
-    if found.state != "PENDING" or found.reason != VAGUE:
-        return found
+def _with_limit(commands: Commands, number: str, queued: QueuedJob) -> QueuedJob:
+    if queued.state != "PENDING" or queued.reason != VAGUE:
+        return queued
     asked = fields_of(commands.call("scontrol", "show", "job", "--oneliner", number).out)
     given = fields_of(commands.call("scontrol", "show", "partition", "--oneliner", asked.get("Partition", "")).out)
-    return QueuedJob(found.state, limit_broken(asked, given) or found.reason)
+    return QueuedJob(queued.state, limit_broken(asked, given) or queued.reason)
 
 
 def limit_broken(asked: Mapping[str, str], given: Mapping[str, str]) -> str | None:
@@ -180,11 +181,45 @@ def _from_accounting(commands: Commands, number: str) -> QueuedJob | None:
 
 def parse_accounting(text: str, number: str) -> QueuedJob | None:
     """The newest record of a job: one that was requeued may have several."""
-    found = None
+    newest = None
     for line in text.splitlines():
         fields = line.split(SEPARATOR)
         if len(fields) != 4 or fields[1] != number or not fields[2].split():
             continue
         code = re.match(r"[0-9]{1,3}(?=:)", fields[3])
-        found = QueuedJob(fields[2].split()[0], exit_code=int(code[0]) if code else None)  # "CANCELLED by 1000"
-    return found
+        newest = QueuedJob(fields[2].split()[0], exit_code=int(code[0]) if code else None)  # "CANCELLED by 1000"
+    return newest
+
+
+FIELDS = (
+    "JobID,JobName,State,ExitCode,DerivedExitCode,Reason,Submit,Start,End,Elapsed,Timelimit,NodeList,MaxRSS,ReqMem"
+    ",Comment,SystemComment,ReqTRES"
+)
+MOST_BYTES = 400_000  # of an output file: its end
+
+
+def collect(commands: Commands, number: str) -> dict[str, Any]:
+    """What the controller and the accounting say; a cluster without accounting has no sacct."""
+    records = {
+        "scontrol": _answer(commands, "scontrol", "show", "job", number),
+        "sacct": _answer(commands, "sacct", "--parsable2", "--duplicates", "--jobs", number, f"--format={FIELDS}"),
+    }
+    return {"slurm": {name: text for name, text in records.items() if text}}
+
+
+def collect_named(commands: Commands, number: str) -> dict[str, Any]:
+    """The same of a job that anybody submitted, with the files that its script wrote where they can be read."""
+    facts = collect(commands, number)
+    rows = facts["slurm"].get("sacct", "").splitlines()[1:]
+    if not facts["slurm"].get("scontrol") and not rows:
+        raise UserError(f"Slurm knows no job {number}", fix="sacct --user $USER lists yours")
+    paths = re.findall(r"^ +Std(?:Out|Err)=(/\S+)", facts["slurm"].get("scontrol", ""), re.MULTILINE)
+    logs = {
+        path.rpartition("/")[2]: _answer(commands, "tail", "-c", str(MOST_BYTES), path) for path in dict.fromkeys(paths)
+    }
+    return {**facts, "target": "slurm", "logs": {name: text for name, text in logs.items() if text}}
+
+
+def _answer(commands: Commands, *command: str) -> str:
+    answer = commands.call(*command)
+    return answer.out if answer.code == 0 and answer.out.strip() else ""

@@ -103,15 +103,15 @@ def render_sweep(
 
 def _own_comment(run: Run) -> str | None:
     """The comment that a run file gives the job: an argument would replace it, so it becomes part of the argument."""
-    found = None
+    comment = None
     for option in run.target.slurm.sbatch:
         match = re.fullmatch(r"--comment(?:=|\s+)(.*)", option)
         if match:
             try:
-                found = " ".join(shlex.split(match[1]))
+                comment = " ".join(shlex.split(match[1]))
             except ValueError:  # an open quote: sbatch will say so
-                found = match[1]
-    return found
+                comment = match[1]
+    return comment
 
 
 def render_loop(run: Run, place: Place, arguments: Sequence[str], *, python: str) -> str:

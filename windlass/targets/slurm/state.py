@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field, InstanceOf
+from pydantic.dataclasses import dataclass
 
 from windlass.common.files import read_json_lines, write_atomically
 from windlass.common.locks import locked
@@ -22,7 +24,6 @@ from windlass.targets.slurm.queue import JOB_NUMBER, QueuedJob
 from windlass.targets.slurm.reasons import ENDS, explain
 
 JOB_FILE = "slurm.json"
-SUBMISSION = re.compile(r"[0-9a-f]{16}")
 ON_NODES = frozenset(
     ("RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
 )
@@ -34,19 +35,21 @@ ENDED_AS: Mapping[str, tuple[State, ExitCode]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config={"strict": True})
 class SubmittedJob:
     """The job that a run folder belongs to. No other job may start ranks in it.
 
     The record is written before sbatch is called, with a submission that the job carries in its comment: an accepted
-    job whose number never arrived is found again by it.
+    job whose number never arrived is found again by it. What a record holds becomes arguments of scancel and ssh, so
+    its form is checked: a ValueError where windlass never wrote it.
     """
 
-    number: str | None  # `12`, or `12_3` in an array; None: what sbatch answered is not known
-    host: str | None = None  # the login node it went through
-    submission: str | None = None
+    number: Annotated[str, Field(pattern=rf"^{JOB_NUMBER.pattern}$")] | None
+    """`12`, or `12_3` in an array; None: what sbatch answered is not known."""
+    host: Annotated[str, Field(pattern=r"^[^-]")] | None = None  # the login node it went through
+    submission: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
     index: int | None = None  # in an array
-    folder: str | None = None  # where the run folder was then; a copy of it has no job
+    folder: InstanceOf[str] | None = None  # where the run folder was then, in any encoding; a copy of it has no job
 
     def as_dict(self) -> dict[str, Any]:
         names = {"submission": self.submission, "index": self.index, "folder": self.folder}
@@ -54,24 +57,9 @@ class SubmittedJob:
 
     @classmethod
     def parse(cls, value: Any) -> SubmittedJob:
-        """Raises ValueError for what windlass never wrote: these words become arguments of scancel and ssh."""
-        if not isinstance(value, dict):
-            raise ValueError("not an object")
-        number, host, submission = value.get("job"), value.get("host"), value.get("submission")
-        index, folder = value.get("index"), value.get("folder")
-        if number is not None and not (isinstance(number, str) and JOB_NUMBER.fullmatch(number)):
-            raise ValueError(f"{number!r} is no job")
-        if submission is not None and not (isinstance(submission, str) and SUBMISSION.fullmatch(submission)):
-            raise ValueError(f"{submission!r} is no submission")
-        if number is None and submission is None:
+        if not isinstance(value, dict) or (value.get("job") is None and value.get("submission") is None):
             raise ValueError("neither a job nor a submission")
-        if host is not None and (not isinstance(host, str) or not host or host.startswith("-")):
-            raise ValueError(f"{host!r} is no host")
-        if index is not None and (not isinstance(index, int) or isinstance(index, bool)):
-            raise ValueError(f"{index!r} is no index")
-        if folder is not None and not isinstance(folder, str):
-            raise ValueError(f"{folder!r} is no folder")
-        return cls(number, host, submission, index, folder)
+        return cls(*(value.get(key) for key in ("job", "host", "submission", "index", "folder")))
 
     @classmethod
     def of(cls, folder: RunFolder) -> SubmittedJob | None:

@@ -168,7 +168,7 @@ class MLflow:
         except (OSError, KeyError, ValueError) as error:
             raise UserError(
                 f"MLflow at {self.address} does not take the run",
-                evidence=_said(error),
+                evidence=_message(error),
                 fix="train.loggers without mlflow",
             ) from None
         return identity
@@ -179,8 +179,8 @@ class MLflow:
         except urllib.error.HTTPError as error:
             if error.code != 400:  # it exists
                 raise
-        found = self._call("experiments/search", max_results=1, filter=f"name = '{name}'")
-        return str(found["experiments"][0]["experiment_id"])
+        answer = self._call("experiments/search", max_results=1, filter=f"name = '{name}'")
+        return str(answer["experiments"][0]["experiment_id"])
 
     def write(self, record: dict[str, Any]) -> None:
         try:
@@ -201,7 +201,7 @@ class MLflow:
                 "runs/update", run_id=self.identity, status="FINISHED" if finished else "KILLED", end_time=_now()
             )
         except OSError as error:
-            log.warning("MLflow was not told how the run ended: %s", _said(error))
+            log.warning("MLflow was not told how the run ended: %s", _message(error))
 
     def _send_all(self, goes_on: bool) -> None:
         if goes_on:
@@ -236,10 +236,10 @@ class MLflow:
             except urllib.error.HTTPError as error:
                 if error.code < 500:  # it would be refused again
                     self.unsent += 1
-                    log.warning("MLflow refused %s: %s", what, _said(error))
+                    log.warning("MLflow refused %s: %s", what, _message(error))
                     return
             except OSError as error:
-                log.warning("MLflow does not answer, trying again in %.0f s: %s", wait_s, _said(error))
+                log.warning("MLflow does not answer, trying again in %.0f s: %s", wait_s, _message(error))
             time.sleep(wait_s)
             wait_s = min(60.0, 2 * wait_s)
 
@@ -265,7 +265,7 @@ def _now() -> int:
     return int(1000 * time.time())
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"{error.code}: {error.read().decode(errors='replace')[:300]}"
     return f"{type(error).__name__}: {error}"

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from windlass.catalog.gpus import Gpu
 from windlass.errors import ExitCode, UserError
 from windlass.trainer.callbacks.callback import Callback
 from windlass.trainer.distributed.agreement import on_first_rank
-from windlass.trainer.flops import flops_per_token, peak_flops
 from windlass.trainer.reporting import StepMetrics, memory_gib
 from windlass.trainer.state import StepResult, TrainState
 
@@ -105,3 +107,35 @@ def not_finite(state: TrainState, result: StepResult, loss: float, grad_norm: fl
         fix="windlass data inspect RUN.yaml --sequence ID    shows the text of one; or lower train.learning_rate",
         exit_code=ExitCode.FAILED,
     )
+
+
+def peak_flops(gpu: Gpu | None) -> float | None:
+    """The GPU's dense bf16 peak, which model FLOPs are compared with; None where it is not known."""
+    return gpu.bf16_tflops * 1e12 if gpu and gpu.bf16_tflops else None
+
+
+def flops_per_token(model: nn.Module, config: Any, sequence_length: int) -> float:
+    """Forward and backward of one token: 6 per matrix weight it meets, 6·L·T·d for causal attention.
+
+    A frozen weight counts 4: there is no gradient of its own to compute.
+    """
+    text = config.get_text_config()
+    experts = getattr(text, "num_local_experts", 0) or 0
+    per_token = getattr(text, "num_experts_per_tok", experts) or experts
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
+    head = model.get_output_embeddings().weight  # type: ignore[operator]
+    total = head.numel() * _per_weight(head)  # looked up on the way in, multiplied on the way out
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or parameter is embedding or parameter is head:
+            continue
+        share = per_token / experts if experts and ".experts." in f".{name}" else 1.0
+        total += parameter.numel() * share * _per_weight(parameter)
+    heads = getattr(text, "num_attention_heads", None)
+    if not heads:  # of a model whose attention is not known
+        return float(total)
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
+    return float(total + 6 * text.num_hidden_layers * sequence_length * width)
+
+
+def _per_weight(parameter: Tensor) -> float:
+    return 6.0 if parameter.requires_grad else 4.0

@@ -87,10 +87,10 @@ def compare(standings: Sequence[Standing]) -> dict[str, Any] | None:
     for standing in standings:
         if standing.rank not in times:
             continue
-        one = times[standing.rank]
-        late = statistics.fmean(max(0.0, one["came"][key] - usual[key]) for key in shared)
-        behind_s = min(late * one["collectives"], one["step_s"])
-        row = {"rank": standing.rank, "host": standing.host, "step_s": one["step_s"], "data_s": one["data_s"]}
+        own = times[standing.rank]
+        late = statistics.fmean(max(0.0, own["came"][key] - usual[key]) for key in shared)
+        behind_s = min(late * own["collectives"], own["step_s"])
+        row = {"rank": standing.rank, "host": standing.host, "step_s": own["step_s"], "data_s": own["data_s"]}
         rows.append({**row, "behind_s": round(behind_s, 6)})
     slow = [row for row in rows if row["behind_s"] > max(SLOW_S, SLOW_SHARE * row["step_s"])]
     worst = max(rows, key=lambda row: float(row["behind_s"]))

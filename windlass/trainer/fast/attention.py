@@ -96,7 +96,7 @@ def largest_difference(config: Any, device: torch.device, *, documents: bool, le
     bounds = torch.tensor([*starts, length], dtype=torch.int32, device=device)
 
     def computed(attention: Any) -> list[Tensor]:
-        inputs = [one.clone().requires_grad_() for one in (q, k, v)]
+        inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
         out = attention(*inputs)
         return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
 
@@ -124,11 +124,11 @@ def flash4_bhtd(query: Tensor, key: Tensor, value: Tensor, scale: float, bounds:
     """
     from windlass.trainer.fast.kernels.flash4 import flash4, flash4_documents
 
-    q_bthd, k_btgd, v_btgd = (one.transpose(1, 2) for one in (query, key, value))
+    q_bthd, k_btgd, v_btgd = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if bounds is None:
         out_bthd: Tensor = flash4(q_bthd, k_btgd, v_btgd, scale)[0]
     else:
-        flat = (one.flatten(0, 1) for one in (q_bthd, k_btgd, v_btgd))
+        flat = (tensor.flatten(0, 1) for tensor in (q_bthd, k_btgd, v_btgd))
         out_bthd = flash4_documents(*flat, bounds, q_bthd.shape[1], scale)[0].view(q_bthd.shape)
     return out_bthd.transpose(1, 2)
 
@@ -152,7 +152,7 @@ def attend(
     if attention_mask is not None or dropout:
         raise RuntimeError("this attention takes no mask and no dropout; use_attention should not have chosen it")
     if torch.is_autocast_enabled(query.device.type):  # rotated in fp32 there; torch's own attention casts by itself
-        query, key, value = (one.to(torch.get_autocast_dtype(one.device.type)) for one in (query, key, value))
+        query, key, value = (tensor.to(torch.get_autocast_dtype(tensor.device.type)) for tensor in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return flash4_bhtd(query, key, value, scale, documents).transpose(1, 2).contiguous(), None
 
@@ -193,18 +193,18 @@ def naming_attention(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
     finally:
         trace.stop()
     events = trace.events() or ()  # type: ignore[no-untyped-call]
-    found = attention_kernels({event.name for event in events})
-    for maker, names in found.items():
+    by_maker = attention_kernels({event.name for event in events})
+    for maker, names in by_maker.items():
         log.info("attention by %s: %s", maker, ", ".join(name[:100] for name in names))
-    if not found:
+    if not by_maker:
         log.warning("no attention kernel in the GPU's trace of the first step: plain products, or nothing was traced")
-    folder.record("attention", kernels=found)
+    folder.record("attention", kernels=by_maker)
 
 
 def attention_kernels(names: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_maker: dict[str, list[str]] = {}
     for name in sorted(names):
         maker = next((maker for maker, pattern in KERNELS if pattern.search(name)), None)
         if maker:
-            found.setdefault(maker, []).append(name)
-    return found
+            by_maker.setdefault(maker, []).append(name)
+    return by_maker

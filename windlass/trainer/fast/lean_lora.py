@@ -192,9 +192,9 @@ def _brought_back(packed: Sequence[Tensor], scales: Sequence[Tensor], b_op: Tens
     """The parts below each other, B beside them."""
     weight_ok = b_op.new_empty(b_op.shape[0], width)
     inputs, row = width - b_op.shape[1], 0
-    for one, its_scales in zip(packed, scales, strict=True):
-        rows = 2 * one.numel() // inputs
-        dequantize_into(weight_ok[row : row + rows, :inputs], one, its_scales)
+    for packed_weight, its_scales in zip(packed, scales, strict=True):
+        rows = 2 * packed_weight.numel() // inputs
+        dequantize_into(weight_ok[row : row + rows, :inputs], packed_weight, its_scales)
         row += rows
     weight_ok[:, inputs:] = b_op
     return weight_ok
@@ -243,7 +243,7 @@ class WideProduct(torch.autograd.Function):
         grads_a = torch.split(grad_a_pi[: count * rank], rank)
         blocks = torch.split(grad_no, ctx.outputs, dim=1)
         inner = torch.split(wide_nk[:, inputs : inputs + count * rank], rank, dim=1)
-        grads_b = [(block.T @ one).float() for block, one in zip(blocks, inner, strict=True)]
+        grads_b = [(block.T @ rows).float() for block, rows in zip(blocks, inner, strict=True)]
         residual = grad_no if ctx.added else None
         return grad_nk, residual, None, None, None, None, *(None,) * ctx.num_held, *grads_a, *grads_b
 
@@ -267,7 +267,7 @@ class Joint:
             return
         weights = [layer.weight.data for layer in self.layers]
         inputs, rows = weights[0].shape[1], 0
-        outputs = sum(one.shape[0] for one in weights)
+        outputs = sum(weight.shape[0] for weight in weights)
         joined = weights[0].new_zeros(outputs, inputs + width_of(len(weights), self.rank))
         for layer, weight in zip(self.layers, weights, strict=True):
             joined[rows : rows + weight.shape[0], :inputs] = weight
@@ -308,7 +308,7 @@ class Joint:
         held: list[Tensor]
         if self.four_bits:
             nf4 = [layer.nf4 for layer in self.layers if isinstance(layer, QuantizedLoraLinear)]
-            held, b_op = [*(one.packed for one in nf4), *(one.scales for one in nf4)], self.b(wide_nk)
+            held, b_op = [*(weight.packed for weight in nf4), *(weight.scales for weight in nf4)], self.b(wide_nk)
         else:
             assert self.weight_ok is not None
             held, b_op = [self.weight_ok], None

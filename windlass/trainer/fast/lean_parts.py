@@ -217,7 +217,7 @@ def rotate_backward(
     from windlass.trainer.fast.kernels import rotary as kernel
 
     return kernel.rotate_backward(
-        *(one.contiguous() for one in (grad_q_bthd, grad_k_btgd, grad_v_btgd, cos_btd, sin_btd))
+        *(tensor.contiguous() for tensor in (grad_q_bthd, grad_k_btgd, grad_v_btgd, cos_btd, sin_btd))
     )
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PLUGIN_SECONDS = 120.0  # a plugin may open a browser and wait for somebody to log in
 RENEW_SECONDS = 60.0  # before a plugin's token expires
 PAUSE_SECONDS = 2.0  # between two calls of a plugin that fails
-V1BETA1, V1 = "client.authentication.k8s.io/v1beta1", "client.authentication.k8s.io/v1"
+V1 = "client.authentication.k8s.io/v1"
 # What kubectl's built-in providers were replaced by.
 INSTEAD = {
     "gcp": "gcloud components install gke-gcloud-auth-plugin && gcloud container clusters get-credentials CLUSTER",
@@ -176,7 +176,7 @@ def run_plugin(access: Access) -> PluginAnswer:
     }
     environment = {**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(info)}
     try:
-        code, out, said = _call(command, environment, interactive=interactive)
+        code, out, complaints = _call(command, environment, interactive=interactive)
     except FileNotFoundError:
         raise UserError(
             f"the credential plugin {command[0]} of the context {access.context} is not installed",
@@ -191,7 +191,7 @@ def run_plugin(access: Access) -> PluginAnswer:
     except subprocess.TimeoutExpired:
         raise UserError(f"{command[0]} gave no credentials within {PLUGIN_SECONDS:.0f} s") from None
     if code != 0:
-        lines = [line for line in said.splitlines() if line.strip()]
+        lines = [line for line in complaints.splitlines() if line.strip()]
         raise UserError(
             f"{command[0]} gave no credentials for the context {access.context}",
             evidence="\n".join(lines[-3:]) or f"it exited with code {code}",
@@ -387,10 +387,12 @@ def _call(command: Sequence[str], environment: Mapping[str, str], *, interactive
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    out, said = bytearray(), bytearray()
+    out, complaints = bytearray(), bytearray()
     readers = [
         threading.Thread(target=_copy, args=(process.stdout, out, None), daemon=True),
-        threading.Thread(target=_copy, args=(process.stderr, said, sys.stderr if interactive else None), daemon=True),
+        threading.Thread(
+            target=_copy, args=(process.stderr, complaints, sys.stderr if interactive else None), daemon=True
+        ),
     ]
     for reader in readers:
         reader.start()
@@ -403,7 +405,7 @@ def _call(command: Sequence[str], environment: Mapping[str, str], *, interactive
         raise
     for reader in readers:  # a child that it left behind may hold the pipes open
         reader.join(min(5.0, max(0.1, deadline - time.monotonic())))
-    return code, bytes(out).decode(errors="replace"), bytes(said).decode(errors="replace")
+    return code, bytes(out).decode(errors="replace"), bytes(complaints).decode(errors="replace")
 
 
 def _copy(source: IO[bytes], to: bytearray, echo: Any) -> None:

@@ -26,8 +26,8 @@ ALWAYS = ServedKind("batch/v1", "Job", PLURALS[JobKind.INDEXED])
 
 def facts(api: Api, *, namespace: str, wanted: JobKind | None, context: str | None) -> ClusterFacts:
     """Everything that rendering asks; with `wanted`, the schema of that kind alone is read."""
-    there = must_have_namespace(api, namespace)
-    labels = ((there or {}).get("metadata") or {}).get("labels") or {}
+    namespace_object = must_have_namespace(api, namespace)
+    labels = ((namespace_object or {}).get("metadata") or {}).get("labels") or {}
     return ClusterFacts(
         served=served(api, wanted),
         namespace=namespace,
@@ -44,10 +44,10 @@ def served(api: Api, wanted: JobKind | None = None, *, schemas: bool = True) -> 
         if kind is JobKind.INDEXED:
             kinds[kind] = ALWAYS
         elif GROUPS[kind] in groups:
-            found = _served_kind(api, kind, groups[GROUPS[kind]])
-            if found is not None:
+            served_kind = _served_kind(api, kind, groups[GROUPS[kind]])
+            if served_kind is not None:
                 needed = schemas and (kind is wanted or (wanted is None and not kinds))
-                kinds[kind] = _with_schema(api, found, kind) if needed else found
+                kinds[kind] = _with_schema(api, served_kind, kind) if needed else served_kind
     version = api.get("/version")
     return Served(
         kinds=kinds,
@@ -61,8 +61,8 @@ def served(api: Api, wanted: JobKind | None = None, *, schemas: bool = True) -> 
 
 def kueue_version(api: Api) -> str | None:
     """The version of Kueue's objects that the cluster prefers: `kueue.x-k8s.io/v1beta2`; None without Kueue."""
-    found = api.find(f"/apis/{KUEUE}")
-    version: str | None = ((found or {}).get("preferredVersion") or {}).get("groupVersion")
+    group = api.find(f"/apis/{KUEUE}")
+    version: str | None = ((group or {}).get("preferredVersion") or {}).get("groupVersion")
     return version
 
 
@@ -79,13 +79,15 @@ def _served_kind(api: Api, kind: JobKind, group: Mapping[str, Any]) -> ServedKin
     return None
 
 
-def _with_schema(api: Api, found: ServedKind, kind: JobKind) -> ServedKind:
-    schema = _from_definition(api, found, kind) or _from_openapi(api, found)
-    return ServedKind(found.api_version, found.kind, found.plural, schema)
+def _with_schema(api: Api, served_kind: ServedKind, kind: JobKind) -> ServedKind:
+    schema = _from_definition(api, served_kind, kind) or _from_openapi(api, served_kind)
+    return ServedKind(served_kind.api_version, served_kind.kind, served_kind.plural, schema)
 
 
-def _from_definition(api: Api, found: ServedKind, kind: JobKind) -> Object | None:
-    path = object_path("apiextensions.k8s.io/v1", "customresourcedefinitions", None, f"{found.plural}.{GROUPS[kind]}")
+def _from_definition(api: Api, served_kind: ServedKind, kind: JobKind) -> Object | None:
+    path = object_path(
+        "apiextensions.k8s.io/v1", "customresourcedefinitions", None, f"{served_kind.plural}.{GROUPS[kind]}"
+    )
     try:
         definition = api.find(path)
     except RefusedError as error:
@@ -93,22 +95,22 @@ def _from_definition(api: Api, found: ServedKind, kind: JobKind) -> Object | Non
             return None
         raise
     for version in ((definition or {}).get("spec") or {}).get("versions") or ():
-        if version.get("name") == found.api_version.split("/")[-1]:
+        if version.get("name") == served_kind.api_version.split("/")[-1]:
             schema: Object | None = (version.get("schema") or {}).get("openAPIV3Schema")
             return schema
     return None
 
 
-def _from_openapi(api: Api, found: ServedKind) -> Object | None:
+def _from_openapi(api: Api, served_kind: ServedKind) -> Object | None:
     """The same schema as every user may read it; in it the schemas of custom kinds refer to nothing but metadata."""
     try:
-        document = api.get(f"/openapi/v3/apis/{found.api_version}")
+        document = api.get(f"/openapi/v3/apis/{served_kind.api_version}")
     except RefusedError as error:
         if error.code in (403, 404):
             return None
         raise
-    group, _, version = found.api_version.partition("/")
-    asked = {"group": group, "version": version, "kind": found.kind}
+    group, _, version = served_kind.api_version.partition("/")
+    asked = {"group": group, "version": version, "kind": served_kind.kind}
     for schema in (document.get("components") or {}).get("schemas", {}).values():
         if asked in (schema.get("x-kubernetes-group-version-kind") or ()):
             properties = {key: value for key, value in schema.get("properties", {}).items() if "$ref" not in str(value)}
@@ -145,20 +147,20 @@ def _node(value: Object) -> NodeFacts:
 def must_have_namespace(api: Api, namespace: str) -> Object | None:
     """The namespace, where this user may read it; raises UserError if it is not there."""
     try:
-        there = api.find(f"/api/v1/namespaces/{namespace}")
+        namespace_object = api.find(f"/api/v1/namespaces/{namespace}")
     except RefusedError as error:
         if error.code == 403:  # whoever may work in a namespace need not be allowed to read it; creating will tell
             return None
         raise
-    if there is None:
+    if namespace_object is None:
         raise no_namespace(api, namespace)
-    if (there.get("status") or {}).get("phase") == "Terminating":
+    if (namespace_object.get("status") or {}).get("phase") == "Terminating":
         raise UserError(
             f"the namespace {namespace} is being deleted",
             evidence=f"context {api.access.context}",
             fix="target.kubernetes.namespace=OTHER",
         )
-    return there
+    return namespace_object
 
 
 def no_namespace(api: Api, namespace: str) -> UserError:

@@ -93,10 +93,10 @@ def _explained(access: Access, code: int, reason: str, message: str, asked: str)
 
 
 def _forbidden(access: Access, code: int, reason: str, message: str, asked: str) -> RefusedError:
-    found = FORBIDDEN.search(message)
-    if found is not None:
-        user, verb, group, namespace = found["user"], found["verb"], found["group"], found["namespace"]
-        whole = found["resource"]
+    match = FORBIDDEN.search(message)
+    if match is not None:
+        user, verb, group, namespace = match["user"], match["verb"], match["group"], match["namespace"]
+        whole = match["resource"]
     elif place := EXEC.search(asked):  # a second look at websockets, which says no more than no
         user, verb, group, namespace, whole = access.user_name or "", "create", "", place["namespace"], "pods/exec"
     else:  # an admission controller or a quota: nothing that another role would change

@@ -182,8 +182,8 @@ def _sending_size(session: Any) -> Iterator[None]:
         with contextlib.suppress(HTTPXWSException, OSError, ValueError):
             while not ended.is_set():
                 size = os.get_terminal_size(sys.stdout.fileno())
-                told = {"Width": size.columns, "Height": size.lines}
-                session.send_bytes(bytes((RESIZE,)) + json.dumps(told).encode())
+                new_size = {"Width": size.columns, "Height": size.lines}
+                session.send_bytes(bytes((RESIZE,)) + json.dumps(new_size).encode())
                 changed.wait()
                 changed.clear()
 

@@ -188,16 +188,16 @@ class Coordinator:
         if hello.submission != self.submission or not 0 <= node < self.nodes:
             self._drop(member, "it belongs to another submission")
             return
-        there = self.members.get(node)
-        if there is not None and there.born > born:  # a pod of old that does not know it was replaced
+        former = self.members.get(node)
+        if former is not None and former.born > born:  # a pod of old that does not know it was replaced
             self._send(member, "replaced")
             return
-        if there is not None and there.leaving and self.attempt and node in self.attempt.nodes:
+        if former is not None and former.leaving and self.attempt and node in self.attempt.nodes:
             self.replacements[node] = member  # Kubernetes makes it while the old one saves: that must not be cut off
             return
-        if there is not None:
-            self._send(there, "replaced")
-            self._drop(there, f"its pod was replaced by {hello.pod}")
+        if former is not None:
+            self._send(former, "replaced")
+            self._drop(former, f"its pod was replaced by {hello.pod}")
         member.node, member.born, member.pod = node, born, hello.pod
         self.pending.remove(member)
         self.members[node] = member

@@ -42,7 +42,7 @@ def run_agent() -> int:
     code = unpack_code(carried, scratch, code_digest(carried))
     environment = {**os.environ, SAY_ALL_VARIABLE: "1", FOLDER_VARIABLE: str(folder.path)}
     if code:
-        environment["PYTHONPATH"] = os.pathsep.join(one for one in (str(code), os.environ.get("PYTHONPATH")) if one)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(code), os.environ.get("PYTHONPATH"))))
     command = [
         agent,
         "--server-host=0.0.0.0",

@@ -230,7 +230,7 @@ def is_number(value: object) -> TypeGuard[float]:
 def addresses_of(host: str, port: int) -> list[str]:
     """What a name leads to now; nothing while nobody answers for it."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
+    return list(dict.fromkeys(str(address[4][0]) for address in addresses))

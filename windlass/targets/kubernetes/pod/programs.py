@@ -37,16 +37,16 @@ def memory() -> tuple[int | None, int | None]:
         used = number(f"{root}/{used_file}")
         if used is not None:
             limit = number(f"{root}/{limit_file}")
-            found = re.search(rf"^{key} (\d+)$", text(f"{root}/{stat_file}"), re.MULTILINE)
-            dropped = int(found[1]) if found else 0
+            match = re.search(rf"^{key} (\d+)$", text(f"{root}/{stat_file}"), re.MULTILINE)
+            dropped = int(match[1]) if match else 0
             return max(0, used - dropped), limit if limit is not None and limit < 1 << 60 else None
     return None, None
 
 
 def cpu_seconds() -> float | None:
-    found = re.search(r"^usage_usec (\d+)$", text("/sys/fs/cgroup/cpu.stat"), re.MULTILINE)
-    if found:
-        return int(found[1]) / 1e6
+    match = re.search(r"^usage_usec (\d+)$", text("/sys/fs/cgroup/cpu.stat"), re.MULTILINE)
+    if match:
+        return int(match[1]) / 1e6
     for path in ("/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu,cpuacct/cpuacct.usage"):
         nanoseconds = number(path)
         if nanoseconds is not None:
@@ -61,12 +61,12 @@ def gpus() -> list[dict[str, int | None]]:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    found = []
+    gpus = []
     for line in answer.splitlines():
-        values = [int(one) if one.strip().isdigit() else None for one in line.split(",")]
+        values = [int(field) if field.strip().isdigit() else None for field in line.split(",")]
         if len(values) == 5:
-            found.append(dict(zip(("index", "busy", "memory_mib", "memory_total_mib", "celsius"), values, strict=True)))
-    return found
+            gpus.append(dict(zip(("index", "busy", "memory_mib", "memory_total_mib", "celsius"), values, strict=True)))
+    return gpus
 
 
 def resolve(name: str) -> dict[str, Any]:
@@ -74,14 +74,14 @@ def resolve(name: str) -> dict[str, Any]:
     begin = time.monotonic()
     for tries in (1, 2, 3, 4):
         try:
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            addresses = sorted({str(one[4][0]) for one in found})
+            answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            addresses = sorted({str(answer[4][0]) for answer in answers})
             return {"addresses": addresses, "seconds": time.monotonic() - begin, "tries": tries}
         except socket.gaierror as error:
-            said = str(error)
+            problem = str(error)
             if error.errno != socket.EAI_AGAIN:  # a server that answered: there is no such name
                 break
-    return {"error": said, "seconds": time.monotonic() - begin, "tries": tries}
+    return {"error": problem, "seconds": time.monotonic() - begin, "tries": tries}
 
 
 def reach(host: str, port: str) -> dict[str, Any]:
@@ -129,11 +129,11 @@ def send(host: str, port: str, seconds: str) -> dict[str, Any]:
 
 def checkpoints(folder: str) -> list[dict[str, Any]]:
     """The checkpoints below a folder, complete or not."""
-    found = []
+    rows = []
     for path in sorted(glob.glob(f"{folder}/step-*")):
         name = os.path.basename(path)
         if re.fullmatch(r"step-\d{8,}", name) and os.path.isdir(path):
-            one: dict[str, Any] = {
+            row: dict[str, Any] = {
                 "step": int(name.removeprefix("step-")),
                 "path": path,
                 "bytes": size(path),
@@ -143,11 +143,11 @@ def checkpoints(folder: str) -> list[dict[str, Any]]:
             if manifest:
                 with contextlib.suppress(ValueError, AttributeError, TypeError):
                     body = json.loads(manifest)
-                    one.update({key: body.get(key) for key in ("created", "world_size", "tokens")})
-                    one["bytes"] = sum(record["size"] for record in body["files"].values())
-                one["complete"] = True
-            found.append(one)
-    return found
+                    row.update({key: body.get(key) for key in ("created", "world_size", "tokens")})
+                    row["bytes"] = sum(record["size"] for record in body["files"].values())
+                row["complete"] = True
+            rows.append(row)
+    return rows
 
 
 def tar(folder: str, names: str) -> None:

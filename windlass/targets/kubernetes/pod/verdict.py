@@ -69,7 +69,7 @@ def verdict(
 
 def merged(ends: Sequence[NodeEnd], events: History) -> AttemptEnd:
     """The ends of all pods as one."""
-    errors = sorted((error for end in ends for error in end.errors), key=lambda one: float(one.get("time") or 0))
+    errors = sorted((error for end in ends for error in end.errors), key=lambda error: float(error.get("time") or 0))
     missed = [error for error in errors if error.get("error") == NO_RENDEZVOUS]
     short = next((end for end in ends if end.out_of_memory), None)
     lost = next((end for end in ends if end.lost), None)

@@ -118,12 +118,12 @@ class Watched:
         self.trouble(None)
 
     def _list(self) -> str:
-        found: list[Any] = []
+        items: list[Any] = []
         version = ""
         for page in self.api.pages(self.path, **self.params):
-            found += [self.reduce(item) for item in page.get("items") or ()]
+            items += [self.reduce(item) for item in page.get("items") or ()]
             version = page["metadata"]["resourceVersion"]
-        self.listed(found)
+        self.listed(items)
         self._answered()
         return version
 
@@ -183,7 +183,7 @@ class JobWatch:
     def wait_until_known(self, seconds: float) -> bool:
         """Until the first lists are there; False if the cluster does not give them."""
         deadline = time.monotonic() + seconds
-        return all(one.ready.wait(max(0.0, deadline - time.monotonic())) for one in (self._job, self._pods))
+        return all(watch.ready.wait(max(0.0, deadline - time.monotonic())) for watch in (self._job, self._pods))
 
     def read(self) -> JobSnapshot:
         with self._lock:

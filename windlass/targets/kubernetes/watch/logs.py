@@ -84,14 +84,14 @@ def full_moment(text: str) -> Moment | None:
 
     The API leaves out zeros, and gives the time of a node that is not on UTC with its offset.
     """
-    found = MOMENT.fullmatch(text)
-    if found is None:
+    match = MOMENT.fullmatch(text)
+    if match is None:
         return None
-    second, fraction, offset = found[1], (found[2] or "")[1:], found[3]
+    second, fraction, offset = match[1], (match[2] or "")[1:], match[3]
     if offset != "Z":
         try:
-            there = datetime.datetime.fromisoformat(f"{second}{offset}")
-            second = f"{there.astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%S}"
+            local_time = datetime.datetime.fromisoformat(f"{second}{offset}")
+            second = f"{local_time.astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%S}"
         except (ValueError, OverflowError):
             return None
     return f"{second}.{fraction:0<9}Z"

@@ -93,11 +93,8 @@ def _count(text: str | None) -> int:
 
 
 def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    for container in status.get("containerStatuses") or ():
-        if container.get("name") == name:
-            found: Mapping[str, Any] = container
-            return found
-    return {}
+    containers: list[dict[str, Any]] = status.get("containerStatuses") or []
+    return next((container for container in containers if container.get("name") == name), {})
 
 
 def _why(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str]:
@@ -108,9 +105,9 @@ def _why(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, 
     ended = state.get("terminated") or {}
     if ended:
         return str(ended.get("reason") or ""), str(ended.get("message") or "")
-    initial = [one.get("state") or {} for one in status.get("initContainerStatuses") or ()]
-    for one in [*initial, state]:
-        waiting = one.get("waiting") or {}
+    initial = [container_state.get("state") or {} for container_state in status.get("initContainerStatuses") or ()]
+    for container_state in [*initial, state]:
+        waiting = container_state.get("waiting") or {}
         if waiting.get("reason") not in (None, *STARTING):
             return str(waiting["reason"]), str(waiting.get("message") or "")
     for condition in status.get("conditions") or ():

@@ -121,15 +121,15 @@ def lost_nodes(api: Api, names: Iterable[str]) -> set[str] | None:
     wanted = set(names)
     try:
         if len(wanted) <= FEW_NODES:
-            found = {name: api.find(object_path("v1", "nodes", None, name)) for name in wanted}
+            nodes = {name: api.find(object_path("v1", "nodes", None, name)) for name in wanted}
         else:
             listed = {node["metadata"]["name"]: node for node in api.items("/api/v1/nodes")}
-            found = {name: listed.get(name) for name in wanted}
+            nodes = {name: listed.get(name) for name in wanted}
     except RefusedError as error:
         if error.code == 403:
             return None
         raise
-    return {name for name, node in found.items() if node is None or is_lost(node)}
+    return {name for name, node in nodes.items() if node is None or is_lost(node)}
 
 
 def is_lost(node: Mapping[str, Any]) -> bool:

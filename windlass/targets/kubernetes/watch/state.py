@@ -186,8 +186,8 @@ def _with_memory(why: str, snapshot: JobSnapshot) -> str:
 def how_it_ended(pod: Pod) -> str:
     text = ENDS.get(pod.reason) or HELD_BACK.get(pod.reason) or ""
     code = f" with code {pod.exit_code}" if pod.exit_code is not None else ""
-    said = f" ({pod.reason})" if pod.reason not in ("", "Error") else ""
-    return f"{pod.name} ended{code}{said}" + (f": {text}" if text else f": {pod.message}" if pod.message else "")
+    reason = f" ({pod.reason})" if pod.reason not in ("", "Error") else ""
+    return f"{pod.name} ended{code}{reason}" + (f": {text}" if text else f": {pod.message}" if pod.message else "")
 
 
 def _conditions(job: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:

@@ -79,8 +79,8 @@ class Waiting:
         stuck = [pod for pod in pods if pod.reason in HELD_BACK]
         if stuck:
             fix = FIXES.get(stuck[0].reason)
-            said = f"{stuck[0].name}: {HELD_BACK[stuck[0].reason]} ({stuck[0].reason}: {stuck[0].message})"
-            return "; ".join([counts, said, *([fix] if fix else [])])
+            held_back = f"{stuck[0].name}: {HELD_BACK[stuck[0].reason]} ({stuck[0].reason}: {stuck[0].message})"
+            return "; ".join([counts, held_back, *([fix] if fix else [])])
         if len(pods) < self.job.layout.num_pods:
             why = self._why_not_made()
             if why:
@@ -97,10 +97,10 @@ class Waiting:
 
     def _why_unscheduled(self, pods: Sequence[Pod]) -> list[str]:
         first = pods[0].name
-        said = [f"{first} cannot be scheduled: {pods[0].message}"]
+        notes = [f"{first} cannot be scheduled: {pods[0].message}"]
         value = self._remember(f"pod {first}", COUNT_SECONDS, lambda: self.api.find(f"{self.job.pods_path}/{first}"))
         rooms = self._remember("capacity", COUNT_SECONDS, self._count) if value is not None else []
-        return said + (why_not(value, rooms, num_waiting=len(pods)) if value is not None and rooms else [])
+        return notes + (why_not(value, rooms, num_waiting=len(pods)) if value is not None and rooms else [])
 
     def _count(self) -> list[NodeRoom]:
         """Every node with what is in use on it; nothing where this user may not look at them."""
@@ -127,8 +127,8 @@ class Waiting:
     def _ask_events(self, name: str) -> str | None:
         selector = f"involvedObject.name={name},type=Warning"
         path = object_path("v1", "events", self.job.namespace)
-        found = [part for part in self.api.items(path, fieldSelector=selector) if part.get("reason") in SPEAKING]
-        last = max(found, key=_time, default=None)
+        events = [part for part in self.api.items(path, fieldSelector=selector) if part.get("reason") in SPEAKING]
+        last = max(events, key=_time, default=None)
         return f"{last.get('reason')}: {last.get('message')}" if last is not None else None
 
     def _why_queued(self) -> str | None:
@@ -161,9 +161,9 @@ def workload_reason(workload: Mapping[str, Any]) -> str | None:
         condition.get("type"): condition for condition in (workload.get("status") or {}).get("conditions") or ()
     }
     for kind, status in (("Evicted", "True"), ("QuotaReserved", "False"), ("Admitted", "False")):
-        one = conditions.get(kind)
-        if one is not None and one.get("status") == status:
-            return f"Kueue's queue {queue}: {one.get('message') or one.get('reason')}"
+        condition = conditions.get(kind)
+        if condition is not None and condition.get("status") == status:
+            return f"Kueue's queue {queue}: {condition.get('message') or condition.get('reason')}"
     return f"Kueue's queue {queue} has not looked at it yet" if not conditions else None
 
 

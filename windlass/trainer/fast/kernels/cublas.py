@@ -104,7 +104,9 @@ class Product:
 def product_plus(a_ni: Tensor, weight_oi: Tensor, added_no: Tensor) -> Tensor:
     """`a_ni @ weight_oi.T + added_no`."""
     a_ni, weight_oi, added_no = a_ni.contiguous(), weight_oi.contiguous(), added_no.contiguous()
-    fits = all(one.dtype == torch.bfloat16 and one.data_ptr() % ALIGNMENT == 0 for one in (a_ni, weight_oi, added_no))
+    fits = all(
+        tensor.dtype == torch.bfloat16 and tensor.data_ptr() % ALIGNMENT == 0 for tensor in (a_ni, weight_oi, added_no)
+    )
     product = checked_product(a_ni, weight_oi, added_no) if fits else None
     if product is None:
         return torch.addmm(added_no, a_ni, weight_oi.T)

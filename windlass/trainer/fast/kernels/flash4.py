@@ -29,14 +29,16 @@ def package() -> Any:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, **documents: Any) -> tuple[Tensor, Tensor]:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    found = package()._flash_attn_fwd(q, k, v, softmax_scale=scale, causal=True, return_lse=True, out=out, **documents)
-    return out, found[1]
+    results = package()._flash_attn_fwd(
+        q, k, v, softmax_scale=scale, causal=True, return_lse=True, out=out, **documents
+    )
+    return out, results[1]
 
 
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, scale: float, **documents: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in (q, k, v))
+    dq, dk, dv = (torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in (q, k, v))
     deterministic = torch.are_deterministic_algorithms_enabled()
     options = {"softmax_scale": scale, "causal": True, "deterministic": deterministic, **documents}
     package()._flash_attn_bwd(q, k, v, out, grad.contiguous(), log_sum, dq=dq, dk=dk, dv=dv, **options)
@@ -194,7 +196,7 @@ def _apart(bounds: Tensor) -> list[slice]:
 
 @flash4_documents.register_kernel("cpu")
 def _(q_nhd: Tensor, k_ngd: Tensor, v_ngd: Tensor, bounds: Tensor, longest: int, scale: float) -> tuple[Tensor, Tensor]:
-    parts = [flash4(*(one[at][None] for one in (q_nhd, k_ngd, v_ngd)), scale) for at in _apart(bounds)]
+    parts = [flash4(*(tensor[at][None] for tensor in (q_nhd, k_ngd, v_ngd)), scale) for at in _apart(bounds)]
     return torch.cat([out[0] for out, _ in parts]), torch.cat([log_sum[0] for _, log_sum in parts], dim=1)
 
 
@@ -212,7 +214,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     parts = [
         flash4_backward(
-            *(one[at][None] for one in (grad_nhd, q_nhd, k_ngd, v_ngd, out_nhd)), log_sum_hn[:, at][None], scale
+            *(tensor[at][None] for tensor in (grad_nhd, q_nhd, k_ngd, v_ngd, out_nhd)), log_sum_hn[:, at][None], scale
         )
         for at in _apart(bounds)
     ]
