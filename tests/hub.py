@@ -5,11 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
-from tests.data.servers import FileHandler
+import pytest
+
+from tests.data.servers import FileHandler, Served, serving
 
 PART = 200_000  # bytes of one part of an LFS object that is larger
 
@@ -90,7 +94,8 @@ class WritableHub(FileHandler):
         if path == "/api/repos/create":
             name = f"{body['organization']}/{body['name']}"
             if name in self.repositories:
-                self.answer_json({"error": "You already created this model repo"}, 409)
+                url = f"{self.served.url}/{name}"
+                self.answer_json({"error": "You already created this model repo", "url": url}, 409)
             elif role != "write" or body["organization"] != owner:
                 self.answer_json({"error": "You don't have the rights to create a model here"}, 403)
             else:
@@ -134,7 +139,7 @@ class WritableHub(FileHandler):
         elif verb == "info":
             self.answer_json({"transfer": "basic", "objects": [self.batch(item) for item in body["objects"]]})
         elif verb == "commit":
-            self.commit(repository, revision, [json.loads(line) for line in content.splitlines() if line])
+            self.commit(name, repository, revision, [json.loads(line) for line in content.splitlines() if line])
         else:
             self.answer_json({"error": f"no such thing: {rest}"}, 400)
 
@@ -161,7 +166,7 @@ class WritableHub(FileHandler):
         self.objects[oid] = content
         self.answer_json({})
 
-    def commit(self, repository: Repository, revision: str, lines: list[dict[str, Any]]) -> None:
+    def commit(self, name: str, repository: Repository, revision: str, lines: list[dict[str, Any]]) -> None:
         files = dict(repository.branches[revision])
         for line in lines:
             value = line["value"]
@@ -174,7 +179,22 @@ class WritableHub(FileHandler):
         repository.branches[revision] = files
         repository.commits.append({"revision": revision, "summary": lines[0]["value"]["summary"]})
         oid = hashlib.sha1(str(len(repository.commits)).encode()).hexdigest()
-        self.answer_json({"success": True, "commitOid": oid, "commitUrl": f"{self.served.url}/commit/{oid}"})
+        self.answer_json({"success": True, "commitOid": oid, "commitUrl": f"{self.served.url}/{name}/commit/{oid}"})
 
     def answer_json(self, value: Any, status: int = 200) -> None:
         self.send(status, json.dumps(value).encode(), True, {"Content-Type": "application/json"})
+
+
+@contextmanager
+def writable_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[WritableHub], Served]]:
+    """A hub for this process and for those that it starts, with a token that may write as ann."""
+    from huggingface_hub import constants
+
+    hub = WritableHub.fresh()
+    with serving(hub, {}) as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        monkeypatch.setattr(constants, "ENDPOINT", served.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_writer")
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")  # the Hub's other protocol, of which there is no open server
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        yield hub, served

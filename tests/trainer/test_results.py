@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.data.servers import Served, serving
-from tests.hub import WritableHub
+from tests.hub import writable_hub
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.common.files import read_json_lines
-from windlass.runfolder import RunFolder
+from windlass.runfolder import RunFolder, steps_of
 
 pytestmark = pytest.mark.train
 
@@ -143,101 +139,32 @@ def test_without_the_extra_it_says_what_to_install(trained) -> None:
     assert json.loads(done.stdout)["fix"] == "pip install 'windlass[eval]'"
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[type[WritableHub], Served]]:
-    kind = WritableHub.fresh()
-    with serving(kind, {}) as served:
-        for name, value in {
-            "HF_ENDPOINT": served.url,
-            "HF_HOME": str(tmp_path / "hf"),
-            "HF_TOKEN": "hf_writer",
-        }.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")  # the Hub's other protocol, which has no open server
-        yield kind, served
+def test_pushed_with_its_card_and_again_without_a_second_export(trained, windlass, tmp_path, monkeypatch) -> None:
+    from huggingface_hub import ModelCard
 
+    words = ("ckpt", "export", trained.path, "--push", "ann/little", "--to", tmp_path / "out", "--dtype", "float32")
+    with writable_hub(monkeypatch) as (hub, served):
+        request = windlass(*words, "--private", "--dry-run", "--json").json
+        assert (request["exists"], request["private"], request["url"]) == (False, True, f"{served.url}/ann/little")
+        assert not hub.repositories
+        assert not (tmp_path / "out").exists()
 
-def push(folder: RunFolder, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: the Hub's client reads its settings when it is imported."""
-    command = [sys.executable, "-m", "windlass.cli.main", "ckpt", "export", folder.path, "--push", *words]
-    environment = {**os.environ, **environment}
-    return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
-
-
-def test_pushed_killed_half_way_and_pushed_again(trained, hub, tmp_path) -> None:
-    kind, served = hub
-    to = ("--to", tmp_path / "out", "--dtype", "float32")
-    planned = push(trained, "ann/little", "--private", *to, "--dry-run", "--json")
-    request = json.loads(planned.stdout)
-    assert (request["exists"], request["private"], request["url"]) == (False, True, f"{served.url}/ann/little")
-    assert not kind.repositories
-    assert not (tmp_path / "out").exists()
-
-    def first_put(self: WritableHub, method: str, path: str) -> int | None:
-        if len(self.puts) == 1:  # one part is there: the client is killed while it sends the next
-            os.kill(victim.pid, signal.SIGKILL)
-        if method == "GET" and path == "/api/whoami-v2" and not throttled.is_set():
-            throttled.set()
-            return 429
-        return None
-
-    throttled = threading.Event()
-    kind.fault = first_put  # type: ignore[method-assign]
-    command = [sys.executable, "-m", "windlass.cli.main", "ckpt", "export", trained.path, "--push", "ann/little"]
-    with subprocess.Popen(list(map(str, [*command, "--private", *to])), stderr=subprocess.PIPE, text=True) as victim:
-        said = victim.stderr.read() if victim.stderr else ""
-    assert victim.returncode == -signal.SIGKILL, said
-    assert throttled.is_set()
-    assert kind.repositories["ann/little"].private
-    assert kind.repositories["ann/little"].branches == {"main": {}}
-    del kind.fault
-    kind.repositories["ann/little"].branches["main"] = {
-        "model-00002-of-00002.safetensors": b"old",
-        "notes.txt": b"mine",
-    }
-
-    begun = (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns
-    done = push(trained, "ann/little", "--private", *to, "--json")
-    assert done.returncode == 0, done.stderr
-    assert "hf_writer" not in done.stdout + done.stderr
-    answer = json.loads(done.stdout)
-    assert (answer["url"], answer["step"]) == (f"{served.url}/ann/little", 6)
-    assert (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns == begun  # not exported again
-    files = kind.repositories["ann/little"].branches["main"]
-    written = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert files == {**written, "notes.txt": b"mine"}
-    for name, content in files.items():  # nothing of this machine
-        assert str(trained.path.parent).encode() not in content, name
-        assert b"/work" not in content, name
-        assert b"/tmp" not in content, name
-    sent = len(kind.puts)
-    again = push(trained, "ann/little", *to, "--revision", "v1")
-    assert again.returncode == 0, again.stderr
-    assert f"{served.url}/ann/little/tree/v1" in again.stdout
-    assert len(kind.puts) == sent  # the hub has the weights
-    assert [commit["revision"] for commit in kind.repositories["ann/little"].commits] == ["main", "v1"]
-
-
-@pytest.mark.parametrize(
-    ("token", "words", "what"),
-    [
-        ("", ["ann/new"], "needs a token"),
-        ("hf_unknown", ["ann/new"], "does not accept the token"),
-        ("hf_reader", ["ann/new"], "may not write"),
-        ("hf_writer", ["bob/new"], "may not make it"),
-        ("hf_stranger", ["ann/public"], "may not write"),
-        ("hf_writer", ["ann/public", "--private"], "is public"),
-        ("hf_writer", ["little"], "no name of a repository"),
-    ],
-)
-def test_what_may_not_be_pushed_is_refused_before_the_export(trained, hub, tmp_path, token, words, what) -> None:
-    from tests.hub import Repository
-
-    kind, _ = hub
-    kind.repositories["ann/public"] = Repository(private=False)
-    done = push(trained, *words, "--to", tmp_path / "out", HF_TOKEN=token)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert what in done.stderr
-    assert not (tmp_path / "out").exists()
-    assert not token or token not in done.stderr
-    assert list(kind.repositories) == ["ann/public"]
+        hub.fault = lambda _, method, path: 403 if "/commit/" in path else None
+        refused = windlass(*words, "--private", "--json")
+        assert refused.json["error"] == "the token may not write to ann/little"
+        del hub.fault
+        begun = (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns
+        answer = windlass(*words, "--private", "--json").json
+        assert (answer["url"], answer["step"]) == (f"{served.url}/ann/little", 6)
+        assert (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns == begun
+        assert hub.repositories["ann/little"].private
+        files = hub.repositories["ann/little"].branches["main"]
+        assert files == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    private = (str(trained.path.parent), str(Path(__file__).parents[2]), str(Path.home()), "/tmp")
+    assert not [name for name, content in files.items() for path in private if path.encode() in content]
+    card = ModelCard(files["README.md"].decode())
+    assert (card.data.license, card.data.library_name, card.data.base_model) == ("unknown", "transformers", None)
+    for fact in ("| steps | 6 of 6 |", "| tokens | 1,536 |", "| validation loss | ", "AutoModelForCausalLM"):
+        assert fact in card.text, card.text
+    loss = f"| loss | {steps_of(trained)[6]['loss']:.4f} |"
+    assert loss in card.text

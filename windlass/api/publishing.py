@@ -48,12 +48,6 @@ class Repository:
         return f"{import_hub(self.name).constants.ENDPOINT}/{self.name}{branch}"
 
 
-@dataclass(frozen=True)
-class Pushed:
-    url: str
-    commit: str
-
-
 def check_repository(repository: Repository) -> bool:
     """Raise a UserError unless whoever runs this may push there; whether it exists. Nothing is made."""
     hub = import_hub(repository.name)
@@ -109,8 +103,9 @@ def make_repository(repository: Repository) -> None:
         _asking(lambda: api.create_branch(name, branch=repository.revision, exist_ok=True), name)
 
 
-def push(folder: Path, repository: Repository, *, message: str) -> Pushed:
-    """All files of a folder in one commit: nobody sees half of them. What the hub has of them is not sent again."""
+def push(folder: Path, repository: Repository, *, message: str) -> str:
+    """All files of a folder in one commit, whose id is returned: nobody sees half of them. What the hub has already
+    is not sent again, and files are read as they are sent."""
     hub = import_hub(repository.name)
     api, name = hub.HfApi(), repository.name
     if not sys.stderr.isatty():
@@ -125,7 +120,7 @@ def push(folder: Path, repository: Repository, *, message: str) -> Pushed:
     def commit() -> Any:
         return api.create_commit(name, operations, commit_message=message, revision=repository.revision)
 
-    return Pushed(repository.url, str(_asking(commit, name).oid))
+    return str(_asking(commit, name).oid)
 
 
 def _asking(action: Callable[[], Value], name: str) -> Value:

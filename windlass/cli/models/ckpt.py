@@ -12,6 +12,7 @@ from windlass.checkpoint import TIERS
 from windlass.cli.output import must_be_asked, print_json
 
 if TYPE_CHECKING:
+    from windlass.api.publishing import Repository
     from windlass.runfolder import RunFolder
     from windlass.spec import Run
 
@@ -232,51 +233,63 @@ def export(
         raise UserError("--best and --step choose different checkpoints", fix="one of them")
     if not push and (private or revision or dry_run):
         raise UserError("--private, --revision and --dry-run go with --push", fix="--push OWNER/NAME")
+    occupied = UserError(f"{target} exists", fix=f"windlass ckpt export {name} --force")
+    if target.exists() and not force and not push:
+        raise occupied
+    from windlass.api import publishing
+
+    repository = publishing.Repository(push, revision, private) if push else None
+    exists = publishing.check_repository(repository) if repository else False
     from windlass.checkpoint.pruning import best_step
-    from windlass.trainer.export import Exported, export_checkpoint, exported_to, kind_of, reading
+    from windlass.trainer.export import export_checkpoint, exported_to, kind_of, reading
     from windlass.trainer.model_card import write_card
 
     run = folder.load_run()
-    kind = kind_of(run, merge=merge)
-    dtype = dtype or run.checkpoint.export_dtype
-    with reading(folder, best_step(folder) if best else step) as checkpoint:
-        wanted, manifest = Exported(checkpoint.step, kind, dtype), checkpoint.manifest()
-    is_done = push is not None and not force and exported_to(folder, target) == wanted
-    if target.exists() and not force and not is_done and not dry_run:
-        raise UserError(f"{target} exists", fix=f"windlass ckpt export {name} --force")
-    facts: dict[str, Any] = {"path": str(target), "step": wanted.step, "kind": kind, "dtype": dtype}
-    if push:
-        from windlass.api.publishing import Repository, check_repository, make_repository
-        from windlass.api.publishing import push as push_folder
-
-        repository = Repository(push, revision, private)
+    kind, dtype = kind_of(run, merge=merge), dtype or run.checkpoint.export_dtype
+    step = best_step(folder) if best else step
+    done = None
+    if repository:
         _must_load_elsewhere(run, kind)
-        exists = check_repository(repository)
-        goes_to = {"repository": push, "url": repository.url, "revision": revision or "main", "private": private}
+        with reading(folder, step) as checkpoint:
+            manifest = checkpoint.manifest()
+        earlier = exported_to(folder, target)
+        if earlier and (earlier.step, earlier.kind, earlier.dtype) == (manifest.step, kind, dtype) and not force:
+            done = earlier
+        elif target.exists() and not force and not dry_run:
+            raise occupied
         if dry_run:
-            size = _size(target) if is_done else manifest.model["num_parameters"] * BYTES[dtype]
-            facts |= {**goes_to, "exists": exists, "bytes": size if kind == "model" or is_done else None}
-            _print_push(facts, as_json=as_json)
+            size = manifest.model["num_parameters"] * BYTES[dtype] if kind == "model" else None
+            facts = {"path": str(target), "step": manifest.step, "kind": kind, "dtype": dtype, "bytes": size}
+            _print_push({**facts, **_goes_to(repository), "exists": exists}, as_json=as_json)
             return
-        make_repository(repository)
-    if is_done:
-        write_card(target, folder, run, manifest, kind=kind, dtype=dtype, license=license)
-    else:
-        export_checkpoint(folder, target, step=wanted.step, dtype=dtype, merge=merge, license=license)
-    facts["bytes"] = _size(target)
+        publishing.make_repository(repository)
+        if done:
+            write_card(target, folder, run, manifest, kind=kind, dtype=dtype, license=license)
+    done = done or export_checkpoint(folder, target, step=step, dtype=dtype, merge=merge, license=license)
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    facts = {"path": str(target), "step": done.step, "kind": done.kind, "dtype": done.dtype, "bytes": size}
     if not as_json:
-        click.echo(f"step {wanted.step} → {target} ({kind}, {facts['bytes'] / 2**20:.1f} MiB, {dtype})")
-    if push:
-        pushed = push_folder(target, repository, message=f"{folder.name}, step {wanted.step}")
-        folder.record("pushed", repository=push, revision=revision or "main", commit=pushed.commit, step=wanted.step)
-        facts |= {**goes_to, "commit": pushed.commit}
+        click.echo(f"step {done.step} → {target} ({done.kind}, {size / 2**20:.1f} MiB, {done.dtype})")
+    if repository:
+        commit = publishing.push(target, repository, message=f"{folder.name}, step {done.step}")
+        facts |= {**_goes_to(repository), "commit": commit}
+        folder.record("pushed", **_goes_to(repository), commit=commit, step=done.step)
         if not as_json:
-            click.echo(f"pushed to {pushed.url}, commit {pushed.commit[:12]}")
+            click.echo(f"pushed to {repository.url}, commit {commit[:12]}")
     if as_json:
         print_json(facts)
 
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _goes_to(repository: Repository) -> dict[str, Any]:
+    return {
+        "repository": repository.name,
+        "url": repository.url,
+        "revision": repository.revision or "main",
+        "private": repository.private,
+    }
 
 
 def _must_load_elsewhere(run: Run, kind: str) -> None:
@@ -299,10 +312,6 @@ def _print_push(facts: dict[str, Any], *, as_json: bool) -> None:
     click.echo(f"step {facts['step']} ({facts['kind']}, {facts['dtype']}{size}) would go to {facts['url']}")
     new = f"is new, and would be {'private' if facts['private'] else 'public'}"
     click.echo(f"the repository {'exists, and the token may write to it' if facts['exists'] else new}")
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _duration(seconds: float) -> str:
