@@ -81,8 +81,8 @@ def _with(run: Run, *, data: Any, callbacks: Sequence[type[Any]], **named: Any) 
     if named["model"] is not None and not isinstance(named["model"], type) and hasattr(named["model"], "parameters"):
         raise UserError(
             f"model is an instance of {type(named['model']).__name__}, and its class is wanted",
-            cause="every rank makes the model itself, so that weights depend on no number of ranks and a resume is exact",
-            fix="model=its class, with the arguments of its constructor in model.config; weights that it has: "
+            cause="every rank makes the model itself: weights then depend on no number of ranks, and a resume is exact",
+            fix="model=its class, with the arguments of its constructor in model.config; to begin with its weights: "
             "save_pretrained(FOLDER), then model.path=FOLDER model.init=pretrained",
         )
     values = run.model_dump(mode="json", exclude_unset=True)

@@ -49,7 +49,7 @@ class InitResult(Printed):
     """A run file that was written."""
 
     path: str
-    task: Literal["pretrain", "chat", "lora"]
+    task: Literal["pretrain", "chat", "lora", "dpo"]
     model: dict[str, Any]
     """The section `model` of the run file."""
     data: str
