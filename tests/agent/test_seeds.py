@@ -134,10 +134,11 @@ def test_the_quick_start_deploys(server, api, cluster_of_objects, tmp_path, monk
     server.on(f"{team}/persistentvolumeclaims", lambda handler: handler.json({"metadata": {}, "items": [claim]}))
     monkeypatch.chdir(tmp_path)
     # what JOB_NAME.yaml says goes: here a model and data that are there without a hub
+    (tmp_path / "key").write_text("abc")
     (tmp_path / "llama32-1b-training.yaml").write_text(
         "model: {preset: llama-tiny}\ndata: {source: 'corpus:austen', sequence_length: 32}\n"
         "train: {steps: 6, global_batch: 4}\nimage: {name: 'registry/image:1'}\n"
-        "target: {kubernetes: {storage: 'pvc:work', secrets: ['WANDB_API_KEY=secret:team/wandb']}}\n"
+        "target: {kubernetes: {storage: 'pvc:work', secrets: ['WANDB_API_KEY=file:key']}}\n"
     )
     result = agent.deploy_training_job(
         cluster_name="here", num_nodes=4, gpu_per_node=1, job_name="llama32-1b-training", monitor=False, verbose=False,
