@@ -34,8 +34,8 @@ from windlass.trainer.model.safetensors_files import digest_of
 from windlass.trainer.model.structure import facts, meta_model
 from windlass.trainer.model.weights import materialize, restore_buffers
 from windlass.trainer.model.whole_models import Values, saved_tensors, write_model
-from windlass.trainer.model_card import write_card
 from windlass.trainer.preparation import structure
+from windlass.trainer.results.model_card import write_card
 
 log = logging.getLogger(__name__)
 TRIES = 20  # to take hold of a checkpoint of a run that goes on

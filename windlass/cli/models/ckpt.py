@@ -242,7 +242,7 @@ def export(
     exists = publishing.check_repository(repository) if repository else False
     from windlass.checkpoint.pruning import best_step
     from windlass.trainer.export import export_checkpoint, exported_to, kind_of, reading
-    from windlass.trainer.model_card import write_card
+    from windlass.trainer.results.model_card import write_card
 
     run = folder.load_run()
     kind, dtype = kind_of(run, merge=merge), dtype or run.checkpoint.export_dtype
@@ -294,7 +294,7 @@ def _goes_to(repository: Repository) -> dict[str, Any]:
 
 def _must_load_elsewhere(run: Run, kind: str) -> None:
     from windlass.errors import UserError
-    from windlass.trainer.model_card import base_model
+    from windlass.trainer.results.model_card import base_model
 
     if kind == "adapter" and base_model(run) is None:
         raise UserError(

@@ -42,11 +42,12 @@ def evaluate(
     chat: bool,
     as_json: bool,
 ) -> None:
-    """Evaluate a run's model on benchmark tasks, with EleutherAI's lm-evaluation-harness (the extra `eval`).
+    """Evaluate a run's model on benchmark tasks.
 
-    Of a run the newest complete checkpoint is read, an adapter merged into its model; of a FOLDER what `ckpt export`
-    wrote, or any Hugging Face model. Results are added to evaluations.jsonl of the run folder; the next `ckpt export`
-    of that step names them in the model card. On a GPU where there is one.
+    The tasks are those of EleutherAI's lm-evaluation-harness (the extra `eval`), or your own. Of a run the newest
+    complete checkpoint is read, an adapter merged into its model; of a FOLDER what `ckpt export` wrote, or any Hugging
+    Face model. Results are added to evaluations.jsonl of the run folder; the next `ckpt export` of that step names them
+    in the model card. On a GPU where there is one.
     """
     from windlass.cli.output import print_json
     from windlass.common.files import append_json_line
@@ -58,10 +59,10 @@ def evaluate(
         raise UserError("--tasks names none", fix="--tasks hellaswag,arc_easy")
     import lm_eval  # noqa: F401  # where it is missing, that is said first
 
-    from windlass.trainer.evaluation import evaluate as evaluate_model
-    from windlass.trainer.evaluation import load_tasks
     from windlass.trainer.export import exported_to
-    from windlass.trainer.generation import is_model_folder, speaker_of
+    from windlass.trainer.results.evaluation import evaluate as evaluate_model
+    from windlass.trainer.results.evaluation import load_tasks
+    from windlass.trainer.results.generation import is_model_folder, speaker_of
 
     is_folder = is_model_folder(name)
     run_folder = _run_of(Path(name)) if is_folder else RunFolder.find(name)

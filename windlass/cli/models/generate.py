@@ -27,8 +27,8 @@ def generate(
     wrote, or any Hugging Face model. Tokens are printed as they come. On a GPU where there is one.
     """
     from windlass.cli.output import print_json
-    from windlass.trainer.generation import generate as generate_text
-    from windlass.trainer.generation import speaker_of
+    from windlass.trainer.results.generation import generate as generate_text
+    from windlass.trainer.results.generation import speaker_of
 
     speaker = speaker_of(name, step)
 

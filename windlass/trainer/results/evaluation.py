@@ -12,7 +12,7 @@ from typing import Any
 
 from windlass.common.hub import chain, first_line
 from windlass.errors import ExitCode, UserError
-from windlass.trainer.generation import Speaker
+from windlass.trainer.results.generation import Speaker
 
 NO_METRICS = frozenset(("alias", "name", "sample_len", "sample_count"))
 MOST_NAMES = 5  # of tasks, in an error
