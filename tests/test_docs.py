@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import click
 import pytest
 import yaml
 
+import windlass
 from windlass.cli.jobs import _keys
 from windlass.cli.main import cli
 from windlass.spec import Run, parse_run
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+TYPED_IN = ("sh", "bash", "console", "", "text")
+NOT_TYPED = ("json", "diff", "toml", "dockerfile")
 INLINE = re.compile(r"`(windlass [^`]+)`")
 TYPED = re.compile(r"^(?:\$ )?(windlass .*)$")
 BASE = {"model": {"preset": "llama-tiny"}, "data": {"source": "corpus:austen"}}
@@ -30,7 +36,7 @@ def blocks(page, *languages):
 
 def commands(page):
     """What a page tells to type: lines of blocks and inline code, `a · b · c` taken apart."""
-    for text in blocks(page, "sh", "console", "", "text"):
+    for text in blocks(page, *TYPED_IN):
         for line in text.replace("\\\n", " ").splitlines():
             match = TYPED.match(line.strip())
             if match:
@@ -103,6 +109,11 @@ def test_the_check_finds_mistakes():
     for line in ("windlass rum my.yaml", "windlass run my.yaml --detatch", "windlass run my.yaml train.stepz=3"):
         with pytest.raises(click.UsageError):
             parse(line)
+    for text in ("windlass.submitt(run)", "windlass.train(run, modell=Model)"):
+        with pytest.raises((AttributeError, AssertionError)):
+            must_be_python(text)
+    with pytest.raises(SyntaxError):
+        must_be_python("windlass.train(")
     assert list(alternatives("windlass ckpt ls · get NAME")) == ["windlass ckpt ls", "windlass ckpt get NAME"]
 
 
@@ -118,6 +129,27 @@ def test_every_run_file_validates(page):
             if "data" in values and not values["data"].keys() & {"source", "sources"}:
                 merged["data"] = {**BASE["data"], **values["data"]}
             parse_run(merged)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_is_of_a_kind_that_is_checked_and_python_compiles(page):
+    languages = {language for language, _ in BLOCK.findall(page.read_text(encoding="utf-8"))}
+    assert languages <= {*TYPED_IN, *NOT_TYPED, "yaml", "python"}
+    for text in blocks(page, "python"):
+        must_be_python(textwrap.dedent(text))
+
+
+def must_be_python(text):
+    """It parses, and what it takes of `windlass` is there with the parameters that it names."""
+    for node in ast.walk(ast.parse(text)):
+        call = node.func if isinstance(node, ast.Call) else node
+        if not (isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "windlass"):
+            continue
+        offered = getattr(windlass, call.attr)
+        if isinstance(node, ast.Call) and inspect.isfunction(offered):
+            known = inspect.signature(offered).parameters
+            unknown = [keyword.arg for keyword in node.keywords if keyword.arg not in known]
+            assert not unknown, f"windlass.{call.attr} has no {unknown}"
 
 
 def test_every_key_of_the_migration_tables_exists():

@@ -6,6 +6,7 @@ runs/<name>/run.yaml                    the resolved run
             events.jsonl                what the target reported while the job ran
             checkpoints/step-00000100/  with manifest.json once complete
             logs/rank-0003.log          what a rank said; rank-0003.error.json if it failed
+            evaluations.jsonl           results of `windlass eval`
             export/                     Hugging Face folder
 """
 
@@ -83,6 +84,10 @@ class RunFolder:
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.jsonl"
 
     @property
     def checkpoints(self) -> Path:

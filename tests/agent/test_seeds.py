@@ -134,14 +134,18 @@ def test_the_quick_start_deploys(server, api, cluster_of_objects, tmp_path, monk
     server.on(f"{team}/persistentvolumeclaims", lambda handler: handler.json({"metadata": {}, "items": [claim]}))
     monkeypatch.chdir(tmp_path)
     # what JOB_NAME.yaml says goes: here a model and data that are there without a hub
+    (tmp_path / "key").write_text("abc")
     (tmp_path / "llama32-1b-training.yaml").write_text(
         "model: {preset: llama-tiny}\ndata: {source: 'corpus:austen', sequence_length: 32}\n"
         "train: {steps: 6, global_batch: 4}\nimage: {name: 'registry/image:1'}\n"
-        "target: {kubernetes: {storage: 'pvc:work'}}\n"
+        "target: {kubernetes: {storage: 'pvc:work', secrets: ['WANDB_API_KEY=file:key']}}\n"
     )
     result = agent.deploy_training_job(
-        cluster_name="here", num_nodes=4, gpu_per_node=1, job_name="llama32-1b-training", monitor=False, verbose=False
-    )
+        cluster_name="here", num_nodes=4, gpu_per_node=1, job_name="llama32-1b-training", monitor=False, verbose=False,
+        hf_token="hf_x",
+    )  # fmt: skip
+    container = there["jobs", "llama32-1b-training"]["spec"]["template"]["spec"]["containers"][0]
+    assert {"HF_TOKEN", "WANDB_API_KEY"} <= {variable["name"] for variable in container["env"]}
     assert ("jobs", "llama32-1b-training") in there
     assert there["jobs", "llama32-1b-training"]["spec"]["completions"] == 4
     assert (result.context, result.run.name, result.run.state) == ("here", "llama32-1b-training", "waiting")
@@ -152,6 +156,9 @@ def test_a_new_run_file_says_what_the_seeds_trained(server, api, tmp_path, monke
     with pytest.raises(UserError, match="none was pushed from this folder"):
         agent.deploy_training_job(cluster_name="here", job_name="first")
     assert not Path("first.yaml").exists()
+    with pytest.raises(UserError, match="cannot be a job's name"):
+        agent.deploy_training_job(cluster_name="here", job_name="../first", image_uri=IMAGE)
+    assert not Path("../first.yaml").exists()
     with pytest.raises(UserError):  # the server answers nothing: the file is what is looked at
         agent.deploy_training_job(
             cluster_name="here", job_name="first", image_uri=IMAGE, instance_type="ml.g5.8xlarge", max_steps=7,

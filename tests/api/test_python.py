@@ -92,6 +92,31 @@ def test_training_here_goes_on_with_the_same_settings_alone(here, run_file):
             other.kill()
 
 
+def test_two_programs_do_not_train_in_one_folder(here, run_file):
+    """One holds the folder as `windlass.train` does while it trains; the other is refused, and may when it has gone."""
+    program = (
+        "import sys, windlass, windlass.trainer.main as trainer\n"
+        "def wait(folder, run): print('trains', flush=True); sys.stdin.read(); raise SystemExit\n"
+        "trainer.train_here = wait\n"
+        f"windlass.train(windlass.load({str(run_file)!r}, 'resources.processes_per_node=1'))\n"
+    )
+    run = api.load(run_file, "resources.processes_per_node=1")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout.readline() == "trains\n"
+        with pytest.raises(api.UserError, match="already running") as refused:
+            api.train(run)
+        assert refused.value.error_code == "under-way"
+        other.kill()
+
+
+def test_a_model_that_is_made_already_is_refused_in_words(run_file):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(api.UserError, match="instance of Linear") as refused:
+        api.train(api.load(run_file), model=torch.nn.Linear(2, 2))
+    assert "save_pretrained" in (refused.value.fix or "")
+
+
 def test_lines_with_a_date_that_is_none():
     from windlass.api.jobs import _newer
     from windlass.targets.protocol import LogLine

@@ -45,7 +45,7 @@ def test_every_comment_of_init_can_be_uncommented():
     assert parse_run(values) == defaults
 
 
-@pytest.mark.parametrize("task", ["pretrain", "chat", "lora"])
+@pytest.mark.parametrize("task", ["pretrain", "chat", "lora", "dpo"])
 @pytest.mark.parametrize("full", [[], ["--full"]])
 def test_init_writes_a_short_file_for_every_task(windlass, tmp_path, task, full):
     beginning = [] if task == "pretrain" else ["--model", "runs/my/export"]
@@ -54,8 +54,9 @@ def test_init_writes_a_short_file_for_every_task(windlass, tmp_path, task, full)
     text = (tmp_path / "my.yaml").read_text()
     assert full or len(text.splitlines()) <= 20
     run = load_run(tmp_path / "my.yaml")
-    assert run.data.format == ("text" if task == "pretrain" else "chat")
-    assert (run.model.lora is not None) == (task == "lora")
+    assert run.data.format == {"pretrain": "text", "dpo": "preference"}.get(task, "chat")
+    assert run.train.objective == ("dpo" if task == "dpo" else "next_token")
+    assert (run.model.lora is not None) == (task in ("lora", "dpo"))
     assert run.model.init == ("random" if task == "pretrain" else "pretrained")
     assert run.train.steps <= 200
 

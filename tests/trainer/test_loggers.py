@@ -176,6 +176,46 @@ class Refusing(BaseHTTPRequestHandler):
         pass
 
 
+class Taking(BaseHTTPRequestHandler):
+    """A server that takes every request, and keeps it."""
+
+    taken: list[tuple[str, Any]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.taken.append((self.path.rpartition("/mlflow/")[2], body))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_what_a_kill_took_along_is_sent_to_mlflow_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from windlass.common.files import append_json_line
+    from windlass.trainer.callbacks.loggers import open_sinks, remember_id
+
+    run = parse_run({"name": "r", "model": {"preset": "llama-tiny"}, "data": {}, "train": {"loggers": ["mlflow"]}})
+    folder = RunFolder(tmp_path)
+    for step in range(1, 6):  # 5 was after the checkpoint: it comes again by itself
+        append_json_line(folder.metrics, {"kind": "step", "step": step, "loss": 1.0 / step, "time": float(step)})
+    remember_id(folder, "mlflow", "known")
+    handler = type("Handler", (Taking,), {"taken": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+    (sink,) = open_sinks(run, folder, 4)
+    sink.write({"kind": "step", "step": 5, "loss": 0.2, "time": 9.0})
+    sink.close(finished=True)
+    server.shutdown()
+    batches = [body for path, body in handler.taken if path == "runs/log-batch"]
+    points = [(metric["step"], metric["timestamp"]) for body in batches for metric in body["metrics"]]
+    assert points == [(1, 1000), (2, 2000), (3, 3000), (4, 4000), (5, 9000)]
+    assert {body["run_id"] for body in batches} == {"known"}
+    assert handler.taken[-1][1]["status"] == "FINISHED"
+
+
 def test_what_a_service_refuses_is_said_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from windlass.trainer.callbacks.loggers import MLflow, known_id, numbers_of, open_sinks, remember_id
 

@@ -27,6 +27,8 @@ from windlass.api.schemas.data import ListedCheckpoint
 from windlass.api.schemas.images import BuiltImage, ImageReport, PushedImage
 from windlass.api.schemas.runs import LogLine, RunResult, ShownRun, Use, WhyResult
 from windlass.errors import UserError
+from windlass.spec import load_run
+from windlass.spec.run import RUN_NAME
 
 MONITOR_SECONDS = 300  # how long a deployment is watched before it is left to itself
 
@@ -152,7 +154,10 @@ def deploy_training_job(
     _refuse("windlass starts ranks with torchrun, not with Ray", use_ray=use_ray)
     _refuse("the size of a claim follows from the checkpoints of the run", storage_size=storage_size)
     _refuse("the checks take seconds, and what they find would cost more", skip_validation=skip_validation)
+    if not RUN_NAME.fullmatch(job_name):  # a path would write its run file elsewhere
+        raise UserError(f"{job_name!r} cannot be a job's name", fix="letters, digits, . _ and - only, at most 63")
     say = _say if verbose else None
+    run_file = Path(f"{job_name}.yaml")
     context = _context_of(cluster_name, region)
     job_kind = "hyperpod" if use_hyperpod_cli else "pytorchjob" if use_pytorchjob else None
     given = {
@@ -171,10 +176,9 @@ def deploy_training_job(
         "target.kubernetes.job": job_kind,
         "target.kubernetes.python": str(Path(torchrun_path).with_name("python")) if torchrun_path else None,
         "target.kubernetes.efa": 0 if use_efia is False else None,
-        "target.kubernetes.secrets": ["HF_TOKEN"] if hf_token else None,
+        "target.kubernetes.secrets": _with_token(run_file) if hf_token else None,
     }
     given = {key: value for key, value in given.items() if value is not None}
-    run_file = Path(f"{job_name}.yaml")
     if not run_file.exists():
         _write_run_file(run_file, {"image.name": image_uri or _newest_pushed_image(), **given})
     changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given.items()]
@@ -409,6 +413,12 @@ def _storage(checkpoint_dir: str | None) -> dict[str, str]:
         return {"checkpoint.store": checkpoint_dir}
     place = f"hostpath:{checkpoint_dir}" if checkpoint_dir.startswith("/") else checkpoint_dir
     return {"target.kubernetes.storage": place}
+
+
+def _with_token(run_file: Path) -> list[str]:
+    """The secrets of a run file with HF_TOKEN from the environment among them."""
+    known = load_run(run_file).target.kubernetes.secrets if run_file.exists() else ()
+    return [*(secret for secret in known if secret.partition("=")[0] != "HF_TOKEN"), "HF_TOKEN"]
 
 
 def _write_run_file(path: Path, given: dict[str, Any]) -> None:

@@ -156,7 +156,7 @@ async def watch_run(
 
 def write_run_file(
     path: str,
-    task: Literal["pretrain", "chat", "lora"] = "pretrain",
+    task: Literal["pretrain", "chat", "lora", "dpo"] = "pretrain",
     preset: str | None = None,
     model: str | None = None,
     data_source: str | None = None,

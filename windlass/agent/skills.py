@@ -62,7 +62,7 @@ SKILLS = (
         "List, verify, fetch, prune and export checkpoints of windlass runs, write Hugging Face folders from them, and "
         "let a trained model answer a prompt. Use when asked for the weights of a run, for an export, for what a model "
         "says, or about disk space of checkpoints.",
-        ("ckpt", "generate"),
+        ("ckpt", "generate", "eval"),
         ("windlass ckpt ls my --json", "windlass ckpt verify my --json", "windlass ckpt export my --json"),
     ),
     Skill(

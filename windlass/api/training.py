@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from windlass.api.schemas.runs import RunResult
 from windlass.api.submission import result_of
 from windlass.common import own_code
+from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
 from windlass.plan import check, resolve
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, parse_run
 from windlass.spec.compatibility import adopt, must_match
-from windlass.targets.launch.supervision import is_running
+from windlass.targets.launch.supervision import LOCK_FILE, is_running
 from windlass.targets.local.client import already_running
 from windlass.targets.protocol import JobStatus, State
 
@@ -54,14 +56,35 @@ def train(
     check(run, int(os.environ.get("WORLD_SIZE", "1")), local_world_size())
     if before:
         must_match(before, run, folder=str(folder.path))
-    code, step = train_here(folder, run)
+    with _locked(folder):
+        code, step = train_here(folder, run)
     states: dict[ExitCode, State] = {ExitCode.OK: "finished", ExitCode.PREEMPTED: "preempted"}
     status = JobStatus(states.get(code, "failed"), step=step, steps=run.train.steps, exit_code=int(code))
     return result_of(folder, status)
 
 
+@contextlib.contextmanager
+def _locked(folder: RunFolder) -> Iterator[None]:
+    """The folder's lock, as a supervisor has it; under torchrun the first rank holds it for all."""
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with locked(folder.path / LOCK_FILE, patience_s=0) as is_ours:
+        if not is_ours:
+            raise already_running(folder)
+        yield
+
+
 def _with(run: Run, *, data: Any, callbacks: Sequence[type[Any]], **named: Any) -> Run:
     """The run with import paths of the given objects in the place of its own."""
+    if named["model"] is not None and not isinstance(named["model"], type) and hasattr(named["model"], "parameters"):
+        raise UserError(
+            f"model is an instance of {type(named['model']).__name__}, and its class is wanted",
+            cause="every rank makes the model itself: weights then depend on no number of ranks, and a resume is exact",
+            fix="model=its class, with the arguments of its constructor in model.config; to begin with its weights: "
+            "save_pretrained(FOLDER), then model.path=FOLDER model.init=pretrained",
+        )
     values = run.model_dump(mode="json", exclude_unset=True)
     keys = {"model": ("model", "class"), "loss": ("train", "loss"), "optimizer": ("train", "optimizer")}
     for name, thing in named.items():

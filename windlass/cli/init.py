@@ -22,7 +22,9 @@ TASKS = {
     "pretrain": "train a model from random weights on text",
     "chat": "fine-tune a pretrained model on chats; only the assistant's turns are trained on",
     "lora": "fine-tune on chats with LoRA: a small adapter is trained, the model itself stays as it is",
+    "dpo": "prefer chosen answers to rejected ones (DPO), as an adapter beside a chat model",
 }
+EXPECTED = {"chat": ("chats.jsonl", "chat"), "lora": ("chats.jsonl", "chat"), "dpo": ("pairs.jsonl", "preference")}
 # Settings that a laptop trains in minutes; for models that no laptop trains, those that GPUs like.
 LAPTOP: Values = {
     "train": {"steps": 200, "global_batch": 8, "learning_rate": "1e-3", "precision": "fp32"},
@@ -98,20 +100,23 @@ def _settings(task: str, preset: str | None, model: str | None, source: str | No
         if not model and not from_preset:
             raise UserError(
                 f"--task {task} starts from a pretrained model, and none is named",
-                fix=f"windlass init --task {task} --model HUB_ID_OR_FOLDER --data chats.jsonl",
+                fix=f"windlass init --task {task} --model HUB_ID_OR_FOLDER --data {EXPECTED[task][0]}",
             )
         chosen = {"path": model} if model else {"preset": preset}
         chosen["init"] = "pretrained"
+        file, data_format = EXPECTED[task]
         values = {
             "model": chosen,
-            "data": {"source": source or "chats.jsonl", "format": "chat", "sequence_length": None, "holdout": 0.05},
+            "data": {"source": source or file, "format": data_format, "sequence_length": None, "holdout": 0.05},
             "train": {"steps": 100, "global_batch": 8, "learning_rate": "2e-5", "validate_every": 25},
         }
         if not this_machine().gpus:
             values["train"]["precision"] = "fp32"
-        if task == "lora":
+        if task in ("lora", "dpo"):
             chosen["lora"] = {"rank": 16}
-            values["train"]["learning_rate"] = "2e-4"
+            values["train"]["learning_rate"] = "2e-4" if task == "lora" else "5e-6"
+        if task == "dpo":
+            values["train"] = {"objective": "dpo", "dpo_beta": 0.1, **values["train"]}
         values["data"] = {key: value for key, value in values["data"].items() if value is not None}
     values["checkpoint"] = {"every": max(1, int(values["train"]["steps"]) // 4)}
     return values
@@ -126,6 +131,8 @@ NOTES = {
     "data.format": 'one {"messages": [{"role": …, "content": …}, …]} per line',
     "data.sequence_length": "tokens",
     "data.holdout": "share kept for validation",
+    "train.objective": "direct preference optimization, against the model without its adapter",
+    "train.dpo_beta": "how closely to stay to that model",
     "train.steps": "optimizer steps",
     "train.global_batch": "sequences per step, over all ranks",
     "train.learning_rate": "peak; warm-up and cosine decay by default",
@@ -135,6 +142,9 @@ NOTES = {
 }
 
 
+PREFERENCES = 'one {"prompt": …, "chosen": …, "rejected": …} per line'
+
+
 def short_text(task: str, values: Values) -> str:
     """A run file of what matters, each key with a remark."""
     lines = [f"# {TASKS[task]}; every other key has a default: windlass schema --keys"]
@@ -142,7 +152,7 @@ def short_text(task: str, values: Values) -> str:
         lines.append(f"{section}:")
         for key, value in keys.items():
             text = value if key == "learning_rate" else _yaml(value)
-            note = NOTES.get(f"{section}.{key}")
+            note = PREFERENCES if value == "preference" else NOTES.get(f"{section}.{key}")
             lines.append(f"  {key}: {text}".ljust(34) + f" # {note}" if note else f"  {key}: {text}")
     return "\n".join(lines) + "\n"
 

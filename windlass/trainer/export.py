@@ -21,6 +21,7 @@ from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME
 from windlass.checkpoint.pickles import UnsafePickleError
 from windlass.checkpoint.proven import DamagedError, ProvenFiles
 from windlass.common import own_code
+from windlass.common.files import read_json_lines, whole
 from windlass.data.sequences.opening import tokenizer_of
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -38,6 +39,7 @@ from windlass.trainer.model.structure import facts, meta_model
 from windlass.trainer.model.weights import materialize, restore_buffers
 from windlass.trainer.model.whole_models import Values, saved_tensors, write_model
 from windlass.trainer.preparation import structure
+from windlass.trainer.results.model_card import write_card
 
 log = logging.getLogger(__name__)
 TRIES = 20  # to take hold of a checkpoint of a run that goes on
@@ -52,21 +54,43 @@ class Exported:
 
 
 def export_checkpoint(
-    folder: RunFolder, destination: Path, *, step: int | None = None, dtype: str | None = None, merge: bool = False
+    folder: RunFolder,
+    destination: Path,
+    *,
+    step: int | None = None,
+    dtype: str | None = None,
+    merge: bool = False,
+    license: str | None = None,
 ) -> Exported:
     """Write a complete checkpoint with its tokenizer; of a LoRA run the adapter, or with `merge` the whole model.
 
-    One process is enough. The default of `dtype` is the run's `checkpoint.export_dtype`.
+    One process is enough. The default of `dtype` is the run's `checkpoint.export_dtype`; `license` is for the card.
     """
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     run = folder.load_run()
-    if merge and run.model.lora is None:
-        raise UserError(f"the run {folder.name} has no adapter to merge: it trains the whole model", fix="drop --merge")
+    kind = kind_of(run, merge=merge)
     with reading(folder, step) as checkpoint:
         dtype = dtype or run.checkpoint.export_dtype
-        return _export(folder, run, checkpoint, destination, dtype=dtype, merge=merge)
+        return _export(folder, run, checkpoint, destination, dtype=dtype, kind=kind, license=license)
+
+
+def kind_of(run: Run, *, merge: bool) -> str:
+    """What an export of a run is: its model, or its adapter unless that is merged."""
+    if merge and run.model.lora is None:
+        raise UserError(f"the run {run.name} has no adapter to merge: it trains the whole model", fix="drop --merge")
+    return "adapter" if run.model.lora is not None and not merge else "model"
+
+
+def exported_to(folder: RunFolder, destination: Path) -> Exported | None:
+    """What a folder holds that this run was exported to, as its history says."""
+    records = [record for record in read_json_lines(folder.history) if record.get("event") == "exported"]
+    of_folder = [record for record in records if Path(str(record.get("path"))).absolute() == destination.absolute()]
+    if not of_folder or not destination.is_dir():
+        return None
+    record = of_folder[-1]
+    return Exported(whole(record.get("step")) or 0, str(record.get("kind")), str(record.get("dtype")))
 
 
 @contextlib.contextmanager
@@ -137,7 +161,14 @@ def opened(folder: RunFolder, run: Run, checkpoint: ProvenFiles) -> Opened:
 
 
 def _export(
-    folder: RunFolder, run: Run, checkpoint: ProvenFiles, destination: Path, *, dtype: str, merge: bool
+    folder: RunFolder,
+    run: Run,
+    checkpoint: ProvenFiles,
+    destination: Path,
+    *,
+    dtype: str,
+    kind: str,
+    license: str | None,
 ) -> Exported:
     parts = opened(folder, run, checkpoint)
     located, config, reference = parts.located, parts.config, parts.reference
@@ -149,8 +180,7 @@ def _export(
         )
     temporary = destination.with_name(f".{destination.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
-    adapter_only = run.model.lora is not None and not merge
-    if adapter_only:
+    if kind == "adapter":
         frozen = checkpoint.manifest.model["frozen"]
         trained = read_trained(checkpoint, reference)
         write_adapter(temporary, reference, trained, run, model_sha256=frozen["sha256"], dtype=DTYPES[dtype])
@@ -159,10 +189,10 @@ def _export(
         plain.config.use_cache = True  # type: ignore[union-attr]
         write_model(temporary, plain, values_of(run, config, located, checkpoint, reference))
     tokenizer_of(run.data, located.tokenizer).save(temporary)
+    write_card(temporary, folder, run, checkpoint.manifest, kind=kind, dtype=dtype, license=license)
     if destination.exists():
         shutil.rmtree(destination)
     temporary.replace(destination)
-    kind = "adapter" if adapter_only else "model"
     folder.record("exported", path=str(destination), step=checkpoint.step, dtype=dtype, kind=kind)
     log.info("exported the %s of step %d to %s", kind, checkpoint.step, destination)
     return Exported(checkpoint.step, kind, dtype)

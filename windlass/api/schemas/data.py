@@ -72,6 +72,34 @@ class Exported(Printed):
     bytes: int
 
 
+class PushedExport(Exported):
+    """A Hugging Face folder that is on the Hub now."""
+
+    repository: str
+    url: str
+    revision: str
+    private: bool
+    """Whether --private was given."""
+    commit: str
+
+
+class PushRequest(Printed):
+    """What --push would send, and where."""
+
+    path: str
+    step: int
+    kind: str
+    dtype: str
+    bytes: int | None
+    """Of the weights; null: not known before an adapter is exported."""
+    repository: str
+    url: str
+    revision: str
+    private: bool
+    exists: bool
+    """Whether the repository does; else it would be made."""
+
+
 class FetchedData(Printed):
     """Records of a dataset that are here now; with --shards as tokens."""
 

@@ -49,7 +49,7 @@ class InitResult(Printed):
     """A run file that was written."""
 
     path: str
-    task: Literal["pretrain", "chat", "lora"]
+    task: Literal["pretrain", "chat", "lora", "dpo"]
     model: dict[str, Any]
     """The section `model` of the run file."""
     data: str
@@ -476,6 +476,40 @@ class Generated(Printed):
     text: str
     tokens: int
     seconds: float
+
+
+class TaskResult(Printed):
+    """One metric of one task, or of a group of tasks."""
+
+    task: str
+    metric: str
+    filter: str | None
+    """How answers were extracted, where the task has several ways."""
+    value: float | None
+    """Null: not a finite number."""
+    stderr: float | None
+    higher_is_better: bool | None
+    shots: int | None
+    samples: int | None
+
+
+class Evaluation(Printed):
+    """What a model reached on benchmark tasks."""
+
+    name: str
+    step: int | None
+    """Of the checkpoint; null: of a folder that no run is known of."""
+    time: float
+    """When it was done, in seconds since 1970."""
+    seconds: float
+    harness: str
+    """lm-eval and its version."""
+    dtype: str
+    limit: int | None
+    """Of examples per task; null: all."""
+    results: list[TaskResult]
+    path: str | None
+    """evaluations.jsonl of the run folder, where this was added."""
 
 
 class RemovedRun(Printed):

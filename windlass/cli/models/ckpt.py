@@ -12,7 +12,9 @@ from windlass.checkpoint import TIERS
 from windlass.cli.output import must_be_asked, print_json
 
 if TYPE_CHECKING:
+    from windlass.api.publishing import Repository
     from windlass.runfolder import RunFolder
+    from windlass.spec import Run
 
 
 @click.group()
@@ -194,7 +196,12 @@ def prune(
 )
 @click.option("--best", is_flag=True, help="The checkpoint with the best validation loss instead of the newest.")
 @click.option("--merge", is_flag=True, help="Of a LoRA run: write the whole model with the adapter merged into it.")
+@click.option("--license", metavar="ID", help="For the model card: apache-2.0, llama3.2, … Default: unknown.")
 @click.option("--force", is_flag=True, help="Replace a folder that is there.")
+@click.option("--push", metavar="OWNER/NAME", help="Then push it to this repository of the Hub, made if need be.")
+@click.option("--private", is_flag=True, help="With --push: a new repository is private; a public one is refused.")
+@click.option("--revision", metavar="BRANCH", help="With --push: onto this branch, made if need be. Default: main.")
+@click.option("--dry-run", is_flag=True, help="With --push: check that it may be written to; export and send nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export(
     name: str,
@@ -203,29 +210,108 @@ def export(
     dtype: str | None,
     best: bool,
     merge: bool,
+    license: str | None,
     force: bool,
+    push: str | None,
+    private: bool,
+    revision: str | None,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Write a Hugging Face folder: a model that transformers loads, or the adapter of a LoRA run that `peft` loads."""
+    """Write a Hugging Face folder: a model that transformers loads, or the adapter of a LoRA run that `peft` loads.
+
+    Its README.md is a model card, filled from the run. --push sends the folder to the Hub in one commit, with the token
+    of `hf auth login` or HF_TOKEN; whether that token may write there is checked before anything is exported. Repeated
+    after an interruption, it sends what is missing.
+    """
     from windlass.errors import UserError
     from windlass.runfolder import RunFolder
 
     folder = RunFolder.find(name)
     target = destination or folder.export
-    if target.exists() and not force:
-        raise UserError(f"{target} exists", fix=f"windlass ckpt export {name} --force")
     if best and step is not None:
         raise UserError("--best and --step choose different checkpoints", fix="one of them")
-    from windlass.checkpoint.pruning import best_step
-    from windlass.trainer.export import export_checkpoint
+    if not push and (private or revision or dry_run):
+        raise UserError("--private, --revision and --dry-run go with --push", fix="--push OWNER/NAME")
+    occupied = UserError(f"{target} exists", fix=f"windlass ckpt export {name} --force")
+    if target.exists() and not force and not push:
+        raise occupied
+    from windlass.api import publishing
 
+    repository = publishing.Repository(push, revision, private) if push else None
+    exists = publishing.check_repository(repository) if repository else False
+    from windlass.checkpoint.pruning import best_step
+    from windlass.trainer.export import export_checkpoint, exported_to, kind_of, reading
+    from windlass.trainer.results.model_card import write_card
+
+    run = folder.load_run()
+    kind, dtype = kind_of(run, merge=merge), dtype or run.checkpoint.export_dtype
     step = best_step(folder) if best else step
-    done = export_checkpoint(folder, target, step=step, dtype=dtype, merge=merge)
+    done = None
+    if repository:
+        _must_load_elsewhere(run, kind)
+        with reading(folder, step) as checkpoint:
+            manifest = checkpoint.manifest()
+        earlier = exported_to(folder, target)
+        if earlier and (earlier.step, earlier.kind, earlier.dtype) == (manifest.step, kind, dtype) and not force:
+            done = earlier
+        elif target.exists() and not force and not dry_run:
+            raise occupied
+        if dry_run:
+            size = manifest.model["num_parameters"] * BYTES[dtype] if kind == "model" else None
+            facts = {"path": str(target), "step": manifest.step, "kind": kind, "dtype": dtype, "bytes": size}
+            _print_push({**facts, **_goes_to(repository), "exists": exists}, as_json=as_json)
+            return
+        publishing.make_repository(repository)
+        if done:
+            write_card(target, folder, run, manifest, kind=kind, dtype=dtype, license=license)
+    done = done or export_checkpoint(folder, target, step=step, dtype=dtype, merge=merge, license=license)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    if as_json:
-        print_json({"path": str(target), "step": done.step, "kind": done.kind, "dtype": done.dtype, "bytes": size})
-    else:
+    facts = {"path": str(target), "step": done.step, "kind": done.kind, "dtype": done.dtype, "bytes": size}
+    if not as_json:
         click.echo(f"step {done.step} → {target} ({done.kind}, {size / 2**20:.1f} MiB, {done.dtype})")
+    if repository:
+        commit = publishing.push(target, repository, message=f"{folder.name}, step {done.step}")
+        facts |= {**_goes_to(repository), "commit": commit}
+        folder.record("pushed", **_goes_to(repository), commit=commit, step=done.step)
+        if not as_json:
+            click.echo(f"pushed to {repository.url}, commit {commit[:12]}")
+    if as_json:
+        print_json(facts)
+
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _goes_to(repository: Repository) -> dict[str, Any]:
+    return {
+        "repository": repository.name,
+        "url": repository.url,
+        "revision": repository.revision or "main",
+        "private": repository.private,
+    }
+
+
+def _must_load_elsewhere(run: Run, kind: str) -> None:
+    from windlass.errors import UserError
+    from windlass.trainer.results.model_card import base_model
+
+    if kind == "adapter" and base_model(run) is None:
+        raise UserError(
+            "the adapter's model is a folder of this machine, which nobody else has",
+            evidence=f"model.path={run.model.path}",
+            fix="--merge    pushes the whole model",
+        )
+
+
+def _print_push(facts: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    size = f", about {facts['bytes'] / 2**20:,.1f} MiB" if facts["bytes"] else ""
+    click.echo(f"step {facts['step']} ({facts['kind']}, {facts['dtype']}{size}) would go to {facts['url']}")
+    new = f"is new, and would be {'private' if facts['private'] else 'public'}"
+    click.echo(f"the repository {'exists, and the token may write to it' if facts['exists'] else new}")
 
 
 def _duration(seconds: float) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from windlass.cli.jobs import run_names
@@ -29,22 +27,10 @@ def generate(
     wrote, or any Hugging Face model. Tokens are printed as they come. On a GPU where there is one.
     """
     from windlass.cli.output import print_json
-    from windlass.errors import UserError
-    from windlass.runfolder import RunFolder
+    from windlass.trainer.results.generation import generate as generate_text
+    from windlass.trainer.results.generation import speaker_of
 
-    try:
-        from transformers.utils import logging as transformers_logging
-
-        from windlass.trainer.generation import generate as generate_text
-        from windlass.trainer.generation import of_folder, of_run
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"this needs {error.name}, which is not installed", fix="pip install 'windlass[train]'"
-        ) from None
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    is_folder = (Path(name) / "config.json").is_file()
-    speaker = of_folder(Path(name)) if is_folder else of_run(RunFolder.find(name), step)
+    speaker = speaker_of(name, step)
 
     def say(piece: str) -> None:
         if not as_json:

@@ -71,6 +71,11 @@ def remember_id(folder: RunFolder, service: str, value: str) -> None:
     write_atomically(folder.path / IDS, json.dumps({**ids, service: value}) + "\n")
 
 
+def recent_steps(folder: RunFolder, step: int) -> list[dict[str, Any]]:
+    """The newest steps before a run goes on: a kill takes along what a sink had not sent yet."""
+    return [record for number, record in sorted(steps_of(folder).items()) if number <= step][-SENT_AGAIN:]
+
+
 class TensorBoard:
     """Event files in the run folder. Steps that an attempt repeats replace those of the one before."""
 
@@ -118,8 +123,7 @@ class WeightsAndBiases:
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
         # W&B's own process holds records back for a while, and a kill takes it along: the newest are sent again.
-        earlier = [record for number, record in sorted(steps_of(folder).items()) if number <= step]
-        for record in earlier[-SENT_AGAIN:]:
+        for record in recent_steps(folder, step):
             self.write(record)
 
     def write(self, record: dict[str, Any]) -> None:
@@ -153,6 +157,9 @@ class MLflow:
         remember_id(folder, "mlflow", self.identity)
         self.records: queue.Queue[dict[str, Any] | None] = queue.Queue(self.LARGEST_QUEUE)
         self.unsent = 0
+        if known:  # MLflow keeps a point that it has already, with the same time and value, once
+            for record in recent_steps(folder, step):
+                self.write(record)
         self.sender = threading.Thread(target=self._send_all, args=(known is not None,), name="mlflow", daemon=True)
         self.sender.start()
 

@@ -26,6 +26,24 @@ class Speaker:
     step: int | None  # of the checkpoint; None: of a folder
 
 
+def is_model_folder(name: str) -> bool:
+    """Whether a name means a Hugging Face folder rather than a run."""
+    return any((Path(name) / file).is_file() for file in ("config.json", "adapter_config.json"))
+
+
+def speaker_of(name: str, step: int | None) -> Speaker:
+    """The model of a run, by its name, or of a folder."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    if not is_model_folder(name):
+        return of_run(RunFolder.find(name), step)
+    if step is not None:
+        raise UserError(f"{name} is a folder with one model", cause="--step chooses a checkpoint of a run")
+    return of_folder(Path(name))
+
+
 def of_run(folder: RunFolder, step: int | None) -> Speaker:
     """The model of a complete checkpoint, the newest or the one named; an adapter is merged into its model."""
     from transformers import AutoTokenizer
@@ -49,7 +67,7 @@ def of_folder(folder: Path) -> Speaker:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if (folder / "adapter_config.json").is_file():
-        raise UserError(f"{folder} holds an adapter", fix="windlass generate RUN    merges it into its model")
+        raise UserError(f"{folder} holds an adapter", cause="of a RUN it is merged into its model", fix="name the run")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     return Speaker(_ready(model), AutoTokenizer.from_pretrained(folder), None)
 
