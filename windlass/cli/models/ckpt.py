@@ -251,7 +251,7 @@ def export(
     if repository:
         _must_load_elsewhere(run, kind)
         with reading(folder, step) as checkpoint:
-            manifest = checkpoint.manifest()
+            manifest = checkpoint.manifest
         earlier = exported_to(folder, target)
         if earlier and (earlier.step, earlier.kind, earlier.dtype) == (manifest.step, kind, dtype) and not force:
             done = earlier
