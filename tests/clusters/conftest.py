@@ -62,6 +62,7 @@ class Cluster:
         self.kubeflow = [{"name": "pytorchjobs", "kind": "PyTorchJob"}]  # kinds of kubeflow.org
         self.namespace = {"metadata": {"name": "team", "labels": {}}, "status": {"phase": "Active"}}
         self.forbidden = set()  # (verb, resource) that this user may not
+        self.has_other_rules = False  # of an authorizer that lists none, as EKS' access entries
         self.refused = {}  # list -> message of a 403
         active = {"conditions": [{"type": "Active", "status": "True"}]}
         amounts = {"nvidia.com/gpu": "16", "vpc.amazonaws.com/efa": "64", "cpu": "1k", "memory": "8Ti"}
@@ -104,6 +105,7 @@ class Cluster:
         for name, path in LISTS.items():
             served(path, lambda handler, name=name: self._list(handler, name))
         served("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", self._review)
+        served("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", self._rules)
 
     def _list(self, handler, name):
         if name in self.refused:
@@ -114,10 +116,28 @@ class Cluster:
         further = str(start + size) if start + size < len(self.objects[name]) else ""
         handler.json({"metadata": {"continue": further}, "items": page})
 
+    def _rules(self, handler):
+        every = [] if self.has_other_rules else {"list", "get", "watch", "create", "delete"}
+        places = [
+            ("", place) for place in ("secrets", "configmaps", "services", "pods", "pods/log", "pods/exec", "events")
+        ]
+        places += [("kubeflow.org", "pytorchjobs"), ("batch", "jobs")]
+        places += [("trainer.kubeflow.org", "trainjobs"), ("sagemaker.amazonaws.com", "hyperpodpytorchjobs")]
+        rules = [
+            {
+                "verbs": sorted(verb for verb in every if (verb, resource) not in self.forbidden),
+                "apiGroups": [group],
+                "resources": [resource],
+            }
+            for group, resource in places
+        ]
+        rules.append({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "resourceNames": ["one-of-them"]})
+        handler.json({"status": {"resourceRules": rules, "incomplete": self.has_other_rules}}, 201)
+
     def _review(self, handler):
         asked = json.loads(handler.body)["spec"]["resourceAttributes"]
         verb = (asked["verb"], asked["resource"] + (f"/{asked['subresource']}" if asked["subresource"] else ""))
-        is_allowed = verb not in self.forbidden
+        is_allowed = not self.forbidden if verb == ("*", "*") else verb not in self.forbidden
         handler.json({"status": {"allowed": is_allowed, "reason": "" if is_allowed else "no RBAC rule"}}, 201)
 
 

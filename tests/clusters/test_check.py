@@ -67,8 +67,8 @@ def quota(hard, used):
 
 FAULTS = {
     "old server": (lambda it: it.version.update(minor="24", gitVersion="v1.24.0"), "api", "warn", "v1.24.0"),
-    "no permission": (lambda it: it.forbidden.add(("create", "pytorchjobs")), "permissions", "fail", "no RBAC rule"),
-    "no exec": (lambda it: it.forbidden.add(("create", "pods/exec")), "permissions", "warn", "no RBAC rule"),
+    "no permission": (lambda it: it.forbidden.add(("create", "pytorchjobs")), "permissions", "fail", "SelfSubjectRules"),
+    "no exec": (lambda it: it.forbidden.add(("create", "pods/exec")), "permissions", "warn", "SelfSubjectRules"),
     "operator down": (
         lambda it: it.objects["deployments"][0]["status"].clear(), "operators", "fail", "0 of 1 replicas are ready",
     ),
@@ -211,17 +211,19 @@ def rendered(path):
     return settled, where.render(settled, where.gather(settled))
 
 
-def test_a_thousand_nodes_take_few_requests(check, cluster, windlass):
+@pytest.mark.parametrize("with_run", [True, False])
+def test_a_thousand_nodes_take_at_most_thirty_requests(windlass, cluster, tmp_path, with_run):
+    cluster.groups |= {"trainer.kubeflow.org": ["v1alpha1"], "sagemaker.amazonaws.com": ["v1"]}
     cluster.objects["nodes"] = [node(f"n{number}") for number in range(1000)]
     pod = named("p", "else", spec={"nodeName": "n1", "containers": []}, status={"phase": "Running"})
-    cluster.objects["pods"] = [pod] * 5000
-    code, _ = check()
-    assert code == 0
-    assert len(cluster.server.requests) <= 60  # with rendering the run; the snapshot alone takes under thirty
-    cluster.server.requests.clear()
-    check(with_run=False)
-    lists = [path for _, path, _ in cluster.server.requests if "accessreviews" not in path]
-    assert len(lists) <= 30
+    cluster.objects["pods"] = [pod] * 10_000
+    cluster.serve()
+    (tmp_path / "big.yaml").write_text(RUN)
+    answer = windlass("cluster", "check", *([str(tmp_path / "big.yaml")] if with_run else []), "--json")
+    assert answer.code == 0
+    assert json.loads(answer.out)["requests"] == len(cluster.server.requests) <= 30
+    asked = [(path, *sorted(params.items())) for _, path, params in cluster.server.requests]
+    assert len(asked) == len(set(asked))  # nothing is asked twice
 
 
 def test_junit_for_ci(check, cluster, tmp_path):
@@ -260,12 +262,23 @@ def test_another_kind_of_the_same_group_is_no_training_operator(check, cluster):
     assert code == 0
 
 
-def test_nodes_are_asked_for_outside_the_namespace(check, cluster):
-    """A role with every verb on every resource of one namespace lets nobody list nodes."""
-    check(with_run=False)
-    asked = [json.loads(body)["spec"]["resourceAttributes"] for body in cluster.server.bodies if b"Review" in body]
-    places = {review["resource"]: review["namespace"] for review in asked}
-    assert (places["nodes"], places["secrets"]) == ("", "team")
+def test_a_role_of_one_namespace_lets_nobody_list_nodes(check, cluster):
+    cluster.refused = {"nodes": 'nodes is forbidden: User "ann"'}
+    (result,) = [result for result in check(with_run=False)[1] if result["check"] == "permissions"]
+    assert (result["status"], result["evidence"]) == ("warn", 'nodes is forbidden: User "ann"')
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "status", "num_reviews"),
+    [(set(), "pass", 2), ({("create", "secrets")}, "fail", 15)],
+)
+def test_rules_that_the_cluster_does_not_list_are_asked_for(check, cluster, forbidden, status, num_reviews):
+    """EKS' access entries and GKE's IAM are webhooks: their rules are in no list."""
+    cluster.has_other_rules, cluster.forbidden = True, forbidden
+    _, results = check()
+    assert statuses(results, "permissions") == [status]
+    reviews = [path for _, path, _ in cluster.server.requests if "reviews" in path]
+    assert len(reviews) == num_reviews
 
 
 def test_of_a_pod_only_what_it_holds_is_kept(cluster):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from windlass.clusters.needs import Needs
     from windlass.clusters.result import Result
     from windlass.clusters.snapshot import Snapshot
+    from windlass.spec import Run
     from windlass.targets.kubernetes.api.http import Api
+    from windlass.targets.kubernetes.client import KubernetesTarget
 
 
 BEFORE_PODS = ("run", "namespace", "capacity", "quota", "claim", "service-account")
@@ -183,17 +185,22 @@ def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, 
     from windlass.clusters.needs import Needs
     from windlass.clusters.result import Result
     from windlass.clusters.snapshot import take
+    from windlass.spec import load_run
     from windlass.targets.kubernetes.api.discovery import served
-    from windlass.targets.kubernetes.api.http import Api
-    from windlass.targets.kubernetes.api.kubeconfig import access
+    from windlass.targets.kubernetes.client import KubernetesTarget
 
-    needs, problems = Needs(), list[Result]()
+    where, needs, problems, run = KubernetesTarget(), Needs(), list[Result](), None
     if run_file:
-        needs, problems, options = _needs(run_file, overrides, context, namespace)
-        context, namespace = options.context, options.namespace
-    api = Api(access(context, namespace))
-    kinds = list(served(api, schemas=False).kinds)
-    snapshot = take(api, api.access.namespace, needs.accesses(kinds), kinds=kinds)
+        chosen = [("context", context), ("namespace", namespace)]
+        changes = [f"target.kubernetes.{key}={value}" for key, value in chosen if value]
+        run = load_run(run_file, [*overrides, "target.kind=kubernetes", *changes])
+        context, namespace = run.target.kubernetes.context, run.target.kubernetes.namespace
+    api = where.connect(context, namespace)
+    with api.remembering():
+        if run:
+            needs, problems = _needs(where, run)
+        kinds = list(served(api, schemas=False).kinds)
+        snapshot = take(api, api.access.namespace, needs.accesses(kinds), kinds=kinds)
     problems += run_checks(snapshot, needs)
     region = aws_facts.region_of(api.access.server)
     if region:
@@ -251,28 +258,21 @@ def _check_aws(api: Api, region: str, snapshot: Snapshot, needs: Needs) -> list[
     return list(check_aws(facts, snapshot, needs))
 
 
-def _needs(
-    run_file: str, overrides: tuple[str, ...], context: str | None, namespace: str | None
-) -> tuple[Needs, list[Result], Any]:
+def _needs(where: KubernetesTarget, run: Run) -> tuple[Needs, list[Result]]:
     """What a run asks of the cluster. A run that cannot even be rendered for it is a failed check of its own."""
     from windlass.clusters.needs import Needs, needs_of
     from windlass.clusters.result import Result
     from windlass.errors import UserError
     from windlass.plan import resolve
-    from windlass.spec import load_run
-    from windlass.targets import target
 
-    chosen = [("context", context), ("namespace", namespace)]
-    changes = [f"target.kubernetes.{key}={value}" for key, value in chosen if value]
-    run = load_run(run_file, [*overrides, "target.kind=kubernetes", *changes])
-    options, where = run.target.kubernetes, target(run.target)
     try:
         settled = resolve(where.settle(run))
         request = where.render(settled, where.gather(settled))
     except UserError as error:
         problem = Result("run", "fail", error.what, error.evidence or error.cause, error.fix)
-        return Needs(queue=options.queue, service_account=options.service_account), [problem], options
-    return needs_of(settled, request), [], options
+        options = run.target.kubernetes
+        return Needs(queue=options.queue, service_account=options.service_account), [problem]
+    return needs_of(settled, request), []
 
 
 def _print(found: list[Result], api: Api, seconds: float) -> None:
