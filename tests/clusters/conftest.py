@@ -64,6 +64,8 @@ class Cluster:
         self.forbidden = set()  # (verb, resource) that this user may not
         self.has_other_rules = False  # of an authorizer that lists none, as EKS' access entries
         self.refused = {}  # list -> message of a 403
+        self.image = lambda handler: handler.json({"config": {}})  # what its address answers as a registry
+        self.secrets = {}  # of the namespace
         active = {"conditions": [{"type": "Active", "status": "True"}]}
         amounts = {"nvidia.com/gpu": "16", "vpc.amazonaws.com/efa": "64", "cpu": "1k", "memory": "8Ti"}
         quota = [{"name": name, "nominalQuota": amount} for name, amount in amounts.items()]
@@ -102,6 +104,9 @@ class Cluster:
                 served(f"/apis/{name}/{version}", lambda handler, kinds=kinds: handler.json({"resources": kinds}))
         if self.namespace:
             served("/api/v1/namespaces/team", lambda handler: handler.json(self.namespace))
+        served("/v2/train/manifests/2.9-cuda12.8", lambda handler: self.image(handler))
+        for name, value in self.secrets.items():
+            served(f"/api/v1/namespaces/team/secrets/{name}", lambda handler, value=value: handler.json(value))
         for name, path in LISTS.items():
             served(path, lambda handler, name=name: self._list(handler, name))
         served("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", self._review)

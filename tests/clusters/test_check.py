@@ -1,11 +1,13 @@
 """`windlass cluster check` over HTTP: a sound cluster passes, and each planted fault is named with its evidence."""
 
+import base64
 import json
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.clusters.conftest import daemonset, named, node
+from tests.data.test_access import MODEL, start  # noqa: F401
 from windlass.clusters.preflight import preflight
 from windlass.clusters.snapshot import take
 from windlass.errors import UserError
@@ -21,7 +23,7 @@ model: {preset: llama-tiny}
 data: {source: corpus:austen, sequence_length: 128}
 train: {steps: 10, global_batch: 16}
 resources: {nodes: 2, instance: p5.48xlarge}
-image: {name: registry.example/train:2.9-cuda12.8}
+image: {name: REGISTRY/train:2.9-cuda12.8}
 target: {kubernetes: {job: pytorchjob, storage: "pvc:work", service_account: trainer, queue: main}}
 """
 
@@ -29,8 +31,7 @@ target: {kubernetes: {job: pytorchjob, storage: "pvc:work", service_account: tra
 @pytest.fixture
 def check(windlass, cluster, tmp_path):
     """Runs the check, with a run file unless told otherwise: exit code and results by check."""
-    path = tmp_path / "big.yaml"
-    path.write_text(RUN)
+    path = write_run(tmp_path, cluster)
 
     def run(*arguments, with_run=True):
         cluster.serve()
@@ -40,6 +41,12 @@ def check(windlass, cluster, tmp_path):
         return answer.code, value["results"]
 
     return run
+
+
+def write_run(folder, cluster):
+    path = folder / "big.yaml"
+    path.write_text(RUN.replace("REGISTRY", cluster.server.url.removeprefix("http://")))
+    return path
 
 
 def statuses(results, check):
@@ -67,8 +74,8 @@ def quota(hard, used):
 
 FAULTS = {
     "old server": (lambda it: it.version.update(minor="24", gitVersion="v1.24.0"), "api", "warn", "v1.24.0"),
-    "no permission": (lambda it: it.forbidden.add(("create", "pytorchjobs")), "permissions", "fail", "SelfSubjectRules"),
-    "no exec": (lambda it: it.forbidden.add(("create", "pods/exec")), "permissions", "warn", "SelfSubjectRules"),
+    "no permission": (lambda it: it.forbidden.add(("create", "pytorchjobs")), "permissions", "fail", "SelfSubject"),
+    "no exec": (lambda it: it.forbidden.add(("create", "pods/exec")), "permissions", "warn", "SelfSubject"),
     "operator down": (
         lambda it: it.objects["deployments"][0]["status"].clear(), "operators", "fail", "0 of 1 replicas are ready",
     ),
@@ -152,6 +159,58 @@ FAULTS = {
 }  # fmt: skip
 
 
+def challenge(handler):
+    """A registry that wants a password."""
+    if handler.headers.get("Authorization") == "Basic " + base64.b64encode(b"ann:right").decode():
+        handler.json({"config": {}})
+    else:
+        handler.json({"errors": [{"code": "UNAUTHORIZED"}]}, 401, WWW_Authenticate="Basic realm=here")
+
+
+def pull_secret(cluster, password):
+    auth = {"auth": base64.b64encode(f"ann:{password}".encode()).decode()}
+    config = json.dumps({"auths": {cluster.server.url.removeprefix("http://"): auth}})
+    cluster.secrets["pull"] = named("pull", data={".dockerconfigjson": base64.b64encode(config.encode()).decode()})
+    cluster.objects["service_accounts"][1]["imagePullSecrets"] = [{"name": "pull"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "password", "status", "evidence"),
+    [
+        (challenge, "right", "pass", ""),
+        (challenge, "wrong", "fail", "UNAUTHORIZED"),
+        (challenge, None, "warn", "UNAUTHORIZED"),  # nodes may have credentials that this machine has not
+        (lambda handler: handler.json({"errors": []}, 404), None, "fail", "answers 404"),
+        (lambda handler: handler.json({"errors": []}, 500), None, "skip", "answers 500"),
+    ],
+)
+def test_the_image_can_be_pulled(check, cluster, monkeypatch, tmp_path, answer, password, status, evidence):
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    cluster.image = answer
+    if password:
+        pull_secret(cluster, password)
+    (result,) = [result for result in check()[1] if result["check"] == "image"]
+    assert (result["status"], evidence in (result["evidence"] or "")) == (status, True), result
+
+
+@pytest.mark.parametrize(
+    ("gated", "token", "secrets", "status", "words"),
+    [
+        ("manual", None, "", "fail", "access to it must be granted first"),
+        ("manual", "known", "", "fail", "HF_TOKEN does not go to the pods"),
+        ("manual", "known", "target.kubernetes.secrets=['HF_TOKEN']", "pass", ""),
+        (False, "known", "", "pass", ""),
+    ],
+)
+def test_a_gated_model_needs_a_token_in_the_pods(check, start, monkeypatch, gated, token, secrets, status, words):  # noqa: F811
+    start(gated=gated, tokens={"known": "granted"})
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    results = check(f"data.tokenizer={MODEL}", *([secrets] if secrets else []))[1]
+    (result,) = [result for result in results if result["check"] == "hub"]
+    assert (result["status"], words in result["summary"]) == (status, True), result
+
+
 def test_a_restricted_namespace_takes_the_runs_pods(check, cluster):
     """What its pods would lack without the namespace being known is in test_odd.py."""
     cluster.namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
@@ -195,8 +254,7 @@ def test_what_may_not_be_read_is_skipped_and_said(check, cluster):
 def test_every_run_is_checked_before_it_is_sent(cluster, tmp_path, fault, expected):
     FAULTS[fault][0](cluster)
     cluster.serve()
-    (tmp_path / "big.yaml").write_text(RUN)
-    run, request = rendered(tmp_path / "big.yaml")
+    run, request = rendered(write_run(tmp_path, cluster))
     try:
         told = " ".join(preflight(run, request))
     except UserError as error:
@@ -218,11 +276,11 @@ def test_a_thousand_nodes_take_at_most_thirty_requests(windlass, cluster, tmp_pa
     pod = named("p", "else", spec={"nodeName": "n1", "containers": []}, status={"phase": "Running"})
     cluster.objects["pods"] = [pod] * 10_000
     cluster.serve()
-    (tmp_path / "big.yaml").write_text(RUN)
-    answer = windlass("cluster", "check", *([str(tmp_path / "big.yaml")] if with_run else []), "--json")
+    answer = windlass("cluster", "check", *([str(write_run(tmp_path, cluster))] if with_run else []), "--json")
     assert answer.code == 0
-    assert json.loads(answer.out)["requests"] == len(cluster.server.requests) <= 30
-    asked = [(path, *sorted(params.items())) for _, path, params in cluster.server.requests]
+    requests = [request for request in cluster.server.requests if not request[1].startswith("/v2/")]  # the registry's
+    assert json.loads(answer.out)["requests"] == len(requests) <= 30
+    asked = [(path, *sorted(params.items())) for _, path, params in requests]
     assert len(asked) == len(set(asked))  # nothing is asked twice
 
 

@@ -17,6 +17,7 @@ from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.labels import RUN_LABEL
 
 AT_ONCE = 8
+VOLCANO = "scheduling.volcano.sh"
 REVIEWS = "/apis/authorization.k8s.io/v1"
 ALIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
@@ -71,6 +72,7 @@ class Snapshot:
     service_accounts: Objects
     local_queues: Objects
     cluster_queues: Objects
+    volcano_queues: Objects
     accesses: Sequence[Access]
     kinds: Collection[JobKind] = tuple(JobKind)  # of jobs that are served
 
@@ -128,6 +130,8 @@ def take(
     if kueue:
         lists["local_queues"] = (object_path(kueue, "localqueues", namespace), {})
         lists["cluster_queues"] = (object_path(kueue, "clusterqueues", None), {})
+    if VOLCANO in groups:
+        lists["volcano_queues"] = (object_path(f"{VOLCANO}/v1beta1", "queues", None), {})
     asked = {name: question for name, question in lists.items() if only is None or name in only}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         version = pool.submit(api.get, "/version")
@@ -136,7 +140,8 @@ def take(
             name: pool.submit(_or_refusal, partial(_list, api, path, params)) for name, (path, params) in asked.items()
         }
         reviewed = pool.submit(_review, api, namespace, [access for access in accesses if access.resource != "nodes"])
-    objects: dict[str, Objects] = {"local_queues": (), "cluster_queues": (), **dict.fromkeys(lists, NOT_ASKED)}
+    objects: dict[str, Objects] = dict.fromkeys(("local_queues", "cluster_queues", "volcano_queues"), ())
+    objects |= dict.fromkeys(lists, NOT_ASKED)
     objects |= {name: answer.result() for name, answer in listed.items()}
     answers = {str(access): access for access in reviewed.result()}
     return Snapshot(

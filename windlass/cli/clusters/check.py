@@ -183,6 +183,7 @@ def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, 
     from windlass.clusters import aws_facts
     from windlass.clusters.checks import run_checks
     from windlass.clusters.needs import Needs
+    from windlass.clusters.outside import check_outside
     from windlass.clusters.result import Result
     from windlass.clusters.snapshot import take
     from windlass.spec import load_run
@@ -198,10 +199,12 @@ def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, 
     api = where.connect(context, namespace)
     with api.remembering():
         if run:
-            needs, problems = _needs(where, run)
+            needs, problems, run = _needs(where, run)
         kinds = list(served(api, schemas=False).kinds)
         snapshot = take(api, api.access.namespace, needs.accesses(kinds), kinds=kinds)
     problems += run_checks(snapshot, needs)
+    if run and needs.pod:
+        problems += check_outside(api, snapshot, run)
     region = aws_facts.region_of(api.access.server)
     if region:
         problems += _check_aws(api, region, snapshot, needs)
@@ -258,8 +261,9 @@ def _check_aws(api: Api, region: str, snapshot: Snapshot, needs: Needs) -> list[
     return list(check_aws(facts, snapshot, needs))
 
 
-def _needs(where: KubernetesTarget, run: Run) -> tuple[Needs, list[Result]]:
-    """What a run asks of the cluster. A run that cannot even be rendered for it is a failed check of its own."""
+def _needs(where: KubernetesTarget, run: Run) -> tuple[Needs, list[Result], Run]:
+    """What a run asks of the cluster, and the run as it would be sent. One that cannot even be rendered is a failed
+    check of its own."""
     from windlass.clusters.needs import Needs, needs_of
     from windlass.clusters.result import Result
     from windlass.errors import UserError
@@ -271,8 +275,8 @@ def _needs(where: KubernetesTarget, run: Run) -> tuple[Needs, list[Result]]:
     except UserError as error:
         problem = Result("run", "fail", error.what, error.evidence or error.cause, error.fix)
         options = run.target.kubernetes
-        return Needs(queue=options.queue, service_account=options.service_account), [problem]
-    return needs_of(settled, request), []
+        return Needs(queue=options.queue, service_account=options.service_account), [problem], run
+    return needs_of(settled, request), [], settled
 
 
 def _print(found: list[Result], api: Api, seconds: float) -> None:

@@ -8,7 +8,7 @@ from windlass.clusters.checks.devices import driver, efa_plugin, gpu_plugin
 from windlass.clusters.checks.namespace import pod_security, service_account
 from windlass.clusters.checks.nodes import health, readiness, zones
 from windlass.clusters.checks.operators import job_operators
-from windlass.clusters.checks.queues import kueue
+from windlass.clusters.checks.queues import kueue, volcano
 from windlass.clusters.checks.storage import claim, storage_classes
 from windlass.clusters.needs import Needs
 from windlass.clusters.result import Result
@@ -28,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
     free_devices,
     quotas,
     kueue,
+    volcano,
     pod_security,
     service_account,
     claim,
