@@ -81,7 +81,7 @@ FAULTS = {
     ),
     "operator gone": (lambda it: it.objects["deployments"].clear(), "operators", "warn", "training-operator"),
     "other version": (
-        lambda it: it.groups.update({"kubeflow.org": ["v2"]}), "operators", "fail", "v2 are served, v1 is needed",
+        lambda it: it.groups.update({"kubeflow.org": ["v2"]}), "operators", "fail", "v2 is served, v1 is needed",
     ),
     "node down": (
         lambda it: it.objects["nodes"].append(node("c", ready="Unknown")), "nodes", "warn", "stopped posting",

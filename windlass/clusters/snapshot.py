@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -74,7 +74,9 @@ class Snapshot:
     cluster_queues: Objects
     volcano_queues: Objects
     accesses: Sequence[Access]
-    kinds: Collection[JobKind] = tuple(JobKind)  # of jobs that are served
+    kinds: Mapping[JobKind, str | None] = field(
+        default_factory=lambda: dict.fromkeys(JobKind)
+    )  # served, in which version
 
     @cached_property
     def rooms(self) -> dict[str, NodeRoom]:
@@ -109,7 +111,7 @@ def take(
     namespace: str,
     accesses: Sequence[Access] = (),
     *,
-    kinds: Collection[JobKind] = tuple(JobKind),
+    kinds: Mapping[JobKind, str | None] | None = None,
     only: Collection[str] | None = None,
 ) -> Snapshot:
     """Ask for everything, or for some lists only. What is not read becomes a Refusal; a cluster that does not answer
@@ -151,7 +153,7 @@ def take(
         groups=groups,
         namespace_object=namespace_object.result(),
         accesses=[answers.get(str(access)) or _as_listed(access, objects["nodes"]) for access in accesses],
-        kinds=kinds,
+        **({"kinds": kinds} if kinds is not None else {}),
         **objects,
     )
 

@@ -63,8 +63,10 @@ def check(
 
     from windlass.cli.output import print_json
     from windlass.clusters import result as results
-    from windlass.errors import ExitCode
+    from windlass.errors import ExitCode, UserError
 
+    if junit and not junit.parent.is_dir():
+        raise UserError(f"the results cannot be written to {junit}", evidence=f"there is no folder {junit.parent}")
     begin = time.monotonic()
     checked = look(run_file, overrides, context, namespace)
     if deep:
@@ -200,8 +202,9 @@ def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, 
     with api.remembering():
         if run:
             needs, problems, run = _needs(where, run)
-        kinds = list(served(api, schemas=False).kinds)
-        snapshot = take(api, api.access.namespace, needs.accesses(kinds), kinds=kinds)
+        jobs = served(api, schemas=False).kinds
+        kinds = {kind: job.api_version.rpartition("/")[2] for kind, job in jobs.items()}
+        snapshot = take(api, api.access.namespace, needs.accesses(list(kinds)), kinds=kinds)
     problems += run_checks(snapshot, needs)
     if run and needs.pod:
         problems += check_outside(api, snapshot, run)

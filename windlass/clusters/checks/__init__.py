@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from windlass.clusters.checks.access import api_server, permissions
 from windlass.clusters.checks.capacity import free_devices, quotas
-from windlass.clusters.checks.devices import driver, efa_plugin, gpu_plugin
+from windlass.clusters.checks.devices import driver, efa_plugin, gpu_plugin, rdma_plugin
 from windlass.clusters.checks.namespace import pod_security, service_account
 from windlass.clusters.checks.nodes import health, readiness, zones
 from windlass.clusters.checks.operators import job_operators
@@ -24,6 +24,7 @@ CHECKS: tuple[Check, ...] = (
     zones,
     gpu_plugin,
     efa_plugin,
+    rdma_plugin,
     driver,
     free_devices,
     quotas,
