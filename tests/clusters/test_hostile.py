@@ -79,7 +79,7 @@ def test_nodes_that_take_no_such_pods_are_not_free(check, cluster, change, argum
 @pytest.mark.parametrize(("groups", "status"), [((), "fail"), (("karpenter.sh",), "warn")])
 def test_a_cluster_without_nodes(check, cluster, groups, status):
     cluster.objects["nodes"] = []
-    cluster.groups |= dict.fromkeys(groups, ["v1"])
+    cluster.groups |= {group: ["v1"] for group in groups}
     results = check()
     assert (statuses(results, "nodes"), statuses(results, "capacity")) == (["warn"], [status])
 
