@@ -122,7 +122,7 @@ def other_version(bench):
     served = "/apis/kubeflow.org/v9"
     bench.wait(lambda: "pytorchjobs" in bench.cluster.kubectl("get", "--raw", served, check=False), "another version")
     try:
-        yield "operators", "fail", "v9 is served, v1 is needed"
+        yield "operators", "fail", "v9 is served, v1 is needed", "target.kubernetes.job=pytorchjob"
     finally:
         bench.cluster.kubectl(*patch, json.dumps({"spec": {"versions": [version]}}))
 
