@@ -193,6 +193,15 @@ def test_the_image_can_be_pulled(check, cluster, monkeypatch, tmp_path, answer, 
     assert (result["status"], evidence in (result["evidence"] or "")) == (status, True), result
 
 
+def test_an_image_of_ecr_is_skipped_where_aws_knows_nobody(check, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    results = check("image.name=123456789012.dkr.ecr.us-west-2.amazonaws.com/train:cuda12.8")[1]
+    (result,) = [result for result in results if result["check"] == "image"]
+    assert (result["status"], "AWS does not know who you are" in result["evidence"]) == ("skip", True)
+
+
 @pytest.mark.parametrize(
     ("gated", "token", "secrets", "status", "words"),
     [

@@ -56,7 +56,7 @@ def needs_of(run: Run, request: KubernetesRequest) -> Needs:
         kind=request.kind,
         pod=request.example_pod,
         num_pods=request.pods.num_pods,
-        num_spares=options.spares or 0,
+        num_spares=options.spares,
         claim=place.partition("/")[0] if storage == "pvc" else None,
         service_account=options.service_account,
         queue=options.queue,

@@ -34,15 +34,17 @@ def _image(api: Api, snapshot: Snapshot, run: Run) -> Iterator[Result]:
     image = ImageReference.parse(name) if name else None
     if image is None or image.registry is None:
         return  # none is said, or one that the nodes themselves must have
-    secret, whose = None, "with what this machine knows"
     try:
         credentials, secret = _credentials(api, snapshot, run, image.registry)
-        whose = f"with the pull secret {secret}" if secret else whose
+    except UserError as error:
+        yield _unknown(name, error)
+        return
+    whose = f"with the pull secret {secret}" if secret else "with what this machine knows"
+    try:
         manifest = Repository(image, credentials).manifest(image.digest or image.tag or "latest")
     except UserError as error:
         if error.exit_code == ExitCode.FAILED:  # it does not answer, or is not well
-            why = f"{error.what}: {error.evidence}"
-            yield Result("image", "skip", f"whether nodes can pull {name} was not found out", why)
+            yield _unknown(name, error)
         else:
             yield Result(
                 "image",
@@ -62,6 +64,11 @@ def _image(api: Api, snapshot: Snapshot, run: Run) -> Iterator[Result]:
         )
     else:
         yield Result("image", "pass", f"{image.registry} gives {image.repository}, asked {whose}")
+
+
+def _unknown(name: str | None, error: UserError) -> Result:
+    why = f"{error.what}: {error.evidence}"
+    return Result("image", "skip", f"whether nodes can pull {name} was not found out", why)
 
 
 def _credentials(api: Api, snapshot: Snapshot, run: Run, registry: str) -> tuple[Credentials | None, str | None]:

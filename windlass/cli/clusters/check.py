@@ -149,7 +149,8 @@ def fix(
         confirm("Delete what windlass made of these?", yes=yes)
         outcomes = fixing.undo(api, made, place)
     else:
-        who = user or fixing.who_am_i(api)
+        lacks = any(access.is_allowed is False for access in before.snapshot.accesses)
+        who = user or (fixing.who_am_i(api) if lacks else "")
         proposals = fixing.propose(
             before.snapshot, before.needs, user=who, is_self=user is None, storage_class=storage_class
         )
