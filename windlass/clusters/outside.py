@@ -31,10 +31,12 @@ def check_outside(api: Api, snapshot: Snapshot, run: Run) -> Iterator[Result]:
 
 def _image(api: Api, snapshot: Snapshot, run: Run) -> Iterator[Result]:
     name = run.target.kubernetes.image or run.image.name
-    image = ImageReference.parse(name) if name else None
-    if image is None or image.registry is None:
-        return  # none is said, or one that the nodes themselves must have
+    if not name:
+        return
     try:
+        image = ImageReference.parse(name)
+        if image.registry is None:
+            return  # the nodes themselves must have it
         credentials, secret = _credentials(api, snapshot, run, image.registry)
     except UserError as error:
         yield _unknown(name, error)
@@ -66,7 +68,7 @@ def _image(api: Api, snapshot: Snapshot, run: Run) -> Iterator[Result]:
         yield Result("image", "pass", f"{image.registry} gives {image.repository}, asked {whose}")
 
 
-def _unknown(name: str | None, error: UserError) -> Result:
+def _unknown(name: str, error: UserError) -> Result:
     why = f"{error.what}: {error.evidence}"
     return Result("image", "skip", f"whether nodes can pull {name} was not found out", why)
 

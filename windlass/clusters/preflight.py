@@ -15,13 +15,8 @@ from windlass.targets.kubernetes.manifests.request import KubernetesRequest
 
 LISTS = ("nodes", "daemonsets", "deployments")
 NEVER_STARTS = (job_operators,)  # what fails here fails for certain
-STARTS_BADLY = (
-    driver,
-    gpu_plugin,
-    efa_plugin,
-    rdma_plugin,
-    zones,
-)  # some nodes may do; an image may bring CUDA's compatibility
+# some nodes may do; an image may bring CUDA's compatibility
+STARTS_BADLY = (driver, gpu_plugin, efa_plugin, rdma_plugin, zones)
 
 
 def preflight(run: Run, request: KubernetesRequest) -> list[str]:

@@ -74,9 +74,8 @@ class Snapshot:
     cluster_queues: Objects
     volcano_queues: Objects
     accesses: Sequence[Access]
-    kinds: Mapping[JobKind, str | None] = field(
-        default_factory=lambda: dict.fromkeys(JobKind)
-    )  # served, in which version
+    # the kinds of jobs that are served, and in which version; None: not known
+    kinds: Mapping[JobKind, str | None] = field(default_factory=lambda: dict.fromkeys(JobKind))
 
     @cached_property
     def rooms(self) -> dict[str, NodeRoom]:
@@ -153,7 +152,7 @@ def take(
         groups=groups,
         namespace_object=namespace_object.result(),
         accesses=[answers.get(str(access)) or _as_listed(access, objects["nodes"]) for access in accesses],
-        **({"kinds": kinds} if kinds is not None else {}),
+        kinds=dict.fromkeys(JobKind) if kinds is None else kinds,
         **objects,
     )
 
@@ -193,10 +192,9 @@ def _review(api: Api, namespace: str, accesses: Sequence[Access]) -> list[Access
     rules = () if isinstance(status, Refusal) else status.get("resourceRules") or ()
     granted = {str(access) for access in accesses if any(_grants(rule, access) for rule in rules)}
     is_complete = not isinstance(status, Refusal) and not status.get("incomplete")
-    # a webhook's rules are not listed; what RBAC grants stands, for a webhook that stood before it could only deny
+    # Rules of webhooks are not listed. What RBAC grants counts as granted: only a webhook before it could still deny.
     unsure = [access for access in accesses if str(access) not in granted] if not is_complete else []
-    everything = Access("*", "*", "*")
-    if unsure and _may(api, namespace, everything).is_allowed:
+    if unsure and _may(api, namespace, Access("*", "*", "*")).is_allowed:
         granted |= {str(access) for access in unsure}
         unsure = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
