@@ -114,17 +114,24 @@ def claim_of_one_node(bench):
 @contextlib.contextmanager
 def other_version(bench):
     """PyTorchJobs are served as v9 alone; the other kinds of their group stay as they are."""
-    crd = "customresourcedefinition/pytorchjobs.kubeflow.org"
-    version = json.loads(bench.cluster.kubectl("get", crd, "-o", "json"))["spec"]["versions"][0]
-    other = {**version, "name": "v9", "storage": False}
-    patch = ("patch", crd, "--type=merge", "-p")
-    bench.cluster.kubectl(*patch, json.dumps({"spec": {"versions": [{**version, "served": False}, other]}}))
+    first, second = "/spec/versions/0", "/spec/versions/1"
+
+    def patch(*operations):
+        crd = "customresourcedefinition/pytorchjobs.kubeflow.org"
+        bench.cluster.kubectl("patch", crd, "--type=json", "-p", json.dumps(operations))
+
+    patch(
+        {"op": "copy", "from": first, "path": second},
+        {"op": "replace", "path": f"{second}/name", "value": "v9"},
+        {"op": "replace", "path": f"{second}/storage", "value": False},
+        {"op": "replace", "path": f"{first}/served", "value": False},
+    )
     served = "/apis/kubeflow.org/v9"
     bench.wait(lambda: "pytorchjobs" in bench.cluster.kubectl("get", "--raw", served, check=False), "another version")
     try:
         yield "operators", "fail", "v9 is served, v1 is needed", "target.kubernetes.job=pytorchjob"
     finally:
-        bench.cluster.kubectl(*patch, json.dumps({"spec": {"versions": [version]}}))
+        patch({"op": "remove", "path": second}, {"op": "replace", "path": f"{first}/served", "value": True})
 
 
 FAULTS = (cordoned, plugin_not_ready, operator_down, quota_full, restricted, claim_of_one_node, other_version)
