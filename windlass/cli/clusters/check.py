@@ -193,7 +193,8 @@ def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, 
     from windlass.targets.kubernetes.api.discovery import served
     from windlass.targets.kubernetes.client import KubernetesTarget
 
-    where, needs, problems, run = KubernetesTarget(), Needs(), list[Result](), None
+    where, needs, problems = KubernetesTarget(), Needs(), list[Result]()
+    run: Run | None = None
     if run_file:
         chosen = [("context", context), ("namespace", namespace)]
         changes = [f"target.kubernetes.{key}={value}" for key, value in chosen if value]

@@ -40,7 +40,7 @@ EFA_INSTALL = (
 
 def gpu_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     """NVIDIA's, whole or divided; AMD's where the run asks for that."""
-    amd, mig = (_asked(needs, prefix) for prefix in ("amd.com/", DIVIDED))
+    amd, mig = _asked(needs, "amd.com/"), _asked(needs, *DIVIDED)
     for resource in amd:
         yield from _plugin(snapshot, needs, "gpu-plugin", resource, AMD_PLUGINS, None, AMD_INSTALL)
     for resource in mig:
@@ -164,6 +164,6 @@ def _asks(needs: Needs, resource: str) -> bool:
     return resource in _asked(needs, resource)
 
 
-def _asked(needs: Needs, prefix: str | tuple[str, ...]) -> list[str]:
+def _asked(needs: Needs, *prefixes: str) -> list[str]:
     """The resources of a run's pods that begin so."""
-    return [key for key, amount in requests(needs.pod or {}).items() if amount and key.startswith(prefix)]
+    return [key for key, amount in requests(needs.pod or {}).items() if amount and key.startswith(prefixes)]

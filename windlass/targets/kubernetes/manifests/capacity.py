@@ -52,7 +52,8 @@ class NodeRoom:
 
 
 def _matches(expression: Mapping[str, Any], values: Mapping[str, str]) -> bool:
-    value, wanted = values.get(expression["key"]), expression.get("values") or ()
+    value = values.get(expression["key"])
+    wanted: Sequence[str] = expression.get("values") or ()
     match expression.get("operator"):
         case "In":
             return value in wanted
