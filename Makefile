@@ -64,7 +64,8 @@ test-gpu: setup  ## the trainer on 1, 2 and 4 CUDA ranks, compared and hurt; ran
 test-architectures: setup  ## every causal model that transformers registers, tiny, three steps each: works, refused and why
 	$(BIN)/python -m tests.trainer.architectures
 
-test-quick: test-fast  ## the same as test-fast
+test-quick: setup  ## RUN=my.yaml: pods on the current cluster try its network and disks for it, and nothing is trained
+	$(BIN)/windlass cluster check $(RUN) --deep --no-train
 
 validate-framework: test-fast  ## the same as test-fast
 

@@ -62,7 +62,10 @@ class Cluster:
         self.kubeflow = [{"name": "pytorchjobs", "kind": "PyTorchJob"}]  # kinds of kubeflow.org
         self.namespace = {"metadata": {"name": "team", "labels": {}}, "status": {"phase": "Active"}}
         self.forbidden = set()  # (verb, resource) that this user may not
+        self.has_other_rules = False  # of an authorizer that lists none, as EKS' access entries
         self.refused = {}  # list -> message of a 403
+        self.image = lambda handler: handler.json({"config": {}})  # what its address answers as a registry
+        self.secrets = {}  # of the namespace
         active = {"conditions": [{"type": "Active", "status": "True"}]}
         amounts = {"nvidia.com/gpu": "16", "vpc.amazonaws.com/efa": "64", "cpu": "1k", "memory": "8Ti"}
         quota = [{"name": name, "nominalQuota": amount} for name, amount in amounts.items()]
@@ -101,9 +104,13 @@ class Cluster:
                 served(f"/apis/{name}/{version}", lambda handler, kinds=kinds: handler.json({"resources": kinds}))
         if self.namespace:
             served("/api/v1/namespaces/team", lambda handler: handler.json(self.namespace))
+        served("/v2/train/manifests/2.9-cuda12.8", lambda handler: self.image(handler))
+        for name, value in self.secrets.items():
+            served(f"/api/v1/namespaces/team/secrets/{name}", lambda handler, value=value: handler.json(value))
         for name, path in LISTS.items():
             served(path, lambda handler, name=name: self._list(handler, name))
         served("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", self._review)
+        served("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", self._rules)
 
     def _list(self, handler, name):
         if name in self.refused:
@@ -114,10 +121,28 @@ class Cluster:
         further = str(start + size) if start + size < len(self.objects[name]) else ""
         handler.json({"metadata": {"continue": further}, "items": page})
 
+    def _rules(self, handler):
+        every = [] if self.has_other_rules else {"list", "get", "watch", "create", "delete"}
+        places = [
+            ("", place) for place in ("secrets", "configmaps", "services", "pods", "pods/log", "pods/exec", "events")
+        ]
+        places += [("kubeflow.org", "pytorchjobs"), ("batch", "jobs")]
+        places += [("trainer.kubeflow.org", "trainjobs"), ("sagemaker.amazonaws.com", "hyperpodpytorchjobs")]
+        rules = [
+            {
+                "verbs": sorted(verb for verb in every if (verb, resource) not in self.forbidden),
+                "apiGroups": [group],
+                "resources": [resource],
+            }
+            for group, resource in places
+        ]
+        rules.append({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "resourceNames": ["one-of-them"]})
+        handler.json({"status": {"resourceRules": rules, "incomplete": self.has_other_rules}}, 201)
+
     def _review(self, handler):
         asked = json.loads(handler.body)["spec"]["resourceAttributes"]
         verb = (asked["verb"], asked["resource"] + (f"/{asked['subresource']}" if asked["subresource"] else ""))
-        is_allowed = verb not in self.forbidden
+        is_allowed = not self.forbidden if verb == ("*", "*") else verb not in self.forbidden
         handler.json({"status": {"allowed": is_allowed, "reason": "" if is_allowed else "no RBAC rule"}}, 201)
 
 

@@ -1,11 +1,13 @@
 """`windlass cluster check` over HTTP: a sound cluster passes, and each planted fault is named with its evidence."""
 
+import base64
 import json
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.clusters.conftest import daemonset, named, node
+from tests.data.test_access import MODEL, start  # noqa: F401
 from windlass.clusters.preflight import preflight
 from windlass.clusters.snapshot import take
 from windlass.errors import UserError
@@ -21,7 +23,7 @@ model: {preset: llama-tiny}
 data: {source: corpus:austen, sequence_length: 128}
 train: {steps: 10, global_batch: 16}
 resources: {nodes: 2, instance: p5.48xlarge}
-image: {name: registry.example/train:2.9-cuda12.8}
+image: {name: REGISTRY/train:2.9-cuda12.8}
 target: {kubernetes: {job: pytorchjob, storage: "pvc:work", service_account: trainer, queue: main}}
 """
 
@@ -29,8 +31,7 @@ target: {kubernetes: {job: pytorchjob, storage: "pvc:work", service_account: tra
 @pytest.fixture
 def check(windlass, cluster, tmp_path):
     """Runs the check, with a run file unless told otherwise: exit code and results by check."""
-    path = tmp_path / "big.yaml"
-    path.write_text(RUN)
+    path = write_run(tmp_path, cluster)
 
     def run(*arguments, with_run=True):
         cluster.serve()
@@ -40,6 +41,12 @@ def check(windlass, cluster, tmp_path):
         return answer.code, value["results"]
 
     return run
+
+
+def write_run(folder, cluster):
+    path = folder / "big.yaml"
+    path.write_text(RUN.replace("REGISTRY", cluster.server.url.removeprefix("http://")))
+    return path
 
 
 def statuses(results, check):
@@ -67,14 +74,14 @@ def quota(hard, used):
 
 FAULTS = {
     "old server": (lambda it: it.version.update(minor="24", gitVersion="v1.24.0"), "api", "warn", "v1.24.0"),
-    "no permission": (lambda it: it.forbidden.add(("create", "pytorchjobs")), "permissions", "fail", "no RBAC rule"),
-    "no exec": (lambda it: it.forbidden.add(("create", "pods/exec")), "permissions", "warn", "no RBAC rule"),
+    "no permission": (lambda it: it.forbidden.add(("create", "pytorchjobs")), "permissions", "fail", "SelfSubject"),
+    "no exec": (lambda it: it.forbidden.add(("create", "pods/exec")), "permissions", "warn", "SelfSubject"),
     "operator down": (
         lambda it: it.objects["deployments"][0]["status"].clear(), "operators", "fail", "0 of 1 replicas are ready",
     ),
     "operator gone": (lambda it: it.objects["deployments"].clear(), "operators", "warn", "training-operator"),
     "other version": (
-        lambda it: it.groups.update({"kubeflow.org": ["v2"]}), "operators", "fail", "v2 are served, v1 is needed",
+        lambda it: it.groups.update({"kubeflow.org": ["v2"]}), "operators", "fail", "v2 is served, v1 is needed",
     ),
     "node down": (
         lambda it: it.objects["nodes"].append(node("c", ready="Unknown")), "nodes", "warn", "stopped posting",
@@ -152,6 +159,67 @@ FAULTS = {
 }  # fmt: skip
 
 
+def challenge(handler):
+    """A registry that wants a password."""
+    if handler.headers.get("Authorization") == "Basic " + base64.b64encode(b"ann:right").decode():
+        handler.json({"config": {}})
+    else:
+        handler.json({"errors": [{"code": "UNAUTHORIZED"}]}, 401, WWW_Authenticate="Basic realm=here")
+
+
+def pull_secret(cluster, password):
+    auth = {"auth": base64.b64encode(f"ann:{password}".encode()).decode()}
+    config = json.dumps({"auths": {cluster.server.url.removeprefix("http://"): auth}})
+    cluster.secrets["pull"] = named("pull", data={".dockerconfigjson": base64.b64encode(config.encode()).decode()})
+    cluster.objects["service_accounts"][1]["imagePullSecrets"] = [{"name": "pull"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "password", "status", "evidence"),
+    [
+        (challenge, "right", "pass", ""),
+        (challenge, "wrong", "fail", "UNAUTHORIZED"),
+        (challenge, None, "warn", "UNAUTHORIZED"),  # nodes may have credentials that this machine has not
+        (lambda handler: handler.json({"errors": []}, 404), None, "fail", "answers 404"),
+        (lambda handler: handler.json({"errors": []}, 500), None, "skip", "answers 500"),
+    ],
+)
+def test_the_image_can_be_pulled(check, cluster, monkeypatch, tmp_path, answer, password, status, evidence):
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    cluster.image = answer
+    if password:
+        pull_secret(cluster, password)
+    (result,) = [result for result in check()[1] if result["check"] == "image"]
+    assert (result["status"], evidence in (result["evidence"] or "")) == (status, True), result
+
+
+def test_an_image_of_ecr_is_skipped_where_aws_knows_nobody(check, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    results = check("image.name=123456789012.dkr.ecr.us-west-2.amazonaws.com/train:cuda12.8")[1]
+    (result,) = [result for result in results if result["check"] == "image"]
+    assert (result["status"], "AWS does not know who you are" in result["evidence"]) == ("skip", True)
+
+
+@pytest.mark.parametrize(
+    ("gated", "token", "secrets", "status", "words"),
+    [
+        ("manual", None, "", "fail", "access to it must be granted first"),
+        ("manual", "known", "", "fail", "HF_TOKEN does not go to the pods"),
+        ("manual", "known", "target.kubernetes.secrets=['HF_TOKEN']", "pass", ""),
+        (False, "known", "", "pass", ""),
+    ],
+)
+def test_a_gated_model_needs_a_token_in_the_pods(check, start, monkeypatch, gated, token, secrets, status, words):  # noqa: F811
+    start(gated=gated, tokens={"known": "granted"})
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    results = check(f"data.tokenizer={MODEL}", *([secrets] if secrets else []))[1]
+    (result,) = [result for result in results if result["check"] == "hub"]
+    assert (result["status"], words in result["summary"]) == (status, True), result
+
+
 def test_a_restricted_namespace_takes_the_runs_pods(check, cluster):
     """What its pods would lack without the namespace being known is in test_odd.py."""
     cluster.namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
@@ -195,8 +263,7 @@ def test_what_may_not_be_read_is_skipped_and_said(check, cluster):
 def test_every_run_is_checked_before_it_is_sent(cluster, tmp_path, fault, expected):
     FAULTS[fault][0](cluster)
     cluster.serve()
-    (tmp_path / "big.yaml").write_text(RUN)
-    run, request = rendered(tmp_path / "big.yaml")
+    run, request = rendered(write_run(tmp_path, cluster))
     try:
         told = " ".join(preflight(run, request))
     except UserError as error:
@@ -211,17 +278,19 @@ def rendered(path):
     return settled, where.render(settled, where.gather(settled))
 
 
-def test_a_thousand_nodes_take_few_requests(check, cluster, windlass):
+@pytest.mark.parametrize("with_run", [True, False])
+def test_a_thousand_nodes_take_at_most_thirty_requests(windlass, cluster, tmp_path, with_run):
+    cluster.groups |= {"trainer.kubeflow.org": ["v1alpha1"], "sagemaker.amazonaws.com": ["v1"]}
     cluster.objects["nodes"] = [node(f"n{number}") for number in range(1000)]
     pod = named("p", "else", spec={"nodeName": "n1", "containers": []}, status={"phase": "Running"})
-    cluster.objects["pods"] = [pod] * 5000
-    code, _ = check()
-    assert code == 0
-    assert len(cluster.server.requests) <= 60  # with rendering the run; the snapshot alone takes under thirty
-    cluster.server.requests.clear()
-    check(with_run=False)
-    lists = [path for _, path, _ in cluster.server.requests if "accessreviews" not in path]
-    assert len(lists) <= 30
+    cluster.objects["pods"] = [pod] * 10_000
+    cluster.serve()
+    answer = windlass("cluster", "check", *([str(write_run(tmp_path, cluster))] if with_run else []), "--json")
+    assert answer.code == 0
+    requests = [request for request in cluster.server.requests if not request[1].startswith("/v2/")]  # the registry's
+    assert json.loads(answer.out)["requests"] == len(requests) <= 30
+    asked = [(path, *sorted(params.items())) for _, path, params in requests]
+    assert len(asked) == len(set(asked))  # nothing is asked twice
 
 
 def test_junit_for_ci(check, cluster, tmp_path):
@@ -260,12 +329,23 @@ def test_another_kind_of_the_same_group_is_no_training_operator(check, cluster):
     assert code == 0
 
 
-def test_nodes_are_asked_for_outside_the_namespace(check, cluster):
-    """A role with every verb on every resource of one namespace lets nobody list nodes."""
-    check(with_run=False)
-    asked = [json.loads(body)["spec"]["resourceAttributes"] for body in cluster.server.bodies if b"Review" in body]
-    places = {review["resource"]: review["namespace"] for review in asked}
-    assert (places["nodes"], places["secrets"]) == ("", "team")
+def test_a_role_of_one_namespace_lets_nobody_list_nodes(check, cluster):
+    cluster.refused = {"nodes": 'nodes is forbidden: User "ann"'}
+    (result,) = [result for result in check(with_run=False)[1] if result["check"] == "permissions"]
+    assert (result["status"], result["evidence"]) == ("warn", 'nodes is forbidden: User "ann"')
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "status", "num_reviews"),
+    [(set(), "pass", 2), ({("create", "secrets")}, "fail", 15)],
+)
+def test_rules_that_the_cluster_does_not_list_are_asked_for(check, cluster, forbidden, status, num_reviews):
+    """EKS' access entries and GKE's IAM are webhooks: their rules are in no list."""
+    cluster.has_other_rules, cluster.forbidden = True, forbidden
+    _, results = check()
+    assert statuses(results, "permissions") == [status]
+    reviews = [path for _, path, _ in cluster.server.requests if "reviews" in path]
+    assert len(reviews) == num_reviews
 
 
 def test_of_a_pod_only_what_it_holds_is_kept(cluster):

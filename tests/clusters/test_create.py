@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 import yaml
@@ -9,12 +10,14 @@ import yaml
 from tests.clusters.conftest import REGION
 from tests.clusters.test_listing import make_eks
 from tests.clusters.test_odd import snapshot
+from windlass.agent import manage_eks_cluster
 from windlass.clusters.aws_facts import AwsFacts, Subnet, ask, region_of
 from windlass.clusters.checks.aws import check_aws, instance_of
 from windlass.clusters.creating import ClusterRequest, cluster_config, hyperpod_request, make_bucket
 from windlass.clusters.needs import EFA, Needs
 from windlass.clusters.snapshot import Refusal
 from windlass.common import aws as common_aws
+from windlass.errors import UserError
 
 ARN = "arn:aws:eks:us-west-2:123456789012:cluster/below"
 ROLE = "arn:aws:iam::123456789012:role/hyperpod"
@@ -299,3 +302,32 @@ def test_hyperpods_quota_is_found_by_name(aws, monkeypatch, limit, status):
     (result,) = [one for one in check_aws(facts, snapshot(), needs) if one.check == "hyperpod-quota"]
     assert result.status == status
     assert "ml.p5.48xlarge" in result.summary
+
+
+EKSCTL = """\
+#!{python}
+import boto3, sys, yaml
+config = yaml.safe_load(open(sys.argv[4]))
+network = {{"subnetIds": ["subnet-1", "subnet-2"], "securityGroupIds": ["sg-1"]}}
+role = "arn:aws:iam::123456789012:role/eks"
+eks = boto3.client("eks", region_name=config["metadata"]["region"])
+eks.create_cluster(name=config["metadata"]["name"], version="1.33", roleArn=role, resourcesVpcConfig=network)
+"""
+
+
+def test_the_seeds_make_a_cluster_that_is_missing_and_use_it(aws, tmp_path, monkeypatch):
+    """eksctl's part is to make the cluster; here it does so at moto's EKS."""
+    program = tmp_path / "eksctl"
+    program.write_text(EKSCTL.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    options = {"region": REGION, "validate_components": False, "infrastructure_type": "cloudformation"}
+    with pytest.raises(UserError) as caught:
+        manage_eks_cluster("absent", **options)
+    assert caught.value.error_code == "no-such-cluster"
+    made = manage_eks_cluster("absent", **options, create_if_missing=True, verbose=False)
+    assert made.created is not None
+    assert made.context.endswith(f"{REGION}:123456789012:cluster/absent")
+    again = manage_eks_cluster("absent", **options, create_if_missing=True)
+    assert (again.created, again.context) == (None, made.context)

@@ -8,18 +8,18 @@ from windlass.clusters.checks.devices import driver, gpu_plugin
 from windlass.clusters.checks.namespace import pod_security
 from windlass.clusters.checks.nodes import health
 from windlass.clusters.checks.operators import job_operators
-from windlass.clusters.checks.queues import kueue
+from windlass.clusters.checks.queues import VOLCANO_QUEUE, kueue, volcano
 from windlass.clusters.checks.storage import storage_classes
 from windlass.clusters.needs import GPU, Needs
 from windlass.clusters.result import Result, junit
-from windlass.clusters.snapshot import Snapshot
+from windlass.clusters.snapshot import Refusal, Snapshot
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 
 LISTS = ("nodes", "pods", "daemonsets", "deployments", "storage_classes", "csi_drivers", "claims", "quotas")
 
 
 def snapshot(**changes):
-    lists = dict.fromkeys([*LISTS, "service_accounts", "local_queues", "cluster_queues"], ())
+    lists = dict.fromkeys([*LISTS, "service_accounts", "local_queues", "cluster_queues", "volcano_queues"], ())
     return Snapshot(
         **{
             "context": "here",
@@ -163,6 +163,29 @@ def test_kueue_admits_nothing_that_no_flavor_covers():
     results = [result for result in kueue(given, needs(queue="main")) if result.status != "pass"]
     assert statuses(results) == ["warn"]
     assert "cpu, memory" in results[0].summary
+
+
+OPEN = named("default", spec={}, status={"state": "Open"})
+
+
+@pytest.mark.parametrize(
+    ("groups", "queues", "status", "evidence"),
+    [
+        ({}, (), "fail", "scheduling.volcano.sh is not in /apis"),
+        ({"scheduling.volcano.sh": {}}, [OPEN], "pass", ""),
+        ({"scheduling.volcano.sh": {}}, [named("other")], "fail", "queues: other"),
+        ({"scheduling.volcano.sh": {}}, [{**OPEN, "status": {"state": "Closed"}}], "fail", "Closed"),
+        ({"scheduling.volcano.sh": {}}, [{**OPEN, "spec": {"capability": {GPU: "8"}}}], "fail", f"8 {GPU}"),
+        ({"scheduling.volcano.sh": {}}, Refusal(403, "forbidden"), "skip", "forbidden"),
+    ],
+)
+def test_volcanos_queue_is_open_and_large_enough(groups, queues, status, evidence):
+    given = snapshot(groups=groups, volcano_queues=queues)
+    (result,) = volcano(given, needs({"schedulerName": "volcano"}))
+    assert (result.status, evidence in (result.evidence or "")) == (status, True), result
+    assert not list(volcano(given, needs()))  # pods of the ordinary scheduler are in none of its queues
+    pod = {"metadata": {"annotations": {VOLCANO_QUEUE: "mine"}}, "spec": {"schedulerName": "volcano", "containers": []}}
+    assert next(volcano(given, Needs(pod=pod))).status != "pass"
 
 
 SOUND = {

@@ -72,7 +72,7 @@ def test_offload_is_checked_against_the_nodes_memory():
 def test_an_unknown_instance_names_the_nearest():
     with pytest.raises(UserError) as raised:
         instance("p5.48xlarg")
-    assert raised.value.fix == "resources.instance=p5.48xlarge"
+    assert raised.value.fix == "resources.instance=p5.48xlarge    or --instance p5.48xlarge"
     assert instance("ml.p5.48xlarge") is instance("p5.48xlarge")
     with pytest.raises(UserError, match="no GPU instance type"):
         instance("m5.large")

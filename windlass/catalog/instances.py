@@ -65,7 +65,7 @@ def instance(name: str) -> Instance:
     raise UserError(
         f"there is no GPU instance type {name!r} in the catalogue",
         evidence=f"{family} has {', '.join(siblings)}" if siblings else f"families: {', '.join(_families())}",
-        fix=f"resources.instance={near[0]}" if near else None,
+        fix=f"resources.instance={near[0]}    or --instance {near[0]}" if near else None,
     )
 
 

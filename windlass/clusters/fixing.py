@@ -62,14 +62,29 @@ def from_manifests(paths: Iterable[Path]) -> list[Proposal]:
     proposals = []
     for path in paths:
         try:
-            documents = [value for value in yaml.safe_load_all(path.read_text(encoding="utf-8")) if value]
-        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-            raise UserError(f"{path} cannot be read", evidence=str(error).splitlines()[0]) from None
-        wrong = next((value for value in documents if not _is_object(value)), None)
-        if wrong is not None:
-            raise UserError(f"{path} holds something that is no Kubernetes object", evidence=str(wrong)[:200])
-        proposals.append(Proposal("manifest", str(path), documents))
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read", evidence=str(error)) from None
+        proposals.append(Proposal("manifest", str(path), objects_in(text, str(path))))
     return proposals
+
+
+def objects_in(text: str, source: str) -> list[Object]:
+    """The Kubernetes objects of a YAML text, those of Lists too."""
+    try:
+        documents = [value for value in yaml.safe_load_all(text) if value]
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        raise UserError(f"{source} cannot be read", evidence=str(error).splitlines()[0]) from None
+    objects = [value for document in documents for value in _listed(document)]
+    wrong = next((value for value in objects if not _is_object(value)), None)
+    if wrong is not None:
+        raise UserError(f"{source} holds something that is no Kubernetes object", evidence=str(wrong)[:200])
+    return objects
+
+
+def _listed(document: Any) -> list[Any]:
+    is_list = isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list)
+    return list(document["items"]) if is_list else [document]
 
 
 def apply(api: Api, proposals: Sequence[Proposal], namespace: str) -> list[Outcome]:

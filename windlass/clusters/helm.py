@@ -7,10 +7,8 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-import yaml
-
-from windlass.clusters.fixing import Proposal
-from windlass.errors import UserError
+from windlass.clusters.fixing import Proposal, objects_in
+from windlass.errors import ExitCode, UserError
 
 RELEASE = re.compile(r"([a-z0-9-]+)@v?(\d+\.\d+[-.+0-9A-Za-z]*)")
 TIMEOUT_SECONDS = 120
@@ -26,6 +24,10 @@ class Chart:
     settings: tuple[str, ...] = ()
 
 
+# As their makers write them (2026-11): github.com/NVIDIA/k8s-device-plugin, github.com/aws/eks-charts,
+# cert-manager.io/docs/installation/helm, github.com/kubernetes-sigs/jobset/tree/main/charts/jobset,
+# kubeflow.org/docs/components/trainer/operator-guides/installation, kueue.sigs.k8s.io/docs/installation.
+# OCI charts have versions without a v. Which versions there are is for helm to say.
 CHARTS = {
     "nvidia-device-plugin": Chart(
         "nvidia-device-plugin", "nvidia-device-plugin", "https://nvidia.github.io/k8s-device-plugin"
@@ -58,10 +60,17 @@ def from_release(release: str) -> Proposal:
             fix=f"on a machine that has it:  {' '.join(command)} > {name}.yaml\n"
             f"windlass cluster fix --manifest {name}.yaml",
         )
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        is_slow = isinstance(error, subprocess.TimeoutExpired)
+        why = f"it did not end within {TIMEOUT_SECONDS:g} s" if is_slow else str(error)
+        raise UserError("helm cannot be run", evidence=why, fix=" ".join(command), exit_code=ExitCode.FAILED) from None
     if done.returncode:
         raise UserError(f"helm cannot render {release}", evidence=done.stderr.strip()[-400:], fix=" ".join(command))
-    objects = [value for value in yaml.safe_load_all(done.stdout) if value]
+    objects = objects_in(done.stdout, "what helm rendered")
+    if not objects:
+        raise UserError(f"helm rendered nothing for {release}", evidence="its output is empty", fix=" ".join(command))
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": chart.namespace}}
     first = {"Namespace": 0, "CustomResourceDefinition": 1}
     ordered = sorted([namespace, *objects], key=lambda value: first.get(value["kind"], 2))

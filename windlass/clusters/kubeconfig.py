@@ -41,7 +41,12 @@ def use(cluster: EksCluster, *, alias: str | None, namespace: str | None) -> tup
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no file that a context could be written to", fix=f"unset {KUBECONFIG}")
     context = alias or cluster.arn
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{path.parent} cannot be made for a kubeconfig", evidence=str(error.strerror), fix=f"{KUBECONFIG}=FILE"
+        ) from None
     with locked(path.with_name(f".{path.name}.windlass-lock")):  # kubectl's own lock is a file that must not exist
         values = read(path) if path.is_file() else {"apiVersion": "v1", "kind": "Config"}
         _put(

@@ -36,6 +36,7 @@ class Needs:
     kind: JobKind | None = None  # None: any
     pod: Manifest | None = None  # one of the run's pods
     num_pods: int = 0
+    num_spares: int = 0  # further pods that HyperPod keeps ready
     claim: str | None = None
     service_account: str | None = None
     queue: str | None = None
@@ -55,6 +56,7 @@ def needs_of(run: Run, request: KubernetesRequest) -> Needs:
         kind=request.kind,
         pod=request.example_pod,
         num_pods=request.pods.num_pods,
+        num_spares=options.spares,
         claim=place.partition("/")[0] if storage == "pvc" else None,
         service_account=options.service_account,
         queue=options.queue,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windlass.clusters.checks.devices import driver, efa_plugin, gpu_plugin
+from windlass.clusters.checks.devices import driver, efa_plugin, gpu_plugin, rdma_plugin
 from windlass.clusters.checks.nodes import zones
 from windlass.clusters.checks.operators import job_operators
 from windlass.clusters.needs import needs_of
@@ -15,7 +15,8 @@ from windlass.targets.kubernetes.manifests.request import KubernetesRequest
 
 LISTS = ("nodes", "daemonsets", "deployments")
 NEVER_STARTS = (job_operators,)  # what fails here fails for certain
-STARTS_BADLY = (driver, gpu_plugin, efa_plugin, zones)  # some nodes may do; an image may bring CUDA's compatibility
+# some nodes may do; an image may bring CUDA's compatibility
+STARTS_BADLY = (driver, gpu_plugin, efa_plugin, rdma_plugin, zones)
 
 
 def preflight(run: Run, request: KubernetesRequest) -> list[str]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 from windlass.targets.kubernetes.api.discovery import KUEUE, POD_SECURITY
 from windlass.targets.kubernetes.api.errors import RefusedError
-from windlass.targets.kubernetes.api.http import Api, Object
+from windlass.targets.kubernetes.api.http import ALL_PODS, LARGE_PAGE, Api, Object
 from windlass.targets.kubernetes.jobfile import object_path
 from windlass.targets.kubernetes.manifests.capacity import NodeRoom, charge, node_room
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.labels import RUN_LABEL
 
 AT_ONCE = 8
-LARGE_PAGE = 1000  # nodes and pods of a large cluster: few requests count more than small answers
-PODS = "/api/v1/pods"
+VOLCANO = "scheduling.volcano.sh"
+REVIEWS = "/apis/authorization.k8s.io/v1"
 ALIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -72,8 +72,10 @@ class Snapshot:
     service_accounts: Objects
     local_queues: Objects
     cluster_queues: Objects
+    volcano_queues: Objects
     accesses: Sequence[Access]
-    kinds: Collection[JobKind] = tuple(JobKind)  # of jobs that are served
+    # the kinds of jobs that are served, and in which version; None: not known
+    kinds: Mapping[JobKind, str | None] = field(default_factory=lambda: dict.fromkeys(JobKind))
 
     @cached_property
     def rooms(self) -> dict[str, NodeRoom]:
@@ -108,7 +110,7 @@ def take(
     namespace: str,
     accesses: Sequence[Access] = (),
     *,
-    kinds: Collection[JobKind] = tuple(JobKind),
+    kinds: Mapping[JobKind, str | None] | None = None,
     only: Collection[str] | None = None,
 ) -> Snapshot:
     """Ask for everything, or for some lists only. What is not read becomes a Refusal; a cluster that does not answer
@@ -117,7 +119,7 @@ def take(
     kueue = ((groups.get(KUEUE) or {}).get("preferredVersion") or {}).get("groupVersion")
     lists: dict[str, tuple[str, dict[str, str | int]]] = {
         "nodes": ("/api/v1/nodes", {"limit": LARGE_PAGE}),
-        "pods": (PODS, {"limit": LARGE_PAGE, "fieldSelector": ALIVE}),
+        "pods": (ALL_PODS, {"limit": LARGE_PAGE, "fieldSelector": ALIVE}),
         "daemonsets": ("/apis/apps/v1/daemonsets", {}),
         "deployments": ("/apis/apps/v1/deployments", {"limit": LARGE_PAGE}),
         "storage_classes": ("/apis/storage.k8s.io/v1/storageclasses", {}),
@@ -129,6 +131,8 @@ def take(
     if kueue:
         lists["local_queues"] = (object_path(kueue, "localqueues", namespace), {})
         lists["cluster_queues"] = (object_path(kueue, "clusterqueues", None), {})
+    if VOLCANO in groups:
+        lists["volcano_queues"] = (object_path(f"{VOLCANO}/v1beta1", "queues", None), {})
     asked = {name: question for name, question in lists.items() if only is None or name in only}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         version = pool.submit(api.get, "/version")
@@ -136,20 +140,20 @@ def take(
         listed = {
             name: pool.submit(_or_refusal, partial(_list, api, path, params)) for name, (path, params) in asked.items()
         }
-        reviewed = [pool.submit(_or_refusal, partial(_review, api, namespace, access)) for access in accesses]
-    answers = [review.result() for review in reviewed]
-    objects: dict[str, Objects] = {"local_queues": (), "cluster_queues": (), **dict.fromkeys(lists, NOT_ASKED)}
+        reviewed = pool.submit(_review, api, namespace, [access for access in accesses if access.resource != "nodes"])
+    objects: dict[str, Objects] = dict.fromkeys(("local_queues", "cluster_queues", "volcano_queues"), ())
+    objects |= dict.fromkeys(lists, NOT_ASKED)
+    objects |= {name: answer.result() for name, answer in listed.items()}
+    answers = {str(access): access for access in reviewed.result()}
     return Snapshot(
         context=api.access.context,
         namespace=namespace,
         version=version.result(),
         groups=groups,
         namespace_object=namespace_object.result(),
-        accesses=[
-            access if isinstance(answer, Refusal) else answer for access, answer in zip(accesses, answers, strict=True)
-        ],
-        kinds=kinds,
-        **(objects | {name: answer.result() for name, answer in listed.items()}),
+        accesses=[answers.get(str(access)) or _as_listed(access, objects["nodes"]) for access in accesses],
+        kinds=dict.fromkeys(JobKind) if kinds is None else kinds,
+        **objects,
     )
 
 
@@ -162,7 +166,7 @@ def _or_refusal(question: Callable[[], Any]) -> Any:
 
 def _list(api: Api, path: str, params: Mapping[str, str | int]) -> list[Object]:
     items = api.items(path, **params)
-    return [_what_it_holds(pod) for pod in items] if path == PODS else list(items)
+    return [_what_it_holds(pod) for pod in items] if path == ALL_PODS else list(items)
 
 
 def _what_it_holds(pod: Object) -> Object:
@@ -179,27 +183,60 @@ def _what_it_holds(pod: Object) -> Object:
     }
 
 
-def _review(api: Api, namespace: str, access: Access) -> Access:
-    """Ask the cluster whether this user may, as `kubectl auth can-i` does."""
-    attributes: dict[str, Any] = {
-        "namespace": "" if access.resource == "nodes" else namespace,  # a role of the namespace may not grant those
-        "verb": access.verb,
-        "group": access.group,
-        "resource": access.resource,
-        "subresource": access.subresource,
-    }
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "metadata": {},
-        "spec": {"resourceAttributes": attributes},
-    }
-    status = api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review).get("status") or {}
-    return Access(
-        access.verb,
-        access.resource,
-        access.group,
-        access.subresource,
-        is_allowed=bool(status.get("allowed")),
-        reason=str(status.get("reason") or status.get("evaluationError") or ""),
+def _review(api: Api, namespace: str, accesses: Sequence[Access]) -> list[Access]:
+    """Which verbs this user has in a namespace: by the rules that the cluster lists at once, as `kubectl auth can-i
+    --list` does; one by one where the cluster says that it has other rules too."""
+    if not accesses:
+        return []
+    status = _or_refusal(lambda: _ask(api, "SelfSubjectRulesReview", {"namespace": namespace}))
+    rules = () if isinstance(status, Refusal) else status.get("resourceRules") or ()
+    granted = {str(access) for access in accesses if any(_grants(rule, access) for rule in rules)}
+    is_complete = not isinstance(status, Refusal) and not status.get("incomplete")
+    # Rules of webhooks are not listed. What RBAC grants counts as granted: only a webhook before it could still deny.
+    unsure = [access for access in accesses if str(access) not in granted] if not is_complete else []
+    if unsure and _may(api, namespace, Access("*", "*", "*")).is_allowed:
+        granted |= {str(access) for access in unsure}
+        unsure = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = {str(access): access for access in pool.map(partial(_may, api, namespace), unsure)}
+    none = f"no rule that you have in the namespace {namespace} grants it (SelfSubjectRulesReview)"
+    return [
+        asked.get(str(access))
+        or replace(access, is_allowed=str(access) in granted, reason="" if str(access) in granted else none)
+        for access in accesses
+    ]
+
+
+def _grants(rule: Object, access: Access) -> bool:
+    """Whether a rule covers every object of the kind; one that names objects does not."""
+    below = f"/{access.subresource}" if access.subresource else ""
+    return (
+        not rule.get("resourceNames")
+        and bool({"*", access.verb} & set(rule.get("verbs") or ()))
+        and bool({"*", access.group} & set(rule.get("apiGroups") or ()))
+        and bool({"*", f"{access.resource}{below}", f"*{below}"} & set(rule.get("resources") or ()))
     )
+
+
+def _may(api: Api, namespace: str, access: Access) -> Access:
+    """Ask the cluster about one verb, as `kubectl auth can-i` does; it may not say."""
+    attributes = {"namespace": namespace, "verb": access.verb, "group": access.group, "resource": access.resource}
+    attributes |= {"subresource": access.subresource}
+    status = _or_refusal(lambda: _ask(api, "SelfSubjectAccessReview", {"resourceAttributes": attributes}))
+    if isinstance(status, Refusal):
+        return access
+    reason = str(status.get("reason") or status.get("evaluationError") or "")
+    return replace(access, is_allowed=bool(status.get("allowed")), reason=reason)
+
+
+def _ask(api: Api, kind: str, spec: Object) -> Object:
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "metadata": {}, "spec": spec}
+    status: Object = api.create(f"{REVIEWS}/{kind.lower()}s", review).get("status") or {}
+    return status
+
+
+def _as_listed(access: Access, nodes: Objects) -> Access:
+    """Whether nodes may be listed is known from listing them: a namespace's rules do not say it."""
+    if not isinstance(nodes, Refusal):
+        return replace(access, is_allowed=True)
+    return replace(access, is_allowed=False if nodes.code == 403 else None, reason=nodes.message)

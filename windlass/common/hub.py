@@ -61,8 +61,11 @@ def fetched(hub_id: str, files: tuple[str, ...], *, revision: str | None = None,
         return None
 
 
-def check_access(hub_id: str, *, what: str, revision: str | None = None, kind: str = "model") -> None:
-    """Raise a UserError unless the hub would give this repository to whoever runs this. Nothing is downloaded."""
+def check_access(
+    hub_id: str, *, what: str, revision: str | None = None, kind: str = "model", anonymously: bool = False
+) -> None:
+    """Raise a UserError unless the hub would give this repository to whoever runs this, or to anybody. Nothing is
+    downloaded."""
     hub = import_hub(hub_id)
     if hub.constants.is_offline_mode():
         if fetched(hub_id, ("config.json", "*.json"), revision=revision, kind=kind) is None:
@@ -73,9 +76,10 @@ def check_access(hub_id: str, *, what: str, revision: str | None = None, kind: s
         return
 
     def ask() -> None:
-        facts = hub.HfApi().repo_info(hub_id, repo_type=kind, revision=revision, timeout=10)
+        asking = hub.HfApi(token=False if anonymously else None)
+        facts = asking.repo_info(hub_id, repo_type=kind, revision=revision, timeout=10)
         if getattr(facts, "gated", False):
-            hub.HfApi().auth_check(hub_id, repo_type=kind)
+            asking.auth_check(hub_id, repo_type=kind)
 
     with_retries(ask, hub_id, what, lost=False)
 

@@ -221,7 +221,18 @@ def parse_run(values: Mapping[str, Any], *, source: str = "the run") -> Run:
         raise UserError(
             f"{source}: {problems[0]}" if len(problems) == 1 else f"{source} has {len(problems)} mistakes",
             evidence="\n".join(problems) if len(problems) > 1 else None,
+            fix=_nearest_choice(error.errors()[0]),
         ) from None
+
+
+def _nearest_choice(error: Any) -> str | None:
+    """The setting that was probably meant, where there are a few to choose from."""
+    if error["type"] != "literal_error":
+        return None
+    choices = re.findall(r"'([^']+)'", error["ctx"]["expected"])
+    key, near = ".".join(map(str, error["loc"])), difflib.get_close_matches(str(error["input"]), choices, 1)
+    option = f"    or --on {near[0]}" if near and key == "target.kind" else ""
+    return f"{key}={near[0]}{option}" if near else None
 
 
 def _problem(error: Any) -> str:

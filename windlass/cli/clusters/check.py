@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from windlass.clusters.needs import Needs
     from windlass.clusters.result import Result
     from windlass.clusters.snapshot import Snapshot
+    from windlass.spec import Run
     from windlass.targets.kubernetes.api.http import Api
+    from windlass.targets.kubernetes.client import KubernetesTarget
 
 
 BEFORE_PODS = ("run", "namespace", "capacity", "quota", "claim", "service-account")
@@ -61,8 +63,10 @@ def check(
 
     from windlass.cli.output import print_json
     from windlass.clusters import result as results
-    from windlass.errors import ExitCode
+    from windlass.errors import ExitCode, UserError
 
+    if junit and not junit.parent.is_dir():
+        raise UserError(f"the results cannot be written to {junit}", evidence=f"there is no folder {junit.parent}")
     begin = time.monotonic()
     checked = look(run_file, overrides, context, namespace)
     if deep:
@@ -145,7 +149,8 @@ def fix(
         confirm("Delete what windlass made of these?", yes=yes)
         outcomes = fixing.undo(api, made, place)
     else:
-        who = user or fixing.who_am_i(api)
+        lacks = any(access.is_allowed is False for access in before.snapshot.accesses)
+        who = user or (fixing.who_am_i(api) if lacks else "")
         proposals = fixing.propose(
             before.snapshot, before.needs, user=who, is_self=user is None, storage_class=storage_class
         )
@@ -181,20 +186,30 @@ def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, 
     from windlass.clusters import aws_facts
     from windlass.clusters.checks import run_checks
     from windlass.clusters.needs import Needs
+    from windlass.clusters.outside import check_outside
     from windlass.clusters.result import Result
     from windlass.clusters.snapshot import take
+    from windlass.spec import load_run
     from windlass.targets.kubernetes.api.discovery import served
-    from windlass.targets.kubernetes.api.http import Api
-    from windlass.targets.kubernetes.api.kubeconfig import access
+    from windlass.targets.kubernetes.client import KubernetesTarget
 
-    needs, problems = Needs(), list[Result]()
+    where, needs, problems = KubernetesTarget(), Needs(), list[Result]()
+    run: Run | None = None
     if run_file:
-        needs, problems, options = _needs(run_file, overrides, context, namespace)
-        context, namespace = options.context, options.namespace
-    api = Api(access(context, namespace))
-    kinds = list(served(api, schemas=False).kinds)
-    snapshot = take(api, api.access.namespace, needs.accesses(kinds), kinds=kinds)
+        chosen = [("context", context), ("namespace", namespace)]
+        changes = [f"target.kubernetes.{key}={value}" for key, value in chosen if value]
+        run = load_run(run_file, [*overrides, "target.kind=kubernetes", *changes])
+        context, namespace = run.target.kubernetes.context, run.target.kubernetes.namespace
+    api = where.connect(context, namespace)
+    with api.remembering():
+        if run:
+            needs, problems, run = _needs(where, run)
+        jobs = served(api, schemas=False).kinds
+        kinds = {kind: job.api_version.rpartition("/")[2] for kind, job in jobs.items()}
+        snapshot = take(api, api.access.namespace, needs.accesses(list(kinds)), kinds=kinds)
     problems += run_checks(snapshot, needs)
+    if run and needs.pod:
+        problems += check_outside(api, snapshot, run)
     region = aws_facts.region_of(api.access.server)
     if region:
         problems += _check_aws(api, region, snapshot, needs)
@@ -251,28 +266,22 @@ def _check_aws(api: Api, region: str, snapshot: Snapshot, needs: Needs) -> list[
     return list(check_aws(facts, snapshot, needs))
 
 
-def _needs(
-    run_file: str, overrides: tuple[str, ...], context: str | None, namespace: str | None
-) -> tuple[Needs, list[Result], Any]:
-    """What a run asks of the cluster. A run that cannot even be rendered for it is a failed check of its own."""
+def _needs(where: KubernetesTarget, run: Run) -> tuple[Needs, list[Result], Run]:
+    """What a run asks of the cluster, and the run as it would be sent. One that cannot even be rendered is a failed
+    check of its own."""
     from windlass.clusters.needs import Needs, needs_of
     from windlass.clusters.result import Result
     from windlass.errors import UserError
     from windlass.plan import resolve
-    from windlass.spec import load_run
-    from windlass.targets import target
 
-    chosen = [("context", context), ("namespace", namespace)]
-    changes = [f"target.kubernetes.{key}={value}" for key, value in chosen if value]
-    run = load_run(run_file, [*overrides, "target.kind=kubernetes", *changes])
-    options, where = run.target.kubernetes, target(run.target)
     try:
         settled = resolve(where.settle(run))
         request = where.render(settled, where.gather(settled))
     except UserError as error:
         problem = Result("run", "fail", error.what, error.evidence or error.cause, error.fix)
-        return Needs(queue=options.queue, service_account=options.service_account), [problem], options
-    return needs_of(settled, request), [], options
+        options = run.target.kubernetes
+        return Needs(queue=options.queue, service_account=options.service_account), [problem], run
+    return needs_of(settled, request), [], settled
 
 
 def _print(found: list[Result], api: Api, seconds: float) -> None:

@@ -42,20 +42,26 @@ def ls(region: str | None, no_aws: bool, as_json: bool) -> None:
     if as_json:
         print_json({"clusters": [row.as_dict() for row in rows], "warnings": warnings})
         return
-    print_table(
-        ["KIND", "NAME", "REGION", "STATUS", "VERSION", "INSTANCES"],
-        [
+    if not rows:
+        click.echo(
+            f"no context in your kubeconfig, and {'AWS was not asked' if no_aws else 'no cluster in the region'}"
+        )
+        click.echo("  windlass cluster ls --region REGION    or windlass cluster create")
+    else:
+        print_table(
+            ["KIND", "NAME", "REGION", "STATUS", "VERSION", "INSTANCES"],
             [
-                row.kind,
-                ("* " if row.is_current else "") + row.name,
-                row.region or "–",
-                row.status,
-                row.version or "–",
-                row.instances or "–",
-            ]
-            for row in rows
-        ],
-    )
+                [
+                    row.kind,
+                    ("* " if row.is_current else "") + row.name,
+                    row.region or "–",
+                    row.status,
+                    row.version or "–",
+                    row.instances or "–",
+                ]
+                for row in rows
+            ],
+        )
     for text in warnings:
         warn(text)
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 from windlass.clusters.checks.access import api_server, permissions
 from windlass.clusters.checks.capacity import free_devices, quotas
-from windlass.clusters.checks.devices import driver, efa_plugin, gpu_plugin
+from windlass.clusters.checks.devices import driver, efa_plugin, gpu_plugin, rdma_plugin
 from windlass.clusters.checks.namespace import pod_security, service_account
 from windlass.clusters.checks.nodes import health, readiness, zones
 from windlass.clusters.checks.operators import job_operators
-from windlass.clusters.checks.queues import kueue
+from windlass.clusters.checks.queues import kueue, volcano
 from windlass.clusters.checks.storage import claim, storage_classes
 from windlass.clusters.needs import Needs
 from windlass.clusters.result import Result
@@ -24,10 +24,12 @@ CHECKS: tuple[Check, ...] = (
     zones,
     gpu_plugin,
     efa_plugin,
+    rdma_plugin,
     driver,
     free_devices,
     quotas,
     kueue,
+    volcano,
     pod_security,
     service_account,
     claim,

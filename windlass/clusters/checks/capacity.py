@@ -37,6 +37,15 @@ def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     wanted = ", ".join(
         f"{show_quantity(key, amount)} {key}" for key, amount in asked.items() if amount and key != "pods"
     )
+    if needs.num_pods <= num_fitting < needs.num_pods + needs.num_spares:
+        yield Result(
+            "capacity",
+            "warn",
+            f"all {needs.num_pods} pods fit now, and {num_fitting - needs.num_pods} of {needs.num_spares} spare ones",
+            evidence=f"a pod asks for {wanted}",
+            fix=f"more nodes, or target.kubernetes.spares={num_fitting - needs.num_pods}",
+        )
+        return
     if num_fitting >= needs.num_pods:
         yield Result("capacity", "pass", f"all {needs.num_pods} pods fit now ({wanted or 'no requests'} each)")
         return

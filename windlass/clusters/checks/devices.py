@@ -22,11 +22,16 @@ MINIMUM_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 CUDA_IN_IMAGE = re.compile(r"cu(?:da)?[-_]?(\d{2})[.\d]")
 # Names of the plugins' DaemonSets: NVIDIA's own and the GPU operator's, GKE's; AWS' chart and eksctl's.
 GPU_PLUGINS, EFA_PLUGINS = ("nvidia-device-plugin", "nvidia-gpu-device-plugin"), ("efa-k8s-device-plugin",)
+# AMD's own manifest (github.com/ROCm/k8s-device-plugin) and its chart; NVIDIA's plugin for shared RDMA, and SR-IOV's.
+AMD_PLUGINS = ("amdgpu-device-plugin", "amd-gpu-device-plugin")
+RDMA_PLUGINS = ("rdma-shared-dp", "sriov-device-plugin", "sriov-network-device-plugin")
 DIVIDED = ("nvidia.com/mig-", "nvidia.com/gpu.shared")  # GPUs offered in parts, under other names
 GPU_INSTALL = (
     "helm install nvdp nvidia-device-plugin --repo https://nvidia.github.io/k8s-device-plugin "
     "--namespace nvidia-device-plugin --create-namespace"
 )
+AMD_INSTALL = "kubectl create -f https://raw.githubusercontent.com/ROCm/k8s-device-plugin/master/k8s-ds-amdgpu-dp.yaml"
+RDMA_INSTALL = "https://github.com/Mellanox/k8s-rdma-shared-dev-plugin    or an SR-IOV device plugin that offers it"
 EFA_INSTALL = (
     "helm install aws-efa-k8s-device-plugin aws-efa-k8s-device-plugin "
     "--repo https://aws.github.io/eks-charts --namespace kube-system"
@@ -34,7 +39,19 @@ EFA_INSTALL = (
 
 
 def gpu_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
-    yield from _plugin(snapshot, needs, "gpu-plugin", GPU, GPU_PLUGINS, "gpus", GPU_INSTALL)
+    """NVIDIA's, whole or divided; AMD's where the run asks for that."""
+    amd, mig = _asked(needs, "amd.com/"), _asked(needs, *DIVIDED)
+    for resource in amd:
+        yield from _plugin(snapshot, needs, "gpu-plugin", resource, AMD_PLUGINS, None, AMD_INSTALL)
+    for resource in mig:
+        yield from _plugin(snapshot, needs, "gpu-plugin", resource, GPU_PLUGINS, None, GPU_INSTALL)
+    if not amd and not mig:
+        yield from _plugin(snapshot, needs, "gpu-plugin", GPU, GPU_PLUGINS, "gpus", GPU_INSTALL)
+
+
+def rdma_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    for resource in _asked(needs, "rdma/"):
+        yield from _plugin(snapshot, needs, "rdma-plugin", resource, RDMA_PLUGINS, None, RDMA_INSTALL)
 
 
 def efa_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
@@ -43,9 +60,11 @@ def efa_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
 
 def driver(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     """The nodes' driver against the CUDA that the image's name tells."""
-    if needs.pod is None or not _asks(needs, GPU):
+    asked = _asked(needs, "nvidia.com/")
+    if needs.pod is None or not asked:
         return
-    rooms = [room for room in snapshot.rooms.values() if room.allocatable.get(GPU) and room.usable_by(needs.pod)]
+    offering = [room for room in snapshot.rooms.values() if any(room.allocatable.get(key) for key in asked)]
+    rooms = [room for room in offering if room.usable_by(needs.pod)]
     if not rooms:
         return
     match = CUDA_IN_IMAGE.search(needs.image or "")
@@ -80,11 +99,11 @@ def driver_version(labels: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def _plugin(
-    snapshot: Snapshot, needs: Needs, check: str, resource: str, names: Sequence[str], column: str, install: str
+    snapshot: Snapshot, needs: Needs, check: str, resource: str, names: Sequence[str], column: str | None, install: str
 ) -> Iterator[Result]:
     rooms = list(snapshot.rooms.values())
     whole = [room for room in rooms if not any(key.startswith(DIVIDED) for key in room.allocatable)]
-    should_have = {room.name: amount for room in whole if (amount := _by_catalogue(room, column))}
+    should_have = {room.name: amount for room in whole if column and (amount := _by_catalogue(room, column))}
     offering = [room for room in rooms if room.allocatable.get(resource)]
     if not should_have and not offering and not _asks(needs, resource):
         return
@@ -142,4 +161,9 @@ def _by_catalogue(room: NodeRoom, column: str) -> int:
 
 
 def _asks(needs: Needs, resource: str) -> bool:
-    return needs.pod is not None and requests(needs.pod).get(resource, 0.0) > 0
+    return resource in _asked(needs, resource)
+
+
+def _asked(needs: Needs, *prefixes: str) -> list[str]:
+    """The resources of a run's pods that begin so."""
+    return [key for key, amount in requests(needs.pod or {}).items() if amount and key.startswith(prefixes)]

@@ -70,7 +70,7 @@ def service_account(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
             "fail",
             f"there is no service account {wanted} in the namespace {snapshot.namespace}",
             evidence=f"service accounts there: {', '.join(names) or 'none'}",
-            fix=f"kubectl -n {snapshot.namespace} create serviceaccount {wanted}",
+            fix=f"windlass cluster fix RUN_FILE    or kubectl -n {snapshot.namespace} create serviceaccount {wanted}",
         )
         return
     account = snapshot.service_accounts[names.index(wanted)]

@@ -8,7 +8,7 @@ from windlass.clusters.needs import Needs
 from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
 from windlass.targets.kubernetes.api.http import Object
-from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, JobKind
+from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, PLURALS, JobKind
 
 # The versions that manifests are written for (targets/kubernetes/manifests/schemas).
 KNOWN_VERSIONS: Mapping[JobKind, str] = {
@@ -53,7 +53,9 @@ def job_operators(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
 
 
 def _version(snapshot: Snapshot, kind: JobKind) -> Iterator[Result]:
-    versions, known = snapshot.served_versions(GROUPS[kind]), KNOWN_VERSIONS[kind]
+    # other kinds of the group may be served in versions that this one is not
+    version, known = snapshot.kinds[kind], KNOWN_VERSIONS[kind]
+    versions = [version] if version else snapshot.served_versions(GROUPS[kind])
     if known in versions:
         yield Result("operators", "pass", f"{kind}: {GROUPS[kind]}/{known} is served")
     else:
@@ -61,7 +63,7 @@ def _version(snapshot: Snapshot, kind: JobKind) -> Iterator[Result]:
             "operators",
             "fail",
             f"{kind}: the cluster serves another version than windlass writes",
-            evidence=f"{GROUPS[kind]}: {', '.join(versions)} are served, {known} is needed",
+            evidence=f"{PLURALS[kind]}.{GROUPS[kind]}: {', '.join(versions)} is served, {known} is needed",
             fix=f"{INSTALL[kind]}    or target.kubernetes.job=job",
         )
 

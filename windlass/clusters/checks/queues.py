@@ -1,4 +1,4 @@
-"""Kueue: the run's queue is there, leads to a cluster queue that is active, and that one covers what is asked."""
+"""Queues: Kueue's is there, active and covers what is asked; Volcano's is open, and its scheduler there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from windlass.clusters.needs import Needs
 from windlass.clusters.result import Result
-from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.clusters.snapshot import VOLCANO, Refusal, Snapshot
 from windlass.common.quantities import parse_quantity, show_quantity
 from windlass.targets.kubernetes.api.discovery import KUEUE
 from windlass.targets.kubernetes.api.http import Object
 from windlass.targets.kubernetes.manifests.capacity import COUNTED, requests
+
+VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 
 
 def kueue(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
@@ -90,6 +92,51 @@ def _cluster_queue(snapshot: Snapshot, needs: Needs, name: str) -> Iterator[Resu
                 evidence=f"nominal quota of all flavours, and what it may borrow: {show_quantity(key, quota[key])}",
                 fix="fewer nodes, another queue, or a larger quota",
             )
+
+
+def volcano(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    """Pods for Volcano's scheduler wait for ever where it is not there, and while their queue is closed."""
+    pod = needs.pod or {"spec": {}}
+    if pod["spec"].get("schedulerName") != "volcano":
+        return
+    if VOLCANO not in snapshot.groups:
+        yield Result(
+            "queue",
+            "fail",
+            "the run's pods are for Volcano's scheduler, and the cluster has no Volcano",
+            evidence=f"schedulerName: volcano; {VOLCANO} is not in /apis",
+            fix="leave target.kubernetes.scheduler and gang out",
+        )
+        return
+    if isinstance(snapshot.volcano_queues, Refusal):
+        yield Result("queue", "skip", "Volcano's queues were not looked at", str(snapshot.volcano_queues))
+        return
+    name = ((pod.get("metadata") or {}).get("annotations") or {}).get(VOLCANO_QUEUE, "default")
+    queue = next((queue for queue in snapshot.volcano_queues if queue["metadata"]["name"] == name), None)
+    state = str(((queue or {}).get("status") or {}).get("state") or "Open")
+    if queue is None or state != "Open":
+        names = ", ".join(queue["metadata"]["name"] for queue in snapshot.volcano_queues)
+        yield Result(
+            "queue",
+            "fail",
+            f"Volcano's queue {name} is {'not there' if queue is None else state.lower()}",
+            evidence=f"status.state: {state}" if queue else f"queues: {names or 'none'}",
+            fix=f"target.kubernetes.annotations={{{VOLCANO_QUEUE}: OTHER}}    or open it",
+        )
+        return
+    capability = (queue.get("spec") or {}).get("capability") or {}
+    short = {key: amount * needs.num_pods for key, amount in requests(pod).items() if key in capability}
+    short = {key: wanted for key, wanted in short.items() if wanted > parse_quantity(capability[key]) + 1e-9}
+    for key, wanted in short.items():
+        yield Result(
+            "queue",
+            "fail",
+            f"Volcano's queue {name} can never give {show_quantity(key, wanted)} {key}",
+            evidence=f"spec.capability: {capability[key]} {key}",
+            fix="fewer nodes, another queue, or a larger capability",
+        )
+    if not short:
+        yield Result("queue", "pass", f"Volcano's queue {name} is open")
 
 
 def _active(check: str, value: Object, what: str) -> Result:

@@ -42,7 +42,8 @@ def claim(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
             "fail",
             f"there is no claim {needs.claim} in the namespace {snapshot.namespace}",
             evidence=f"claims there: {', '.join(names) or 'none'}",
-            fix=f"target.kubernetes.storage=pvc:{names[0]}" if names else "a PersistentVolumeClaim with ReadWriteMany",
+            fix=(f"target.kubernetes.storage=pvc:{names[0]}    or " if names else "")
+            + "windlass cluster fix RUN_FILE --storage-class CLASS",
         )
         return
     value = snapshot.claims[names.index(needs.claim)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.errors import RefusedError
-from windlass.targets.kubernetes.api.http import Api, Object
+from windlass.targets.kubernetes.api.http import LARGE_PAGE, Api, Object
 from windlass.targets.kubernetes.jobfile import object_path
 from windlass.targets.kubernetes.manifests.cluster_facts import (
     GROUPS,
@@ -121,7 +121,7 @@ def _from_openapi(api: Api, served_kind: ServedKind) -> Object | None:
 def nodes(api: Api) -> list[NodeFacts]:
     """The cluster's nodes; none where this user may not list them."""
     try:
-        return [_node(node) for node in api.items("/api/v1/nodes")]
+        return [_node(node) for node in api.items("/api/v1/nodes", limit=LARGE_PAGE)]
     except RefusedError as error:
         if error.code == 403:
             return []

@@ -123,7 +123,7 @@ def _forbidden(access: Access, code: int, reason: str, message: str, asked: str)
 
 
 def unreachable(access: Access, error: Exception) -> UnreachableError:
-    text = str(error) or type(error).__name__
+    text, proxy = str(error) or type(error).__name__, access.cluster.get("proxy-url")
     if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
         return UnreachableError(
             f"the certificate of {access.server} is not that of the context {access.context}",
@@ -133,7 +133,7 @@ def unreachable(access: Access, error: Exception) -> UnreachableError:
         )
     return UnreachableError(
         f"the Kubernetes API of the context {access.context} does not answer",
-        evidence=f"{access.server}: {text}",
+        evidence=f"{access.server}{f' through the proxy {proxy}' if proxy else ''}: {text}",
         cause="the cluster is gone or down, or the way to it (VPN, proxy, network) is",
         fix=f"kubectl --context {access.context} cluster-info    or another one: --on kubernetes:CONTEXT",
     )

@@ -29,6 +29,8 @@ Params = Mapping[str, str | int | list[str]]
 
 MAX_CONNECTIONS = 160  # 128 log streams, the watches, and room for questions
 PAGE = 250  # objects in one answer: a thousand pods come in four
+ALL_PODS = "/api/v1/pods"
+LARGE_PAGE = 2500  # of nodes and pods of all namespaces: few requests count more than small answers
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
 WATCH_SECONDS = 240  # the server ends a watch after this long; it goes on from where it was
@@ -60,6 +62,7 @@ class Api:
         self._pair = self.credentials.pair()
         self._client = _client(access, self.credentials, self._pair)
         self._former: list[httpx2.Client] = []  # of an earlier certificate; streams may still be open on them
+        self._answers: dict[Any, Object] | None = None
 
     def close(self) -> None:
         for client in (self._client, *self._former):
@@ -80,8 +83,22 @@ class Api:
         timeout = httpx2.Timeout(seconds)
         self._send(self._request("GET", "/version", {}, timeout=timeout))
 
+    @contextlib.contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Send no question twice while it lasts, but for all pods: thirty thousand answers would take gigabytes."""
+        self._answers = {}
+        try:
+            yield
+        finally:
+            self._answers = None
+
     def get(self, path: str, **params: str | int) -> Object:
-        return self._call("GET", path, params)
+        kept, key = self._answers, (path, *sorted(params.items()))
+        if kept is None or path == ALL_PODS:
+            return self._call("GET", path, params)
+        if key not in kept:
+            kept[key] = self._call("GET", path, params)
+        return kept[key]
 
     def find(self, path: str) -> Object | None:
         """The object at a path, or None if there is none."""
@@ -97,7 +114,7 @@ class Api:
         asked: dict[str, str | int] = {"limit": PAGE, **params}
         while True:
             try:
-                page = self._call("GET", path, asked)
+                page = self.get(path, **asked)
                 yield page
                 further = page.get("metadata", {}).get("continue")
             except RefusedError as error:

@@ -75,7 +75,7 @@ def access(context: str | None = None, namespace: str | None = None) -> Access:
         )
     if name not in config.contexts:
         near = difflib.get_close_matches(name, config.contexts, 1) or list(config.contexts)[:1]
-        chosen = f"--on kubernetes:{near[0]}" if near else NEW_FILE
+        chosen = f"--on kubernetes:{near[0]}, or --context {near[0]} of cluster commands" if near else NEW_FILE
         raise UserError(
             f"there is no context {name!r} in {config.source}",
             evidence=_known(config),

@@ -12,6 +12,7 @@ from windlass.common.quantities import parse_quantity, show_quantity
 Amounts = dict[str, float]
 ENDED = ("Succeeded", "Failed")
 COUNTED = "pods"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclass
@@ -31,13 +32,38 @@ class NodeRoom:
         return self.allocatable.get(resource, 0.0) - self.used.get(resource, 0.0)
 
     def usable_by(self, pod: Mapping[str, Any]) -> bool:
-        """Whether the pod's selector and tolerations let it on this node at all."""
+        """Whether the pod's selector, node affinity and tolerations let it on this node at all."""
         spec = pod.get("spec") or {}
         selector = spec.get("nodeSelector") or {}
         if any(self.labels.get(key) != value for key, value in selector.items()):
             return False
+        required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED) or {}
+        terms = required.get("nodeSelectorTerms") or ()
+        if terms and not any(self._fits(term) for term in terms):
+            return False
         tolerated = spec.get("tolerations") or ()
         return all(tolerates(taint, tolerated) for taint in self.taints if taint.get("effect") != "PreferNoSchedule")
+
+    def _fits(self, term: Mapping[str, Any]) -> bool:
+        """Whether a term of node affinity holds; Gt and Lt, which we do not write, are taken to."""
+        fields = ((entry, {"metadata.name": self.name}) for entry in term.get("matchFields") or ())
+        labels = ((entry, self.labels) for entry in term.get("matchExpressions") or ())
+        return all(_matches(entry, values) for entry, values in (*fields, *labels))
+
+
+def _matches(expression: Mapping[str, Any], values: Mapping[str, str]) -> bool:
+    value = values.get(expression["key"])
+    wanted: Sequence[str] = expression.get("values") or ()
+    match expression.get("operator"):
+        case "In":
+            return value in wanted
+        case "NotIn":
+            return value not in wanted
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+    return True
 
 
 def node_room(node: Mapping[str, Any]) -> NodeRoom:

@@ -8,6 +8,7 @@ from typing import Any
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.manifests import secrets
+from windlass.targets.kubernetes.manifests.capacity import REQUIRED
 from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind
 from windlass.targets.kubernetes.manifests.code import Carried
 from windlass.targets.kubernetes.manifests.environment import variables
@@ -21,9 +22,11 @@ from windlass.targets.kubernetes.manifests.labels import (
 from windlass.targets.kubernetes.manifests.request import Manifest
 from windlass.targets.kubernetes.manifests.resources import (
     INSTANCE_LABEL,
+    OS_LABEL,
     NodeShape,
     gpu_taint,
     instance_label,
+    is_windows,
     limits_of,
     requests_of,
 )
@@ -170,7 +173,6 @@ def _identity(run: Run) -> dict[str, Any]:
     return found
 
 
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -182,6 +184,8 @@ def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts)
         selector.setdefault(INSTANCE_LABEL, label)
     if kind is JobKind.HYPERPOD:
         selector.setdefault(HYPERPOD_HEALTH, "Schedulable")
+    if any(is_windows(node) for node in cluster.nodes):  # no taint need keep pods off those
+        selector.setdefault(OS_LABEL, "linux")
     tolerations = [*_of_lost_nodes(run), *(dict(toleration) for toleration in asked.tolerations)]
     if shape.gpus:
         tolerations.insert(0, {"key": gpu_taint(run), "operator": "Exists", "effect": "NoSchedule"})

@@ -19,7 +19,7 @@ EFA = "vpc.amazonaws.com/efa"
 HUGE_PAGES = "hugepages-2Mi"
 HUGE_PAGES_OF_EFA = 5120  # MiB; libfabric's usual take
 GIB = 2**30
-INSTANCE_LABEL = "node.kubernetes.io/instance-type"
+INSTANCE_LABEL, OS_LABEL = "node.kubernetes.io/instance-type", "kubernetes.io/os"
 # A node's own daemons and the agents of its cluster have to live beside the pod.
 SHARE_OF_NODE = 0.93
 SHARE_OF_RAM, RAM_KEPT_GIB = 0.88, 3  # of a machine's RAM, of which the kubelet already keeps some back
@@ -206,9 +206,14 @@ def nodes_for(run: Run, nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
             for taint in node.taints
         )
         labelled = all(node.labels.get(key) == value for key, value in selector.items() if value is not None)
-        if node.ready and node.schedulable and labelled and not kept_off and _is_instance(run, node):
+        fits = labelled and not kept_off and _is_instance(run, node) and not is_windows(node)
+        if node.ready and node.schedulable and fits:
             found.append(node)
     return found
+
+
+def is_windows(node: NodeFacts) -> bool:
+    return node.labels.get(OS_LABEL) == "windows"
 
 
 def gpu_taint(run: Run) -> str:
