@@ -10,9 +10,11 @@ from windlass.api.jobs import Job
 from windlass.api.planning import planned
 from windlass.api.preparation import Prepared, prepare
 from windlass.api.schemas.runs import DryRun, ListedRun, Plan
-from windlass.api.submission import clear_the_way, dry_run_of, start
+from windlass.api.submission import check_loop, clear_the_way, dry_run_of, render_loop, start, start_loop
+from windlass.common.files import write_atomically
 from windlass.errors import UserError
-from windlass.spec import Run, load_run, parse_run
+from windlass.spec import Run, dump_run, load_run, parse_run
+from windlass.targets.protocol import Detached
 
 
 def load(path: str | os.PathLike[str], *overrides: str) -> Run:
@@ -30,19 +32,38 @@ def dry_run(run: Run, on: str | None = None, *, fresh: bool = False, offline: bo
     return dry_run_of(_prepared(run, on, fresh=fresh, offline=offline))
 
 
-def submit(run: Run, on: str | None = None, *, fresh: bool = False, faults: str | None = None) -> Job:
-    """Check a run and start it, as `windlass run --detach --no-retry` does: no retry loop is left beside it.
+def submit(
+    run: Run,
+    on: str | None = None,
+    *,
+    fresh: bool = False,
+    retry: bool = True,
+    patience: float = 600.0,
+    faults: str | None = None,
+) -> Job:
+    """Check a run and start it, as `windlass run --detach` does.
 
     `on`: local, slurm or kubernetes[:CONTEXT]; else the run's own target. A run of this name that exists goes on from
     its newest checkpoint, one that is under way or finished is left as it is, and all give its job. `fresh` begins anew
-    and moves the old folder aside. `faults` are injected, to see them survived.
+    and moves the old folder aside. `retry` leaves a retry loop beside the job, which submits it again after what
+    another job can survive (docs/retry.md); a job may be kept from beginning for `patience` seconds by what only a
+    person can mend. `faults` are injected, to see them survived.
     """
     prepared = _prepared(run, on, fresh=fresh, faults=faults)
     if prepared.is_finished:
         return Job(prepared.target, prepared.job, prepared.warnings)
+    loop = None
+    if retry:
+        asked = _placed(run, on) if on else run
+        loop = render_loop(prepared, Detached(str(_asked_file(prepared)), (), patience, faults, asked))
+    warnings = [*prepared.warnings, *check_loop(prepared, loop)]
     if fresh:
         clear_the_way(prepared)
-    return Job(prepared.target, start(prepared), prepared.warnings)
+    job = start(prepared, loop=loop)
+    if loop is not None:
+        write_atomically(_asked_file(prepared), dump_run(asked))
+        start_loop(prepared, job, loop)
+    return Job(prepared.target, job, warnings)
 
 
 def job(name: str, on: str | None = None) -> Job:
@@ -61,6 +82,11 @@ def _prepared(
     if not run.name:
         raise UserError("the run has no name", fix='run.model_copy(update={"name": "small"})')
     return prepare(_placed(run, on) if on else run, fresh=fresh, faults=faults, offline=offline)
+
+
+def _asked_file(prepared: Prepared) -> Path:
+    """The run as it was asked for: a loop on this machine or on Slurm reads it as its run file."""
+    return (prepared.folder.path / "asked.yaml").resolve()
 
 
 def _placed(run: Run, on: str) -> Run:
