@@ -145,7 +145,8 @@ RULES = (
     line("disk_full", r"""
         (?:\S+: ){0,4}(?:write error: |error writing .{0,160}: |cannot create .{0,120}: |cannot write.{0,80})?No space
         \S{0,80}: write failed.{0,60}(?:disk|file ?system).{0,20}full
-        slurmstepd: error: .{0,160}No space left on device|(?:\S+: ){0,3}.{0,80}Disk quota exceeded$"""),
+        slurmstepd: error: (?!.{0,120}/sys/fs/cgroup/).{0,160}No space left on device
+        (?:\S+: ){0,3}.{0,80}Disk quota exceeded$"""),
     line("file_system", r"""
         (?:\S+: ){0,4}.{0,120}: (?:Stale file handle|Input/output error|Read-only file system)$
         (?:\S+: ){0,4}.{0,120}: (?:Transport endpoint is not connected)$"""),
