@@ -16,6 +16,8 @@ from windlass.errors import UserError
 from windlass.spec import Run, dump_run, load_run, parse_run
 from windlass.targets.protocol import Detached
 
+ASKED_FILE = "asked.yaml"  # the run as it was asked for: the run file of a loop on this machine or on Slurm
+
 
 def load(path: str | os.PathLike[str], *overrides: str) -> Run:
     """The run that a file describes, with overrides as on the command line: `load("my.yaml", "train.steps=200")`."""
@@ -52,16 +54,14 @@ def submit(
     prepared = _prepared(run, on, fresh=fresh, faults=faults)
     if prepared.is_finished:
         return Job(prepared.target, prepared.job, prepared.warnings)
-    loop = None
-    if retry:
-        asked = _placed(run, on) if on else run
-        loop = render_loop(prepared, Detached(str(_asked_file(prepared)), (), patience, faults, asked))
+    asked, file = _placed(run, on) if on else run, (prepared.folder.path / ASKED_FILE).resolve()
+    loop = render_loop(prepared, Detached(str(file), (), patience, faults, asked)) if retry else None
     warnings = [*prepared.warnings, *check_loop(prepared, loop)]
     if fresh:
         clear_the_way(prepared)
     job = start(prepared, loop=loop)
     if loop is not None:
-        write_atomically(_asked_file(prepared), dump_run(asked))
+        write_atomically(file, dump_run(asked))
         start_loop(prepared, job, loop)
     return Job(prepared.target, job, warnings)
 
@@ -82,11 +82,6 @@ def _prepared(
     if not run.name:
         raise UserError("the run has no name", fix='run.model_copy(update={"name": "small"})')
     return prepare(_placed(run, on) if on else run, fresh=fresh, faults=faults, offline=offline)
-
-
-def _asked_file(prepared: Prepared) -> Path:
-    """The run as it was asked for: a loop on this machine or on Slurm reads it as its run file."""
-    return (prepared.folder.path / "asked.yaml").resolve()
 
 
 def _placed(run: Run, on: str) -> Run:

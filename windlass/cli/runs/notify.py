@@ -93,10 +93,9 @@ def _watch(
     with target.following(job) if isinstance(target, KeepsRunFolder) else nullcontext():
         while True:
             status = target.status(job)  # before the reading: nothing recorded before the end is missed
-            for kept, new in zip(
-                (sent, failed), ledger.send_new(notices(job.name, history.records()), events, to), strict=True
-            ):
-                kept += new
+            new, given_up = ledger.send_new(notices(job.name, history.records()), events, to)
+            sent += new
+            failed += given_up
             if status.ended:
                 return sent, failed, status.state
             time.sleep(POLL_SECONDS)
