@@ -226,6 +226,7 @@ def _signature(function: Any) -> str:
 
 SYMPTOMS = {
     "resources": "It waits: there is no room for it",
+    "ran out": "It ran out of memory, disk or files",
     "lifecycle": "It waits, was stopped or was taken away",
     "access": "It may not",
     "image": "The image cannot be pulled or does not fit",
@@ -234,6 +235,12 @@ SYMPTOMS = {
     "training": "It trains, and the numbers go wrong",
     "unknown": "Nobody can say yet",
 }
+RAN_OUT = frozenset(  # while it ran, whatever their kind
+    (
+        "host_oom", "evicted_memory", "evicted_disk", "shm", "cuda_oom", "cuda_oom_fragmentation",
+        "cuda_oom_other_process", "disk_full", "inodes_full", "too_many_files",
+    )
+)  # fmt: skip
 AGAIN = {"yes": "yes", "no": "no", "wait": "when it is its turn", "policy": "as [the policy](retry.md) says"}
 
 
@@ -259,7 +266,7 @@ def troubleshooting_page() -> str:
         lines += [
             f"| {_cell(one.cause)} | {_cell(one.fix)} | {AGAIN[one.retry]} | `{one.name}` |"
             for one in CLASSES.values()
-            if one.kind == kind
+            if ("ran out" if one.name in RAN_OUT else one.kind) == kind
         ]
     return "\n".join(lines) + "\n"
 

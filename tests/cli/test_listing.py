@@ -269,6 +269,48 @@ def test_logs_of_launcher_and_supervisor(windlass, make):
     }
 
 
+TORCHRUN = """W1116 11:23:01.1 10 torch/distributed/run.py:793] *****************************************
+W1116 11:23:01.1 10 torch/distributed/run.py:793] Setting OMP_NUM_THREADS environment variable for each process to be 1
+E1116 11:23:13.3 10 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 13)
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "/v/torch/distributed/launcher/api.py", line 386, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+windlass.trainer FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 13)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 13
+============================================================
+Traceback (most recent call last):
+  File "/v/torch/distributed/run.py", line 12, in <module>
+ImportError: cannot import name 'run'
+"""
+
+
+def test_what_torchrun_says_of_itself_is_left_out(windlass, make):
+    folder = make()
+    (folder.logs / "launcher.log").write_text(TORCHRUN)
+    lines = [line.removeprefix("[launcher] ") for line in windlass("logs", "small").out.splitlines()]
+    assert lines[-9:] == [
+        TORCHRUN.splitlines()[2],
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  rank      : 0 (local_rank: 0)",
+        "  exitcode  : -9 (pid: 13)",
+        "  traceback : Signal 9 (SIGKILL) received by PID 13",
+        *TORCHRUN.splitlines()[-3:],
+    ]
+
+
 def test_the_last_lines_of_each_log(windlass, make):
     folder = make()
     folder.rank_log(0).write_text("".join(f"2026-01-01T00:00:{n:02d} rank 0 INFO line {n}\n" for n in range(30)))

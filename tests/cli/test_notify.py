@@ -28,7 +28,7 @@ SECRET = "hook-7f3a9c-secret"
 class Hook:
     """A webhook that answers with the given codes, then with 200."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.received: list[dict[str, Any]] = []
         self.codes: list[int] = []
         self.delay_s = 0.0
@@ -47,8 +47,8 @@ class Hook:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/services/{SECRET}"
+        self.server = ThreadingHTTPServer((host, 0), Handler)
+        self.url = f"http://{host}:{self.server.server_port}/services/{SECRET}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 

@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+import windlass as windlass_api
 from windlass.cli.runs.retry import overrides_of_decisions, wait_before
 from windlass.common.files import read_json_lines
 from windlass.diagnose.decision import verdict_of
@@ -14,6 +16,9 @@ from windlass.diagnose.facts import Facts
 from windlass.diagnose.remedies import amount, may_edit, remedy_for
 from windlass.runfolder import RunFolder, steps_of
 from windlass.spec import load_run, parse_run
+from windlass.targets.launch.torchrun import Place
+from windlass.targets.local.client import LocalTarget
+from windlass.targets.protocol import Detached
 
 
 def run_with(**sections):
@@ -137,6 +142,29 @@ def test_a_full_gpu_is_answered_by_edits_that_keep_the_losses(really, run_file, 
     story = really("show", "full", "--history").stdout
     assert story.index("micro_batch: 1") < story.index("resumed") < story.index("trained to step 6")
     assert folder.load_run().train.global_batch == whole.load_run().train.global_batch
+
+
+def test_what_only_a_full_gpu_needs_is_left_on_this_machine(run_file):
+    """`--detach`: the supervisor does everything else."""
+    place = Place(Path("/runs"), Path("/work"), "python")
+    for gpus, is_left in ((0, False), (1, True)):
+        run = load_run(run_file, [f"resources.gpus_per_node={gpus}", "resources.processes_per_node=1"])
+        loop = LocalTarget().render_loop(run, place, Detached(str(run_file), (), 60.0, None, run))
+        assert (loop is not None) == is_left
+
+
+@pytest.mark.train
+@pytest.mark.slow
+def test_from_python_a_full_gpu_is_answered_with_nobody_there(run_file, tmp_path, monkeypatch):
+    """As `run --detach`: a process that outlives whoever submitted."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WINDLASS_RUNS", raising=False)
+    run = windlass_api.load(run_file, "name=full", "train.micro_batch=2", "resources.processes_per_node=1")
+    submitted = windlass_api.submit(run, faults="oom:rank=0,step=3")
+    ended = submitted.wait(timeout=300)
+    assert ended.state == "finished", ended
+    history = list(read_json_lines(RunFolder(submitted.folder).history))
+    assert [one["edit"] for one in history if one["event"] == "retry"] == [{"train.micro_batch": [2, 1]}]
 
 
 @pytest.mark.train

@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from tests.campaign import campaign
+from tests.cli.test_notify import SECRET, Hook
 from tests.cluster.bench import HELD_STEP, STEPS, Bench, events, hold, losses
+from tests.cluster.box.layout import HOST
 from tests.cluster.test_survival import pod_on_expendable_node
 from windlass.runfolder import RunFolder, steps_of
 
@@ -54,9 +56,12 @@ def decided(bench, event):
 @pytest.mark.campaign
 @pytest.mark.campaign_only
 def test_three_faults_in_a_row_with_nobody_there(bench):
-    """`--detach`: the client leaves after the submission, and looks again when all is over."""
+    """`--detach`: the client leaves after the submission, and looks again when all is over; the loop tells people."""
     plant(bench)
-    bench.must("run", bench.file, f"name={NAME}", "--detach", *hold(30))
+    hook = Hook(HOST)
+    bench.environment["HOOK"] = hook.url
+    bench.must("run", bench.file, f"name={NAME}", "notify.webhook=HOOK", "--detach", *hold(30))
+    assert SECRET not in bench.cluster.kubectl("get", "jobs,configmaps,pods", "-n", bench.namespace, "-o", "json")
     for event in ("retry", "waits"):
         bench.wait(lambda event=event: decided(bench, event), f"the loop's decision {event}", NAME)
     bench.cluster.kubectl("create", "secret", "generic", "late", "-n", bench.namespace, "--from-literal=token=x")
@@ -69,6 +74,9 @@ def test_three_faults_in_a_row_with_nobody_there(bench):
     finally:
         bench.cluster.restart_node(node)
     assert not events(bench.run_folder(NAME), "retry"), "the client was gone"
+    titles = [told["text"] for told in hook.received]
+    assert (titles[0], titles[-1]) == (f"{NAME} starts again", f"{NAME} is finished"), titles
+    assert any("Insufficient memory" in told["attachments"][0]["text"] for told in hook.received), hook.received
     must_tell_the_story(bench)
     assert bench.show(NAME)["state"] == "finished"
     assert bench.json("why", NAME)["class"] == "succeeded"

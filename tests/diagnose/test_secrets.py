@@ -51,6 +51,9 @@ NAMED = (
     "machine api.wandb.ai login user password {}", "https://x.blob.core.windows.net/c?sv=1&sig={}&se=2", "https://b.s3.amazonaws.com/k?X-Amz-Signature={}&X-Amz-Date=1",
     "https://hooks.slack.com/services/T01/B02/{}", "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----", '{{"private_key": "-----BEGIN PRIVATE KEY-----\\n{}\\n-----END PRIVATE KEY-----\\n"}}',
     "os.environ['OPENAI_API_KEY'] = '{}'", "curl -H 'X-Api-Key: {}' http://x", "mlflow.set_tracking_token: {}", "PGPASSWORD={} psql -h db", "docker login -u me -p {}", "kubectl create secret generic s --from-literal=key={}",
+    "mysql -uroot -p{} db", "sshpass -p {} ssh a@b", "curl -u bob:{} https://x", "curl --user bob:{} https://x", "postgresql://bob:p@{}@db/x", "DB_PASS={}", "MYSQL_PW={}", "LICENSE_KEY={}", '{{"private_key_id": "{}"}}',
+    "SharedAccessSignature=sv=2020&sig={}", '"{{\\"api_key\\": \\"{}\\"}}"', "password: |\n  {}\n", 'secret_key = """{}"""', "['train.py', '--wandb-key', '{}']", '["train.py", "--hf_token", "{}"]', "TOKEN_B64={}", "the password is {}",
+    "https://hooks.slack-gov.com/services/T01/B02/{}", "https://corp.webhook.office.com/webhookb2/{}", "https://api.telegram.org/bot123:{}/sendMessage", ".dockerconfigjson: {}", "hvs.AAAAAAAAAAAAAAAA{}", "glcbt-bbbbbbbbbbbbbbbb{}",
 )  # fmt: skip
 
 

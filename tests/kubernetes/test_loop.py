@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.cli.test_notify import Hook
 from tests.kubernetes.golden import SERVED
 from windlass.api.preparation import Prepared
 from windlass.api.submission import watcher_of
@@ -16,22 +17,28 @@ from windlass.diagnose.decision import Policy, spent
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
+from windlass.spec.notify import NotifySection
 from windlass.targets.kubernetes.client import Gathered, KubernetesTarget
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.loop import (
+    ENDED,
+    LoopNotices,
     LoopRecords,
     ReplacedError,
+    check,
     is_active,
     is_marked,
     pull,
     records_for_loop,
     start,
+    trouble,
 )
 from windlass.targets.kubernetes.manifests import code
 from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind
 from windlass.targets.kubernetes.manifests.code import Carried, config_maps
 from windlass.targets.kubernetes.manifests.loop import render_loop
 from windlass.targets.kubernetes.manifests.render import layout_of
+from windlass.targets.launch.notifications import carried
 from windlass.targets.protocol import LOOP_VARIABLE, JobStatus
 
 OVERLAY = {
@@ -60,9 +67,9 @@ def run_with(**options):
     )
 
 
-def loop_of(run, kind=JobKind.INDEXED, pod_security=None, **carried):
+def loop_of(run, kind=JobKind.INDEXED, pod_security=None, notify=None, **values):
     facts = ClusterFacts(SERVED, namespace="team", pod_security=pod_security)
-    return render_loop(run, run, kind, facts, Carried(**carried), patience=60, faults=None, history="")
+    return render_loop(run, run, kind, facts, Carried(**values), patience=60, faults=None, history="", notify=notify)
 
 
 def test_its_pod_starts_where_those_of_the_run_cannot():
@@ -220,10 +227,36 @@ def test_a_loop_whose_end_was_interrupted_decides_nothing_and_makes_way(api, clu
         "here", "team", JobKind.INDEXED, "batch/v1", "jobs", "r", "u", "d", "s", layout_of(JobKind.INDEXED, run)
     )
     assert is_active(api, job)
-    there["jobs", "r-loop"]["spec"]["suspend"] = True  # as `stop` does first
+    there["jobs", "r-loop"]["metadata"]["annotations"] |= {ENDED: "true"}  # as `stop` does first
     assert not is_active(api, job), "or the run would wait for its decision for ever"
     start(api, folder, loop_of(run))
-    assert "suspend" not in there["jobs", "r-loop"]["spec"]
+    assert ENDED not in there["jobs", "r-loop"]["metadata"]["annotations"]
+
+
+def test_a_loop_that_kueue_holds_decides_later_and_says_so(api, server, cluster_of_objects, tmp_path):
+    """Where Kueue manages every Job, those in no queue never run: the loop joins that of its run, or one is told."""
+    there, _ = cluster_of_objects
+    (create,) = server.answers["/apis/batch/v1/namespaces/team/jobs"]
+
+    def held(handler):
+        value = json.loads(handler.body)
+        value["spec"]["suspend"] = True
+        handler.body = json.dumps(value).encode()
+        create(handler)
+
+    server.on("/apis/batch/v1/namespaces/team/jobs", held)
+    server.on("/api/v1/namespaces/team/pods", lambda handler: handler.json({"metadata": {}, "items": []}))
+    folder, run = RunFolder(tmp_path / "r"), run_with(queue="research")
+    folder.create(run)
+    assert "holds every Job that is in no queue" in check(api, loop_of(run_with()))[0]
+    assert check(api, loop_of(run)) == []
+    start(api, folder, loop_of(run))
+    job = ClusterJob(
+        "here", "team", JobKind.INDEXED, "batch/v1", "jobs", "r", "u", "d", "s", layout_of(JobKind.INDEXED, run)
+    )
+    assert there["jobs", "r-loop"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert is_active(api, job), "it will decide once it is admitted"
+    assert "Kueue holds its Job r-loop until it is admitted by the queue research" in trouble(api, job)
 
 
 def test_a_loop_that_was_half_made_is_made_whole(api, cluster_of_objects, left):
@@ -237,12 +270,37 @@ def test_a_loop_that_was_half_made_is_made_whole(api, cluster_of_objects, left):
     assert there["roles", "r-loop"]["rules"] == "as it was"
 
 
-def test_a_loop_starts_no_watcher_whose_secrets_are_on_another_machine(tmp_path, monkeypatch):
+def test_a_loop_starts_no_watcher_beside_the_one_that_is_there(tmp_path, monkeypatch):
     run = parse_run({**run_with().model_dump(mode="json"), "notify": {"webhook": "HOOK"}})
     with pytest.raises(UserError, match="HOOK"):
         watcher_of(run, RunFolder(tmp_path))
     monkeypatch.setenv(LOOP_VARIABLE, "r")
     watcher_of(run, RunFolder(tmp_path))()
+
+
+def test_the_loop_tells_people_each_event_once_though_its_pod_is_replaced(
+    api, cluster_of_objects, left, tmp_path, monkeypatch
+):
+    run, _ = left
+    hook = Hook()
+    notify = carried(NotifySection(webhook="HOOK", events=("end", "retry")), {"HOOK": hook.url})
+    loop = loop_of(run, notify=notify)
+    assert hook.url not in str(loop) + repr(loop)
+    assert loop.secret_values == notify, "in its Secret alone"
+    for name, value in loop.secret_values.items():
+        monkeypatch.setenv(name, value)
+    there, _ = cluster_of_objects
+    there["secrets", "r-loop"]["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    old, kept = '{"time":1.0,"event":"restart"}\n', ""
+    for pod, event in (("a", "restart"), ("b", "hang"), ("c", "exit")):
+        folder = RunFolder(tmp_path / pod / "r")
+        folder.path.mkdir(parents=True)
+        folder.history.write_text(old + kept)
+        notices = LoopNotices(api, folder, "r-loop")
+        folder.record(event, state="finished", seconds=9)
+        kept = folder.history.read_text().removeprefix(old)
+        notices.finish()
+    assert [told["text"] for told in hook.received] == ["r starts again", "r is finished"]
 
 
 def test_who_submits_the_same_name_elsewhere_follows_the_loop_or_is_refused(

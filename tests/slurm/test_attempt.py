@@ -13,7 +13,7 @@ from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
 from windlass.targets.launch.decision import AttemptEnd, Done, RankDeath
 from windlass.targets.protocol import JobRef
-from windlass.targets.slurm.attempt import JobFacts, Requeue, begin, decide_with_slurm, end, is_recorded
+from windlass.targets.slurm.attempt import JobFacts, Requeue, begin, decide_with_slurm, end, is_recorded, refused
 from windlass.targets.slurm.client import SlurmTarget
 from windlass.targets.slurm.state import SubmittedJob, lock
 
@@ -237,3 +237,12 @@ def test_a_large_sweep_holds_more_locks_than_a_shell_allows_files(tmp_path):
     """And a folder that became no run is gone again."""
     subprocess.run([sys.executable, "-c", MANY_LOCKS, str(tmp_path / "runs")], check=True, timeout=120)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("why", "ends"), [("Job is pending execution for job 23", 0), ("Access denied", 1)])
+def test_a_job_that_slurm_has_requeued_itself_has_not_ended(tmp_path, why, ends):
+    """A preempted job whose script is slow: `scontrol requeue` comes too late, and the job goes on."""
+    folder = RunFolder(tmp_path / "r")
+    folder.path.mkdir()
+    assert refused(folder, why=why) == 0
+    assert len([one for one in read_json_lines(folder.history) if one["event"] == "exit"]) == ends

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.slurm.conftest import events, wait
+from tests.slurm.conftest import events, job_of, wait
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -24,11 +24,21 @@ def test_a_full_gpu_is_answered_with_nobody_there(cluster, bench):
     wait(lambda: not loops(cluster), "the loop of a job that ended well is dropped", folder, 60)
 
 
-def test_stop_ends_the_loop_too(cluster, bench):
-    held = ("name=ended", "--on", "slurm", "target.slurm.sbatch=[--hold]")
-    answer = bench.windlass("run", bench.file, *held, "--detach")
-    assert answer.returncode == 0, answer.stderr
-    assert loops(cluster) == ["ended-loop"]
-    assert bench.windlass("stop", "ended").returncode == 0
-    wait(lambda: not loops(cluster), "no loop", bench.run_folder("ended"), 30)
-    assert not events(bench.run_folder("ended"), "retry")
+SLOW_LOOP = "target.slurm.setup=['case $SLURM_JOB_NAME in *-loop) sleep 600;; esac']"
+
+
+def test_stop_ends_the_loop_too_and_waits_for_it(cluster, bench):
+    """One that waits for its job, and one that is at work: it would submit the next job behind the back of `stop`."""
+    held = ("--on", "slurm", "target.slurm.sbatch=[--hold]", SLOW_LOOP, "--detach")
+    for name, begins in (("ended", False), ("busy", True)):
+        folder = bench.run_folder(name)
+        answer = bench.windlass("run", bench.file, f"name={name}", *held)
+        assert answer.returncode == 0, answer.stderr
+        assert loops(cluster) == [f"{name}-loop"]
+        if begins:
+            cluster.ask("scancel", job_of(folder))
+            wait(lambda: "RUNNING" in cluster.ask("squeue", "-h", "-o", "%T"), "the loop at work", folder, 60)
+        stopped = bench.windlass("stop", name)
+        assert stopped.returncode == 0, stopped.stderr
+        assert loops(cluster) == []
+        assert not events(folder, "retry")

@@ -10,9 +10,13 @@ from windlass.api.jobs import Job
 from windlass.api.planning import planned
 from windlass.api.preparation import Prepared, prepare
 from windlass.api.schemas.runs import DryRun, ListedRun, Plan
-from windlass.api.submission import clear_the_way, dry_run_of, start
+from windlass.api.submission import check_loop, clear_the_way, dry_run_of, render_loop, start, start_loop
+from windlass.common.files import write_atomically
 from windlass.errors import UserError
-from windlass.spec import Run, load_run, parse_run
+from windlass.spec import Run, dump_run, load_run, parse_run
+from windlass.targets.protocol import Detached
+
+ASKED_FILE = "asked.yaml"  # the run as it was asked for: the run file of a loop on this machine or on Slurm
 
 
 def load(path: str | os.PathLike[str], *overrides: str) -> Run:
@@ -30,19 +34,36 @@ def dry_run(run: Run, on: str | None = None, *, fresh: bool = False, offline: bo
     return dry_run_of(_prepared(run, on, fresh=fresh, offline=offline))
 
 
-def submit(run: Run, on: str | None = None, *, fresh: bool = False, faults: str | None = None) -> Job:
-    """Check a run and start it, as `windlass run --detach --no-retry` does: no retry loop is left beside it.
+def submit(
+    run: Run,
+    on: str | None = None,
+    *,
+    fresh: bool = False,
+    retry: bool = True,
+    patience: float = 600.0,
+    faults: str | None = None,
+) -> Job:
+    """Check a run and start it, as `windlass run --detach` does.
 
     `on`: local, slurm or kubernetes[:CONTEXT]; else the run's own target. A run of this name that exists goes on from
     its newest checkpoint, one that is under way or finished is left as it is, and all give its job. `fresh` begins anew
-    and moves the old folder aside. `faults` are injected, to see them survived.
+    and moves the old folder aside. `retry` leaves a retry loop beside the job, which submits it again after what
+    another job can survive (docs/retry.md); a job may be kept from beginning for `patience` seconds by what only a
+    person can mend. `faults` are injected, to see them survived.
     """
     prepared = _prepared(run, on, fresh=fresh, faults=faults)
     if prepared.is_finished:
         return Job(prepared.target, prepared.job, prepared.warnings)
+    asked, file = _placed(run, on) if on else run, (prepared.folder.path / ASKED_FILE).resolve()
+    loop = render_loop(prepared, Detached(str(file), (), patience, faults, asked)) if retry else None
+    warnings = [*prepared.warnings, *check_loop(prepared, loop)]
     if fresh:
         clear_the_way(prepared)
-    return Job(prepared.target, start(prepared), prepared.warnings)
+    job = start(prepared, loop=loop)
+    if loop is not None:
+        write_atomically(file, dump_run(asked))
+        start_loop(prepared, job, loop)
+    return Job(prepared.target, job, warnings)
 
 
 def job(name: str, on: str | None = None) -> Job:

@@ -19,22 +19,43 @@ from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.targets.launch.notifications import receivers, settings_for
-from windlass.targets.protocol import LOOP_VARIABLE, JobRef, JobStatus, KeepsRunFolder, SubmitsOnce
+from windlass.targets.protocol import LOOP_VARIABLE, Detached, JobRef, JobStatus, KeepsLoop, KeepsRunFolder, SubmitsOnce
 
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(?:\w.*)?", re.MULTILINE)
 MOST_LOG_BYTES = 65536
 
 
-def start(prepared: Prepared) -> JobRef:
-    """Submit a run, or find the job of one that is under way."""
+def start(prepared: Prepared, *, loop: Any = None) -> JobRef:
+    """Submit a run, or find the job of one that is under way. `loop`: the retry loop that will be left beside it."""
     if not prepared.is_running:
-        start_watcher = watcher_of(prepared.run, prepared.folder)
+        is_watched = loop is not None and isinstance(prepared.target, KeepsLoop) and prepared.target.loop_notifies
+        start_watcher = None if is_watched else watcher_of(prepared.run, prepared.folder)
         job = prepared.target.submit(prepared.run, prepared.request)
-        start_watcher()
+        if start_watcher is not None:
+            start_watcher()
         return job
     if isinstance(prepared.target, SubmitsOnce):
         return prepared.target.attach(prepared.run, prepared.request)
     return prepared.job
+
+
+def render_loop(prepared: Prepared, detached: Detached) -> Any:
+    """The retry loop that goes on without a client; None where one would have nothing to do."""
+    if not isinstance(prepared.target, KeepsLoop):
+        return None
+    return prepared.target.render_loop(prepared.run, prepared.gathered, detached)
+
+
+def check_loop(prepared: Prepared, loop: Any) -> list[str]:
+    """Raise what would keep the loop from being left there, before anything is submitted; return warnings."""
+    if loop is None or not isinstance(prepared.target, KeepsLoop):
+        return []
+    return prepared.target.check_loop(prepared.run, loop)
+
+
+def start_loop(prepared: Prepared, job: JobRef, loop: Any) -> None:
+    if loop is not None and isinstance(prepared.target, KeepsLoop):
+        prepared.target.start_loop(job, loop)
 
 
 def clear_the_way(prepared: Prepared) -> list[str]:

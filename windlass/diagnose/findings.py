@@ -53,6 +53,7 @@ CLIENT_ERRORS = re.compile(
     r"(?:\w+\.)*(?:ApiException|ApiError|ForbiddenException|UnauthorizedException|RefusedError|KubernetesException"
     r"|SlurmError)"
 )
+GUESSES = "There are some potential root causes"  # Ray lists what may end a worker: none of it is evidence
 VAGUE = frozenset(("user_code", "user_data", "user_arguments", "echo"))
 # Types that Python and programs raise about themselves, never a transport, a device or a disk.
 PLAIN = re.compile(
@@ -169,13 +170,14 @@ def rule_of(raised: Raised) -> Rule:
     if CLIENT_ERRORS.fullmatch(raised.type) and (refusal := first_rule("refusal", "", raised.message)):
         return refusal
     frames = "\n".join(f"{file} {code}" for file, code in raised.frames[-12:])
+    message = raised.message.partition(GUESSES)[0]
     kinds: tuple[str, ...] | None = USERS_KINDS if raised.is_users_own else None
     if kinds is None and PLAIN.fullmatch(raised.name) and raised.ends_in_users_code:
         kinds = PLAIN_KINDS
     for rule in rules_for("raised"):
         if kinds is not None and (rule.name == "echo" or CLASSES[rule.name].kind not in kinds):
             continue
-        if rule.matches(raised.type, raised.message, frames):
+        if rule.matches(raised.type, message, frames):
             return rule
     if kinds is None and (FOREIGN_TYPE.search(raised.name) or _is_foreign(raised)):
         return Rule("unknown", "raised", None, None, 0.3)

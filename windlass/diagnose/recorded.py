@@ -209,7 +209,7 @@ def _why_not_started(pod: Pod, events: Sequence[Event], facts: Facts) -> Iterato
 
 
 def _of_event(event: Event, facts: Facts) -> Iterator[Finding]:
-    if event.type == "Normal" and event.reason not in ("Suspended", "NotTriggerScaleUp", "Pending"):
+    if event.type == "Normal" and event.reason not in ("Suspended", "NotTriggerScaleUp", "Pending", "Unschedulable"):
         return
     evidence = evidence_of("event", str(event), event.time)
     rule = first_rule("start", event.reason, event.message)
@@ -266,7 +266,12 @@ def _refused(facts: Facts) -> Iterator[Finding]:
             yield _by(rule, Weight.REPORTED, BY_EVENT, evidence_of("event", str(event), event.time))
     yield from _by_conditions("job", facts.job_conditions)
     if not any(condition.type == "Admitted" and condition.status == "True" for condition in facts.workload_conditions):
-        yield from _by_conditions("workload", facts.workload_conditions)
+        known = list(_by_conditions("workload", facts.workload_conditions))
+        yield from known
+        for condition in () if known else facts.workload_conditions:
+            if condition.type in ("QuotaReserved", "Admitted") and condition.status == "False":
+                evidence = evidence_of("workload", str(condition), condition.time)
+                yield Finding("queue_wait", 0.6, Weight.REPORTED, (evidence,), BY_JOB)
 
 
 def _by_conditions(source: str, conditions: Sequence[Condition]) -> Iterator[Finding]:

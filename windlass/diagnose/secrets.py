@@ -12,12 +12,14 @@ SHORTEST = 6  # characters of a value that is searched for elsewhere; shorter on
 # A name that ends so holds a secret; bos_token, max_tokens and tokenizer do not.
 NAME = (
     r"(?<![A-Za-z0-9_])(?!(?:bos|eos|pad|unk|sep|cls|mask|image|special|next|stop|per)_token)[\w.\-]{0,80}?"
-    r"(?:token|secret|passw(?:or)?d|passwd|passphrase|pwd|api[_-]?key|apikey|access[_-]?key(?:[_-]?id)?|secret[_-]?key"
-    r"|private[_-]?key|account[_-]?key|encryption[_-]?key|credentials?|auth|authorization|signature|sas"
-    r"|webhook(?:[_-]?url)?|dsn|cookie)"
+    r"(?:token|secret|passw(?:or)?d|passwd|passphrase|pwd|[_-]pass|[_-]pw|api[_-]?key|apikey"
+    r"|(?:access|private)[_-]?key(?:[_-]?id)?|(?:secret|account|encryption|license|signing|service|ssh|wandb)[_-]?key"
+    r"|credentials?|auth|authorization|signature|sas|webhook(?:[_-]?url)?|dsn|cookie|dockerconfigjson|dockercfg)"
+    r"(?:[_-](?:b64|base64|value))?"
 )
 SECRET_NAME = re.compile(rf"{NAME}\Z", re.IGNORECASE)
-VALUE = r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[^\s\"',;&|)}\]]+"
+VALUE = r"\"{3}.*?\"{3}|\\+[\"'][^\"'\\\n]*\\+[\"']|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[^\s\"',;&|)}\]]+"
+PROSE = r"(?:secret|configmap|timed|failed|missing|not|references)\b"  # volume "my-token" : secret "late" not found
 PATTERNS = (
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY( BLOCK)?-----|\Z)"),
     re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}"),
@@ -28,24 +30,34 @@ PATTERNS = (
     re.compile(r"\bya29\.[\w\-.]{16,}|\bAIza[\w\-]{30,}"),
     re.compile(r"\beyJ[\w\-]{8,}\.[\w\-]{4,}(?:\.[\w\-]*)?"),
     re.compile(r"\b(?:IQoJ|FwoG|FQoG|AQoD)[\w+/=]{40,}"),
-    re.compile(r"https://hooks\.slack\.com/\S+|https://discord(?:app)?\.com/api/webhooks/\S+"),
+    re.compile(r"\bhvs\.[\w\-]{16,}|\bglcbt-[\w\-]{16,}|\br8_\w{16,}|\bdapi[0-9a-f]{32}|\bSG\.[\w\-]{16,}\.[\w\-]{16,}"),
+    re.compile(r"\beyJhdXRocyI6[\w+/=]*"),  # a docker configuration in base64
+    re.compile(r"https://hooks\.slack[\w-]*\.com/\S+|https://discord(?:app)?\.com/api/webhooks/\S+"
+            r"|https://[\w.-]+\.webhook\.office\.com/\S+|https://[\w.-]+\.logic\.azure\.com\S+"
+            r"|https://api\.telegram\.org/bot[^/\s]+"),
 )  # fmt: skip
 BEARER = re.compile(r"(\b(?:bearer|basic|digest|token)\s+)([A-Za-z0-9+/=._~\-]{12,})", re.IGNORECASE)
 HEADER = re.compile(r"((?:proxy-)?authorization\"?'?\s*[:=]\s*\"?'?)([^\r\n\"']+)", re.IGNORECASE)
-IN_URL = re.compile(r"(\b[a-z][a-z0-9+.\-]{1,20}://)([^\s/@\"']{1,400})@", re.IGNORECASE)
+IN_URL = re.compile(r"(\b[a-z][a-z0-9+.\-]{1,20}://)([^\s/\"']{1,400})@", re.IGNORECASE)
 SIGNED = re.compile(
     r"([?&](?:X-Amz-(?:Signature|Credential|Security-Token)|Signature|sig|AWSAccessKeyId|token|key"
     r"|access_token)=)[^&\s\"']+",
     re.IGNORECASE,
 )
-ASSIGNED = re.compile(rf"({NAME}[\"']?\]?\s*(?:=>|:=|=|:)\s*)({VALUE})", re.IGNORECASE)
-FLAG = re.compile(rf"(--?{NAME}\s+)(?!-)({VALUE})", re.IGNORECASE)
+ASSIGNED = re.compile(rf"({NAME}\\*[\"']?\]?\s*(?:=>|:=|=|:)\s*)(?!{PROSE})({VALUE})", re.IGNORECASE)
+FLAG = re.compile(rf"(--?{NAME}[\"']?,?\s+)(?!-)({VALUE})", re.IGNORECASE)
+BLOCK = re.compile(rf"({NAME}: *[|>][-+]? *\n)((?:[ \t]+\S.*(?:\n|\Z))+)", re.IGNORECASE)  # of YAML
 NETRC = re.compile(r"(\blogin\s+\S+\s+password\s+)(\S+)", re.IGNORECASE)
-TYPED = re.compile(r"(\blogin\b.{0,200}?\s-p[ =]?|--from-literal[= ][^=\s]+=)(\S+)", re.IGNORECASE)  # docker, kubectl
+TYPED = re.compile(  # docker, kubectl, mysql, sshpass, curl, wandb, a person
+    r"(\blogin\b.{0,200}?\s-p[ =]?|--from-literal[= ][^=\s]+=|\bsshpass\s+-p\s*|\b(?:mysql|mariadb)\w*\b.{0,200}?\s-p"
+    r"|\bcurl\b.{0,300}?\s(?:-u|-U|--user|--proxy-user)[ =]?[\"']?[^\s:]+:|\bwandb login (?:--\S+ )*(?=\w{20})"
+    r"|SharedAccessSignature=|\bpass(?:word|phrase) (?:is|was) )(\S+)",
+    re.IGNORECASE,
+)
 FLAG_ALONE = re.compile(rf"--?{NAME}", re.IGNORECASE)
 TELLING = re.compile(
-    r"token|secret|passw|pwd|login|literal|key|cred|auth|signature|sas|hook|dsn|cookie|passphrase|bearer|basic"
-    r"|digest",
+    r"token|secret|pass|pwd|_pw|login|literal|key|cred|auth|signature|sas|hook|dsn|cookie|bearer|basic|digest|docker"
+    r"|mysql|mariadb|curl",
     re.IGNORECASE,
 )
 # Settings of the environment that explain failures and hold no secrets; the values of all others are removed.
@@ -80,6 +92,8 @@ def clean_text(text: str, known: set[str] | None = None) -> str:
 
     for pattern in PATTERNS:
         text = pattern.sub(REMOVED, text)
+    if TELLING.search(text):
+        text = BLOCK.sub(lambda match: f"{match[1]}  {REMOVED}\n", text)
     lines = text.split("\n")
     for index, line in enumerate(lines):
         if "://" in line:
@@ -88,7 +102,7 @@ def clean_text(text: str, known: set[str] | None = None) -> str:
             )
         if TELLING.search(line):  # the patterns below are slow on long lines of other things
             line = BEARER.sub(lambda match: f"{match[1]}{REMOVED}", HEADER.sub(assigned, line))
-            for pattern in (ASSIGNED, FLAG, NETRC, TYPED):
+            for pattern in (TYPED, ASSIGNED, FLAG, NETRC):
                 line = pattern.sub(assigned, line)
         lines[index] = line
     text = "\n".join(lines)

@@ -103,6 +103,7 @@ BARE_EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt|Fault|NotFound|Timeout)"
     r"|(?:[a-z_]\w*\.){1,12}(?:exceptions?|errors?)\.[A-Z]\w*): (?P<message>\S.*)$"
 )
+EXCEPTION_GROUP, GROUP_MARGIN = "Exception Group Traceback", re.compile(r"(?:  )+(?:\| |\+ (?=Ex)|\+-[-+ \d]*$)")
 CAUSE_LINK = "The above exception was the direct cause of the following exception"
 CONTEXT_LINK = "During handling of the above exception, another exception occurred"
 # A thread of torch or of C++ that ends the process with another's message.
@@ -271,6 +272,7 @@ def _lines(log: Log, year: int) -> Iterable[Line]:
     if len(raw) > FIRST_LINES + LAST_LINES:
         raw = raw[:FIRST_LINES] + raw[-LAST_LINES:]
     raw = [line for text in raw for line in (_of_json(text) if text[:1] == "{" else (text,))]
+    has_groups = EXCEPTION_GROUP in log.text
     labels = sum(bool(SRUN_LABEL.match(one)) for one in raw[:400])
     is_labelled = labels >= 3 and labels * 10 >= 6 * len([one for one in raw[:400] if one.strip()])
     last_time: float | None = None
@@ -286,6 +288,8 @@ def _lines(log: Log, year: int) -> Iterable[Line]:
             rank = int(number) if number else rank
             when = moment(match["time"]) or when
             text = text[match.end() :]
+        if has_groups:
+            text = GROUP_MARGIN.sub("", text, count=1)
         if not text.strip():
             continue
         layout = text
@@ -349,13 +353,18 @@ def _failures(stream: Sequence[Line], covered: set[int]) -> list[Failure]:
     found: list[Failure] = []
     chain: list[Raised] = []
     begin = index = 0
+    in_group = False
     while index < len(stream):
         if HEADER.match(stream[index].text):
-            if not chain:
+            if not chain and not in_group:
                 begin = index
             raised, index = _traceback(stream, index)
             if raised is None:
                 continue
+            in_group = raised.name.endswith("ExceptionGroup") and index < len(stream)
+            if in_group and HEADER.match(stream[index].text):  # what was raised in it says more
+                continue
+            in_group = False
             chain.append(raised)
             link = stream[index].text.strip() if index < len(stream) else ""
             if link.startswith((CAUSE_LINK, CONTEXT_LINK)):

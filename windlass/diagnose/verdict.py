@@ -177,7 +177,7 @@ def _first(findings: Sequence[Finding], views: Sequence[LogView]) -> Finding | N
 def _lost_connection(echo: Finding) -> Finding | None:
     """An echo of nobody: the connection itself may be what failed."""
     is_lost = re.search(r"connection|socket|nccl|remote|peer", echo.evidence[0].line, re.IGNORECASE)
-    is_raised = "Error" in echo.evidence[0].line
+    is_raised = "Error" in echo.evidence[0].line and "process has died" not in echo.evidence[0].line
     return replace(echo, name="nccl_network", confidence=0.35, weight=Weight.ASKED) if is_lost and is_raised else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from windlass.catalog.gpus import Gpu
 from windlass.runfolder import RunFolder
@@ -168,6 +168,9 @@ class Detached:
 @runtime_checkable
 class KeepsLoop(Protocol):
     """A target where the retry loop of a run goes on without its client, beside the job."""
+
+    loop_notifies: ClassVar[bool]
+    """Whether the loop tells people what happens to the run; else a process on the submitting machine does."""
 
     def render_loop(self, run: Run, gathered: Any, detached: Detached) -> Any:
         """What is started; None where a loop would have nothing to do."""

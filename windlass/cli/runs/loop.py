@@ -16,7 +16,7 @@ from windlass.runfolder import RunFolder, runs_root
 from windlass.targets.kubernetes import lookup
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.api.kubeconfig import access
-from windlass.targets.kubernetes.loop import LoopRecords, ReplacedError
+from windlass.targets.kubernetes.loop import LoopNotices, LoopRecords, ReplacedError
 from windlass.targets.kubernetes.manifests.loop import loop_name
 from windlass.targets.kubernetes.pod.interface import FAULTS_VARIABLE, PATIENCE_VARIABLE, RUN_FILE
 from windlass.targets.protocol import LOOP_VARIABLE
@@ -29,20 +29,25 @@ def main() -> int:
     records = LoopRecords(api, folder, loop_name(name), os.environ["WINDLASS_POD_UID"])
     patience = float(os.environ[PATIENCE_VARIABLE])
     attempts = Attempts(RUN_FILE, [], os.environ.get(FAULTS_VARIABLE), patience, records=records, is_checked=True)
+    notices = None
     try:
         records.claim()
+        notices = LoopNotices(api, folder, loop_name(name))
         if any(found.name == name for found in lookup.runs(api)):
             lookup.adopt(api, name)
         elif not is_pending(list(read_json_lines(folder.history))):
             return 0  # somebody deleted the job: there is nothing to decide
         go_on(attempts, folder)
         records.push()
+        notices.finish()
     except ReplacedError:
         print("another pod is the retry loop of this run now", file=sys.stderr)
         return 1
     except UserError as error:
         print(error, file=sys.stderr)
         records.record("waits", why=error.what, fix=error.fix, **{"class": "unknown"})
+        if notices is not None:
+            notices.finish()
         return int(error.exit_code) or 1
     return 0
 

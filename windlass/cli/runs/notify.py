@@ -93,15 +93,9 @@ def _watch(
     with target.following(job) if isinstance(target, KeepsRunFolder) else nullcontext():
         while True:
             status = target.status(job)  # before the reading: nothing recorded before the end is missed
-            for notice in notices(job.name, history.records()):
-                for receiver in to:
-                    if notice.occasion not in events or ledger.has(notice, receiver):
-                        continue
-                    problem = ledger.send(notice, receiver)
-                    if problem:
-                        failed.append(f"{notice.title}: {receiver.name}: {problem}")
-                    else:
-                        sent.append(f"{notice.occasion} by {receiver.name}")
+            new, given_up = ledger.send_new(notices(job.name, history.records()), events, to)
+            sent += new
+            failed += given_up
             if status.ended:
                 return sent, failed, status.state
             time.sleep(POLL_SECONDS)

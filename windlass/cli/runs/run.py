@@ -201,14 +201,14 @@ class Attempts:
 
     def render_loop(self, prepared: Prepared) -> Any:
         """What goes on deciding once this command has ended; None where nothing does."""
+        from windlass.api.submission import render_loop
         from windlass.spec import load_run
-        from windlass.targets.protocol import Detached, KeepsLoop
+        from windlass.targets.protocol import Detached
 
-        if self.patience is None or not isinstance(prepared.target, KeepsLoop):
+        if self.patience is None:
             return None
         asked = load_run(self.run_file, self.changes)
-        detached = Detached(self.run_file, self.changes, self.patience, self.faults, asked)
-        return prepared.target.render_loop(prepared.run, prepared.gathered, detached)
+        return render_loop(prepared, Detached(self.run_file, self.changes, self.patience, self.faults, asked))
 
     def _all_changes(self) -> list[str]:
         """What is asked for, and the edits of earlier decisions that it does not overrule."""
@@ -350,26 +350,23 @@ def train(
     quiet: bool = False,
 ) -> int:
     """Submit the run, and again after every decision; `is_submitted`: what is there is followed first."""
-    from windlass.api.submission import why_failed
+    from windlass.api.submission import check_loop, start_loop, why_failed
     from windlass.cli.output import warn
     from windlass.cli.runs.follow import Follower
-    from windlass.targets.protocol import KeepsLoop
 
     while True:
         loop = attempts.render_loop(prepared) if detach and not is_submitted else None
-        if loop is not None and isinstance(prepared.target, KeepsLoop):
-            for warning in prepared.target.check_loop(prepared.run, loop):  # before anything is submitted
-                warn(warning)
+        for warning in check_loop(prepared, loop):
+            warn(warning)
         follower = Follower(prepared.folder)  # before it is started: it reads what is new from here on
-        job = prepared.job if is_submitted else _start(prepared)
+        job = prepared.job if is_submitted else _start(prepared, loop)
         if attempts.key:
             _remember_key(prepared.folder, attempts.key)
         leaves, is_submitted = detach and not is_submitted, False
         if attempts.records is not None:
             attempts.records.push()
         if leaves:
-            if loop is not None and isinstance(prepared.target, KeepsLoop):
-                prepared.target.start_loop(job, loop)
+            start_loop(prepared, job, loop)
             if as_json:
                 _print_result(prepared, prepared.target.status(job))
             elif not quiet:
@@ -392,10 +389,10 @@ def train(
     return int(ExitCode.FAILED if status.exit_code is None else status.exit_code)
 
 
-def _start(prepared: Prepared) -> JobRef:
+def _start(prepared: Prepared, loop: Any) -> JobRef:
     from windlass.api.submission import start
 
-    job = start(prepared)
+    job = start(prepared, loop=loop)
     if prepared.is_running:
         state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"
         click.echo(f"{prepared.run.name} is {state}: following it; its settings are unchanged", err=True)

@@ -65,7 +65,8 @@ RULES = (
         torch\.cuda\.is_available\(\) is False""", confidence=0.55),
     line("library_clash", r"""
         (?:\S+: )?(?:symbol lookup error|error while loading shared libraries): |\S+: symbol lookup error
-        \S+: \S+: (?:undefined symbol|version `\S+' not found)|Could not load library libcu"""),
+        \S+: \S+: (?:undefined symbol|version `\S+' not found)|Could not load library libcu
+        \S{0,120}\bld: cannot find -l|collect2: error: ld returned"""),
     line("device_assert", r"\S{0,300}:\d+: .{0,300}block: \[\d+,\d+,\d+\], thread: .{0,40}Assertion .{0,300} failed"),
     line("gpu_hardware", rf"""
         (?:\[[ \d.]+\]\s*)?NVRM: Xid \(.{{0,60}}\): {XID}|Unable to determine the device handle for GPU

@@ -55,7 +55,8 @@ RULES = (
         .{{0,40}}Spot (?:instance )?interruption notice""", confidence=0.95),
     line("node_lost", rf"""
         {CANCELLED_AT}NODE FAILURE|srun: error: Node failure on
-        srun: error: Task launch for \S+ failed on node \S+: (?:Socket timed out|Communication|Zero Bytes|No route)
+        srun: error: Task launch for \S+ failed on node \S+: (?!.{{0,40}}credential)
+        slurmstepd: error: .{{0,120}}/sys/fs/cgroup/.{{0,200}}failed|slurmstepd: error: .{{0,60}}could not execve job
         .{{0,80}}DUE TO (?:NODE FAILURE|to SLURM_NODE)
         .{{0,80}}The node with node id: \S+ and address.{{0,200}}(?:dead|failed)""", confidence=0.95),
     line("cancelled", r"""

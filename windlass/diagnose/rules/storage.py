@@ -15,6 +15,7 @@ STORE = (
 )
 STORE_FRAMES = (
     r"boto|s3fs|gcsfs|google/cloud|fsspec|s3torch|aiobotocore|azure|smart_open|s3transfer|cloudpathlib|streaming"
+    r"|litdata"
 )
 HTTP = r"""
     HTTPError|HfHubHTTPError|HTTPStatusError|ConnectionError|ConnectTimeout|ReadTimeout|Timeout|MaxRetryError
@@ -105,6 +106,12 @@ RULES = (
         (?:Connection (?:reset|was closed|broken)|timed out|50[0234]\b|IncompleteRead).{{0,300}}(?:amazonaws|googleapis)
         (?:Connection (?:reset|was closed|broken)|timed out).{{0,300}}(?:s3|gs)://"""),
     raised("store_access", r"PermissionError|ClientAuthenticationError|Forbidden", frames=STORE_FRAMES),
+    raised("store_access", None, r"(?:Object|Bucket|s3://|gs://)\S* .{0,80}not found", confidence=0.7,
+           frames=STORE_FRAMES),
+    raised("store_transient", r"FSTimeoutError"),
+    raised("store_transient", None, r"took too long to download|failed to download", confidence=0.7,
+           frames=STORE_FRAMES),
+    raised("store_transient", OS, r"(?:aws s3|gsutil|s5cmd|gcloud storage|azcopy) .{0,300}exit", confidence=0.7),
     raised("store_transient", HTTP, r"reset|timed out|broken|closed|50[0234]\b", frames=STORE_FRAMES),
     # disks and file systems
     raised("inodes_full", OS, r"\binodes?\b"),
@@ -145,7 +152,8 @@ RULES = (
     line("disk_full", r"""
         (?:\S+: ){0,4}(?:write error: |error writing .{0,160}: |cannot create .{0,120}: |cannot write.{0,80})?No space
         \S{0,80}: write failed.{0,60}(?:disk|file ?system).{0,20}full
-        slurmstepd: error: .{0,160}No space left on device|(?:\S+: ){0,3}.{0,80}Disk quota exceeded$"""),
+        slurmstepd: error: (?!.{0,120}/sys/fs/cgroup/).{0,160}No space left on device
+        (?:\S+: ){0,3}.{0,80}Disk quota exceeded$"""),
     line("file_system", r"""
         (?:\S+: ){0,4}.{0,120}: (?:Stale file handle|Input/output error|Read-only file system)$
         (?:\S+: ){0,4}.{0,120}: (?:Transport endpoint is not connected)$"""),

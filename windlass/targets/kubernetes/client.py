@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from windlass.catalog.gpus import Gpu, gpu_of_device
 from windlass.catalog.instances import instance
@@ -42,6 +42,7 @@ from windlass.targets.kubernetes.watch import archive, following, job_watch, log
 from windlass.targets.kubernetes.watch.pods import Pod, newest_by_node, row_of
 from windlass.targets.kubernetes.watch.recovery import Recovery
 from windlass.targets.kubernetes.watch.waiting import Waiting
+from windlass.targets.launch import notifications
 from windlass.targets.launch.logs import follow_logs
 from windlass.targets.launch.progress import recorded_end
 from windlass.targets.protocol import Detached, JobRef, JobStatus, LogLine, PodRow
@@ -63,6 +64,7 @@ class Gathered:
 class KubernetesTarget:
     """The clusters of a kubeconfig."""
 
+    loop_notifies: ClassVar[bool] = True
     _apis: dict[tuple[str | None, str | None], Api] = field(default_factory=dict)
     _facts: dict[tuple[str | None, str | None, str | None], ClusterFacts] = field(default_factory=dict)
     _following: dict[str, following.Following] = field(default_factory=dict)  # by run folder
@@ -225,6 +227,7 @@ class KubernetesTarget:
             patience=detached.patience,
             faults=detached.faults,
             history=loop.records_for_loop(RunFolder.of(run)),
+            notify=notifications.carried(run.notify),
         )
 
     def check_loop(self, run: Run, loop_request: Loop) -> list[str]:

@@ -6,9 +6,12 @@ decision, a pod that was replaced finds out before it does anything, and other m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,17 +25,24 @@ from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import dump_run
 from windlass.spec.loading import parse_run
+from windlass.spec.notify import NotifySection
 from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path, plural_of
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, DOMAIN, LOOP_LABEL
 from windlass.targets.kubernetes.manifests.loop import HISTORY_KEY, SETTLED_KEY, Loop
+from windlass.targets.kubernetes.manifests.render import QUEUE_LABEL
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest
+from windlass.targets.kubernetes.watch.pods import moment
 from windlass.targets.kubernetes.watch.state import end_of
+from windlass.targets.launch.notifications import Ledger, notices, receivers, settings_for
+from windlass.targets.launch.tail import Tail
 from windlass.targets.protocol import LOOP_VARIABLE
 
 MARK = "loop.json"  # in a run folder: a loop in the cluster decides for the run
 HOLDER = f"{DOMAIN}/loop-pod"  # which pod is the loop; one that was replaced is not
+ENDED = f"{DOMAIN}/loop-ended"  # somebody has begun to end the loop, and may have been killed before its Job was gone
+SENT_UNTIL = f"{DOMAIN}/sent-until"  # of the loop's Secret: the time of the newest event that people were told of
 # What a client records of a run. Everything else in its history comes from the pods, which record it themselves.
 CLIENT_EVENTS = ("submitted", "retry", "waits", "pod-removed", "settings-changed")
 MOST_BYTES = 700_000  # of records: a ConfigMap holds 1 MiB
@@ -44,9 +54,15 @@ GONE_SECONDS, POLL_SECONDS = 60.0, 0.5
 
 def check(api: Api, loop: Loop) -> list[str]:
     """Raise what keeps the loop from being left there; return what it will have to do without."""
+    warnings = []
     for manifest in (loop.account, *loop.objects):
         try:
-            api.create(_place(manifest, loop.namespace), _sent(manifest, loop), dry_run=True)
+            made = api.create(_place(manifest, loop.namespace), _sent(manifest, loop), dry_run=True)
+            if manifest is loop.job and _is_suspended(made) and not (loop.queue or _queue_of(made)):
+                warnings.append(
+                    "this cluster holds every Job that is in no queue of Kueue: the retry loop will not run; "
+                    "target.kubernetes.queue=NAME    puts it into one, with the run"
+                )
         except RefusedError as error:
             if error.reason == "AlreadyExists":
                 continue
@@ -63,11 +79,11 @@ def check(api: Api, loop: Loop) -> list[str]:
     except RefusedError as error:
         if error.code != 403:
             raise
-        return [
+        warnings.append(
             "the retry loop will not see nodes, as you may not grant it that: a lost one is noticed minutes later, and "
             "too much memory asked stays so; --detach --dry-run prints the ClusterRole and its binding for who may"
-        ]
-    return []
+        )
+    return warnings
 
 
 def start(api: Api, folder: RunFolder, loop: Loop) -> None:
@@ -88,6 +104,8 @@ def start(api: Api, folder: RunFolder, loop: Loop) -> None:
     _create_once(api, loop.account, loop)
     job = api.create(_place(loop.job, loop.namespace), loop.job)
     try:
+        if _is_suspended(job) and loop.queue and not _queue_of(job):  # Kueue manages every Job here
+            api.patch(_job_path(loop.namespace, loop.name), {"metadata": {"labels": {QUEUE_LABEL: loop.queue}}})
         _create_parts(api, loop, job, _create)
     except BaseException:
         remove(api, loop.namespace, loop.name)
@@ -110,7 +128,8 @@ def end(api: Api, folder: RunFolder, job: ClusterJob) -> None:
         forget(folder)
         return
     if end_of(value) is None:
-        api.patch(path, {"spec": {"suspend": True}})  # its pod goes, its records stay
+        # its pod goes, its records stay; Kueue would undo a suspension
+        api.patch(path, {"metadata": {"annotations": {ENDED: "true"}}, "spec": {"parallelism": 0}})
         _wait_until_gone(api, job.namespace, job.loop_name)
     pull(api, folder, job)
     remove(api, job.namespace, job.loop_name)
@@ -162,7 +181,7 @@ def is_active(api: Api, job: ClusterJob) -> bool:
 
 def adopt(api: Api, folder: RunFolder, job: ClusterJob) -> None:
     """For a run folder that was just made: remember that a loop decides for the run, where there is one."""
-    if api.find(_job_path(job.namespace, job.loop_name)) is not None:
+    if _found(api, _job_path(job.namespace, job.loop_name)) is not None:
         mark(folder)
 
 
@@ -220,6 +239,10 @@ def in_the_way(api: Api, request: KubernetesRequest) -> UserError:
 
 def trouble(api: Api, job: ClusterJob) -> str | None:
     """Why the loop itself does not run, where that is so."""
+    value = api.find(_job_path(job.namespace, job.loop_name))
+    if value is not None and _is_suspended(value):
+        where = f"the queue {_queue_of(value)}" if _queue_of(value) else "a queue, and it is in none"
+        return f"the retry loop does not run: Kueue holds its Job {job.loop_name} until it is admitted by {where}"
     for pod in api.items(job.pods_path, labelSelector=f"{LOOP_LABEL}={job.object_name}"):
         for container in (pod.get("status") or {}).get("containerStatuses") or ():
             waiting = (container.get("state") or {}).get("waiting") or {}
@@ -298,6 +321,47 @@ class LoopRecords:
             raise
 
 
+class LoopNotices:
+    """Tells people what happens to the run while the loop decides; nothing where its Secret names nobody.
+
+    How far it came is written on that Secret, for the next pod of the loop, and not on the ConfigMap, whose version
+    tells a pod that it was replaced.
+    """
+
+    def __init__(self, api: Api, folder: RunFolder, loop: str) -> None:
+        self._api, self._run, self._path = api, folder.name, object_path("v1", "secrets", api.access.namespace, loop)
+        section = settings_for(NotifySection())
+        self._events, self._to = section.events, receivers(section)
+        self._history, self._ended = Tail(folder.history), threading.Event()
+        if self._to:
+            metadata = api.get(self._path)["metadata"]
+            until = (metadata.get("annotations") or {}).get(SENT_UNTIL)
+            created = moment(metadata.get("creationTimestamp")) or time.time()
+            self._ledger = Ledger(folder, since=float(until) + 0.001 if until else created)
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Send what is left."""
+        if self._to:
+            self._ended.set()
+            self._thread.join()
+            self._send()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(1.0):
+            self._send()
+
+    def _send(self) -> None:
+        for notice in notices(self._run, self._history.records()):
+            sent, failed = self._ledger.send_new([notice], self._events, self._to)
+            for problem in failed:
+                print(f"warning: {problem}", file=sys.stderr)
+            if sent or failed:
+                with contextlib.suppress(UserError):  # told again by the next pod, at worst
+                    self._api.patch(self._path, {"metadata": {"annotations": {SENT_UNTIL: str(notice.time)}}})
+
+
 def records_for_loop(folder: RunFolder) -> str:
     """What a loop has to know of what was done before it."""
     return "".join(f"{line}\n" for line in _fitting(_client_records(folder)))
@@ -336,10 +400,18 @@ def _is_alive(pod: Object) -> bool:
 
 
 def _decides(value: Object | None) -> TypeGuard[Object]:
-    """`end` suspends the loop's Job before it deletes it, and may be killed in between."""
+    """A loop that Kueue has not admitted yet decides later; one that somebody has begun to end never does."""
     if value is None or end_of(value) is not None or value["metadata"].get("deletionTimestamp"):
         return False
-    return not (value.get("spec") or {}).get("suspend")
+    return ENDED not in (value["metadata"].get("annotations") or {})
+
+
+def _is_suspended(job: Object) -> bool:
+    return bool((job.get("spec") or {}).get("suspend"))
+
+
+def _queue_of(job: Object) -> str | None:
+    return (job["metadata"].get("labels") or {}).get(QUEUE_LABEL)
 
 
 def _create(api: Api, manifest: Manifest, loop: Loop, *, dry_run: bool = False) -> None:

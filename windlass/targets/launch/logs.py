@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from windlass.runfolder import RunFolder
 from windlass.targets.launch.tail import READ_BYTES, Tail
@@ -13,6 +13,12 @@ from windlass.targets.protocol import LogLine
 
 POLL_SECONDS = 0.2
 RANK_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d rank \d+ [A-Z]+ ")
+# What torchrun prints around every end of a rank: its own traceback, and rules that frame its summary.
+TORCHRUNS_ERROR = re.compile(r"torch\.distributed\.elastic\.\S+\.(?:ChildFailedError|SignalException)\b")
+NOISE = re.compile(
+    r"(?:W\d{4} .{1,120}\] )?(?:[=*-]{20,}\s*$|Setting OMP_NUM_THREADS environment variable|$)|Failures:$"
+    r"|\s+<NO_OTHER_FAILURES>|\s+traceback : To enable traceback see|\s+error_file: <N/A>|\S+ FAILED$"
+)
 Source = tuple[int, int, str]  # in the order of printing: a rank; behind all ranks the launchers' files
 LAUNCHER = 2**62
 
@@ -31,6 +37,7 @@ def follow_logs(
     They are printed along with the ranks', or `only_without_ranks`: at the end, where no rank has a log.
     """
     tails: dict[Source, Tail] = {}
+    quiet: dict[Source, QuietLauncher] = {}
     names = list(launchers.values())
     while True:
         is_over = ended()
@@ -47,11 +54,33 @@ def follow_logs(
         for source in sorted(tails):
             number, position, _ = source
             while lines := tails[source].lines(rest=is_over, limit=READ_BYTES):
-                for text in lines:
-                    if number != LAUNCHER:
-                        yield LogLine(number, text)
-                    elif only_without_ranks or not RANK_LINE.match(text):  # else a copy of what a rank's log holds
+                if number != LAUNCHER:
+                    yield from (LogLine(number, text) for text in lines)
+                    continue
+                for text in quiet.setdefault(source, QuietLauncher()).without_noise(lines):
+                    if only_without_ranks or not RANK_LINE.match(text):  # else a copy of what a rank's log holds
                         yield LogLine(None, text, names[position])
+            if is_over and source in quiet:
+                yield from (LogLine(None, text, names[position]) for text in quiet[source].held)
         if is_over:
             return
         time.sleep(POLL_SECONDS)
+
+
+class QuietLauncher:
+    """A launcher's log without what torchrun says of itself; which ranks ended, when and how stays."""
+
+    def __init__(self) -> None:
+        self.held: list[str] = []  # a traceback of which it is not known yet whose it is
+
+    def without_noise(self, lines: Iterable[str]) -> Iterator[str]:
+        for text in lines:
+            if text.startswith("Traceback (most recent call last):") or (self.held and text.startswith(" ")):
+                self.held.append(text)
+                continue
+            held, self.held = self.held, []
+            if held and TORCHRUNS_ERROR.match(text):
+                continue
+            yield from held
+            if not NOISE.match(text):
+                yield text

@@ -34,6 +34,7 @@ TIMEOUT_S = 10.0
 TRIES = 3
 PAUSE_S = 2.0  # before the second try, doubled
 CONFIG_VARIABLE = "WINDLASS_NOTIFY"
+SETTINGS_VARIABLE = "WINDLASS_NOTIFY_SETTINGS"  # in a retry loop on another machine: the settings, as JSON
 COLOURS: Mapping[Occasion, str] = {"end": "good", "failure": "danger", "retry": "warning", "stall": "warning"}
 
 
@@ -101,6 +102,15 @@ def receivers(section: NotifySection, environment: Mapping[str, str] = os.enviro
         )
         made.append(Receiver(f"e-mail to {', '.join(section.email)}", lambda notice: mail(section, password, notice)))
     return made
+
+
+def carried(section: NotifySection, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a process elsewhere needs to send the same: settings and secrets, as variables of its environment."""
+    section = settings_for(section)
+    if not receivers(section, environment):
+        return {}
+    secrets = [name for name in (section.webhook, section.smtp_password) if name]
+    return {SETTINGS_VARIABLE: section.model_dump_json(), **{name: environment[name] for name in secrets}}
 
 
 def _secret(variable: str, key: str, environment: Mapping[str, str]) -> str:
@@ -193,6 +203,22 @@ class Ledger:
         self._note(notice, receiver, "failed" if problem else "sent", problem)
         return problem
 
+    def send_new(
+        self, told: Iterable[Notice], events: Sequence[str], to: Sequence[Receiver]
+    ) -> tuple[list[str], list[str]]:
+        """Send what was not sent yet: what was, and what was given up."""
+        sent, failed = [], []
+        for notice in told:
+            for receiver in to:
+                if notice.occasion not in events or self.has(notice, receiver):
+                    continue
+                problem = self.send(notice, receiver)
+                if problem:
+                    failed.append(f"{notice.title}: {receiver.name}: {problem}")
+                else:
+                    sent.append(f"{notice.occasion} by {receiver.name}")
+        return sent, failed
+
     def _note(self, notice: Notice, receiver: Receiver, state: str, problem: str | None = None) -> None:
         record = {"key": notice.key, "to": receiver.name, "state": state, "occasion": notice.occasion}
         self._write({**record, **({"problem": clean_text(problem)} if problem else {})})
@@ -205,6 +231,8 @@ class Ledger:
 
 def settings_for(section: NotifySection) -> NotifySection:
     """The section of a run file, with what it leaves open from the user's own file."""
+    if SETTINGS_VARIABLE in os.environ:
+        return NotifySection.model_validate_json(os.environ[SETTINGS_VARIABLE])
     path = config_file()
     if not path.is_file():
         return section

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from windlass.catalog.gpus import Gpu, gpu_of_device
 from windlass.common.files import parse_record, real, write_atomically
@@ -46,6 +47,7 @@ KILL_SECONDS = 30.0  # for the kernel to end killed processes
 class LocalTarget:
     """This machine."""
 
+    loop_notifies: ClassVar[bool] = False
     given_machine: Machine | None = None
     _scan: tuple[float, dict[str, list[int]]] = field(default=(float("-inf"), {}), repr=False)
 
@@ -102,7 +104,10 @@ class LocalTarget:
         return self.submit(run, request)
 
     def status(self, job: JobRef) -> JobStatus:
-        return status_of(job.folder, self._processes_of)
+        status = status_of(job.folder, self._processes_of)
+        if status.state == "failed" and self.has_loop(job):  # which has yet to answer it
+            return replace(status, state="waiting", reason=f"{status.reason}; its retry loop decides", exit_code=None)
+        return status
 
     def _processes_of(self, folder: RunFolder) -> Sequence[int]:
         """As processes.processes_of, with one look at /proc for many folders."""
@@ -129,8 +134,11 @@ class LocalTarget:
         lives here gets a signal as well.
         """
         folder = job.folder
-        for pid in self._loops_of(job):  # first: it would answer the end by another start
-            processes.send(pid, signal.SIGTERM)
+        deadline = time.monotonic() + KILL_SECONDS
+        while loops := self._loops_of(job):  # first: it would answer the end by another start
+            for pid in loops:
+                processes.send(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+            time.sleep(POLL_SECONDS)
         if not is_starting(folder) and not is_running(folder):
             return self.status(job)
         grace = _grace_seconds(folder) if save_first else 0

@@ -232,6 +232,9 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
     return ExitCode.OK
 
 
+REQUEUED_ALREADY = "Job is pending execution"  # a preemption: Slurm came before us
+
+
 def is_stop_requested(since: Sequence[Event]) -> bool:
     """Whether somebody asked for the end, and Slurm did not refuse to pass it on."""
     words = [record.get("event") for record in since if record.get("event") in ("stop-requested", "stop-refused")]
@@ -256,6 +259,8 @@ def _write_down(folder: RunFolder, attempt: int, ended: AttemptEnd, verdict: Don
 
 
 def refused(folder: RunFolder, *, why: str) -> int:
+    if REQUEUED_ALREADY in why:
+        return ExitCode.OK
     reason = f"saved, but Slurm did not requeue the job: {why}"
     folder.record("exit", state="preempted", code=int(ExitCode.PREEMPTED), reason=reason)
     print(f"windlass: {reason}", file=sys.stderr)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from windlass.common.files import parse_record, write_atomically
 from windlass.errors import ExitCode, UserError
@@ -36,6 +36,7 @@ END_SECONDS = 90.0  # for Slurm to end a job it was told to
 class SlurmTarget:
     """A Slurm cluster."""
 
+    loop_notifies: ClassVar[bool] = False
     # when Slurm was asked, and what it said or that it did not answer
     _asked: dict[state.SubmittedJob, tuple[float, queue.QueuedJob | None]] = field(default_factory=dict)
     _silent: dict[str | None, tuple[float, SilentError]] = field(default_factory=dict)
@@ -148,10 +149,7 @@ class SlurmTarget:
 
     def stop(self, job: JobRef, *, save_first: bool) -> JobStatus:
         """Stop a run and wait until it has stopped; with `save_first` the ranks get their grace period."""
-        loop = self._loop_of(job)
-        if loop is not None:  # first: it would answer the end by another job
-            self._scancel(state.SubmittedJob(loop))
-            (job.folder.path / LOOP_FILE).unlink(missing_ok=True)
+        self._end_loop(job)  # first: it would answer the end by another job
         before = self.status(job)
         submitted = state.SubmittedJob.of(job.folder)
         if before.ended or submitted is None:
@@ -225,10 +223,30 @@ class SlurmTarget:
             )
         write_atomically(job.folder.path / LOOP_FILE, json.dumps({"job": number}) + "\n")
 
+    def _end_loop(self, job: JobRef) -> None:
+        """End the loop and wait until it is gone: it may be submitting the next job, with a loop of its own."""
+        deadline = time.monotonic() + END_SECONDS
+        while (number := self._loop_of(job)) is not None:
+            self._scancel(state.SubmittedJob(number))
+            while self._is_in_slurm(number):
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"the retry loop of {job.name} has not ended",
+                        evidence=f"job {number} is still there",
+                        fix=f"scancel --full {number}",
+                        exit_code=ExitCode.FAILED,
+                    )
+                time.sleep(POLL_SECONDS)
+            if self._loop_of(job) == number:
+                (job.folder.path / LOOP_FILE).unlink(missing_ok=True)
+
     def has_loop(self, job: JobRef) -> bool:
         number = self._loop_of(job)
         if number is None or os.environ.get(LOOP_VARIABLE) == job.name:
             return False
+        return self._is_in_slurm(number)
+
+    def _is_in_slurm(self, number: str) -> bool:
         queued = self._ask(state.SubmittedJob(number))
         return queued is not None and queued.state in state.IN_QUEUE | state.ON_NODES
 

@@ -50,6 +50,7 @@ class Loop:
     account: Manifest
     objects: tuple[Manifest, ...]  # the Job comes first and owns the others
     for_nodes: tuple[Manifest, ...]  # for the whole cluster; the loop does without where nobody may create them
+    queue: str | None = None  # the run's queue of Kueue: the loop joins it only where every Job must be in one
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -74,8 +75,12 @@ def render_loop(
     patience: float,
     faults: str | None,
     history: str,
+    notify: Mapping[str, str] | None = None,
 ) -> Loop:
-    """The loop of a run: `asked` is what its user wants, `run` what it is here, `history` what was done so far."""
+    """The loop of a run: `asked` is what its user wants, `run` what it is here, `history` what was done so far.
+
+    `notify`: the variables with which it tells people; they are kept in its Secret.
+    """
     name, namespace = loop_name(run.name), cluster.namespace
     parts = [
         part
@@ -102,7 +107,8 @@ def render_loop(
         value["metadata"] = {**value["metadata"], **about}
     about = {"name": ACCOUNT, "namespace": namespace, "labels": dict(MANAGED_BY)}
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about}
-    return Loop(name, namespace, account, tuple(objects), for_nodes(namespace), carried.secret_values)
+    secrets = {**carried.secret_values, **(notify or {})}
+    return Loop(name, namespace, account, tuple(objects), for_nodes(namespace), run.target.kubernetes.queue, secrets)
 
 
 def rules(kind: JobKind, served: ServedKind | None) -> list[dict[str, Any]]:
