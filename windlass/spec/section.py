@@ -23,8 +23,8 @@ class Section(BaseModel):
     def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
         """pydantic would read it as 1."""
         if isinstance(value, bool) and info.field_name:
-            kinds = set(_kinds(cls.model_fields[info.field_name].annotation))
-            if kinds & {int, float} and bool not in kinds:
+            kinds = list(_kinds(cls.model_fields[info.field_name].annotation))  # constraints among them have no hash
+            if (int in kinds or float in kinds) and bool not in kinds:
                 raise PydanticKnownError("int_type" if int in kinds else "float_type")
         return value
 
