@@ -4,7 +4,7 @@
 
 Every pod is a group of processes on this machine, and is hurt as a pod would be. One that is gone is replaced after
 REPLACED_SECONDS, as a job controller would. Seconds lost are those of `windlass show`: from the last new step before
-the fault to the first new one after it. docs/kubernetes.md has the table and what follows from it.
+the fault to the first new one after it. docs/coordinator.md has the table and what follows from it.
 """
 
 from __future__ import annotations

@@ -43,6 +43,13 @@ def runs_root() -> Path:
     return Path(os.environ.get(RUNS_VARIABLE) or "runs")
 
 
+def _where_it_is(name: str) -> str | None:
+    """How to reach a run that was started in a folder above this one."""
+    roots = [folder / "runs" for folder in Path.cwd().parents]
+    root = next((root for root in roots if (root / name / "run.yaml").is_file()), None)
+    return f"cd {root.parent}    or export {RUNS_VARIABLE}={root}: the run is there" if root else None
+
+
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
@@ -60,8 +67,8 @@ class RunFolder:
         known = sorted(p.parent.name for p in runs_root().glob("*/run.yaml"))
         raise UserError(
             f"there is no run {name!r} under {runs_root()}/",
-            evidence=f"runs there: {', '.join(known)}" if known else "no runs there",
-            fix="windlass ls",
+            evidence=f"runs there: {', '.join(known)}" if known else f"no runs in {runs_root().absolute()}",
+            fix=_where_it_is(name) or "windlass ls",
             error_code="no-such-run",
         )
 

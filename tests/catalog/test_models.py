@@ -91,8 +91,10 @@ def test_a_folder_is_a_model(tmp_path: Path) -> None:
     assert known_config(model) == {"model_type": "qwen2", "hidden_size": 32}
     assert default_tokenizer(model) == str(tmp_path)
     assert num_parameters(known_config(model)) is None
-    with pytest.raises(UserError, match="holds no model"):
-        known_config(ModelSection(path=str(tmp_path / "missing")))
+    for folder, fix in {"missing": "model.path=", "runs/my/export": "windlass ckpt export my"}.items():
+        with pytest.raises(UserError, match="holds no model") as refused:
+            known_config(ModelSection(path=str(tmp_path / folder)))
+        assert (refused.value.fix or "").startswith(fix)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):
         known_config(model)

@@ -323,6 +323,7 @@ def test_the_last_lines_of_each_log(windlass, make):
     assert windlass("logs", "small", "--since", "10m").out == ""
     assert len(windlass("logs", "small", "--since", "99999h", "--rank", 1).out.splitlines()) == 2
     assert windlass("logs", "small", "--since", "soon").code == 2
+    assert "--rank 0 to 1" in windlass("logs", "small", "--rank", 7).err
     followed = windlass("logs", "small", "--follow", "--tail", 1, "--rank", 0).out
     assert followed == "2026-01-01T00:00:29 rank 0 INFO line 29\n"
 

@@ -54,6 +54,37 @@ def test_no_command_is_help(windlass):
     assert "Commands:" in answer.out
 
 
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("resume my", "windlass run my.yaml    goes on from the newest checkpoint"),
+        ("train my.yaml", "windlass run my.yaml"),
+        ("status my", "windlass show my"),
+        ("cancel my", "windlass stop my"),
+        ("delete my", "windlass rm my"),
+        ("ps", "windlass ls"),
+        ("shwo my --curve", "windlass show my --curve"),
+        ("get", "windlass ls"),
+        ("frobnicate", "windlass --help"),
+    ],
+)
+def test_words_of_other_tools_lead_to_the_command(typed, fix, windlass):
+    answer = windlass(*typed.split())
+    assert answer.code == 2
+    assert answer.err.splitlines()[-1].strip() == f"fix       {fix}"
+
+
+def test_a_run_that_is_in_a_folder_above_is_found_by_name(windlass, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.yaml").touch()
+    (tmp_path / "below").mkdir()
+    monkeypatch.delenv("WINDLASS_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path / "below")
+    answer = windlass("show", "mine")
+    assert f"no runs in {tmp_path / 'below' / 'runs'}" in answer.err
+    assert f"WINDLASS_RUNS={tmp_path / 'runs'}" in answer.err
+
+
 def test_version(windlass):
     assert windlass("--version").out.startswith("windlass ")
 

@@ -238,6 +238,12 @@ def test_the_command_on_bundles(why, tmp_path):
         code, out, err = why(*wrong)
         assert code == 2
         assert err.startswith("error: ")
+    (tmp_path / "nothing.json").write_text("{}")
+    assert "lines are above" not in why("nothing.json")[1]
+    stopped = {"job": {"status": {"conditions": [{"type": "Stopped", "status": "True", "reason": "Stopped"}]}}}
+    (tmp_path / "stopped.json").write_text(json.dumps(stopped))
+    assert why("stopped.json")[1].startswith("cancelled: ")
+    assert "fail again" not in why("stopped.json")[1]  # it goes on
     (tmp_path / "torn.json").write_text('{"pods": [')
     assert "holds no facts" in why("--facts", "torn.json")[2]
 
@@ -336,3 +342,14 @@ def test_huge_and_hostile_logs_take_seconds():
     diagnose(Facts.read({"logs": logs}))
     without_secrets({"logs": logs})
     assert time.process_time() - begin < 15
+
+
+def test_what_kubectl_prints_and_a_single_log_are_bundles(tmp_path):
+    """`kubectl get pods -o json > pods.json`, one pod, one job; a log that somebody sent."""
+    killed = pod(phase="Failed", state={"terminated": {"reason": "OOMKilled", "exitCode": 137}})
+    one = {**killed, "kind": "Pod"}
+    for name, content in {"list.json": {"kind": "List", "items": [one]}, "pod.json": one}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+        assert diagnose(Facts.read(read_bundle(tmp_path / name))).name == "host_oom", name
+    (tmp_path / "train.log").write_text(traceback("ModuleNotFoundError: No module named 'x'"))
+    assert diagnose(Facts.read(read_bundle(tmp_path / "train.log"))).name == "user_import"

@@ -166,6 +166,15 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         load_run(tmp_path / "lama.yaml")
     assert "llama.yaml" in (refused.value.fix or "")
+    for name, fix in {
+        "llama": f"windlass run {tmp_path / 'llama.yaml'}",  # a run's name
+        "c2.yaml": f"windlass init {tmp_path / 'c2.yaml'}",  # .yaml alone is no likeness
+        "train.steps=3": "windlass run RUN.yaml train.steps=3",
+        "none/dpo.yaml": "windlass init dpo.yaml",
+    }.items():
+        with pytest.raises(UserError) as refused:
+            load_run(tmp_path / name if "=" not in name else name)
+        assert refused.value.fix == fix
     with pytest.raises(UserError, match="cannot be read"):
         load_run(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
@@ -264,6 +273,36 @@ def test_mistakes_are_told_in_the_words_of_run_files(override: str, words: str, 
     with pytest.raises(UserError) as caught:
         load_run(write(tmp_path, yaml.safe_dump(MINIMAL)), [override])
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("train.steps=abc", "train.steps=1000    (its default; windlass schema --keys explains every key)"),
+        ("train.steps=true", "train.steps=1000"),
+        ("train.learning_rate=fast", "train.learning_rate=0.0003"),
+        ("train.step=10", "train.steps=10"),
+        ("train.lr=1e-4", "train.learning_rate=0.0001"),
+        ("parallel.pipeline=2", "windlass schema --keys"),
+        ("train.precision=fp61", "train.precision=fp32"),
+        ("parallel.sharding=fsdp", "parallel.sharding=full"),
+        ("target.kind=kubernets", "target.kind=kubernetes    or --on kubernetes"),
+        ("target.kind=k8s", "target.kind=kubernetes    or --on kubernetes"),
+        ("model.lora.rank=0", "windlass schema --keys"),
+    ],
+)
+def test_a_mistake_in_an_override_has_a_fix_and_does_not_blame_the_file(
+    override: str, fix: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        load_run(write(tmp_path, yaml.safe_dump(MINIMAL)), [override])
+    assert (caught.value.fix or "").startswith(fix)
+    assert ".yaml" not in caught.value.what
+
+
+def test_a_mistake_in_the_file_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"run\.yaml: train\.steps must be a whole number"):
+        load_run(write(tmp_path, yaml.safe_dump(minimal(train={"steps": "abc"}))), ["train.seed=1"])
 
 
 def test_paths_of_a_run_file_lie_beside_it_and_those_of_overrides_in_the_current_folder(

@@ -13,7 +13,9 @@ from tests.trainer.harness import resume, train
 from windlass.common import own_code
 from windlass.errors import UserError
 from windlass.plan import check, resolve
+from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
+from windlass.trainer.callbacks.history import code_before
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own"
 
@@ -33,6 +35,7 @@ def test_own_model_loss_data_optimizer_and_callback_resume_bitwise_after_a_kill(
 
     killed = train(tmp_path / "killed", own_run(), ranks=2, faults="kill:rank=1,step=6")
     assert -9 in killed.codes
+    killed.folder.record("rank-died", rank=1, signal="SIGKILL", code=-9)  # as a supervisor writes it
     resumed = resume(tmp_path / "killed", own_run(), ranks=2)
     assert resumed.events("resumed")[0]["step"] == 3
     assert resumed.losses == whole.losses
@@ -149,6 +152,17 @@ def test_a_change_in_any_file_of_own_code_is_seen(tmp_path: Path, monkeypatch: p
         file.write_text(file.read_text() + "# changed\n")
         seen.append(own_code.source_digests(named))
     assert len({digests["train.callbacks"] for digests in seen}) == 3
+
+
+def test_only_code_is_compared_with_code(tmp_path: Path) -> None:
+    """Supervisors write exit codes under the same key, between a kill and the resume."""
+    folder = RunFolder(tmp_path)
+    assert code_before(folder) == {}
+    folder.record("started", step=0, code={"train.loss": "old"})
+    folder.record("resumed", step=3, code={"train.loss": "new"})
+    folder.record("rank-died", rank=0, code=-9)
+    folder.record("exit", state="failed", code=1)
+    assert code_before(folder) == {"train.loss": "new"}
 
 
 class Counting(torch.optim.SGD):

@@ -89,5 +89,5 @@ def _collect_named(job: str, place: str | None, namespace: str | None) -> dict[s
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise UserError(f"there is no {path}")
+        raise UserError(f"there is no file {path}", fix=f"ls {path.parent}")
     return path

@@ -95,7 +95,12 @@ class Job:
             lines = iter(list(lines))  # a cluster's log may only come to be here by asking for it
             log = self._ref.folder.rank_log(rank)
             if not log.exists():
-                raise UserError(f"rank {rank} of {self.name} has said nothing", evidence=f"no {log}")
+                ranks = sorted(int(path.stem.removeprefix("rank-")) for path in log.parent.glob("rank-*[0-9].log"))
+                raise UserError(
+                    f"rank {rank} of {self.name} has said nothing",
+                    evidence=f"no {log}",
+                    fix=f"--rank {ranks[0]} to {ranks[-1]}" if ranks else f"windlass show {self.name}",
+                )
         return map(_as_model, _newer(lines, since))
 
     def _last_lines(self, rank: int | None, count: int, *, follow: bool) -> Iterator[Line]:

@@ -65,6 +65,9 @@ def known_config(model: ModelSection) -> dict[str, Any] | None:
                 f"model.path {folder} holds no model",
                 evidence=f"{file} does not exist",
                 cause="a transformers model folder holds config.json" if folder.is_dir() else "the folder is missing",
+                fix=f"windlass ckpt export {folder.parent.name}    writes it"
+                if folder.name == "export"
+                else "model.path=FOLDER    that holds a model, or a hub id",
             )
         try:
             base = json.loads(file.read_text())

@@ -48,6 +48,34 @@ COMMANDS = {
 }
 
 
+# What other tools call a command.
+OTHER_NAMES = {
+    **dict.fromkeys(("train", "launch", "submit", "start", "restart", "create", "apply"), "run"),
+    **dict.fromkeys(("status", "describe", "info"), "show"),
+    **dict.fromkeys(("list", "get", "ps", "jobs", "runs", "queue"), "ls"),
+    **dict.fromkeys(("cancel", "kill", "down"), "stop"),
+    **dict.fromkeys(("delete", "remove"), "rm"),
+    **dict.fromkeys(("log", "tail"), "logs"),
+    "checkpoint": "ckpt",
+    "checkpoints": "ckpt",
+    "export": "ckpt export",
+    "diagnose": "why",
+    "mcp": "agent mcp",
+}
+
+
+def _no_such_command(word: str, rest: list[str]) -> UserError:
+    if word == "resume":
+        name = rest[0] if rest and not rest[0].startswith("-") else "RUN"
+        command, fix = "run", f"windlass run {name.removesuffix('.yaml')}.yaml    goes on from the newest checkpoint"
+    else:
+        near = difflib.get_close_matches(word, COMMANDS, 1)
+        command = OTHER_NAMES.get(word) or (near[0] if near else "")
+        fix = " ".join(["windlass", command, *rest]) if command else "windlass --help"
+    hint = f"; did you mean {command}?" if command else ""
+    return UserError(f"there is no command {word!r}{hint}", fix=fix, error_code="usage")
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
@@ -65,9 +93,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise click.UsageError(f"there is no command {args[0]!r}{hint}", ctx)
+            raise _no_such_command(args[0], args[1:])
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

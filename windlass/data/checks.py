@@ -98,7 +98,7 @@ def about_repetition(run: Run, name: str, reads: float, num_sequences: float, ab
         return []
     steps = max(1, int(run.train.steps * 10 * num_sequences / reads))
     return [
-        f"the run reads {name} {about}{reads / num_sequences:,.0f} times: it learns so little text by heart; "
+        f"the run reads {name} {about}{reads / num_sequences:,.0f} times and will learn it by heart; "
         f"train.steps={steps} reads it {about}10 times"
     ]
 

@@ -1,4 +1,4 @@
-"""Bundles: facts as one tar file, a folder or a JSON file, and the facts that a run folder holds."""
+"""Bundles: facts as one tar file, a folder, a JSON file or a log, and the facts that a run folder holds."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from windlass.runfolder import RunFolder
 
 FACTS_FILE = "facts.json"
 PARTS = ("target", "job", "pods", "events", "nodes", "workload")
+PART_OF_KIND = {"Pod": "pods", "Event": "events", "Node": "nodes", "Workload": "workload"}  # any other is the job
 SLURM_PARTS = ("sacct", "scontrol")
 LOG_ENDINGS = (".log", ".out", ".err", ".txt")
 RECORDED = ("process_group", "collective_seq_id", "profiling_name", "input_sizes", "state", "is_p2p")
@@ -29,7 +30,7 @@ MOST_LOG_BYTES = 2 * 1024 * 1024  # of a rank's log: its end
 
 
 def read_bundle(path: Path) -> dict[str, Any]:
-    """The facts of a tar file, a folder or a JSON file."""
+    """The facts of a tar file, a folder, a JSON file or a log."""
     if path.is_dir():
         if (path / "run.yaml").is_file():
             return facts_of_run(RunFolder(path))
@@ -37,7 +38,10 @@ def read_bundle(path: Path) -> dict[str, Any]:
         return _assembled(files, str(path))
     if path.is_file() and tarfile.is_tarfile(path):  # a pipe cannot be rewound
         return _assembled(_members(path), str(path))
-    return _json_object(_head(path), str(path))
+    content = _head(path)
+    if path.suffix in LOG_ENDINGS and not content.lstrip().startswith(b"{"):
+        return {"logs": {path.stem: content.decode("utf-8", "replace")}}
+    return _json_object(content, str(path))
 
 
 def save_bundle(facts: Mapping[str, Any], path: Path) -> None:
@@ -116,7 +120,19 @@ def _json_object(content: bytes, whence: str) -> dict[str, Any]:
             f"{whence} holds no facts", evidence="a JSON object is expected", fix="docs/facts.schema.json describes it"
         )
     inner = value.get("facts")  # a case of the corpus of tests
-    return inner if isinstance(inner, dict) and "expect" in value else value
+    if isinstance(inner, dict) and "expect" in value:
+        return inner
+    return _by_kind(value) if isinstance(value.get("kind"), str) else value
+
+
+def _by_kind(value: dict[str, Any]) -> dict[str, Any]:
+    """What `kubectl get … -o json` prints, one object or a list of them, as facts."""
+    items = value.get("items")
+    facts: dict[str, Any] = {}
+    for item in items if isinstance(items, list) else [value]:
+        kind = item.get("kind") if isinstance(item, dict) else None
+        facts.setdefault(PART_OF_KIND.get(str(kind), "job"), []).append(item)
+    return facts
 
 
 # A run folder.

@@ -8,7 +8,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,11 @@ def load_run(path: str | Path, overrides: Sequence[str] = (), *, saved: bool = F
         find_paths_beside(values, _written_from(path), here_first=True)  # a project may be copied with its runs
     else:
         find_paths_beside(values, path.parent)
-    for override in overrides:
-        apply_override(values, override, run_file=path)
+    overridden = {apply_override(values, override, run_file=path) for override in overrides}
     values.setdefault("name", "")
     if not values["name"]:
         values["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run"
-    return parse_run(values, source=str(path))
+    return parse_run(values, source=str(path), overridden=overridden)
 
 
 def _written_from(path: Path) -> Path:
@@ -54,12 +53,7 @@ def read_yaml(path: Path) -> Values:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], 1)
-        raise UserError(
-            f"there is no run file {path}",
-            fix=f"windlass run {path.parent / near[0]}" if near else f"windlass init {path}",
-            error_code="no-such-file",
-        ) from None
+        raise UserError(f"there is no run file {path}", fix=_instead_of(path), error_code="no-such-file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the run file {path} cannot be read", evidence=str(error)) from None
     try:
@@ -71,6 +65,17 @@ def read_yaml(path: Path) -> Values:
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no run: a mapping with the sections model and data is expected")
     return values
+
+
+def _instead_of(path: Path) -> str:
+    """What to type where there is no such run file."""
+    if "=" in path.name:
+        return f"windlass run RUN.yaml {path}"
+    files = {file.stem: file for file in path.parent.glob("*.y*ml")}
+    near = difflib.get_close_matches(path.stem, files, 1)  # .yaml alone is no likeness
+    if near:
+        return f"windlass run {files[near[0]]}"
+    return f"windlass init {path if path.parent.is_dir() else path.name}"
 
 
 class _Loader(yaml.SafeLoader):
@@ -112,8 +117,8 @@ _Loader.add_implicit_resolver(
 )
 
 
-def apply_override(values: Values, override: str, *, run_file: Path = Path()) -> None:
-    """Set one `a.b=value` in `values`; `b=value` too where only one section has a `b`."""
+def apply_override(values: Values, override: str, *, run_file: Path = Path()) -> str:
+    """Set one `a.b=value` in `values`; `b=value` too where only one section has a `b`. Gives the whole key."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(f"the override {override!r} is not of the form section.key=value", fix="train.steps=200")
@@ -133,6 +138,7 @@ def apply_override(values: Values, override: str, *, run_file: Path = Path()) ->
     if ".".join(parts) in BESIDE_RUN_FILE and isinstance(value, str):
         value = os.path.relpath(value, run_file.parent)  # its readers join it to the run file's folder
     here[parts[-1]] = value
+    return ".".join(parts)
 
 
 # Keys that hold a path, or may: what is found beside the run file is meant. `{}` stands for each of several.
@@ -209,39 +215,67 @@ def _full_path(key: str) -> list[str]:
     if sections:
         choices = ", ".join(f"{section}.{key}" for section in sections)
         raise UserError(f"the override {key!r} could mean {choices}", fix=f"{sections[0]}.{key}=…")
-    raise UserError(_unknown(key, _all_keys()), fix="windlass schema    lists every key")
+    raise UserError(_unknown(key, _nearest(key, _all_keys())), fix=f"{EXPLAINED}    lists every key")
 
 
-def parse_run(values: Mapping[str, Any], *, source: str = "the run") -> Run:
+def parse_run(values: Mapping[str, Any], *, source: str = "the run", overridden: Collection[str] = frozenset()) -> Run:
+    """The run of these values. A mistake is blamed on `source`, unless its key is one of those `overridden`."""
     values = {key: {} if value is None and key in dict(_sections()) else value for key, value in values.items()}
     try:
         return Run.model_validate(values)
     except ValidationError as error:
-        problems = [_problem(mistake) for mistake in error.errors()]
+        mistakes = error.errors()
+        problems = [_problem(mistake) for mistake in mistakes]
+        in_file = "" if _place(mistakes[0]) in overridden else f"{source}: "
         raise UserError(
-            f"{source}: {problems[0]}" if len(problems) == 1 else f"{source} has {len(problems)} mistakes",
+            f"{in_file}{problems[0]}" if len(problems) == 1 else f"{source} has {len(problems)} mistakes",
             evidence="\n".join(problems) if len(problems) > 1 else None,
-            fix=_nearest_choice(error.errors()[0]),
+            fix=_fix(mistakes[0]),
         ) from None
 
 
-def _nearest_choice(error: Any) -> str | None:
-    """The setting that was probably meant, where there are a few to choose from."""
-    if error["type"] != "literal_error":
-        return None
-    choices = re.findall(r"'([^']+)'", error["ctx"]["expected"])
-    key, near = ".".join(map(str, error["loc"])), difflib.get_close_matches(str(error["input"]), choices, 1)
-    option = f"    or --on {near[0]}" if near and key == "target.kind" else ""
-    return f"{key}={near[0]}{option}" if near else None
+def _place(error: Any) -> str:
+    return ".".join(map(str, error["loc"]))
+
+
+# What other tools call a choice.
+OTHER_CHOICES = {"fsdp": "full", "zero3": "full", "hsdp": "hybrid", "k8s": "kubernetes", "kube": "kubernetes"}
+EXPLAINED = "windlass schema --keys"
+
+
+def _fix(error: Any) -> str | None:
+    """The setting that was probably meant, or the default."""
+    key, given = _place(error), error["input"]
+    match error["type"]:
+        case "extra_forbidden":
+            near = _nearest_key(error)
+            return f"{near}={given}" if near and not isinstance(given, dict | list) else EXPLAINED
+        case "literal_error":
+            choices = re.findall(r"'([^']+)'", error["ctx"]["expected"])
+            meant = OTHER_CHOICES.get(str(given).lower())
+            likely = [meant] if meant in choices else difflib.get_close_matches(str(given), choices, 1, cutoff=0.5)
+            option = f"    or --on {likely[0]}" if likely and key == "target.kind" else ""
+            return f"{key}={likely[0]}{option}" if likely else EXPLAINED
+        case "value_error" | "missing":
+            return None
+        case _:
+            default = _default_of(error["loc"])
+            return EXPLAINED if default is None else f"{key}={default}    (its default; {EXPLAINED} explains every key)"
+
+
+def _default_of(place: Sequence[Any]) -> Any:
+    """The default of a key that holds a single value."""
+    section = _section_at(place[:-1])
+    field = section.model_fields.get(str(place[-1])) if section else None
+    return field.default if field and isinstance(field.default, int | float | str) else None
 
 
 def _problem(error: Any) -> str:
     """One pydantic error in a user's words."""
-    place = ".".join(str(part) for part in error["loc"])
+    place = _place(error)
     match error["type"]:
         case "extra_forbidden":
-            siblings = [".".join([*map(str, error["loc"][:-1]), key]) for key in _keys_at(error["loc"][:-1])]
-            return _unknown(place, [*siblings, *_all_keys()])
+            return _unknown(place, _nearest_key(error))
         case "missing":
             return f"{place} is missing"
         case "value_error":
@@ -288,16 +322,26 @@ OTHER_NAMES = {
 }
 
 
-def _unknown(key: str, known: Sequence[str]) -> str:
+def _unknown(key: str, near: str | None) -> str:
+    return f"unknown key {key}; did you mean {near}?" if near else f"unknown key {key}"
+
+
+def _nearest_key(error: Any) -> str | None:
+    """The key that was probably meant by one that is not there."""
+    *section, _ = error["loc"]
+    siblings = [".".join([*map(str, section), key]) for key in _keys_at(section)]
+    return _nearest(_place(error), [*siblings, *_all_keys()])
+
+
+def _nearest(key: str, known: Sequence[str]) -> str | None:
     leaf = key.rsplit(".", 1)[-1]
     if leaf in OTHER_NAMES:
-        return f"unknown key {key}; did you mean {OTHER_NAMES[leaf]}?"
+        return OTHER_NAMES[leaf]
     near = difflib.get_close_matches(key, known, 1, cutoff=0.7)
     if not near:  # the right leaf in the wrong section, or a leaf misspelt
         by_leaf = {path.rsplit(".", 1)[-1]: path for path in reversed(known)}
         near = [by_leaf[path] for path in difflib.get_close_matches(leaf, list(by_leaf), 1, cutoff=0.6)]
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown key {key}{hint}"
+    return near[0] if near else None
 
 
 def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
@@ -316,13 +360,18 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _keys_at(place: Sequence[Any]) -> list[str]:
-    model: type[BaseModel] | None = Run
+    section = _section_at(place)
+    return list(section.model_fields) if section else []
+
+
+def _section_at(place: Sequence[Any]) -> type[BaseModel] | None:
+    section: type[BaseModel] | None = Run
     for part in place:
         if isinstance(part, int):  # one of several alike
             continue
-        field = model.model_fields.get(str(part)) if model else None
-        model = _model_of(field.annotation) if field else None
-    return list(model.model_fields) if model else []
+        field = section.model_fields.get(str(part)) if section else None
+        section = _model_of(field.annotation) if field else None
+    return section
 
 
 def _all_keys() -> list[str]:

@@ -35,8 +35,8 @@ def why(
     """Say why a job failed or waits.
 
     RUN is the name of a run. KIND/NAME is a job that windlass did not launch: pod/NAME, pytorchjob/NAME, trainjob,
-    jobset, rayjob or job on Kubernetes, job/NUMBER on Slurm. BUNDLE is what --save wrote, or a folder with facts and
-    logs: it is diagnosed anywhere, without a cluster.
+    jobset, rayjob or job on Kubernetes, job/NUMBER on Slurm. BUNDLE is what --save wrote, a folder with facts and logs,
+    a single log, or what `kubectl get pods -o json` printed: it is diagnosed anywhere, without a cluster.
     """
     from windlass.api.diagnosis import explain
     from windlass.api.schemas.model import printed
@@ -84,7 +84,8 @@ def describe(verdict: WhyResult) -> str:
         "wait": "wait",
         "policy": "it depends: see the fix",
     }
-    if verdict.name not in ("running", "succeeded", "unknown"):
+    if verdict.name not in ("running", "succeeded", "unknown", "cancelled"):
         lines.append(f"retry     {verdict.retry}: {retry[verdict.retry]}")
-    lines.append(f"fix       {verdict.fix}")
+    nothing_to_see = verdict.name == "unknown" and not verdict.evidence
+    lines.append(f"fix       {'its pods, events or logs say more: docs/why.md' if nothing_to_see else verdict.fix}")
     return plain("\n".join(lines))

@@ -8,11 +8,13 @@ from typing import Any
 
 from windlass.common import own_code
 from windlass.common.files import read_json_lines
+from windlass.runfolder import RunFolder
 from windlass.trainer.callbacks.callback import Callback
 from windlass.trainer.model.structure import ModelFacts
 from windlass.trainer.state import TrainState
 
 log = logging.getLogger(__name__)
+BEGINNINGS = ("started", "resumed")  # events that begin an attempt
 
 
 class History(Callback):
@@ -43,8 +45,8 @@ class History(Callback):
 
     def _compare_code(self, state: TrainState, code: dict[str, str | None]) -> None:
         """A run goes on with the code as it is now; that it is another than before is said."""
-        records = [record["code"] for record in read_json_lines(state.folder.history) if "code" in record]
-        changed = [key for key in code if state.step and records and records[-1].get(key) != code[key]]
+        before = code_before(state.folder)
+        changed = [key for key in code if state.step and before and before.get(key) != code[key]]
         if changed:
             state.folder.record("code-changed", keys=changed, step=state.step)
             log.warning(
@@ -64,6 +66,12 @@ class History(Callback):
         loss = None if math.isnan(state.last_loss) else state.last_loss
         state.folder.record("finished", step=state.step, loss=loss, **early)
         log.info("finished after step %d%s", state.step, f": {state.stopping.reason}" if state.stopping else "")
+
+
+def code_before(folder: RunFolder) -> dict[str, Any]:
+    """The digests of the user's code as it was last trained with. Other events have exit codes under that key."""
+    recorded = [record.get("code") for record in read_json_lines(folder.history) if record.get("event") in BEGINNINGS]
+    return next((code for code in reversed(recorded) if isinstance(code, dict)), {})
 
 
 def parameters(facts: ModelFacts) -> str:
