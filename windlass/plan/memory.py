@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from windlass.catalog.models import known_config
-from windlass.errors import UserError
 from windlass.plan.layout import Layout, effective_sharding
 from windlass.plan.shape import ModelShape, four_bit_parameters, trained_parameters
 from windlass.spec import Run
@@ -324,23 +323,4 @@ def host_memory(run: Run, world_size: int) -> HostMemory | None:
         copy_bytes /= run.resources.nodes
     return HostMemory(
         copy_bytes * copies, ranks, copies, evidence + (f", {copies} copies of them" if copies > 1 else "")
-    )
-
-
-def check_host_memory(run: Run, world_size: int, memory_bytes: int) -> HostMemory | None:
-    """Raise UserError for a run on CPUs that cannot fit into its machine's memory."""
-    needed = host_memory(run, world_size)
-    if needed is None or needed.bytes <= memory_bytes:
-        return needed
-    fix = "a smaller model, or a machine with more memory"
-    if needed.copies > 1 and needed.state_bytes / needed.copies + needed.ranks * PROCESS_BYTES <= memory_bytes:
-        fix = "parallel.sharding=full    one copy of the model on all ranks together"
-    elif run.model.lora is None and run.model.init == "pretrained":
-        fix = "model.lora.rank=16    trains adapters beside the frozen model"
-    raise UserError(
-        f"the run needs at least {needed.bytes / GIB:.1f} GiB of memory, and this machine has "
-        f"{memory_bytes / GIB:.1f} GiB",
-        evidence=needed.evidence,
-        cause="it trains on the CPU: the model and its optimizer are in this machine's memory",
-        fix=fix,
     )
