@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.gpu.machine import ON_CPU, side_by_side, why_not
 from tests.gpu.runner import Rig, start_ranks
-from tests.plan.test_estimates import estimates_of, name_of
+from tests.plan.runs import estimates_of, name_of
 from windlass.plan.fitting import apply
 from windlass.runfolder import steps_of
 from windlass.spec import parse_run

@@ -7,29 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.runs import a_run, estimates
+from tests.plan.runs import a_run, estimates, estimates_of, name_of
 from windlass.catalog.gpus import gpu
 from windlass.catalog.instances import instance
 from windlass.plan.hardware import Hardware
-from windlass.plan.layout import rows_per_rank
 from windlass.plan.memory import LOGITS_PER_BLOCK, rows_per_block
 
 MEASURED = json.loads((Path(__file__).parent / "measured_h200.json").read_text())
 MEMORY_BOUND, SPEED_BOUND = 0.10, 0.20
-
-
-def name_of(point):
-    options = "".join(f" {one.partition('.')[2]}" for one in point["options"])
-    ranks = f" on {point['ranks']} ranks" if point.get("ranks", 1) > 1 else ""
-    return f"{point['model']} L={point['layers']} B={point['batch']} T={point['length']}{options}{ranks}"
-
-
-def estimates_of(point):
-    layers = f"model.config.num_hidden_layers={point['layers']}"
-    length = f"data.sequence_length={point['length']}"
-    run = a_run(layers, length, *point["options"], preset=point["model"], global_batch=point["batch"])
-    ranks = point.get("ranks", 1)
-    return estimates(run, ranks=ranks, micro=rows_per_rank(run, ranks))
 
 
 @pytest.mark.parametrize("point", [one for one in MEASURED if one["peak_gib"]], ids=name_of)
