@@ -16,6 +16,7 @@ from typing import Any
 from tests.gpu.cases import BF16, EXPERTS, FP32, TINY, Case, Tolerance
 from tests.gpu.machine import environment, free_port, side_by_side, why_not
 from tests.gpu.runner import Rig, furthest
+from windlass.data.tokenizers.tokenizer import load_tokenizer
 
 LLAMA = {"preset": "llama3.2-tiny", "config": TINY}
 FAMILY = {**TINY, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024}
@@ -25,6 +26,7 @@ DENSE_FP32 = {
     2: [TENSOR, CONTEXT],
     4: [TENSOR, CONTEXT, TENSOR | HYBRID, CONTEXT | HYBRID, TENSOR | CONTEXT],
 }
+RECOMPUTED = {"activation_checkpointing": "full"}
 COMPILED = {"train.precision": "bf16", "train.compile": True}
 Layouts = dict[int, list[dict[str, Any]]]
 # (what, model or the configuration of one, other changes, tolerance, layouts by number of ranks)
@@ -66,7 +68,13 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any], Tolerance, Layouts]] = [
         BF16,
         {2: [TENSOR, CONTEXT], 4: [TENSOR, CONTEXT, TENSOR | HYBRID]},
     ),
-    ("mixtral-bf16", EXPERTS, COMPILED, BF16, {2: [EXPERT], 4: [TENSOR, EXPERT, EXPERT | HYBRID]}),
+    (
+        "mixtral-bf16",
+        EXPERTS,
+        COMPILED,
+        BF16,
+        {2: [EXPERT, EXPERT | RECOMPUTED], 4: [TENSOR | RECOMPUTED, EXPERT, EXPERT | HYBRID]},
+    ),
 ]
 
 
@@ -114,6 +122,7 @@ def _named(root: Path, kind: str, model: dict[str, Any]) -> dict[str, Any]:
     folder = root / "models" / kind
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(model | {"max_position_embeddings": 1024}))
+    load_tokenizer("tiny").save(folder)
     return {"path": str(folder), "init": "random"}
 
 

@@ -1,6 +1,6 @@
-"""`python -m tests.gpu.memory OUT.json`: the peak memory of a rank in every layout, measured, beside what plan says.
+"""`python -m tests.gpu.memory OUT.json [WORD…]`: the peak memory of a rank in every layout, beside what plan says.
 
-Each point is a run of the trainer in processes of its own; as many at once as the GPU has room for by plan's estimate.
+With words, of points whose names have one of them. Each point is a run of the trainer in processes of its own; as many at once as the GPU has room for by plan's estimate.
 What it writes are points of tests/plan/measured_layouts.json.
 """
 
@@ -79,14 +79,14 @@ class Measured:
         return all(process.poll() is not None for process in self.processes)
 
 
-def main(out: Path) -> int:
+def main(out: Path, words: list[str]) -> int:
     root = Path(tempfile.mkdtemp(prefix="windlass-memory-"))
     obstacle = why_not(4)
     if obstacle:
         print(f"skipped: {obstacle}")
         return 0
     rig = Rig(root)
-    waiting = [prepared(rig, number, one) for number, one in enumerate(POINTS)]
+    waiting = [prepared(rig, number, one) for number, one in enumerate(POINTS) if is_chosen(one, words)]
     done, running = [], []  # type: ignore[var-annotated]
     with side_by_side(root / "mps", 4) as how:
         print(how, flush=True)
@@ -105,6 +105,10 @@ def main(out: Path) -> int:
     failed = sum(not reported(rig, one) for one in done)
     out.write_text(json.dumps([one.point for one in done], indent=1) + "\n")
     return 1 if failed else 0
+
+
+def is_chosen(point: dict[str, Any], words: list[str]) -> bool:
+    return not words or any(word in name_of(point) for word in words)
 
 
 def prepared(rig: Rig, number: int, point: dict[str, Any]) -> Measured:
@@ -149,4 +153,4 @@ def reported(rig: Rig, measured: Measured) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
