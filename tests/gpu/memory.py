@@ -1,7 +1,7 @@
 """`python -m tests.gpu.memory OUT.json [WORD…]`: the peak memory of a rank in every layout, beside what plan says.
 
-With words, of points whose names have one of them. Each point is a run of the trainer in processes of its own; as many at once as the GPU has room for by plan's estimate.
-What it writes are points of tests/plan/measured_layouts.json.
+With words, of points whose names have one of them. Each point is a run of the trainer in processes of its own; as many
+at once as the GPU has room for by plan's estimate. What it writes are points of tests/plan/measured_h200.json.
 """
 
 from __future__ import annotations
@@ -58,6 +58,14 @@ POINTS = [
     point("mixtral-8x7b", 2, 2, 4, 8192, EXPERT, *MIXTURE),
     point("mixtral-8x7b", 2, 2, 4, 8192, EXPERT, recomputing("full"), *MIXTURE),
     point("mixtral-8x7b", 2, 4, 4, 8192, TENSOR, EXPERT, *MIXTURE),
+    # Measured after the estimates had been mended by those above.
+    point("llama3.2-3b", 6, 4, 2, 8192, "parallel.tensor=4"),
+    point("llama3.2-3b", 6, 2, 2, 8192, TENSOR, recomputing("full")),
+    point("llama3.1-8b", 4, 4, 1, 32768, "parallel.context=4", recomputing("full")),
+    point("llama3.1-8b", 4, 4, 2, 8192, TENSOR, recomputing("attention")),
+    point("mistral-7b", 4, 4, 4, 8192, TENSOR, *HYBRID, recomputing("selective")),
+    point("llama3.2-1b", 6, 4, 4, 16384, CONTEXT, recomputing("full")),
+    point("mixtral-8x7b", 4, 4, 4, 8192, "parallel.expert=4", *MIXTURE),
 ]
 
 
