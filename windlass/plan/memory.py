@@ -86,8 +86,8 @@ def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
         state | kept | held | gathered | {"gradients": waiting + head, "logits": _logits(shape, layout)},
     )
     backward = state | _gathered_backward(shape, layout) | {"backward of a block": block_work}
-    # The head's own gradient, or what is on its way to other ranks in fp32.
-    of_head = 4.0 * (1 + 1 / layout.shards) * shape.head_parameters / layout.tensor if _apart(shape, layout) else head
+    # As computed, or this rank's part of the sum: one that is a group of its own is with the other ranks by then.
+    of_head = 4.0 * shape.head_parameters / (layout.shards * layout.tensor) if _apart(shape, layout) else head
     of_block = _block_gradients(shape, layout)
     yield "first block of the backward pass", backward | kept | held | {"gradients": waiting + of_head + of_block}
     yield "last block of the backward pass", backward | {"gradients": _gradients_of_blocks(shape, layout) + of_block}
@@ -273,7 +273,7 @@ def _saved_outside(shape: ModelShape, layout: Layout) -> float:
 def _backward_work(shape: ModelShape, layout: Layout) -> float:
     """Bytes per token in use while one block goes backward: gradients inside it, and what it computes again."""
     part = layout.tensor
-    inside = layout.element * (2 * shape.ffn_width / part + 4 * shape.width) + gathered_keys(shape, layout)
+    inside = layout.element * (2 * shape.ffn_width / part + 2 * shape.width) + gathered_keys(shape, layout)
     if layout.recompute == "none":
         return float(inside)
     stream = 4 * shape.width if part == 1 else 2 * shape.width / part + 2 * shape.width
