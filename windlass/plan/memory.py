@@ -91,7 +91,11 @@ def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
     of_block = _block_gradients(shape, layout)
     yield "first block of the backward pass", backward | kept | held | {"gradients": waiting + of_head + of_block}
     yield "last block of the backward pass", backward | {"gradients": _gradients_of_blocks(shape, layout) + of_block}
-    yield "end of the backward pass", state | _gathered_at_end(shape, layout) | _gradients_at_end(shape, layout)
+    ending = state | _gathered_at_end(shape, layout) | _gradients_at_end(shape, layout)
+    yield (
+        "end of the backward pass",
+        ending | {"gradient of embedded tokens": float(tokens * layout.element * shape.width)},
+    )
     if layout.validates:
         yield ("validation", state | gathered | {"logits": _logits(shape, layout)})
 
