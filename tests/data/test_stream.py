@@ -8,6 +8,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ class Texts:
         return iter(self.files[file][skip:])
 
 
-def stream_over(files: Any, tiny: Tokenizer, seed: int | None = 0, length: int = 16) -> Stream:
-    return Stream(files, tiny, sequence_length=length, seed=seed)
+def stream_over(files: Any, tiny: Tokenizer, seed: int | None = 0, length: int = 16, window: int = 5) -> Stream:
+    return Stream(files, tiny, sequence_length=length, seed=seed, shuffle_window=window)
 
 
 def plain(sequence: Sequence) -> tuple[str, list[int], list[int]]:
@@ -190,43 +191,64 @@ SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any)
 
 
 @settings(max_examples=25, deadline=None)
-@given(sizes=SIZES, worlds=st.lists(st.integers(1, GLOBAL_BATCH), min_size=1, max_size=4), shuffled=st.booleans())
-@example(sizes=[7, 10, 13, 16, 19], worlds=[1], shuffled=True)
-@example(sizes=[7, 10, 13, 16, 19], worlds=[3, 1, 2, 6], shuffled=True)
-@example(sizes=[30, 1, 1, 1], worlds=[4, 2], shuffled=False)
-@example(sizes=[0, 0, 3, 0], worlds=[2, 3], shuffled=True)
-def test_every_document_is_read_once_in_every_epoch(sizes: list[int], worlds: list[int], shuffled: bool) -> None:
+@given(
+    sizes=SIZES,
+    worlds=st.lists(st.integers(1, GLOBAL_BATCH), min_size=1, max_size=4),
+    window=st.sampled_from([None, 1, 3, 100]),
+)
+@example(sizes=[7, 10, 13, 16, 19], worlds=[1], window=4)
+@example(sizes=[7, 10, 13, 16, 19], worlds=[3, 1, 2, 6], window=5)
+@example(sizes=[30, 1, 1, 1], worlds=[4, 2], window=None)
+@example(sizes=[0, 0, 3, 0], worlds=[2, 3], window=100)
+def test_every_document_is_read_once_in_every_epoch(sizes: list[int], worlds: list[int], window: int | None) -> None:
     """Over lanes, ranks, restores and epochs: the lanes' tokens are the documents of the files they were handed."""
     tiny = load_tokenizer("tiny")
     files = Texts(*[texts(size, number, longest=12) for number, size in enumerate(sizes)])
-    seed = 3 if shuffled else None
-    stream = stream_over(files, tiny, seed)
+    seed = None if window is None else 3
+
+    def opened() -> Stream:
+        return stream_over(files, tiny, seed, window=window or 1)
+
+    stream = opened()
     tokens: dict[str, list[int]] = defaultdict(list)
     total = sum(len(ids) for file in files.files for ids in tiny.encode_documents(file))
     state: dict[str, Any] = {"lanes": {}}
     owners: list[str] = []  # the lane of every entry of the file list
     step = 0
     while len(owners) < 3 * len(sizes):
-        readers = SharedReaders(lambda: stream_over(files, tiny, seed), worlds[step % len(worlds)])
+        readers = SharedReaders(opened, worlds[step % len(worlds)])
         readers.restore(step, state)
         for _ in range(1 + total // (4 * GLOBAL_BATCH * 16)):
-            for name, window, _starts in readers.step(step):
-                tokens[name.split(":")[1]] += window[:-1]
+            for name, sequence, _starts in readers.step(step):
+                tokens[name.split(":")[1]] += sequence[:-1]
             step += 1
         owners += map(str, readers.handed)
         state = json.loads(json.dumps(readers.state))
         assert {place[3] for place in state["lanes"].values()} == {len(owners)}
     for lane, read in tokens.items():
-        expected = [
-            token
-            for entry in (entry for entry, owner in enumerate(owners) if owner == lane)
-            for ids in tiny.encode_documents([text for text in files.files[stream.file_of(entry)] if text])
-            for token in ids
-        ]
-        assert read == expected[: len(read)]
+        documents = documents_in(read, tiny)
+        for entry in (entry for entry, owner in enumerate(owners) if owner == lane):
+            expected = [
+                tuple(ids) for ids in tiny.encode_documents(list(filter(None, files.files[stream.file_of(entry)])))
+            ]
+            own, documents = documents[: len(expected)], documents[len(expected) :]
+            assert not Counter(own) - Counter(expected)  # the lane may be in the middle of it
+            if window in (None, 1):
+                assert own == expected[: len(own)]
+        assert not documents
     for epoch in range(3):
         one = [stream.file_of(epoch * len(sizes) + place) for place in range(len(sizes))]
         assert sorted(one) == list(range(len(sizes)))
+
+
+def documents_in(tokens: list[int], tiny: Tokenizer) -> list[tuple[int, ...]]:
+    """The whole documents among tokens that begin with one."""
+    documents, begin = [], 0
+    for place, token in enumerate(tokens, start=1):
+        if token == tiny.eos_id:
+            documents.append(tuple(tokens[begin:place]))
+            begin = place
+    return documents
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5])
@@ -242,14 +264,70 @@ def test_no_document_is_left_behind(tiny: Tokenizer, lanes: int) -> None:
             read[sequence.id.split(":")[1]] += sequence.tokens.tolist()[:-1]
     times = Counter[str]()
     for tokens in read.values():
-        begin = 0
-        for place, token in enumerate(tokens, start=1):
-            if token == tiny.eos_id:
-                times[encoded[tuple(tokens[begin:place])]] += 1
-                begin = place
+        times.update(encoded[document] for document in documents_in(tokens, tiny))
     counts = [times[text] for file in files.files for text in file]
     assert min(counts) >= 2
     assert max(counts) - min(counts) <= 1 + (lanes > 1)  # a file that is being read, and one that waits for its turn
+
+
+def order_of_documents(files: Texts, tiny: Tokenizer, window: int, steps: int) -> list[int]:
+    """The documents of numbered texts in the order in which one lane reads them."""
+    stream = stream_over(files, tiny, length=512, window=window)
+    tokens: list[int] = []
+    for step in range(steps):
+        tokens += stream.batch(step, 1, [0]).sequences[0].tokens.tolist()[:-1]
+    return [int(tiny.decode(document[:-1])) for document in documents_in(tokens, tiny)]
+
+
+def test_documents_move_far_and_differently_in_every_epoch(tiny: Tokenizer) -> None:
+    """In blocks of W uniformly shuffled documents each moves by W / 3 on average."""
+    count, window = 2000, 250
+    numbered = Texts([str(number) for number in range(count)])
+    order = order_of_documents(numbered, tiny, window, 40)
+    epochs = [order[:count], order[count : 2 * count]]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(count))
+        moves = [abs(place - number) for place, number in enumerate(epoch)]
+        assert 0.28 * window < sum(moves) / count < 0.36 * window
+        assert max(moves) < window
+        neighbours = sum(after - before == 1 for before, after in pairwise(epoch))
+        assert neighbours < 4 * count / window  # as many as chance leaves side by side, and no more
+    assert epochs[0] != epochs[1]
+    assert order_of_documents(numbered, tiny, 1, 20)[:count] == list(range(count))
+
+
+def test_a_window_holds_no_more_text_than_it_may(tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block ends with the document that fills it, and a resume reads the same block."""
+    monkeypatch.setattr("windlass.data.sequences.stream.CHARACTERS_HELD", 100)
+    files = Texts([f"{number} " + "x" * 20 for number in range(60)])
+    stream = stream_over(files, tiny, window=50)
+    before: dict[str, Any] | None = None
+    for step in range(40):
+        resumed = stream_over(files, tiny, window=50)
+        resumed.restore(step, before)
+        batch = stream.batch(step, 1, [0])
+        assert plain(resumed.batch(step, 1, [0]).sequences[0]) == plain(batch.sequences[0])
+        before = batch.state
+        assert before
+        assert before["lanes"]["0"][7] <= 5
+
+
+def test_another_window_on_a_resume_loses_nothing(tiny: Tokenizer) -> None:
+    """The block under way is read to its end; an earlier version's place is a block of one document."""
+    files = Texts([str(number) for number in range(200)])
+    for window, numbers_saved in ((20, 9), (1, 7)):
+        first = stream_over(files, tiny, window=window)
+        tokens: list[int] = []
+        for step in range(12):
+            batch = first.batch(step, 1, [0])
+            tokens += batch.sequences[0].tokens.tolist()[:-1]
+        assert batch.state
+        second = stream_over(files, tiny, window=90)
+        second.restore(12, {"lanes": {"0": batch.state["lanes"]["0"][:numbers_saved]}})
+        for step in range(12, 60):
+            tokens += second.batch(step, 1, [0]).sequences[0].tokens.tolist()[:-1]
+        numbers = [int(tiny.decode(document[:-1])) for document in documents_in(tokens, tiny)][:200]
+        assert sorted(numbers) == list(range(200))
 
 
 def test_epochs_go_round_with_all_files_in_each(tiny: Tokenizer) -> None:
@@ -346,7 +424,7 @@ def test_local_files_through_datasets(
 ) -> None:
     counts = (9, 4, 12)
     paths = write_files(*counts, compressed=compressed)
-    run = run_on("hf:json", files=[str(path) for path in paths])
+    run = run_on("hf:json", files=[str(path) for path in paths], shuffle_window=5)
     expected, states = whole(Texts(*[texts(count, i) for i, count in enumerate(counts)]), tiny, 20)
 
     def opened() -> Sequences:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.plan.test_estimates import MEASURED, estimates_of, name_of
+from tests.plan.runs import estimates_of, name_of
+from tests.plan.test_estimates import MEASURED
 
 
 def rows() -> list[str]:

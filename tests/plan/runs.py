@@ -10,7 +10,7 @@ from windlass.catalog.models import known_config
 from windlass.plan import resolve
 from windlass.plan.fitting import apply
 from windlass.plan.hardware import Hardware
-from windlass.plan.layout import Layout
+from windlass.plan.layout import Layout, rows_per_rank
 from windlass.plan.memory import MemoryEstimate, estimate_memory
 from windlass.plan.shape import ModelShape
 from windlass.plan.speed import SpeedEstimate, estimate_speed
@@ -38,3 +38,18 @@ def estimates(run: Run, *, ranks: int = 1, micro: int | None = None, hardware: H
     arranged = Layout.planned(run, ranks, micro or -(-run.train.global_batch // ranks), shape, on.gpu)
     speed = estimate_speed(shape, arranged, on, global_batch=run.train.global_batch)
     return Estimates(shape, arranged, estimate_memory(shape, arranged), speed)
+
+
+def name_of(point: dict[str, Any]) -> str:
+    options = "".join(f" {one.partition('.')[2]}" for one in point["options"])
+    ranks = f" on {point['ranks']} ranks" if point.get("ranks", 1) > 1 else ""
+    return f"{point['model']} L={point['layers']} B={point['batch']} T={point['length']}{options}{ranks}"
+
+
+def estimates_of(point: dict[str, Any]) -> Estimates:
+    """Of a measured point."""
+    layers = f"model.config.num_hidden_layers={point['layers']}"
+    length = f"data.sequence_length={point['length']}"
+    run = a_run(layers, length, *point["options"], preset=point["model"], global_batch=point["batch"])
+    ranks = point.get("ranks", 1)
+    return estimates(run, ranks=ranks, micro=rows_per_rank(run, ranks))

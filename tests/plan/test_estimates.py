@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.runs import a_run, estimates
+from tests.plan.runs import a_run, estimates, estimates_of, name_of
 from windlass.catalog.gpus import gpu
 from windlass.catalog.instances import instance
 from windlass.plan.hardware import Hardware
@@ -15,17 +15,6 @@ from windlass.plan.memory import LOGITS_PER_BLOCK, rows_per_block
 
 MEASURED = json.loads((Path(__file__).parent / "measured_h200.json").read_text())
 MEMORY_BOUND, SPEED_BOUND = 0.10, 0.20
-
-
-def name_of(point):
-    options = "".join(f" {one.partition('.')[2]}" for one in point["options"])
-    return f"{point['model']} L={point['layers']} B={point['batch']} T={point['length']}{options}"
-
-
-def estimates_of(point):
-    layers = f"model.config.num_hidden_layers={point['layers']}"
-    length = f"data.sequence_length={point['length']}"
-    return estimates(a_run(layers, length, *point["options"], preset=point["model"], global_batch=point["batch"]))
 
 
 @pytest.mark.parametrize("point", [one for one in MEASURED if one["peak_gib"]], ids=name_of)

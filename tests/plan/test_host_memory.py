@@ -8,7 +8,8 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.plan import resolve
-from windlass.plan.memory import PROCESS_BYTES, check_host_memory, host_memory
+from windlass.plan.fitting import check_host_memory
+from windlass.plan.memory import PROCESS_BYTES, host_memory
 from windlass.spec import Run, parse_run
 
 GIB = 2**30

@@ -78,6 +78,27 @@ def test_what_cannot_work(plan, arguments, words):
     assert words in err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["gpus_per_node=0"],
+        ["--instance", "p5.48xlarge"],
+        ["--instance", "p5.48xlarge", "--nodes", "16"],
+        ["--instance", "p5.48xlarge", "--nodes", "16", "train.global_batch=8"],
+    ],
+    ids=str,
+)
+def test_the_fix_of_the_first_refusal_is_a_plan(plan, arguments):
+    """Of a model that needs many nodes, on CPUs too, and where too few sequences are refused as well."""
+    model = ["model.preset=llama3.1-405b", "data.source=corpus:austen", *arguments]
+    code, out, _ = plan(*model, "--json")
+    assert code == 2
+    fix = json.loads(out)["fix"].partition("    ")[0].split()
+    code, out, err = plan(*model, *fix, "--json")
+    assert code == 0, err
+    assert json.loads(out)["ranks"] == 128
+
+
 def test_without_a_gpu_the_rest_is_still_said(plan):
     code, out, _ = plan("gpus_per_node=0", "processes_per_node=2")
     assert code == 0

@@ -80,7 +80,11 @@ def sources(corpus: Path, texts: list[str], tmp_path_factory: pytest.TempPathFac
         "text": {"source": str(root / "all.txt")},
         "parquet": {"source": str(root / "all.parquet")},
         "austen": {"source": "corpus:austen"},
-        "stream": {"source": "hf:json", "files": [str(root / f"part-{part}.jsonl") for part in range(3)]},
+        "stream": {
+            "source": "hf:json",
+            "files": [str(root / f"part-{part}.jsonl") for part in range(3)],
+            "shuffle_window": 3,  # so that blocks end within a run
+        },
     }
 
 

@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MixtralConfig, MixtralForCausalLM, Qwen3Config
-from transformers import LlamaForCausalLM as Llama
-from transformers import Qwen3ForCausalLM as Qwen3
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
@@ -29,6 +38,8 @@ ALONE: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"tensor": 2}),
     ("qwen3", {"context": 2}),
     ("mixtral", {"expert": 2}),
+    ("qwen2", {"tensor": 2}),
+    ("qwen3moe", {"expert": 2}),
 ]
 TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"tensor": 2, "activation_checkpointing": "selective", "document_mask": True}),
@@ -59,10 +70,20 @@ MORE: list[tuple[str, dict[str, Any]]] = [
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     torch.manual_seed(5)
-    Llama(LlamaConfig(**SHAPE, tie_word_embeddings=True)).save_pretrained(root / "llama")
-    Qwen3(Qwen3Config(**SHAPE, head_dim=32)).save_pretrained(root / "qwen3")
-    MixtralForCausalLM(MixtralConfig(**SHAPE, **MIXTURE)).save_pretrained(root / "mixtral")
-    return {name: root / name for name in ("llama", "qwen3", "mixtral")}
+    small_experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    drawn = {
+        "llama": LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)),
+        "qwen3": Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)),
+        "mixtral": MixtralForCausalLM(MixtralConfig(**SHAPE, **MIXTURE)),
+        "qwen2": Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+        "qwen3moe": Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **small_experts, head_dim=32)),
+    }
+    for name, parameter in drawn["qwen2"].named_parameters():
+        if name.endswith("bias"):  # of queries, keys and values; zero when a model is drawn
+            torch.nn.init.normal_(parameter, std=0.1)
+    for name, model in drawn.items():
+        model.save_pretrained(root / name)
+    return {name: root / name for name in drawn}
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from windlass.catalog.gpus import gpu
 from windlass.catalog.instances import instance
 from windlass.data.checks import check_data
 from windlass.errors import UserError
-from windlass.plan import check, resolve
+from windlass.plan import resolve
 from windlass.plan.description import describe
-from windlass.plan.forecast import Forecast, forecast
+from windlass.plan.forecast import Forecast, check_on, forecast
 from windlass.plan.hardware import Hardware
 from windlass.spec import Run
 from windlass.targets import target
@@ -33,7 +33,7 @@ def planned(requested: Run, gpu_name: str | None = None) -> Planned:
     run, hardware = _settle(requested, gpu_name)
     run = resolve(run)
     num_ranks = hardware.ranks if hardware else world_size(run)
-    check(run, num_ranks)
+    check_on(run, num_ranks, hardware)
     warnings = check_data(run)
     expected = forecast(run, hardware) if hardware else None
     rows = describe(run, num_ranks, hardware.gpu if hardware else None)

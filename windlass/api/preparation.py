@@ -58,7 +58,7 @@ def prepare(
     from windlass.data.checks import check_data, check_hub
     from windlass.plan import check, resolve
     from windlass.plan.description import describe
-    from windlass.plan.forecast import forecast
+    from windlass.plan.forecast import check_on, forecast
 
     if os.environ.get("WINDLASS_SHARE_GPUS"):
         raise UserError(
@@ -99,7 +99,7 @@ def prepare(
     is_new = earlier is None or not is_under_way(earlier)
     if is_new:
         where.check_run(run)
-        check(run, num_ranks)
+        check_on(run, num_ranks, hardware)
         memory_on_cpus(run, where, num_ranks)
         if not is_checked:
             warnings += check_data(run, thorough=True)
@@ -209,7 +209,7 @@ def _check_branch(run: Run) -> None:
 
 def memory_on_cpus(run: Run, where: Target[Any], num_ranks: int) -> str | None:
     """What a run on this machine's CPUs needs at least, in words; refuses what cannot fit. None elsewhere."""
-    from windlass.plan.memory import check_host_memory
+    from windlass.plan.fitting import check_host_memory
 
     if not isinstance(where, KnowsHardware) or run.resources.gpus_per_node:
         return None

@@ -30,6 +30,10 @@ FP8_SMALLEST = 1024  # of fp8.py in the trainer: narrower products gain less tha
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
+class TooFewSequencesError(UserError):
+    """A step has fewer sequences than the ranks that share them."""
+
+
 def check(run: Run, world_size: int, local_world_size: int | None = None) -> None:
     """Raise UserError for a resolved run that cannot train on `world_size` ranks, so many of them on this node."""
     check_own_code(run)
@@ -358,7 +362,7 @@ def check_ranks(run: Run, world_size: int, local_world_size: int | None = None) 
             )
     shares = data_ranks(run, world_size)
     if run.train.global_batch < shares:
-        raise UserError(
+        raise TooFewSequencesError(
             f"a global batch of {run.train.global_batch} sequences leaves some of {shares} ranks without any",
             fix=f"train.global_batch={shares}",
         )

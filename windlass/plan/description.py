@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from windlass.catalog.gpus import Gpu
 from windlass.catalog.models import known_config
+from windlass.data.sequences.stream import CHARACTERS_HELD
 from windlass.plan.fitting import batch_shape
-from windlass.plan.layout import effective_sharding
+from windlass.plan.layout import effective_sharding, rows_per_rank
 from windlass.plan.shape import checkpoint_bytes, num_parameters
 from windlass.spec import Run
 
@@ -25,6 +26,7 @@ def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[st
     rows = [
         ("model", f"{run.model.label}, {_count(count)} parameters, {weights}"),
         ("data", f"{_sources(run)}, sequences of {length:,} tokens, tokenizer {run.data.tokenizer}"),
+        *_shuffled(run, world_size),
         ("ranks", _ranks(run, world_size)),
         ("batch", f"{_sequences(train.global_batch)} = {tokens:,} tokens a step; {num_micro} × {micro} per rank"),
         ("steps", f"{train.steps:,} ({train.steps * tokens:,} tokens), {train.precision}, {train.schedule} schedule"),
@@ -58,6 +60,17 @@ def _sources(run: Run) -> str:
     total = sum(source.weight for source in run.data.sources)
     shares = (f"{source.weight / total:.4g} of {source.source}" for source in run.data.sources)
     return " + ".join(shares) or run.data.source
+
+
+def _shuffled(run: Run, world_size: int) -> list[tuple[str, str]]:
+    """What shuffling the documents of a stream costs."""
+    data = run.data
+    sources = [source.source for source in data.sources] or [data.source]
+    if not data.shuffle or data.shuffle_window == 1 or not any(name.startswith("hf:") for name in sources):
+        return []
+    held = rows_per_rank(run, world_size) * data.shuffle_window
+    size = f"at most {CHARACTERS_HELD / 2**20:,.0f} MiB of text"
+    return [("", f"documents shuffled over {data.shuffle_window:,}: up to {held:,} held by a rank, {size}")]
 
 
 def _count(count: int | None) -> str:

@@ -6,12 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from windlass.catalog.gpus import Gpu
+from windlass.catalog.instances import instance
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
 from windlass.plan.checks import check
 from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Facts, Layout, effective_sharding, rows_per_rank
-from windlass.plan.memory import GIB, RESERVE, MemoryEstimate, estimate_memory
+from windlass.plan.memory import (
+    GIB,
+    PROCESS_BYTES,
+    RESERVE,
+    HostMemory,
+    MemoryEstimate,
+    estimate_memory,
+    host_memory,
+)
 from windlass.plan.shape import ModelShape
 from windlass.plan.speed import estimate_speed
 from windlass.spec import Run
@@ -19,6 +28,7 @@ from windlass.spec.loading import apply_override, parse_run
 
 MOST_RANKS = 4096
 LARGEST_CONTEXT = 16
+USUAL_INSTANCE = "p5.48xlarge"  # proposed to a run that does not fit into a machine without GPUs
 MOST_UNSEEN = 8  # sequences of a micro-batch on hardware that is not known
 
 
@@ -33,6 +43,10 @@ class Change:
 
     def __str__(self) -> str:
         return " ".join(self.overrides)
+
+    @property
+    def cost(self) -> str:
+        return f"({self.peak_gib:.1f} GiB, about {self.tokens_per_s:,.0f} tokens/s)"
 
 
 def batch_shape(
@@ -81,8 +95,38 @@ def check_fits(run: Run, hardware: Hardware, shape: ModelShape, layout: Layout, 
         f"the run does not fit: {memory.peak_gib:.1f} GiB per rank, {gpu.name} has {gpu.memory_gib:.1f} GiB",
         evidence=f"{layout.micro} × {layout.length} tokens at once, fullest at the {memory.moment}: {largest} GiB",
         cause=None if change else "no micro-batch, recomputation, layout or number of ranks that was tried fits",
-        fix=f"{change}    ({change.peak_gib:.1f} GiB, about {change.tokens_per_s:,.0f} tokens/s)" if change else None,
+        fix=f"{change}    {change.cost}" if change else None,
     )
+
+
+def check_host_memory(run: Run, world_size: int, memory_bytes: int) -> HostMemory | None:
+    """Raise UserError for a run on CPUs that cannot fit into its machine's memory."""
+    needed = host_memory(run, world_size)
+    if needed is None or needed.bytes <= memory_bytes:
+        return needed
+    fix = _on_gpus(run) or "a smaller model, or a machine with more memory"
+    if needed.copies > 1 and needed.state_bytes / needed.copies + needed.ranks * PROCESS_BYTES <= memory_bytes:
+        fix = "parallel.sharding=full    one copy of the model on all ranks together"
+    elif run.model.lora is None and run.model.init == "pretrained":
+        fix = "model.lora.rank=16    trains adapters beside the frozen model"
+    raise UserError(
+        f"the run needs at least {needed.bytes / GIB:.1f} GiB of memory, and this machine has "
+        f"{memory_bytes / GIB:.1f} GiB",
+        evidence=needed.evidence,
+        cause="it trains on the CPU: the model and its optimizer are in this machine's memory",
+        fix=fix,
+    )
+
+
+def _on_gpus(run: Run) -> str | None:
+    """All overrides with which a run on CPUs fits into nodes of the usual instance; None where it is not known."""
+    kind, shape = instance(USUAL_INSTANCE), ModelShape.of(known_config(run.model))
+    if shape is None:
+        return None
+    rented = (f"resources.instance={kind.type}", f"resources.gpus_per_node={kind.gpus}")
+    hardware = Hardware(kind.gpu, kind.gpus, run.resources.nodes, kind)
+    change = find_change(apply(run, rented), hardware, shape)
+    return None if change is None else f"{' '.join((*rented, *change.overrides))}    {change.cost}"
 
 
 def find_change(run: Run, hardware: Hardware, shape: ModelShape) -> Change | None:

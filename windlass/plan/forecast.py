@@ -7,6 +7,7 @@ from typing import Any
 
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
+from windlass.plan.checks import TooFewSequencesError, check
 from windlass.plan.cost import STORAGE_GB_S, CostEstimate, estimate_cost
 from windlass.plan.failures import FailurePlan, plan_failures
 from windlass.plan.fitting import batch_shape, check_fits
@@ -70,6 +71,16 @@ class Forecast:
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
         }
+
+
+def check_on(run: Run, world_size: int, hardware: Hardware | None) -> None:
+    """`check`, whose answer to too few sequences is a layout that needs fewer, where the run does not fit either."""
+    try:
+        check(run, world_size)
+    except TooFewSequencesError:
+        if hardware is not None:
+            forecast(run, hardware)
+        raise
 
 
 def forecast(run: Run, hardware: Hardware) -> Forecast | None:

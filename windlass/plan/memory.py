@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from windlass.catalog.models import known_config
-from windlass.errors import UserError
 from windlass.plan.layout import Layout, effective_sharding
 from windlass.plan.shape import ModelShape, four_bit_parameters, trained_parameters
 from windlass.spec import Run
@@ -86,20 +85,16 @@ def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
         "head",
         state | kept | held | gathered | {"gradients": waiting + head, "logits": _logits(shape, layout)},
     )
-    yield (
-        "first block of the backward pass",
-        state
-        | kept
-        | held
-        | gathered
-        | {
-            "gradients": waiting + head + _block_gradients(shape, layout) + _head_under_way(shape, layout),
-            "backward of a block": block_work,
-        },
-    )
+    backward = state | _gathered_backward(shape, layout) | {"backward of a block": block_work}
+    # As computed, or this rank's part of the sum: one that is a group of its own is with the other ranks by then.
+    of_head = 4.0 * shape.head_parameters / (layout.shards * layout.tensor) if _apart(shape, layout) else head
+    of_block = _block_gradients(shape, layout)
+    yield "first block of the backward pass", backward | kept | held | {"gradients": waiting + of_head + of_block}
+    yield "last block of the backward pass", backward | {"gradients": _gradients_of_blocks(shape, layout) + of_block}
+    ending = state | _gathered_at_end(shape, layout) | _gradients_at_end(shape, layout)
     yield (
         "end of the backward pass",
-        state | _gathered_root(shape, layout) | _gradients_at_end(shape, layout) | {"backward of a block": block_work},
+        ending | {"gradient of embedded tokens": float(tokens * layout.element * shape.width)},
     )
     if layout.validates:
         yield ("validation", state | gathered | {"logits": _logits(shape, layout)})
@@ -148,47 +143,70 @@ def _gradients_between(shape: ModelShape, layout: Layout) -> float:
     return 4.0 * shape.parameters / (layout.shards * layout.tensor if layout.is_fsdp else 1)
 
 
+def _apart(shape: ModelShape, layout: Layout) -> bool:
+    """Whether embedding and head are groups of their own in FSDP2, each gathered and let go by itself."""
+    return layout.is_fsdp and layout.shards > 1 and not shape.tied and not layout.cpu_offload
+
+
 def _block_gradients(shape: ModelShape, layout: Layout) -> float:
-    """Of the block under way: as computed, and in FSDP2 two blocks in fp32 on their way to the other ranks."""
-    reduced = 2 * 4.0 if layout.is_fsdp else 0.0
-    return (layout.element + reduced) * gathered_block(shape, layout)
+    """Of the block under way, as computed; in FSDP2 those of the one before are on their way in fp32."""
+    return (layout.element + (4.0 if layout.is_fsdp else 0.0)) * gathered_block(shape, layout)
 
 
-def _head_under_way(shape: ModelShape, layout: Layout) -> float:
-    """The head's gradient in fp32 on its way to other ranks, while the last block goes backward; tied, it waits."""
-    if not layout.is_fsdp or layout.shards == 1 or shape.tied or layout.cpu_offload:
-        return 0.0
-    return 4.0 * (1 + 1 / layout.shards) * shape.head_parameters / layout.tensor
+def _gradients_of_blocks(shape: ModelShape, layout: Layout) -> float:
+    """Of the head and of all blocks, when the last of them goes backward."""
+    if not layout.is_fsdp:
+        return _gradients_at_end(shape, layout)["gradients"] - _block_gradients(shape, layout)
+    own = 0.0 if layout.cpu_offload else 1 / (layout.shards * layout.tensor)
+    blocks = shape.parameters - shape.root_parameters
+    if _apart(shape, layout):
+        return 4.0 * own * (blocks + shape.head_parameters)
+    return 4.0 * own * blocks + layout.element * shape.head_parameters / layout.tensor
 
 
 def _gradients_at_end(shape: ModelShape, layout: Layout) -> Items:
     if layout.is_fsdp:
         element = 2.0 if layout.bf16_weights and layout.num_micro == 1 else 4.0
         sharded = 0.0 if layout.cpu_offload else element * shape.parameters / (layout.shards * layout.tensor)
-        return {"gradients": sharded + (layout.element + 4.0) * shape.root_parameters / layout.tensor}
+        # as computed, and in fp32 on its way to other ranks; of one shard that is what stays
+        last = layout.element + (0.0 if layout.shards == 1 and element == 4.0 else 4.0)
+        return {"gradients": sharded + last * _last_group(shape, layout) / layout.tensor}
     if layout.bf16_weights and layout.num_micro == 1:
         return {"gradients": 2.0 * shape.parameters}
     return {"gradients": 4.0 * shape.parameters}
 
 
+def _last_group(shape: ModelShape, layout: Layout) -> int:
+    """Parameters outside blocks that are gathered together: all of them, or those of embedding and head each."""
+    return shape.head_parameters if _apart(shape, layout) else shape.root_parameters
+
+
 def _gathered(shape: ModelShape, layout: Layout) -> Items:
-    """Whole weights of sharded blocks, in the type that is computed with."""
+    """Whole weights of sharded blocks and of the head, in the type that is computed with."""
+    return _gathered_with(_last_group(shape, layout), shape, layout)
+
+
+def _gathered_backward(shape: ModelShape, layout: Layout) -> Items:
+    """While blocks go backward: a head that is a group of its own was let go, and an embedding is not needed yet."""
+    return _gathered_with(0 if _apart(shape, layout) else shape.root_parameters, shape, layout)
+
+
+def _gathered_with(others: int, shape: ModelShape, layout: Layout) -> Items:
     if not layout.is_fsdp:
         return {}
     blocks = min(BLOCKS_GATHERED, shape.layers) if layout.reshard else shape.layers
-    whole = blocks * gathered_block(shape, layout) + shape.root_parameters / layout.tensor
-    return {"gathered weights": layout.element * whole}
+    return {"gathered weights": layout.element * (blocks * gathered_block(shape, layout) + others / layout.tensor)}
+
+
+def _gathered_at_end(shape: ModelShape, layout: Layout) -> Items:
+    whole = layout.element * _last_group(shape, layout) / layout.tensor
+    return {"gathered weights": whole} if layout.is_fsdp else {}
 
 
 def _casts(shape: ModelShape, layout: Layout) -> float:
     """Weights as autocast made them, which the backward pass needs again; blocks that recompute cast again."""
     blocks = shape.layers if layout.recompute == "none" else 1
     return 2.0 * (blocks * shape.block_parameters + shape.head_parameters) if layout.autocast else 0.0
-
-
-def _gathered_root(shape: ModelShape, layout: Layout) -> Items:
-    whole = layout.element * shape.root_parameters / layout.tensor
-    return {"gathered weights": whole} if layout.is_fsdp else {}
 
 
 # Activations
@@ -208,7 +226,7 @@ def saved_per_layer(shape: ModelShape, layout: Layout) -> float:
     if layout.recompute == "attention":
         return layout.element * (2 * d + 2 * q + 2 * kv) + statistics + residual
     if layout.compiled:  # … both norms' outputs and the product of gate and up as well: matmuls take them
-        whole = layout.element * (4 * d + 2 * q + 2 * kv + 3 * f) + statistics + residual
+        whole = layout.element * (4 * d + 2 * q + 2 * kv + 3 * f + expert_rows(shape)) + statistics + residual
         if layout.trained is not None and layout.lean:  # attention's output once more, with its adapter's beside it
             whole += layout.element * q
         return whole - (layout.element - 1) * (2 * d + q + f) if layout.fp8 else whole  # kept as the products read them
@@ -226,7 +244,7 @@ def _saved_per_layer_of_part(shape: ModelShape, layout: Layout) -> float:
     d, f, q, kv = shape.width, shape.ffn_width, shape.query_width, shape.kv_width
     statistics = 4.0 * shape.heads + 8.0
     kept = {
-        "none": 2 * d + 2 * q + 2 * kv + 3 * f,
+        "none": 2 * d + 2 * q + 2 * kv + 3 * f + expert_rows(shape),
         "selective": 2 * d + 2 * q + 2 * kv + 2 * f,
         "attention": 2 * d + 2 * q + 2 * kv,
         "full": d,
@@ -236,6 +254,11 @@ def _saved_per_layer_of_part(shape: ModelShape, layout: Layout) -> float:
     inputs = 2 * d if layout.recompute == "none" else 0
     gathered = gathered_keys(shape, layout) if layout.recompute == "none" else 0.0
     return (layout.element * kept + statistics) / layout.tensor + layout.element * inputs + gathered
+
+
+def expert_rows(shape: ModelShape) -> int:
+    """Elements per token that a mixture keeps: what its experts read and what they return, once for each it meets."""
+    return 2 * shape.experts_met * shape.width if shape.expert_parameters else 0
 
 
 def gathered_keys(shape: ModelShape, layout: Layout) -> float:
@@ -254,11 +277,11 @@ def _saved_outside(shape: ModelShape, layout: Layout) -> float:
 def _backward_work(shape: ModelShape, layout: Layout) -> float:
     """Bytes per token in use while one block goes backward: gradients inside it, and what it computes again."""
     part = layout.tensor
-    inside = layout.element * (3 * shape.ffn_width / part + 4 * shape.width) + gathered_keys(shape, layout)
+    inside = layout.element * (2 * shape.ffn_width / part + 2 * shape.width) + gathered_keys(shape, layout)
     if layout.recompute == "none":
         return float(inside)
     stream = 4 * shape.width if part == 1 else 2 * shape.width / part + 2 * shape.width
-    widths = (2 * shape.query_width + 2 * shape.kv_width + 3 * shape.ffn_width) / part
+    widths = (2 * shape.query_width + 2 * shape.kv_width + 3 * shape.ffn_width + expert_rows(shape)) / part
     again = layout.element * (stream + widths) + gathered_keys(shape, layout)
     return float(inside + again - (saved_per_layer(shape, layout) if layout.recompute != "full" else 0))
 
@@ -324,23 +347,4 @@ def host_memory(run: Run, world_size: int) -> HostMemory | None:
         copy_bytes /= run.resources.nodes
     return HostMemory(
         copy_bytes * copies, ranks, copies, evidence + (f", {copies} copies of them" if copies > 1 else "")
-    )
-
-
-def check_host_memory(run: Run, world_size: int, memory_bytes: int) -> HostMemory | None:
-    """Raise UserError for a run on CPUs that cannot fit into its machine's memory."""
-    needed = host_memory(run, world_size)
-    if needed is None or needed.bytes <= memory_bytes:
-        return needed
-    fix = "a smaller model, or a machine with more memory"
-    if needed.copies > 1 and needed.state_bytes / needed.copies + needed.ranks * PROCESS_BYTES <= memory_bytes:
-        fix = "parallel.sharding=full    one copy of the model on all ranks together"
-    elif run.model.lora is None and run.model.init == "pretrained":
-        fix = "model.lora.rank=16    trains adapters beside the frozen model"
-    raise UserError(
-        f"the run needs at least {needed.bytes / GIB:.1f} GiB of memory, and this machine has "
-        f"{memory_bytes / GIB:.1f} GiB",
-        evidence=needed.evidence,
-        cause="it trains on the CPU: the model and its optimizer are in this machine's memory",
-        fix=fix,
     )

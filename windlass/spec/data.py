@@ -85,6 +85,9 @@ class DataSection(Section):
     `chat` and `instruction`."""
     shuffle: bool = True
     """Visit the sequences in a random order drawn from train.seed; a new one every epoch."""
+    shuffle_window: Annotated[int, Field(ge=1)] = 1000
+    """Documents of a `hf:` source that are shuffled among each other, in each file that is being read; 1: they keep
+    their order. A resume reads up to so many again of each."""
     validation_source: str | None = None
     """Where validation sequences come from; same forms as `source`."""
     validation_split: str = "validation"

@@ -6,6 +6,7 @@ own (lean blocks) would keep all they save. What is computed again in part is ch
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable
@@ -187,6 +188,10 @@ def shard_mixtures(block: nn.Module, layout: Layout, meshes: Meshes, options: di
     Their gradients are sums over other numbers of ranks than those of all else, and become the same mean.
     """
     options = options | {"reshard_after_forward": layout.reshard}
+    if "mp_policy" in options:
+        # All that enters is bf16 but for the router's scores, which one rank multiplies with in fp32. torch 2.11 casts
+        # them in the forward pass and not when it is computed again, and then refuses what it finds.
+        options["mp_policy"] = dataclasses.replace(options["mp_policy"], cast_forward_inputs=False)
     for part in filter(is_mixture, list(block.modules())):
         groups: list[tuple[Any, DeviceMesh]] = [(part, meshes.tokens)]
         if layout.expert > 1:

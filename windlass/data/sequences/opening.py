@@ -53,8 +53,8 @@ def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress |
             source,
             load_tokenizer(tokenizer).with_added(data.special_tokens),
             sequence_length=data.sequence_length,
-            seed=run.train.seed,
-            shuffle=data.shuffle and part == "train",
+            seed=run.train.seed if data.shuffle and part == "train" else None,
+            shuffle_window=data.shuffle_window,
         )
     if isinstance(source, PythonSource):
         items = open_own(source.path, run, part if own_validation else "train", tokenizer=tokenizer)

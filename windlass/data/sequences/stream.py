@@ -3,7 +3,7 @@
 One endless list holds the dataset's files, epoch after epoch, each epoch in an order of its own. Position p of a global
 batch is the next window of lane p % lanes; a lane that has read its file to the end is handed the next one of the list.
 So every document is read exactly once in each epoch, whatever the lanes and the sizes of files, and no file is begun
-again before all have been begun.
+again before all have been begun. Within a file documents are shuffled over a window (lane.py).
 
 Which lane is handed which file depends on when the others come to an end. Readers that share a stream therefore tell
 each other after every step which of their lanes need a file (`exchange`). A reader that has nobody to ask reads all
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, Protocol
 
-from windlass.data.sequences.lane import START, Lane, LanePosition
+from windlass.data.sequences.lane import START, DocumentShuffle, Lane, LanePosition
 from windlass.data.sequences.order import Permutation
 from windlass.data.sequences.sequences import Batch, Sequence
 from windlass.data.sources.hub import DocumentFiles, HubFiles, empty_source
@@ -32,15 +32,18 @@ log = logging.getLogger(__name__)
 # calls it equally often.
 Exchange = Callable[[Collection[int], int], list[int]]
 READING_THREADS = 8  # lanes wait for the network, not for each other
+CHARACTERS_HELD = 1 << 29  # of text that all lanes together shuffle at most, in one process if it reads them all
 EMPTY_ROUNDS = 1000  # files in a row that a lane may be handed without a text in them, beyond their number
 
 
-def open_stream(source: HubSource, tokenizer: Tokenizer, *, sequence_length: int, seed: int, shuffle: bool) -> Stream:
+def open_stream(
+    source: HubSource, tokenizer: Tokenizer, *, sequence_length: int, seed: int | None, shuffle_window: int
+) -> Stream:
     """The stream of a `datasets` source; a dataset that is missing, empty or has other fields is an error here."""
     tokenizer.require_eos()
     files = HubFiles(source)
     find_a_document(files)
-    return Stream(files, tokenizer, sequence_length=sequence_length, seed=seed if shuffle else None)
+    return Stream(files, tokenizer, sequence_length=sequence_length, seed=seed, shuffle_window=shuffle_window)
 
 
 def find_a_document(files: DocumentFiles) -> None:
@@ -75,7 +78,15 @@ class Stream:
 
     num_sequences: int | None = None
 
-    def __init__(self, files: DocumentFiles, tokenizer: Tokenizer, *, sequence_length: int, seed: int | None) -> None:
+    def __init__(
+        self,
+        files: DocumentFiles,
+        tokenizer: Tokenizer,
+        *,
+        sequence_length: int,
+        seed: int | None,  # None: files and documents in their order
+        shuffle_window: int = 1,
+    ) -> None:
         self.vocab_size = tokenizer.vocab_size
         self.tokenizer = tokenizer.name, tokenizer.fingerprint
         count = "1 file" if files.num_files == 1 else f"{files.num_files:,} files"
@@ -84,6 +95,7 @@ class Stream:
         self._tokenizer = tokenizer
         self._length = sequence_length
         self._seed = seed
+        self._shuffle_window = shuffle_window
         self._exchange: Exchange | None = None
         self._global_batch = 0
         self._lanes: dict[int, Lane] = {}
@@ -169,6 +181,7 @@ class Stream:
             self._next_step, saved = self._saved[0], self._with_entries(self._saved[1])
             positions = {number: self._saved_position(number, saved) for number in numbers}
             self._next_entry = max(entry for entry, *_ in saved.values())
+        shuffle = DocumentShuffle(self._seed, self._shuffle_window, CHARACTERS_HELD // self.num_lanes)
         self._lanes = {
             number: Lane(
                 number,
@@ -176,6 +189,7 @@ class Stream:
                 self._tokenizer,
                 sequence_length=self._length,
                 file_of=self.file_of,
+                shuffle=shuffle,
                 start=position,
             )
             for number, position in positions.items()
@@ -183,12 +197,12 @@ class Stream:
 
     def _with_entries(self, saved: dict[str, list[Any]]) -> dict[str, tuple[int, int, int, LanePosition]]:
         """Saved lanes as (next entry of the list, lanes, files, position)."""
-        if any(len(values) != 7 or not isinstance(values[6], list) for values in saved.values()):
+        if any(len(values) < 7 or not isinstance(values[6], list) for values in saved.values()):
             return self._from_fixed_lanes(saved)
         return {
-            number: (entry, lanes, files, LanePosition(windows, document, token, tuple(entries)))
-            for number, (lanes, files, windows, entry, document, token, entries) in saved.items()
-        }
+            number: (entry, lanes, files, LanePosition(windows, document, token, tuple(entries), *(block or (1, 0))))
+            for number, (lanes, files, windows, entry, document, token, entries, *block) in saved.items()
+        }  # without a block: of an earlier version, which did not shuffle documents
 
     def _from_fixed_lanes(self, saved: dict[str, list[Any]]) -> dict[str, tuple[int, int, int, LanePosition]]:
         """Checkpoints of earlier versions, whose lanes had lists of files of their own in every epoch."""
@@ -200,7 +214,7 @@ class Stream:
         positions: dict[str, tuple[int, int, int, LanePosition]] = {}
         for number, (lanes, files, windows, epoch, place, document, token) in saved.items():
             entry = epoch * files + int(number) + place * lanes
-            positions[number] = (0, lanes, files, LanePosition(windows, document, token, (entry,)))
+            positions[number] = (0, lanes, files, LanePosition(windows, document, token, (entry,), block=1))
         following = 1 + max(position.entries[0] for _, _, _, position in positions.values())
         return {number: (following, *rest) for number, (_, *rest) in positions.items()}  # type: ignore[misc]
 
@@ -229,6 +243,8 @@ class Stream:
             position.document,
             position.token,
             list(position.entries),
+            position.block,
+            position.number,
         ]
 
 

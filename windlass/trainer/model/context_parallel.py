@@ -55,10 +55,8 @@ def share_sequences(model: Any, mesh: DeviceMesh) -> None:
 def attend_to_all_before(query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scale: float | None) -> Tensor:
     """Causal attention of the last tokens of a sequence: the last query is that of the last key."""
     groups, behind = query.shape[1] // key.shape[1], key.shape[2] - query.shape[2]
-    if (
-        query.device.type == "cuda" and query.dtype != torch.float32
-    ):  # its causal mask is that of the lower right corner
-        key, value = (heads.repeat_interleave(groups, dim=1) for heads in (key, value))
+    if query.device.type == "cuda" and query.dtype != torch.float32:
+        # Its causal mask is that of the lower right corner, and it takes grouped heads as they are.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out: Tensor = flash(query, key, value, dropout, True, scale=scale)[0]
         return out
