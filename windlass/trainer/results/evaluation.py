@@ -15,7 +15,6 @@ from windlass.errors import ExitCode, UserError
 from windlass.trainer.results.generation import Speaker
 
 NO_METRICS = frozenset(("alias", "name", "sample_len", "sample_count"))
-MOST_NAMES = 5  # of tasks, in an error
 
 
 def load_tasks(names: Sequence[str], include_paths: Sequence[str]) -> list[Any]:
@@ -29,11 +28,11 @@ def load_tasks(names: Sequence[str], include_paths: Sequence[str]) -> list[Any]:
         manager = TaskManager(include_path=list(include_paths))
     unknown = [name for name in names if not manager.match_tasks([name])]
     if unknown:
-        near = [task for name in unknown for task in difflib.get_close_matches(name, manager.all_tasks, MOST_NAMES)]
+        near = [task for name in unknown for task in difflib.get_close_matches(name, manager.all_tasks, 1)]
         raise UserError(
             f"the harness has no task {', '.join(unknown)}",
             evidence=f"lm-eval {version('lm_eval')} has {len(manager.all_tasks):,} tasks and groups",
-            fix=f"--tasks {','.join(near[:MOST_NAMES])}" if near else "--include-path FOLDER    with tasks of your own",
+            fix=f"--tasks {','.join(near)}" if near else "--include-path FOLDER    with tasks of your own",
         )
     tasks: list[Any] = []
     for name in dict.fromkeys(match for pattern in names for match in manager.match_tasks([pattern])):
