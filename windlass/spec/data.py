@@ -9,8 +9,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from windlass.spec.section import Section
 
 CHARACTERS_HELD = 1 << 29  # of text that the lanes of a stream shuffle at most, together
-    1 << 29
-)  # of text that all lanes of a stream together shuffle at most, in one process if it reads them all
 
 
 class MixedSource(Section):
