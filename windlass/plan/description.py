@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from windlass.catalog.gpus import Gpu
 from windlass.catalog.models import known_config
-from windlass.data.sequences.stream import CHARACTERS_HELD
 from windlass.plan.fitting import batch_shape
 from windlass.plan.layout import effective_sharding, rows_per_rank
 from windlass.plan.shape import checkpoint_bytes, num_parameters
 from windlass.spec import Run
+from windlass.spec.data import CHARACTERS_HELD
 
 
 def describe(run: Run, world_size: int, gpu: Gpu | None = None) -> list[tuple[str, str]]:

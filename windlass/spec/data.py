@@ -8,6 +8,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from windlass.spec.section import Section
 
+CHARACTERS_HELD = 1 << 29  # of text that a whole stream shuffles at most, in one process if it reads all of it
+
 
 class MixedSource(Section):
     """One of several sources that are mixed. What is not given here is taken from the section above."""

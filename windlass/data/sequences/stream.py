@@ -25,6 +25,7 @@ from windlass.data.sources.hub import DocumentFiles, HubFiles, empty_source
 from windlass.data.sources.source import HubSource
 from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
+from windlass.spec.data import CHARACTERS_HELD
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 # calls it equally often.
 Exchange = Callable[[Collection[int], int], list[int]]
 READING_THREADS = 8  # lanes wait for the network, not for each other
-CHARACTERS_HELD = 1 << 29  # of text that all lanes together shuffle at most, in one process if it reads them all
 EMPTY_ROUNDS = 1000  # files in a row that a lane may be handed without a text in them, beyond their number
 
 
