@@ -8,7 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from windlass.spec.section import Section
 
-CHARACTERS_HELD = 1 << 29  # of text that the lanes of a stream shuffle at most, together
+CHARACTERS_HELD = 1 << 29  # of text that a whole stream shuffles at most, in one process if it reads all of it
 
 
 class MixedSource(Section):
