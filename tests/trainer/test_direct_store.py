@@ -148,8 +148,8 @@ def test_damaged_parts_are_named_and_the_step_before_is_taken(harm: str, s3: Fau
 def test_a_state_larger_than_the_memory_of_each_rank(s3: FaultyS3, tmp_path: Path) -> None:
     """Six ranks save 1.2 GB, four read it back; the limit of each is below that."""
     limit = 1000 * 2**20
-    shapes = {f"tensor-{index}": (8, 1024, 1024) for index in range(38)}
-    assert len(shapes) * 8 * 4 * 2**20 > 1.2 * limit
+    shapes = {f"tensor-{index}": (24, 1024, 350) for index in range(38)}
+    assert len(shapes) * 24 * 1024 * 350 * 4 > 1.2 * limit
     with contextlib.ExitStack() as stack:
         groups = [stack.enter_context(memory_limited(limit, f"-{rank}")) for rank in range(6)]
         enter = functools.partial(enter_group, groups)
