@@ -36,7 +36,8 @@ class Source:
 
 def source_of(index: Index, name: str, version: str) -> Source:
     kept = index.kept("build", [name, version], lambda: _source(index, name, version))
-    return Source(**{key: tuple(value) if isinstance(value, list) else value for key, value in (kept or {}).items()})
+    kept = kept or {}
+    return Source(kept.get("needs", ""), tuple(kept.get("imports", ())), tuple(kept.get("requires", ())))
 
 
 def imports_of(index: Index, importer: Found) -> list[list[str]]:

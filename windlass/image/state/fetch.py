@@ -112,7 +112,7 @@ def open_wheel(url: str | None) -> Wheel | None:
     if not url or not size or not size.isdigit():
         return None
     try:
-        return Wheel(zipfile.ZipFile(Ranges(url, int(size))))  # type: ignore[arg-type]
+        return Wheel(zipfile.ZipFile(Ranges(url, int(size))))
     except (OSError, zipfile.BadZipFile):
         return None
 

@@ -263,14 +263,14 @@ class Index:
 
 def _source(name: str, specifier: SpecifierSet) -> dict[str, Any]:
     text = get(f"https://pypi.org/pypi/{name}/json")
-    project = json.loads(text) if text else {"releases": {}, "info": {"version": None}}
+    project: dict[str, Any] = json.loads(text) if text else {"releases": {}, "info": {"version": None}}
     versions = [release for release, files in project["releases"].items() if files and release in specifier]
     chosen = max(versions, key=Version, default=None)
     if chosen is None:
         return {"version": None, "requires": []}
     if chosen == project["info"]["version"]:
         return {"version": chosen, "requires": project["info"].get("requires_dist") or []}
-    url = _source_url(name, project["releases"][chosen])
+    url = _source_url(name, project["releases"][str(chosen)])
     return {"version": chosen, "requires": written_requires((get_bytes(url) if url else None) or b"")}
 
 
