@@ -233,7 +233,7 @@ def export(
         raise UserError("--best and --step choose different checkpoints", fix="one of them")
     if not push and (private or revision or dry_run):
         raise UserError("--private, --revision and --dry-run go with --push", fix="--push OWNER/NAME")
-    occupied = UserError(f"{target} exists", fix=f"windlass ckpt export {name} --force")
+    occupied = UserError(f"{target} exists", fix="the same command with --force, or with --to FOLDER")
     if target.exists() and not force and not push:
         raise occupied
     from windlass.api import publishing
