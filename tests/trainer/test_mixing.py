@@ -28,10 +28,12 @@ def mixed(sources: dict[str, dict[str, Any]], texts: list[str], tmp_path: Path) 
     """Shards, a text so small that it is read several times, and a stream."""
     small = tmp_path / "small.txt"
     small.write_text(" ".join(texts[:3]))
+    stream = dict(sources["stream"])
+    window = stream.pop("shuffle_window")
     data = [
         {**sources["shards"], "weight": SHARES["shards"]},
         {"source": str(small), "weight": SHARES["text"]},
-        {**sources["stream"], "weight": SHARES["stream"]},
+        {**stream, "weight": SHARES["stream"]},
     ]
     run = tiny_run(
         Path("-"),
@@ -40,7 +42,7 @@ def mixed(sources: dict[str, dict[str, Any]], texts: list[str], tmp_path: Path) 
         checkpoint__every=2,
         checkpoint__background=False,
     )
-    run["data"] = {"sources": data, "sequence_length": 32}
+    run["data"] = {"sources": data, "sequence_length": 32, "shuffle_window": window}
     return run
 
 
