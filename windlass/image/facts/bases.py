@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from packaging.version import Version
 
-from windlass.image.facts.table import companion, facts, minor
+from windlass.image.facts.table import at_or_below, companion, facts, minor
 
 CODENAMES = {
     "bionic": "ubuntu18.04",
@@ -124,8 +124,9 @@ def _described(base: Base, tag: str) -> Base:
         known = images[plain]
         version = _search(r"^v?(\d+\.\d+[\w.]*)", tag)
         installs = f"{known['package']}=={version}" if version else None
-        return replace(base, family="python", python=known["python"], system=known["system"], has_compiler=True,
-                       programs=TOOLS | {"uv"}, installs=installs)  # fmt: skip
+        python = at_or_below(known["python"], version) if version else None
+        return replace(base, family="python", python=python, has_compiler=True, programs=TOOLS | {"uv"},
+                       installs=installs)  # fmt: skip
     if short == "python":
         slim = "slim" in tag or "alpine" in tag
         python = _search(r"^(3\.\d+)", tag)

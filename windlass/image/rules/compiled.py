@@ -96,7 +96,7 @@ def nvcc(case: Case) -> Iterator[Finding]:
                     *devel_base(case, package),
                 )
             continue
-        exact = package.name in facts()["nvcc"]["exact_minor"]
+        exact = _same_minor(case, package, compiled)
         part = 2 if exact else 1
         if (
             torch
@@ -232,6 +232,14 @@ def _made_for(case: Case, package: Package, torch: Package) -> Iterator[Finding]
             package.where,
             *after_torch(case, package),
         )
+
+
+def _same_minor(case: Case, package: Package, compiled: Compiled) -> bool:
+    """Whether the build refuses an nvcc of another minor release; people who know patch that check away."""
+    option = facts()["nvcc"]["exact_minor"].get(package.name)
+    asked = [compiled.command, *(name for name, value in compiled.variables.items() if value == "1")]
+    patched = "bare_metal" in (case.texts.dockerfile or "")
+    return bool(option) and not patched and any(option in text.lower() for text in asked)
 
 
 def _precompiles(compiled: Compiled) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from packaging.version import Version
 
 from windlass.image.facts.table import at_or_below, facts
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import apt_install, environment_line, replace_in_instruction
-from windlass.image.state.model import State
+from windlass.image.state.model import Package, State
 
 SYSTEM = "system"
+CUPY = re.compile(r"cupy-cuda(\d+)x")
 
 
 def missing_program(case: Case) -> Iterator[Finding]:
@@ -31,27 +33,38 @@ def missing_program(case: Case) -> Iterator[Finding]:
 
 def system_library(case: Case) -> Iterator[Finding]:
     """A wheel that loads a library of the system, which no step installs."""
-    final = case.trace.final
+    final, table = case.trace.final, facts()["system_libraries"]
     slim = final.base.family in ("cuda", "system", "torch") or (
         final.base.family == "python" and final.base.has_compiler is False
     )
     if not slim or "amazonaws" in final.base.image:
         return
-    for name, known in facts()["system_libraries"]["packages"].items():
+    installed = set(final.apt) | ({"build-essential"} if final.base.has_compiler else set())
+    unread = [name for name in final.apt if name not in table["examined"] and not re.match(r"ppa:|python3\.", name)]
+    for name, known in table["packages"].items():
+        library, brought_by = known["library"], table["libraries"][known["library"]]
         for environment in final.environments.values():
             package = environment.packages.get(name)
-            if package is None or (known.get("before") and package.at_least(known["before"])):
+            if package is None or not _loads(package, known) or installed & set(brought_by):
                 continue
-            if known.get("source") and not package.compiled:
-                continue
-            if not set(known["apt"]) & set(final.apt):
-                yield case.error(
-                    "missing-library",
-                    f"{name} {package.version} loads {known['library']}, which nothing installs (Debian's "
-                    f"{known['apt'][0]})",
-                    package.where,
-                    *apt_install(case, package.where, known["apt"][0]),
+            base_unread = final.base.family == "torch" and library not in table["torch_images"]
+            if doubts := [*unread, *([final.base.image] if base_unread else [])]:
+                case.trace.unknown.append(
+                    f"{package.where}: whether {' or '.join(doubts)} brings {library}, which {name} loads"
                 )
+                continue
+            yield case.error(
+                "missing-library",
+                f"{name} {package.version} loads {library}, which nothing installs (Debian's {brought_by[0]})",
+                package.where,
+                *apt_install(case, package.where, brought_by[0]),
+            )
+
+
+def _loads(package: Package, known: Mapping[str, Any]) -> bool:
+    if known.get("source") and not package.compiled:
+        return False
+    return package.at_least(known.get("since", "0")) and not package.at_least(known.get("before", "9999"))
 
 
 def managed_python(case: Case) -> Iterator[Finding]:
@@ -249,31 +262,51 @@ def platform(case: Case) -> Iterator[Finding]:
 def cuda_packages(case: Case) -> Iterator[Finding]:
     """Packages whose wheel wants a CUDA or cuDNN that neither torch nor the base image brings."""
     final = case.trace.final
-    for name, entries in facts()["cuda_packages"]["packages"].items():
-        package = final.packages.get(name)
-        if package is None or not package.version:
+    brought = {
+        cuda.split(".")[0]
+        for cuda in (
+            final.base.cuda,
+            final.torch.cuda if final.torch else None,
+            *(package.public for name, package in final.packages.items() if name.startswith("nvidia-cuda-runtime")),
+        )
+        if cuda and cuda != "cpu"
+    }
+    for name, package in final.packages.items():
+        if not (CUPY.fullmatch(name) or name in facts()["cuda_packages"]["packages"]) or not package.version:
             continue
-        entry = next(item for item in entries if package.at_least(item["since"]))
-        brought = {
-            cuda.split(".")[0]
-            for cuda in (final.base.cuda, final.torch.cuda if final.torch else None)
-            if cuda and cuda != "cpu"
-        }
-        if brought and entry["cuda"] not in brought:
+        wanted = cuda_wanted(name, package.public, case.index.requires(package.found))
+        if wanted is None:
+            case.trace.unknown.append(f"{package.where}: which CUDA {name} {package.version} loads is not known")
+            continue
+        cuda, cudnn = wanted
+        if brought and cuda not in brought:
             yield case.error(
                 "cuda-of-package",
-                f"{name} {package.version} is built for CUDA {entry['cuda']}, and the image has CUDA "
+                f"{name} {package.version} is built for CUDA {cuda}, and the image has CUDA "
                 f"{' and '.join(sorted(brought))}",
                 package.where,
             )
-        elif entry.get("cudnn") and final.base.cudnn is not None and entry["cudnn"] not in _cudnn(final):
+        elif cudnn and final.base.cudnn is not None and cudnn not in _cudnn(final):
             has = " and ".join(sorted(_cudnn(final)))
             yield case.error(
                 "cuda-of-package",
-                f"{name} {package.version} loads libcudnn.so.{entry['cudnn']}, and the image has "
+                f"{name} {package.version} loads libcudnn.so.{cudnn}, and the image has "
                 f"{f'cuDNN {has}' if has else 'no cuDNN'}",
                 package.where,
             )
+
+
+def cuda_wanted(name: str, version: str, requires: Iterable[str]) -> tuple[str, str | None] | None:
+    """The major versions of CUDA and cuDNN that a wheel loads: by its name, its extras or the table."""
+    if named := CUPY.fullmatch(name):
+        return named[1], None
+    extras = " ".join(requires)
+    if runtime := re.search(r"nvidia-cuda-runtime(?:-cu\d+)?~=(\d+)", extras):
+        cudnn = re.search(r"nvidia-cudnn-cu\d+~=(\d+)", extras)
+        return runtime[1], cudnn[1] if cudnn else None
+    rows = facts()["cuda_packages"]["packages"][name]
+    row = next((row for row in rows if Version(version) >= Version(row["since"])), {})
+    return (row["cuda"], row.get("cudnn")) if row.get("cuda") else None
 
 
 def _cudnn(state: State) -> set[str]:

@@ -120,9 +120,8 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
         return
     branches = facts()["driver_branches"]
     accepted = branches["accepted"].get(base.cuda)
-    if re.fullmatch(branches["geforce"], gpu_in_table(case.node.gpu or "") or "") and Version(base.cuda) >= Version(
-        "12.2"
-    ):
+    geforce = re.fullmatch(branches["geforce"], gpu_in_table(case.node.gpu or "") or "")
+    if geforce and Version(base.cuda) >= Version(branches["geforce_since"]):
         accepted = []  # the exceptions are for other brands
     if accepted is None and Version(native) < Version(base.cuda):
         case.trace.unknown.append(
