@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from windlass.store import Entry, Store
 
 RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 CURRENT = "current"  # beside the ids: which of them the name stands for now
+WRITER = "writer"  # beside the steps: which attempt of the run saves them now
 DAY_S = 86400.0
 
 
@@ -110,6 +112,15 @@ class StoredCheckpoints:
     def publish(self, manifest: Manifest) -> None:
         """The one moment at which the checkpoint comes to exist in the store."""
         self.store.write(f"{_name(manifest.step)}/{MANIFEST_NAME}", manifest.to_json().encode())
+
+    def claim(self) -> str:
+        """Let this attempt be the one that saves here; an earlier one that still runs finds out (`claimed_by`)."""
+        token = secrets.token_hex(8)
+        self.store.write(WRITER, token.encode())
+        return token
+
+    def claimed_by(self, token: str) -> bool:
+        return self.store.read(WRITER) == token.encode()
 
     def fetch(self, step: int, name: str, record: FileRecord, folder: Path) -> Damage | None:
         """Bring one file into a folder and prove it."""
