@@ -43,7 +43,7 @@ def store_of(root: Path, *steps: int) -> StoredCheckpoints:
         checkpoint = publish(root / "elsewhere", step)
         for name, record in checkpoint.manifest().files.items():
             stored.put(checkpoint, name, record)
-        stored.publish(checkpoint)
+        stored.publish(checkpoint.manifest())
     return stored
 
 

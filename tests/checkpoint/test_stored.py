@@ -31,7 +31,7 @@ def send(stored: StoredCheckpoints, folder: Path, step: int, *, whole: bool = Tr
     for name, record in checkpoint.manifest().files.items():
         stored.put(checkpoint, name, record)
     if whole:
-        stored.publish(checkpoint)
+        stored.publish(checkpoint.manifest())
 
 
 def test_only_what_has_a_manifest_counts(stored: StoredCheckpoints, tmp_path: Path) -> None:
