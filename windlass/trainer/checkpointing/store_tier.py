@@ -16,6 +16,7 @@ from torch import Tensor
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest
 from windlass.checkpoint.folder import expired_steps
+from windlass.checkpoint.manifest import MANIFEST_NAME
 from windlass.checkpoint.stored import StoredCheckpoints
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -68,6 +69,9 @@ class StoreTier:
 
     def offers(self) -> list[Offer]:
         return store_offers(self.stored, self.ranks, self.faults)[0]
+
+    def has(self, step: int) -> bool:
+        return self.stored.at(step).stat(MANIFEST_NAME) is not None
 
     def clear(self) -> None:
         """Never: this is what a run leaves behind."""
