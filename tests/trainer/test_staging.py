@@ -139,8 +139,11 @@ def resume_and_hurry(root: str) -> None:
                     "model": {"preset": "llama3.2-tiny"},
                     "data": {"source": "corpus:austen"},
                     "checkpoint": {
-                        **{"every": 1, "local_every": 1, "local_path": f"{root}/node-{direct}"},
-                        **{"direct": direct, "store": f"{root}/store" if direct else None},
+                        "every": 1,
+                        "local_every": 1,
+                        "local_path": f"{root}/node-{direct}",
+                        "direct": direct,
+                        "store": f"{root}/store" if direct else None,
                     },
                     "resources": {"gpus_per_node": 0},
                 }
