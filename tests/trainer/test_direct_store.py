@@ -138,6 +138,20 @@ def test_a_store_that_fails_now_and_then_and_one_that_is_down(s3: FaultyS3, tmp_
     assert stored(s3).store.unfinished() == []
 
 
+def test_a_store_that_cannot_be_read_is_not_a_damaged_checkpoint(s3: FaultyS3, tmp_path: Path) -> None:
+    """Credentials of one rank end half-way: to go on from an older step would throw away what was trained since."""
+    ranks = state_ranks(s3, tmp_path)
+    ranks.run("save", ranks=2)
+    for path in ("__1_0.distcp", "manifest.json"):
+        s3.inject(fault := Fault("403", method="GET", path=path, times=10**9))
+        job = ranks.start("load", ranks=2)
+        job.end()
+        assert fault.met
+        assert [process.exitcode for process in job.processes] == [1, 1], "all ranks learn of it"
+        assert not (job.folder / "pod-0" / "run" / "history.jsonl").exists(), "nothing is called damaged"
+        s3.clear()
+
+
 @pytest.mark.parametrize("harm", ["shortened", "changed"])
 def test_damaged_parts_are_named_and_the_step_before_is_taken(harm: str, s3: FaultyS3, tmp_path: Path) -> None:
     ranks = state_ranks(s3, tmp_path)
