@@ -157,6 +157,7 @@ def resume_and_hurry(root: str) -> None:
                 run, folder, ranks, Faults(0, folder.logs), model={"fingerprint": "f"}, order={}, sharding="none"
             )
             offer = newest_whole(checkpointer)
+            checkpointer.clear_unfinished()
             if offer is not None:
                 assert (attempt, offer.tier, load(offer, state, checkpointer)) == (2, "local", True)
             checkpointer.begin(offer, state)

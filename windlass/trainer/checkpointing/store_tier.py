@@ -71,7 +71,8 @@ class StoreTier:
         return store_offers(self.stored, self.ranks, self.faults)[0]
 
     def has(self, step: int) -> bool:
-        return self.stored.at(step).stat(MANIFEST_NAME) is not None
+        """As far as is known: a store that was out of reach when this attempt began is not waited for again."""
+        return self._claim is not None and self.stored.at(step).stat(MANIFEST_NAME) is not None
 
     def clear(self) -> None:
         """Never: this is what a run leaves behind."""
