@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.test_checkpoint import publish
+from tests.store.s3_server import Fault, FaultyS3
+from tests.store.test_store import QUICK
 from windlass.checkpoint import CheckpointFolder
 from windlass.checkpoint.ownership import begin_anew, known_to, read_id, write_id
 from windlass.checkpoint.stored import StoredCheckpoints, current_id, fetch_whole, write_current_id
@@ -157,3 +159,13 @@ def test_a_replacement_that_was_cut_off_is_finished(moment: str, tmp_path: Path)
     assert list(folder.at(4).damages()) == []
     if moment == "between":
         assert not folder.incoming(4).path.exists()
+
+
+def test_a_step_goes_also_where_uploads_may_not_be_listed(s3: FaultyS3) -> None:
+    """Many policies allow objects alone; what is left of uploads takes room, but nothing counts it."""
+    store = open_store("s3://bucket", QUICK)
+    store.write("run/id/step-00000001/manifest.json", b"{}")
+    s3.inject(denied := Fault("403", method="GET", path=r"[?&]uploads", times=10**9))
+    StoredCheckpoints.of_run(store, "run", "id").remove(1)
+    assert denied.met
+    assert s3.keys("bucket") == []

@@ -96,6 +96,25 @@ def test_kill_in_the_middle_of_an_upload(s3: FaultyS3, tmp_path: Path) -> None:
     assert stored(s3).store.unfinished() == []
 
 
+def test_a_job_that_was_replaced_cannot_harm_what_its_successor_saved(s3: FaultyS3, tmp_path: Path) -> None:
+    """Its uploads are in flight while the next attempt clears up, saves the same step and publishes it."""
+    ranks = state_ranks(s3, tmp_path)
+    s3.inject(held_up := Fault("503", method="PUT", path="partNumber", times=10**9))
+    old = ranks.start("save", ranks=1, step=2)
+    deadline = time.monotonic() + 100
+    while not held_up.met and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (upload,) = stored(s3).store.unfinished()
+    s3.inject(Fault("503", method="PUT", path=f"uploadId={upload.key}", times=10**9))
+    s3.faults.remove(held_up)
+    ranks.run("save", ranks=2, step=2)
+    s3.clear()
+    old.end()
+    assert old.processes[0].exitcode not in (0, None), "it must learn that it was replaced"
+    assert steps(s3) == [(2, True)]
+    assert [(rank["step"], rank["wrong"]) for rank in ranks.run("load", ranks=1)] == [(2, [])]
+
+
 def test_a_store_that_fails_now_and_then_and_one_that_is_down(s3: FaultyS3, tmp_path: Path) -> None:
     ranks = state_ranks(s3, tmp_path)
     flaky = [
@@ -117,6 +136,20 @@ def test_a_store_that_fails_now_and_then_and_one_that_is_down(s3: FaultyS3, tmp_
     assert all(process.exitcode not in (0, None) for process in job.processes), "it was to be waited for"
     assert steps(s3) == [(1, True)]
     assert stored(s3).store.unfinished() == []
+
+
+def test_a_store_that_cannot_be_read_is_not_a_damaged_checkpoint(s3: FaultyS3, tmp_path: Path) -> None:
+    """Credentials of one rank end half-way: to go on from an older step would throw away what was trained since."""
+    ranks = state_ranks(s3, tmp_path)
+    ranks.run("save", ranks=2)
+    for path in ("__1_0.distcp", "manifest.json"):
+        s3.inject(fault := Fault("403", method="GET", path=path, times=10**9))
+        job = ranks.start("load", ranks=2)
+        job.end()
+        assert fault.met
+        assert [process.exitcode for process in job.processes] == [1, 1], "all ranks learn of it"
+        assert not (job.folder / "pod-0" / "run" / "history.jsonl").exists(), "nothing is called damaged"
+        s3.clear()
 
 
 @pytest.mark.parametrize("harm", ["shortened", "changed"])

@@ -117,3 +117,62 @@ def test_a_step_that_a_node_has_is_not_written_there_again(tmp_path: Path) -> No
     assert json.loads((tmp_path / "saves.json").read_text()) == [["local", 1], ["shared", 1]]
     state = state_of(CheckpointFolder(tmp_path / "run" / "checkpoints").at(2).path)
     assert state["optimizer.a.late"].tolist() == [7.0] * 3
+
+
+def resume_and_hurry(root: str) -> None:
+    """In a process of its own: resume from the node what the lasting tier has too, and be told to stop at once."""
+    from windlass.plan import resolve
+    from windlass.spec import parse_run
+    from windlass.trainer.checkpointing.resuming import load, newest_whole
+    from windlass.trainer.checkpointing.saving import Checkpointer, Progress
+    from windlass.trainer.distributed.faults import Faults
+    from windlass.trainer.distributed.ranks import join_ranks
+
+    os.environ["WINDLASS_RUNS"] = root
+    os.environ.pop("MASTER_ADDR", None)
+    ranks, written = None, {}
+    for direct in (False, True):
+        run = resolve(
+            parse_run(
+                {
+                    "name": f"run-{direct}",
+                    "model": {"preset": "llama3.2-tiny"},
+                    "data": {"source": "corpus:austen"},
+                    "checkpoint": {
+                        "every": 1,
+                        "local_every": 1,
+                        "local_path": f"{root}/node-{direct}",
+                        "direct": direct,
+                        "store": f"{root}/store" if direct else None,
+                    },
+                    "resources": {"gpus_per_node": 0},
+                }
+            )
+        )
+        ranks, folder = ranks or join_ranks(run), RunFolder.of(run)
+        folder.logs.mkdir(parents=True)
+        state = {"model.a": torch.ones(1000)}
+        for attempt in (1, 2):
+            checkpointer = Checkpointer(
+                run, folder, ranks, Faults(0, folder.logs), model={"fingerprint": "f"}, order={}, sharding="none"
+            )
+            offer = newest_whole(checkpointer)
+            checkpointer.clear_unfinished()
+            if offer is not None:
+                assert (attempt, offer.tier, load(offer, state, checkpointer)) == (2, "local", True)
+            checkpointer.begin(offer, state)
+            checkpointer.save(Progress(1, 10, None), state, wait=True, hurried=True)
+        records = map(json.loads, folder.history.read_text().splitlines())
+        written[run.name] = [record["tier"] for record in records if record["event"] == "checkpoint"]
+    (Path(root) / "written.json").write_text(json.dumps(written))
+    os._exit(0)
+
+
+def test_a_step_that_was_resumed_is_not_written_again(tmp_path: Path) -> None:
+    """A step is taken away before it is written again: a kill in between would lose it, in the lasting tier too."""
+    process: Any = context.Process(target=resume_and_hurry, args=(str(tmp_path),))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    written = json.loads((tmp_path / "written.json").read_text())
+    assert written == {"run-False": ["local", "shared"], "run-True": ["local", "store"]}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest, hash_file
 from windlass.checkpoint.manifest import BLOCK_BYTES, Hashing
 from windlass.checkpoint.proven import DamagedError, ProvenFiles
+from windlass.errors import UserError
 
 torch = pytest.importorskip("torch")
 
@@ -100,3 +101,23 @@ def test_files_of_an_older_version_are_read_whole_first(checkpoint: ProvenFiles)
     files = ProvenFiles(checkpoint.store, manifest)
     assert files.unproven() == sorted(old)
     assert checkpoint.unproven() == list(files.damages()) == files.misfits() == []
+
+
+def test_a_step_that_is_let_go_while_it_is_exported_is_not_called_damaged(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    from windlass.trainer.export import CheckpointValues
+
+    step = CheckpointFolder(tmp_path).at(1)
+    like = torch.arange(8.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.save({"model.a": like}, storage_writer=dcp.FileSystemWriter(step.path), no_dist=True)
+    files = {path.name: hash_file(path) for path in step.path.iterdir()}
+    step.publish(Manifest(step=1, tokens=1, files=files, model={}, order={}))
+    values = CheckpointValues(ProvenFiles.of_folder(step))
+    assert torch.equal(values("a", like), like)
+    values.reader.blocks._kept.clear()
+    step.delete()
+    with pytest.raises(UserError, match="step 1 was let go while it was read"):
+        values("a", like)

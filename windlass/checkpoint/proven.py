@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from windlass.checkpoint.folder import CHANGED, Checkpoint, Damage
 from windlass.checkpoint.manifest import BLOCK_BYTES, METADATA_NAME, FileRecord, Manifest
 from windlass.checkpoint.pickles import UnsafePickleError, check_pickle
-from windlass.errors import UserError
 from windlass.store import FolderStore, Store
 
 
@@ -94,7 +93,7 @@ class ProvenFiles:
             data = self.store.read(name, start, size)
         except FileNotFoundError:
             raise DamagedError(name, "it is missing") from None
-        except (OSError, UserError) as error:
+        except OSError as error:  # of a disk; that a store is out of reach (UserError) says nothing about the file
             raise DamagedError(name, f"it cannot be read: {error}") from None
         if len(data) != size:
             written = self.manifest.files[name].size

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from windlass.store import Entry, Store
 
 RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 CURRENT = "current"  # beside the ids: which of them the name stands for now
+WRITER = "writer"  # beside the steps: which attempt of the run saves them now
 DAY_S = 86400.0
 
 
@@ -111,6 +114,15 @@ class StoredCheckpoints:
         """The one moment at which the checkpoint comes to exist in the store."""
         self.store.write(f"{_name(manifest.step)}/{MANIFEST_NAME}", manifest.to_json().encode())
 
+    def claim(self) -> str:
+        """Let this attempt be the one that saves here; an earlier one that still runs finds out (`claimed_by`)."""
+        token = secrets.token_hex(8)
+        self.store.write(WRITER, token.encode())
+        return token
+
+    def claimed_by(self, token: str) -> bool:
+        return self.store.read(WRITER) == token.encode()
+
     def fetch(self, step: int, name: str, record: FileRecord, folder: Path) -> Damage | None:
         """Bring one file into a folder and prove it."""
         try:
@@ -133,8 +145,9 @@ class StoredCheckpoints:
         """Whatever there is of a step."""
         place = self.at(step)
         self.delete(StoredCheckpoint(step, {entry.name: entry for entry in place.entries()}))
-        for upload in place.unfinished():
-            place.abort(upload)
+        with contextlib.suppress(UserError):  # a policy may allow objects alone; parts take room, but never count
+            for upload in place.unfinished():
+                place.abort(upload)
 
     def expired(
         self, newest: int, *, keep: int, keep_every: int | None, protected: Iterable[int] = ()

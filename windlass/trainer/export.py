@@ -124,6 +124,13 @@ def _files_of(checkpoint: Checkpoint, folder: RunFolder) -> ProvenFiles:
         raise _damaged(checkpoint.step, Damage(MANIFEST_NAME, str(error) or type(error).__name__), folder) from None
 
 
+def _unfit(checkpoint: ProvenFiles, damage: Damage, folder: RunFolder | None = None) -> UserError:
+    """Damaged, or let go by a run that goes on: one in a store, or without hard links, cannot be kept from that."""
+    if checkpoint.store.stat(MANIFEST_NAME) is None:
+        return UserError(f"step {checkpoint.step} was let go while it was read", fix="the same command again")
+    return _damaged(checkpoint.step, damage, folder)
+
+
 def _damaged(step: int, damage: Damage, folder: RunFolder | None = None) -> UserError:
     return UserError(
         f"the checkpoint of step {step} is damaged",
@@ -145,10 +152,8 @@ def opened(folder: RunFolder, run: Run, checkpoint: ProvenFiles) -> Opened:
     """Read a checkpoint that is whole and of this run's model. UserError for any other."""
     own_code.use_folder(run.code)
     damages = checkpoint.misfits() or list(checkpoint.damages(checkpoint.unproven()))
-    if damages and checkpoint.store.stat(MANIFEST_NAME) is None:  # without hard links it could not be kept
-        raise UserError(f"step {checkpoint.step} was let go while it was read", fix="the same command again")
     if damages:
-        raise _damaged(checkpoint.step, damages[0], folder)
+        raise _unfit(checkpoint, damages[0], folder)
     located = locate_alone(run)
     config, _, reference = structure(run, located, open_adapter(run))
     check_same_model(
@@ -212,7 +217,7 @@ class CheckpointValues:
         try:
             self.reader.read_metadata()
         except DamagedError as error:
-            raise _damaged(checkpoint.step, error.damage) from None
+            raise _unfit(checkpoint, error.damage) from None
         except UnsafePickleError as error:
             raise _damaged(checkpoint.step, Damage(METADATA_NAME, str(error))) from None
 
@@ -222,8 +227,9 @@ class CheckpointValues:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch points out that one process loads: it is meant to
             dcp.load(state, storage_reader=self.reader, no_dist=True)
+        self.reader.blocks.check_reached()
         for damage in self.reader.blocks.problems:
-            raise _damaged(self.reader.files.step, damage)
+            raise _unfit(self.reader.files, damage)
         return state[f"model.{name}"]
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from windlass.checkpoint.folder import Damage
 from windlass.checkpoint.manifest import BLOCK_BYTES
 from windlass.checkpoint.proven import DamagedError, ProvenFiles
+from windlass.errors import UserError
 from windlass.trainer.checkpointing.piece_tiers import Nodes
 from windlass.trainer.distributed.ranks import Ranks
 
@@ -86,6 +87,7 @@ class BlockReader:
 
     files: ProvenFiles
     problems: list[Damage] = field(default_factory=list)
+    failure: UserError | None = None  # the store could not be asked, which says nothing about the checkpoint
     bytes_read: int = 0  # of the store; what other ranks sent is not among them
     _kept: OrderedDict[Block, memoryview | None] = field(default_factory=OrderedDict)
 
@@ -132,13 +134,20 @@ class BlockReader:
                 for sent in sending:
                     _wait(*sent)
 
+    def check_reached(self) -> None:
+        if self.failure:
+            raise self.failure
+
     def _read(self, block: Block) -> memoryview | None:
-        if self.problems:  # what is loaded is worth nothing already
+        if self.problems or self.failure:  # what is loaded is worth nothing already
             return None
         try:
             content = self.files.read_block(*block)
         except DamagedError as error:
             self.problems.append(error.damage)
+            return None
+        except UserError as error:
+            self.failure = error
             return None
         except Exception as error:  # other ranks wait for this block: they must learn of it
             self.problems.append(Damage(block[0], f"it cannot be read: {error!r}"))

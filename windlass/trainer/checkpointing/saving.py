@@ -100,8 +100,10 @@ class Checkpointer:
 
     def begin(self, checkpoint: Offer | None, state: dict[str, Tensor]) -> None:
         """Before the first step: what was found is what is saved so far, and every tier must have room for more."""
-        if checkpoint is not None and checkpoint.tier in ("store", self.lasting.name):
-            self.saved_step = checkpoint.step
+        if checkpoint is not None:
+            self._newest[checkpoint.tier] = checkpoint.step
+            if checkpoint.tier in ("store", self.lasting.name) or self._lasts(checkpoint.step):
+                self.saved_step = checkpoint.step
         for tier in self.quick:
             if isinstance(tier, NodeTier):
                 tier.check_room(state)
@@ -204,6 +206,16 @@ class Checkpointer:
                 exit_code=ExitCode.FAILED,
             )
         return only_here
+
+    def _lasts(self, step: int) -> bool:
+        """Whether the lasting tier has a step that was resumed from a nearer one: to write it again would first take it
+        away.
+        """
+        has = False
+        if self.ranks.is_first and (self.lasting.name, step) not in self.damaged:
+            with contextlib.suppress(UserError, OSError):  # a store out of reach: the next save finds out
+                has = self.direct.has(step) if self.direct else self.checkpoints.at(step).complete
+        return bool(self.ranks.broadcast(has, patient=True))
 
     def _still_writing(self) -> bool:
         """Whether the save under way still needs the host copies, on any rank."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest
 from windlass.checkpoint.folder import expired_steps
+from windlass.checkpoint.manifest import MANIFEST_NAME
 from windlass.checkpoint.stored import StoredCheckpoints
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -42,6 +43,7 @@ class StoreTier:
         self.agreement = Agreement(ranks, ranks.saving)
         self.retention = Retention(spec, stored, faults, protected)
         self.published: set[int] = set()  # by this attempt
+        self._claim: str | None = None  # rank 0's right to save in the store
 
     def due(self, step: int) -> bool:
         return step % self.spec.every == 0
@@ -50,16 +52,16 @@ class StoreTier:
         together, place = self.agreement.together, self.stored.at(step)
         self.faults.reach("save.staged", step)
         try:
-            together(lambda: self.stored.remove(step), first_rank_only=True)  # one that a resume passed over
+            together(lambda: self._remove(step), first_rank_only=True)  # one that a resume passed over
             records = together(lambda: save_tensors(state, place, self.ranks.saving))
             self.faults.reach("save.written", step)
             manifest = describe({name: record for part in records for name, record in part.items()})
             self.faults.reach("save.manifest", step)
-            together(lambda: self.stored.publish(manifest), first_rank_only=True)
+            together(lambda: self._publish(manifest), first_rank_only=True)
         except SaveFailedError:
             if self.ranks.is_first:
                 with contextlib.suppress(UserError, OSError):  # it may be out of reach: the next start clears it
-                    self.stored.remove(step)
+                    self._remove(step)
             raise
         self.published.add(step)
         self.faults.reach("save.published", step)
@@ -68,14 +70,19 @@ class StoreTier:
     def offers(self) -> list[Offer]:
         return store_offers(self.stored, self.ranks, self.faults)[0]
 
+    def has(self, step: int) -> bool:
+        """As far as is known: a store that was out of reach when this attempt began is not waited for again."""
+        return self._claim is not None and self.stored.at(step).stat(MANIFEST_NAME) is not None
+
     def clear(self) -> None:
         """Never: this is what a run leaves behind."""
 
     def clear_unfinished(self) -> None:
-        """What killed saves left. Nobody else writes below this run's id, and a rank of an earlier attempt that still
-        does must not finish.
+        """What killed saves left. Nobody else writes below this run's id, and an earlier attempt that still does must
+        not finish.
         """
         try:
+            self._claim = self.stored.claim()
             steps, uploads = self.stored.clear_leftovers(older_than_s=0)
         except (UserError, OSError) as error:
             log.warning("what a killed save may have left in %s is still there: %s", self.stored.store.url, error)
@@ -86,6 +93,25 @@ class StoreTier:
     def let_go(self, step: int) -> None:
         if self.ranks.is_first:
             self.retention.apply(step)
+
+    def _remove(self, step: int) -> None:
+        self._check_claim()
+        self.stored.remove(step)
+
+    def _publish(self, manifest: Manifest) -> None:
+        self._check_claim()
+        self.stored.publish(manifest)
+
+    def _check_claim(self) -> None:
+        """A job that was replaced but still runs must neither publish nor delete what its successor saves."""
+        if self._claim is None:  # the store was out of reach when this attempt began
+            self._claim = self.stored.claim()
+        elif not self.stored.claimed_by(self._claim):
+            raise UserError(
+                f"a later attempt of this run saves in {self.stored.store.url} now",
+                cause="the run was started again, here or on another machine, while this job still ran",
+                fix="stop one of the two",
+            )
 
 
 class Retention:

@@ -132,7 +132,8 @@ class TensorReader(dcp.StorageReader):
     """Fills tensors from a checkpoint: the blocks that this rank needs, each proven while it is read.
 
     With `readers` the ranks of a node read a block that several of them need once. What is damaged is in
-    `blocks.problems` after the load, whose tensors are then worth nothing.
+    `blocks.problems` after the load, and why the store could not be asked in `blocks.failure`: the tensors are then
+    worth nothing.
     """
 
     def __init__(self, files: ProvenFiles, readers: Readers | None = None, description: bytes | None = None) -> None:
