@@ -157,13 +157,15 @@ def test_a_client_trains_watches_kills_asks_why_and_resumes(tmp_path):
         assert verdict["evidence"]
 
         rows = json.loads((await client.read_resource("windlass://runs/small/checkpoints")).contents[0].text)
-        newest = max(row["step"] for row in rows if row["complete"])
-        plan = await tool(client, "plan_run", run_file="small.yaml", overrides=[f"train.steps={newest + 3}"])
+        assert max(row["step"] for row in rows if row["complete"]) >= 5
+        metrics = json.loads((await client.read_resource("windlass://runs/small/metrics")).contents[0].text)
+        end = metrics[-1]["step"] + 3  # fewer than were trained are refused
+        plan = await tool(client, "plan_run", run_file="small.yaml", overrides=[f"train.steps={end}"])
         await tool(client, "start_run", plan_id=plan["plan_id"])
         ended = await tool(client, "watch_run", name="small", seconds=120)
-        assert (ended["state"], ended["step"]) == ("finished", newest + 3)
+        assert (ended["state"], ended["step"]) == ("finished", end)
         metrics = json.loads((await client.read_resource("windlass://runs/small/metrics")).contents[0].text)
-        assert metrics[-1]["step"] == newest + 3
+        assert metrics[-1]["step"] == end
         assert any(row["event"] == "resumed" for row in ended["history"])
 
         listed = json.loads((await client.read_resource("windlass://runs")).contents[0].text)
