@@ -53,7 +53,7 @@ def server() -> Iterator[Served]:
 
 
 def opened(server: Served, **data: Any) -> Sequences:
-    run = run_on("hf:json", files=[f"{server.url}/{name}" for name in server.files], **{"shuffle_window": 1, **data})
+    run = run_on("hf:json", files=[f"{server.url}/{name}" for name in server.files], **{"shuffle_window": 5, **data})
     found = open_sequences(run, "train", tokenizer="tiny")
     assert found
     return found
@@ -109,7 +109,7 @@ from windlass.data.sources import hub
 hub.FIRST_DELAY_S = 0.01
 answers = []
 for task in json.load(sys.stdin):
-    run = run_on(task.get("source", "hf:allenai/c4"), **{"shuffle_window": 1, **task.get("data", {})})
+    run = run_on(task.get("source", "hf:allenai/c4"), **{"shuffle_window": 5, **task.get("data", {})})
     stream = open_sequences(run, task.get("part", "train"), tokenizer="tiny")
     stream.restore(task["first"], answers[task["after"]]["state"] if "after" in task else None)
     read = []

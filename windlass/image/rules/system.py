@@ -305,7 +305,7 @@ def cuda_wanted(name: str, version: str, requires: Iterable[str]) -> tuple[str, 
         cudnn = re.search(r"nvidia-cudnn-cu\d+~=(\d+)", extras)
         return runtime[1], cudnn[1] if cudnn else None
     rows = facts()["cuda_packages"]["packages"][name]
-    row = next((row for row in rows if Version(version) >= Version(row["since"])), {})
+    row: dict[str, Any] = next((row for row in rows if Version(version) >= Version(row["since"])), {})
     return (row["cuda"], row.get("cudnn")) if row.get("cuda") else None
 
 
