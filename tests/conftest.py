@@ -29,7 +29,11 @@ HURT_ON_PURPOSE = ("train", "slurm", "cluster", "image")  # what --reruns is for
 RERUNS: list[tuple[str, str]] = []  # test, and what it said when it failed
 
 
+LONGEST = "tests/test_first_hour.py"  # begun last, it would run alone
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     for item in items:
         if not any(item.get_closest_marker(mark) for mark in HURT_ON_PURPOSE):
             item.add_marker(pytest.mark.flaky(reruns=0))
