@@ -12,6 +12,7 @@ from windlass.targets.kubernetes.manifests.request import PodLayout
 from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import newest_by_node, pod_of
 from windlass.targets.kubernetes.watch.state import bare_status, end_of, status_of
+from windlass.targets.launch.progress import recorded_end
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 LAYOUT = PodLayout("windlass.dev/run=a", (INDEX,), None, num_pods=2, ranks_per_pod=4, container="trainer")
@@ -179,6 +180,20 @@ def test_steps_of_the_attempt_before_are_not_where_a_rolled_back_run_stands(tmp_
     assert status_of(folder, JobSnapshot(None, {}), num_pods=1).step == 800
     log(801, attempt=2)
     assert status_of(folder, JobSnapshot(None, {}), num_pods=1).step == 801
+
+
+def test_a_run_that_its_owner_stops_is_stopped_though_one_pod_left_before_the_others(tmp_path):
+    """Node 0 hears of its own end last: it records a restart for the pod that left first, which never comes."""
+    folder = RunFolder(tmp_path)
+    for event in ("submitted", "launched", "started", "stop-requested", "preempted", "restart"):
+        folder.record(event)
+    folder.record("exit", state="preempted", code=75, reason="the job is no longer in the cluster")
+    end = recorded_end(folder)
+    assert (end.state, end.exit_code) == ("stopped", 75)
+    folder.record("submitted")
+    assert recorded_end(folder) is None
+    folder.record("exit", state="preempted", code=75)
+    assert recorded_end(folder).state == "preempted"
 
 
 def test_a_cluster_that_does_not_answer_ends_no_job(tmp_path):

@@ -172,6 +172,25 @@ def test_all_start_together_and_finish_together(coordinate):
     assert history(coordinate) == ["launched", "exit"]
 
 
+def test_node_0_leaves_last(coordinate, monkeypatch):
+    """An operator deletes the pods that still run once node 0's has succeeded, and their logs with them."""
+    monkeypatch.setattr("windlass.targets.kubernetes.pod.coordinator.SETTLE_SECONDS", 0.0)
+    coordinator, port = coordinate()
+    pods = started_pods(port, 3)
+    for pod in pods:
+        pod.end(1)
+    assert coordinator.over.wait(PATIENCE)
+    leaving = threading.Thread(target=coordinator.see_off)
+    leaving.start()
+    pods[1].line.close()
+    leaving.join(1.0)
+    assert leaving.is_alive()
+    pods[2].line.close()
+    leaving.join(PATIENCE)
+    assert not leaving.is_alive()
+    assert history(coordinate) == ["launched", "exit"]
+
+
 def test_a_lost_pod_ends_the_attempt_and_its_successor_starts_the_next(coordinate):
     _, port = coordinate()
     pods = started_pods(port, 3)

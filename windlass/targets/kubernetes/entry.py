@@ -17,7 +17,13 @@ from types import FrameType
 
 from windlass.errors import ExitCode, UserError
 from windlass.targets.kubernetes.pod.attempt_history import AttemptHistory
-from windlass.targets.kubernetes.pod.coordinator import BEAT_SECONDS, SILENCE_SECONDS, Coordinator
+from windlass.targets.kubernetes.pod.coordinator import (
+    BEAT_SECONDS,
+    LEAVE_SECONDS,
+    SETTLE_SECONDS,
+    SILENCE_SECONDS,
+    Coordinator,
+)
 from windlass.targets.kubernetes.pod.interface import LAUNCHER_VARIABLE
 from windlass.targets.kubernetes.pod.launching import Launch, end_of, launch
 from windlass.targets.kubernetes.pod.log_forwarder import LogForwarder, PodOutput, Records
@@ -43,6 +49,7 @@ class Entry:
         self.output = PodOutput()
         self.forwarder: LogForwarder | None = None
         self.coordinator: Coordinator | None = None
+        self.coordinating: threading.Thread | None = None
         self.launch: Launch | None = None
         self.stop_at: float | None = None  # when this pod got a SIGTERM
         self.stop_now = False
@@ -75,6 +82,8 @@ class Entry:
         finally:
             self._kill()
             self.forwarder.close()
+            if self.coordinator and self.coordinating and self.coordinator.over.is_set() and not self._is_stopping:
+                self.coordinating.join(LEAVE_SECONDS + SETTLE_SECONDS)
 
     def log(self, text: str) -> None:
         self.output.write(f"windlass: {text}")
@@ -97,12 +106,14 @@ class Entry:
             code=lambda: code_digest(self.place.carried),
             quiet_seconds=float(os.environ.get(ELASTIC_VARIABLE) or 60.0),
         )
-        threading.Thread(target=self._run_coordinator, name="coordinator", daemon=True).start()
+        self.coordinating = threading.Thread(target=self._run_coordinator, name="coordinator", daemon=True)
+        self.coordinating.start()
 
     def _run_coordinator(self) -> None:
         assert self.coordinator is not None
         try:
             self.coordinator.run()
+            self.coordinator.see_off()
         except BaseException as error:  # without it no pod goes on: log why and leave, so that a new pod takes over
             self.log(f"the coordinator failed: {type(error).__name__}: {error}")
             self.stop_now = True

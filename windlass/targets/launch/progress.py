@@ -66,7 +66,7 @@ def end_since_launch(recent: Sequence[Record]) -> dict[str, Any] | None:
 
 def recorded_end(folder: RunFolder) -> JobStatus | None:
     """The end that a job on a cluster recorded; None if it has not, or was submitted again since."""
-    recent = records_since(folder.history, lambda record: record.get("event") in BEGINNINGS)
+    recent = records_since(folder.history, lambda record: record.get("event") == "submitted")
     for index in reversed(range(len(recent))):
         record = recent[index]
         if record.get("event") == "exit":

@@ -39,6 +39,8 @@ MAX_UNPROVEN = 64  # connections, beside one per node, that have not proven who 
 REMIND_SECONDS = 30.0
 QUIET_SECONDS = 60.0  # with min_nodes: how long to wait for those that are still missing
 POLL_SECONDS = 0.2
+LEAVE_SECONDS = 20.0  # for the other pods to go, once the run has ended
+SETTLE_SECONDS = 2.0  # for their kubelets to report it
 
 
 @dataclass
@@ -95,7 +97,7 @@ class Coordinator:
         self.pending: list[Member] = []  # connected, and not (or no more) members
         self.replacements: dict[int, Member] = {}  # successors of pods that are still saving
         self.attempt: Attempt | None = None
-        self.over = threading.Event()  # the exit code was sent
+        self.over = threading.Event()  # the exit code is decided
         self._changed = self._reminded = time.monotonic()
         self._not_before = 0.0
         self._selector = selectors.DefaultSelector()
@@ -120,6 +122,20 @@ class Coordinator:
                 elif member.hello is None and now - member.connected_at > HELLO_SECONDS:
                     self._drop(member, "it has not said who it is")
             self._advance(now)
+
+    def see_off(self) -> None:
+        """Wait until the other pods have left, so that node 0 is the last.
+
+        Kubeflow's operator calls a job done when its master is, and deletes the pods that still run, with their logs.
+        """
+        others = [member for node, member in self.members.items() if node != 0]
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while not all(member.closed for member in others) and time.monotonic() < deadline:
+            for key, _ in self._selector.select(POLL_SECONDS):
+                if key.fileobj is not self.listener:
+                    self._receive(key.data)
+        if others:
+            time.sleep(SETTLE_SECONDS)
 
     # -- who is there
 
@@ -301,8 +317,8 @@ class Coordinator:
     def _exit(self, done: Done | None) -> None:
         assert done is not None
         self.log(f"{done.state}" + (f": {done.reason}" if done.reason else ""))
-        self._send_all("exit", code=int(done.code), state=done.state)
         self.over.set()
+        self._send_all("exit", code=int(done.code), state=done.state)
 
     def _send_all(self, word: str, **facts: Any) -> None:
         for member in list(self.members.values()):
