@@ -10,7 +10,7 @@ from windlass.common.quantities import parse_quantity, show_quantity
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.api.discovery import kueue_version, no_namespace
-from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.errors import RefusedError, if_allowed
 from windlass.targets.kubernetes.api.http import NO_WEBHOOK, Api, Object
 from windlass.targets.kubernetes.jobfile import object_path, plural_of
 from windlass.targets.kubernetes.manifests.capacity import requests
@@ -157,14 +157,9 @@ def pods_would_be_accepted(api: Api, request: KubernetesRequest) -> None:
 
 def quotas_have_room(api: Api, request: KubernetesRequest) -> list[str]:
     """A warning where one pod would be admitted, but not all of them at once."""
-    try:
-        quotas = list(api.items(object_path("v1", "resourcequotas", request.namespace)))
-    except RefusedError as error:
-        if error.code == 403:
-            return []
-        raise
+    quotas = if_allowed(lambda: list(api.items(object_path("v1", "resourcequotas", request.namespace))))
     asked, num_pods, notes = requests(request.example_pod), request.pods.num_pods, []
-    for quota in quotas:
+    for quota in quotas or ():
         if (quota.get("spec") or {}).get("scopes") or (quota.get("spec") or {}).get("scopeSelector"):
             continue  # it may not be about these pods
         hard, used = ((quota.get("status") or {}).get(key) or {} for key in ("hard", "used"))

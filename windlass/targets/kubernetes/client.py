@@ -34,7 +34,7 @@ from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION
 from windlass.targets.kubernetes.manifests.loop import Loop, render_loop
 from windlass.targets.kubernetes.manifests.pod import is_shared
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest
-from windlass.targets.kubernetes.manifests.validation import check_against, validate
+from windlass.targets.kubernetes.manifests.validation import validate
 from windlass.targets.kubernetes.pod.interface import AGAIN, RUNS
 from windlass.targets.kubernetes.pod_scripts import PodScripts, filler
 from windlass.targets.kubernetes.stopping import remove
@@ -112,14 +112,6 @@ class KubernetesTarget:
     def check(self, run: Run, request: KubernetesRequest, *, bytes_needed: int | None) -> list[str]:
         served = self._served(run, request.kind)
         validate(request.objects, self.facts(run).served)
-        if served.schema is not None:
-            mistakes = check_against(served.schema, request.job)
-            if mistakes:
-                raise UserError(
-                    f"this cluster's {served.kind} ({served.api_version}) does not take the job",
-                    evidence="\n".join(mistakes[:5]),
-                    fix="--dry-run    shows it",
-                )
         return checks.check(self._api(run), run, request, served, bytes_needed=bytes_needed)
 
     def submit(self, run: Run, request: KubernetesRequest) -> JobRef:

@@ -26,7 +26,7 @@ from windlass.runfolder import RunFolder
 from windlass.spec import dump_run
 from windlass.spec.loading import parse_run
 from windlass.spec.notify import NotifySection
-from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.errors import RefusedError, if_allowed
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path, plural_of
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, DOMAIN, LOOP_LABEL
@@ -123,7 +123,7 @@ def _create_parts(api: Api, loop: Loop, job: Object, create: Callable[[Api, Mani
 def end(api: Api, folder: RunFolder, job: ClusterJob) -> None:
     """End the loop of a run; what it did last is in the folder then."""
     path = _job_path(job.namespace, job.loop_name)
-    value = _found(api, path)
+    value = if_allowed(api.find, path)
     if value is None:
         forget(folder)
         return
@@ -181,7 +181,7 @@ def is_active(api: Api, job: ClusterJob) -> bool:
 
 def adopt(api: Api, folder: RunFolder, job: ClusterJob) -> None:
     """For a run folder that was just made: remember that a loop decides for the run, where there is one."""
-    if _found(api, _job_path(job.namespace, job.loop_name)) is not None:
+    if if_allowed(api.find, _job_path(job.namespace, job.loop_name)) is not None:
         mark(folder)
 
 
@@ -215,16 +215,8 @@ def is_left(api: Api, request: KubernetesRequest) -> bool:
     """Whether a loop decides for the run that somebody is about to submit, from here or from another machine."""
     if os.environ.get(LOOP_VARIABLE) == request.name:
         return False  # it is this one
-    return _decides(_found(api, _job_path(request.namespace, f"{request.object_name}-loop")))
-
-
-def _found(api: Api, path: str) -> dict[str, Any] | None:
-    try:
-        return api.find(path)
-    except RefusedError as error:
-        if error.code != 403:
-            raise
-        return None  # who may not read Jobs has left none
+    # who may not read Jobs has left none
+    return _decides(if_allowed(api.find, _job_path(request.namespace, f"{request.object_name}-loop")))
 
 
 def in_the_way(api: Api, request: KubernetesRequest) -> UserError:

@@ -41,7 +41,7 @@ class OfflineKubernetes(KubernetesTarget):
 
     def facts(self, run: Run) -> ClusterFacts:
         asked = run.target.kubernetes
-        served = Served({kind: _newest(kind) for kind in JobKind}, jobset=True, kueue=KUEUE if asked.queue else None)
+        served = Served({kind: _newest(kind) for kind in JobKind}, kueue=KUEUE if asked.queue else None)
         return ClusterFacts(served, namespace=asked.namespace or "default", context=asked.context)
 
     def _assumed(self, run: Run, request: KubernetesRequest) -> list[str]:

@@ -11,7 +11,7 @@ import yaml
 
 from windlass.errors import ExitCode, UserError
 from windlass.spec import Run
-from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError
+from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError, if_allowed
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.checks import explain, misses, path_of
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
@@ -90,15 +90,10 @@ def as_under_way(api: Api, run: Run, served: ServedKind) -> Run:
     if not open_keys:
         return run
     name, namespace = safe_name(run.name), api.access.namespace
-    try:
-        job = api.find(object_path(served.api_version, served.plural, namespace, name))
-        if job is None or end_of(job) is not None or job["metadata"].get("deletionTimestamp"):
-            return run
-        value = api.find(object_path("v1", "configmaps", namespace, f"{name}-run"))
-    except RefusedError as error:
-        if error.code == 403:
-            return run
-        raise
+    job = if_allowed(api.find, object_path(served.api_version, served.plural, namespace, name))
+    if job is None or end_of(job) is not None or job["metadata"].get("deletionTimestamp"):
+        return run
+    value = if_allowed(api.find, object_path("v1", "configmaps", namespace, f"{name}-run"))
     resources = (yaml.safe_load(((value or {}).get("data") or {}).get(RUN_KEY) or "{}").get("resources")) or {}
     if resources.get("instance") != asked.instance or resources.get("nodes") != asked.nodes:
         return run
@@ -185,12 +180,7 @@ def adopt_dependents(api: Api, request: KubernetesRequest, served: ServedKind, j
     places = []
     for manifest in request.dependents:
         place = f"{path_of(manifest, request, served)}/{manifest['metadata']['name']}"
-        try:
-            value = api.find(place)
-        except RefusedError as error:
-            if error.code != 403:  # secrets are not for everybody to read
-                raise
-            continue
+        value = if_allowed(api.find, place)  # secrets are not for everybody to read
         if value is not None and not value["metadata"].get("ownerReferences"):
             places.append(place)
     if places:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from windlass.errors import ExitCode, NoAnswerError, UserError
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     from windlass.targets.kubernetes.api.kubeconfig import Access
 
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
 # pods is forbidden: User "ann" cannot list resource "pods" in API group "" in the namespace "team"
 FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)"'
@@ -39,6 +42,16 @@ class UnreachableError(NoAnswerError):
     """No answer at all, or none of the API's."""
 
     answered = False  # something answered, and would answer the same again
+
+
+def if_allowed(ask: Callable[Asked, Answer], *args: Asked.args, **kwargs: Asked.kwargs) -> Answer | None:
+    """The answer to a question; None where this user may not ask it."""
+    try:
+        return ask(*args, **kwargs)
+    except RefusedError as error:
+        if error.code != 403:
+            raise
+        return None
 
 
 def in_words(error: Exception) -> str:

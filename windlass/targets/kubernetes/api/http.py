@@ -138,11 +138,9 @@ class Api:
     def patch(self, path: str, change: Object) -> Object:
         return self._call("PATCH", path, {"fieldValidation": "Strict"}, change, content_type=MERGE_PATCH)
 
-    def delete(
-        self, path: str, *, propagation: str = "Background", grace: int | None = None, uid: str | None = None
-    ) -> Object | None:
+    def delete(self, path: str, *, grace: int | None = None, uid: str | None = None) -> Object | None:
         """Delete one object, with `uid` that very one; None if it was not there."""
-        options: Object = {"propagationPolicy": propagation}
+        options: Object = {"propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         if uid is not None:
@@ -399,11 +397,8 @@ class Halt:
         return self._event.wait(seconds)
 
     def now(self) -> None:
-        with self._lock:
-            self._event.set()
-            streams = list(self._open)
-        for response in streams:
-            _shut(response)
+        self._event.set()
+        self.break_streams()
 
     def break_streams(self) -> None:
         """End what is open, so that it is opened anew: after a silence nobody knows which connections are dead."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.common.quantities import parse_quantity, show_quantity
+from windlass.targets.kubernetes.manifests.labels import RUN_LABEL
 
 Amounts = dict[str, float]
 ENDED = ("Succeeded", "Failed")
@@ -98,14 +99,13 @@ def requests(pod: Mapping[str, Any]) -> Amounts:
     return dict(total)
 
 
-def charge(rooms: Mapping[str, NodeRoom], pods: Iterable[Mapping[str, Any]], owner_label: str) -> None:
+def charge(rooms: Mapping[str, NodeRoom], pods: Iterable[Mapping[str, Any]]) -> None:
     """Note on every node what its pods hold; pods that have ended hold nothing."""
     for pod in pods:
         room = rooms.get((pod.get("spec") or {}).get("nodeName") or "")
         if room is None or (pod.get("status") or {}).get("phase") in ENDED:
             continue
-        owner = _owner(pod, owner_label)
-        mine = room.users.setdefault(owner, defaultdict(float))
+        mine = room.users.setdefault(_owner(pod), defaultdict(float))
         for key, amount in requests(pod).items():
             room.used[key] = room.used.get(key, 0.0) + amount
             mine[key] += amount
@@ -165,12 +165,10 @@ def _requests(container: Mapping[str, Any]) -> Amounts:
     return {key: parse_quantity(value) for key, value in amounts.items()}
 
 
-def _owner(pod: Mapping[str, Any], label: str) -> str:
+def _owner(pod: Mapping[str, Any]) -> str:
     metadata = pod.get("metadata") or {}
-    named = (metadata.get("labels") or {}).get(label)
-    if named:
-        return f"run {named}"
-    return f"{metadata.get('namespace')}/{metadata.get('name')}"
+    run = (metadata.get("labels") or {}).get(RUN_LABEL)
+    return f"run {run}" if run else f"{metadata.get('namespace')}/{metadata.get('name')}"
 
 
 def tolerates(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> bool:
