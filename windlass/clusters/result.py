@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 from xml.etree import ElementTree
 
@@ -23,13 +23,7 @@ class Result:
     fix: str | None = None
 
     def as_dict(self) -> dict[str, str | None]:
-        return {
-            "check": self.check,
-            "status": self.status,
-            "summary": self.summary,
-            "evidence": self.evidence,
-            "fix": self.fix,
-        }
+        return asdict(self)
 
 
 def overall(results: Iterable[Result]) -> Status:

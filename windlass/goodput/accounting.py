@@ -36,6 +36,7 @@ BEGINS = ("launched", "submitted")
 TRAINS = ("started", "resumed")
 ENDS = ("rank-died", "node-lost", "restart", "requeue", "gave-up", "stopped", "exit")
 LEAVES = ("finished", "preempted")  # by itself, with a checkpoint
+MOST_KEPT = 4096  # times of steps
 
 Record = Mapping[str, Any]
 
@@ -151,14 +152,14 @@ def account(history: Iterable[Record], metrics: Iterable[Metric], *, now: float 
 class _Median:
     """Of more values than are worth keeping: every second, fourth, … of them."""
 
-    def __init__(self, most: int = 4096) -> None:
+    def __init__(self) -> None:
         self.kept: list[float] = []
-        self.most, self.stride, self.count = most, 1, 0
+        self.stride, self.count = 1, 0
 
     def add(self, value: float) -> None:
         if self.count % self.stride == 0:
             self.kept.append(value)
-            if len(self.kept) > self.most:
+            if len(self.kept) > MOST_KEPT:
                 self.kept, self.stride = self.kept[::2], 2 * self.stride
         self.count += 1
 

@@ -9,13 +9,14 @@ import contextlib
 import io
 import json
 import secrets
+import shutil
 import tarfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
-from typing import IO, Any
+from typing import Any
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest, damage
 from windlass.checkpoint.manifest import MANIFEST_NAME
@@ -39,7 +40,7 @@ CONTAINER = CONTAINERS[JobKind.INDEXED]
 
 
 def list_in_cluster(scripts: PodScripts, run_name: str) -> list[dict[str, Any]]:
-    rows = scripts.ask("checkpoints", _folder(run_name))
+    rows = scripts.ask("checkpoints", f"{RUNS}/{run_name}/checkpoints")
     if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
         raise UserError(
             "the answer of a pod about its checkpoints is not understood",
@@ -91,10 +92,9 @@ def fetch(scripts: PodScripts, run_name: str, step: int | None, to: Path) -> Che
             return folder.take(incoming)
         if attempt < ATTEMPTS:
             _bring(scripts, row["path"], wrong, incoming.path)
-    first = (wrong[0], damage(incoming.path / wrong[0], manifest.files[wrong[0]]))
     raise UserError(
         f"the checkpoint of step {row['step']} does not come here whole",
-        evidence=f"{first[0]}: {first[1]}",
+        evidence=f"{wrong[0]}: {damage(incoming.path / wrong[0], manifest.files[wrong[0]])}",
         cause="it is damaged where it is, or the connection breaks",
         fix=f"windlass ckpt get {run_name} --step {row['step']}    tries again, from where it was",
         exit_code=ExitCode.FAILED,
@@ -124,17 +124,12 @@ def _unpack(pipe: _Pipe, to: Path, names: set[str]) -> None:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     content = archive.extractfile(entry)
                     if content is not None:
-                        _copy(content, target)
+                        with target.open("wb") as file:
+                            shutil.copyfileobj(content, file)
     except (tarfile.TarError, OSError):
         pass
     finally:
         pipe.drain()
-
-
-def _copy(content: IO[bytes], target: Path) -> None:
-    with target.open("wb") as file:
-        while chunk := content.read(1 << 20):
-            file.write(chunk)
 
 
 class _Pipe(io.RawIOBase):
@@ -162,10 +157,6 @@ class _Pipe(io.RawIOBase):
         """Let the writer go on although nobody reads any more."""
         while not self._ended:
             self._ended = not self._chunks.get()
-
-
-def _folder(run_name: str) -> str:
-    return f"{RUNS}/{run_name}/checkpoints"
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from windlass.targets.kubernetes.jobfile import ClusterJob, object_path, plural_
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, DOMAIN, LOOP_LABEL
 from windlass.targets.kubernetes.manifests.loop import HISTORY_KEY, SETTLED_KEY, Loop
 from windlass.targets.kubernetes.manifests.render import QUEUE_LABEL
-from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest
+from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest, with_options
 from windlass.targets.kubernetes.watch.pods import moment
 from windlass.targets.kubernetes.watch.state import end_of
 from windlass.targets.launch.notifications import Ledger, notices, receivers, settings_for
@@ -198,8 +198,7 @@ def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
     if data.get(SETTLED_KEY):
         run, before = parse_run(yaml.safe_load(data[SETTLED_KEY]), source=SETTLED_KEY), folder.load_run()
         mine = {key: getattr(before.target.kubernetes, key) for key in ("context", "namespace")}
-        options = run.target.kubernetes.model_copy(update=mine)
-        run = run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": options})})
+        run = with_options(run, **mine)
         if run != before:
             write_atomically(folder.run_file, dump_run(run))
     current = api.find(job.path)

@@ -68,11 +68,10 @@ def bandwidth(origin: PodScripts, receiver: PodScripts, address: str) -> Finding
     listener = _Listener(receiver)
     listener.start()
     try:
-        port = listener.port()
-        sent = origin.ask("send", address, str(port), str(SECONDS))
+        sent = origin.ask("send", address, str(listener.answer()["port"]), str(SECONDS))
         if "error" in sent:
             return Finding("bandwidth", origin.pod, receiver.pod, False, str(sent["error"]))
-        received = listener.result()
+        received = listener.answer()
     except UserError as error:
         return Finding("bandwidth", origin.pod, receiver.pod, False, error.what)
     if "error" in received or not received.get("seconds"):
@@ -96,13 +95,7 @@ class _Listener(threading.Thread):
         except UserError as error:
             self.answers.put(error)
 
-    def port(self) -> int:
-        return int(self._next()["port"])
-
-    def result(self) -> dict[str, Any]:
-        return self._next()
-
-    def _next(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         try:
             answer = self.answers.get(timeout=PATIENCE)
         except queue.Empty:

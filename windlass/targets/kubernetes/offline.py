@@ -10,7 +10,7 @@ from windlass.targets.kubernetes.client import Gathered, KubernetesTarget
 from windlass.targets.kubernetes.manifests import render
 from windlass.targets.kubernetes.manifests.cluster_facts import PLURALS, ClusterFacts, JobKind, Served, ServedKind
 from windlass.targets.kubernetes.manifests.code import Carried, gather
-from windlass.targets.kubernetes.manifests.request import KubernetesRequest
+from windlass.targets.kubernetes.manifests.request import KubernetesRequest, with_options
 from windlass.targets.kubernetes.manifests.secrets import own_names
 from windlass.targets.kubernetes.manifests.validation import schema_of, validate, versions_of
 
@@ -54,8 +54,7 @@ class OfflineKubernetes(KubernetesTarget):
 
 def _carried(run: Run) -> Carried:
     """Code goes along; values of secrets are neither shown nor needed, so that they need not be on this machine."""
-    target = run.target.model_copy(update={"kubernetes": run.target.kubernetes.model_copy(update={"secrets": ()})})
-    carried = gather(run.model_copy(update={"target": target}), {})
+    carried = gather(with_options(run, secrets=()), {})
     return replace(carried, secret_values=dict.fromkeys(own_names(run), "not read offline"))
 
 

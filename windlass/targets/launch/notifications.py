@@ -78,13 +78,10 @@ def notices(run: str, history: Iterable[Mapping[str, Any]]) -> list[Notice]:
     return told
 
 
-Send = Callable[[Notice], None]
-
-
 @dataclass(frozen=True)
 class Receiver:
     name: str  # without anything secret in it
-    send: Send
+    send: Callable[[Notice], None]
 
 
 def receivers(section: NotifySection, environment: Mapping[str, str] = os.environ) -> list[Receiver]:
@@ -147,7 +144,7 @@ def post(url: str, notice: Notice, *, timeout_s: float = TIMEOUT_S) -> None:
         raise OSError(type(error).__name__) from None
 
 
-def mail(section: NotifySection, password: str | None, notice: Notice, *, timeout_s: float = TIMEOUT_S) -> None:
+def mail(section: NotifySection, password: str | None, notice: Notice) -> None:
     message = EmailMessage()
     message["Subject"] = notice.title
     message["From"] = section.sender
@@ -157,9 +154,9 @@ def mail(section: NotifySection, password: str | None, notice: Notice, *, timeou
     try:
         if section.smtp_security == "tls":
             context = ssl.create_default_context()
-            server: smtplib.SMTP = smtplib.SMTP_SSL(host, section.smtp_port, timeout=timeout_s, context=context)
+            server: smtplib.SMTP = smtplib.SMTP_SSL(host, section.smtp_port, timeout=TIMEOUT_S, context=context)
         else:
-            server = smtplib.SMTP(host, section.smtp_port, timeout=timeout_s)
+            server = smtplib.SMTP(host, section.smtp_port, timeout=TIMEOUT_S)
         with server:
             if section.smtp_security == "starttls":
                 server.starttls(context=ssl.create_default_context())

@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.errors import from_status
@@ -50,8 +51,10 @@ def execute(
         api.websocket(path, asked, PROTOCOLS) as session,
         _sending_size(session) if terminal else contextlib.nullcontext(),
     ):
-        sender = _start_sending(session, stdin) if stdin is not None else None
+        sender = _Sender(session, stdin) if stdin is not None else None
         try:
+            if sender is not None:
+                sender.start()
             while True:
                 message = session.receive_bytes(timeout=timeout)
                 channel, data = message[:1], message[1:]
@@ -88,15 +91,10 @@ def output_of(
 def interactively(api: Api, namespace: str, pod: str, command: Sequence[str], *, container: str) -> int:
     """Run a command as if it were called here: this terminal is its terminal, or this input its input."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    out, err = sys.stdout.buffer, sys.stderr.buffer
 
-    def write(data: bytes) -> None:
-        out.write(data)
-        out.flush()
-
-    def complain(data: bytes) -> None:
-        err.write(data)
-        err.flush()
+    def write(data: bytes, to: BinaryIO) -> None:
+        to.write(data)
+        to.flush()
 
     with _raw_terminal() if terminal else contextlib.nullcontext():
         return execute(
@@ -105,8 +103,8 @@ def interactively(api: Api, namespace: str, pod: str, command: Sequence[str], *,
             pod,
             command,
             container=container,
-            stdout=write,
-            stderr=complain,
+            stdout=partial(write, to=sys.stdout.buffer),
+            stderr=partial(write, to=sys.stderr.buffer),
             stdin=_input(),
             terminal=terminal,
         )
@@ -129,12 +127,6 @@ class _Sender(threading.Thread):
                 self.session.send_bytes(bytes((STDIN,)) + chunk)
             if self.session.subprotocol == CAN_CLOSE_STDIN and not self.ended.is_set():
                 self.session.send_bytes(CLOSE_STDIN)
-
-
-def _start_sending(session: Any, chunks: Iterator[bytes]) -> _Sender:
-    sender = _Sender(session, chunks)
-    sender.start()
-    return sender
 
 
 def _input() -> Iterator[bytes]:

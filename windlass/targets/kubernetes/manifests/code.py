@@ -85,15 +85,20 @@ def pack_code(folder: Path) -> bytes:
     return archive
 
 
-def config_maps(name: str, archive: bytes, bootstrap: str = "") -> list[dict[str, Any]]:
-    """An archive as the data of ConfigMaps NAME-0, NAME-1, …; the last one ends with the digest of them all."""
-    kind = name.rpartition("-")[2]
+def config_maps(name: str, carried: Carried) -> list[dict[str, Any]]:
+    """The archives as ConfigMaps, those of the first one NAME-code-0, NAME-code-1, …"""
+    archives = sorted(carried.archives.items())
+    return [part for kind, archive in archives for part in _config_maps(name, kind, archive, carried.bootstrap)]
+
+
+def _config_maps(name: str, kind: str, archive: bytes, bootstrap: str) -> list[dict[str, Any]]:
+    """The parts of an archive; the last one ends with the digest of them all."""
     parts = [archive[begin : begin + PART_BYTES] for begin in range(0, len(archive), PART_BYTES)]
     made: list[dict[str, Any]] = [
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": f"{name}-{index}"},
+            "metadata": {"name": f"{name}-{kind}-{index}"},
             "binaryData": {f"{kind}.{index:02d}": base64.b64encode(part).decode()},
         }
         for index, part in enumerate(parts)

@@ -1,8 +1,5 @@
-"""A run as a plain indexed Job: what every cluster serves. Pure.
-
-A run as a PyTorchJob of Kubeflow's training operator 1.7 to 1.9. Pure.
-
-A run as a HyperPodPyTorchJob of SageMaker HyperPod's training operator. Pure.
+"""A run as a plain indexed Job, which every cluster serves, as a PyTorchJob of Kubeflow's training operator 1.7 to 1.9,
+and as a HyperPodPyTorchJob of SageMaker HyperPod's. Pure.
 """
 
 from __future__ import annotations
