@@ -155,13 +155,13 @@ def facts_of_run(folder: RunFolder) -> dict[str, Any]:
         if last and last not in logs.get(name, ""):
             head = f"{_stamp(real(error.get('time')))}ERROR rank failed on {error.get('host')}"
             logs[name] = f"{logs.get(name, '')}\n{head}\n{traceback}"
-    is_over = any(one.get("event") == "exit" for one in _since_launch(history))
+    is_over = any(record.get("event") == "exit" for record in _since_launch(history))
     if not is_over and (slow := _slow_ranks(folder)):
         logs["ranks"] = slow
     facts: dict[str, Any] = {"target": _kind(folder), "logs": logs, "events": list(records_of(folder.events))}
     if recorders := dict(_flight_recorders(folder)):
         facts["flight_recorders"] = recorders
-    conditions = [condition for one in _since_launch(history) if (condition := _condition(one))]
+    conditions = [condition for record in _since_launch(history) if (condition := _condition(record))]
     if conditions:
         facts["job"] = {"metadata": {"name": folder.name}, "status": {"conditions": conditions}}
     return facts

@@ -67,11 +67,11 @@ def _links(lines: Sequence[Mapping[str, Any]], told: Sequence[Told], line_rate: 
     node_of = {pod.index: pod.node for pod in told}
     broken = [line for line in lines if line["check"] in ("port", "link") and "error" in line]
     for line in broken:
-        origin, there = (line["pod"], line["to"]) if line["check"] == "port" else (line["origin"], line["pod"])
+        origin, goal = (line["pod"], line["to"]) if line["check"] == "port" else (line["origin"], line["pod"])
         yield Result(
             "links",
             "fail",
-            f"{node_of.get(origin, origin)} does not reach {node_of.get(there, there)}",
+            f"{node_of.get(origin, origin)} does not reach {node_of.get(goal, goal)}",
             evidence=str(line["error"]),
             fix="the security group or network policy must allow all traffic between nodes",
         )
@@ -91,13 +91,13 @@ def _links(lines: Sequence[Mapping[str, Any]], told: Sequence[Told], line_rate: 
             f"links carry {usual:.2f} Gbit/s, and the instance has {line_rate:g}",
             evidence=f"{len(speeds)} links, one TCP stream each",
         )
-    for (origin, there), speed in slow.items():
+    for (origin, goal), speed in slow.items():
         yield Result(
             "links",
             "warn",
-            f"from {node_of.get(origin)} to {node_of.get(there)} go {speed:.2f} Gbit/s, over other links {usual:.2f}",
-            evidence=f"pods {origin} and {there}, {SECONDS:g} s of one TCP stream",
-            fix=f"kubectl cordon {node_of.get(there)}    keeps runs off it",
+            f"from {node_of.get(origin)} to {node_of.get(goal)} go {speed:.2f} Gbit/s, over other links {usual:.2f}",
+            evidence=f"pods {origin} and {goal}, {SECONDS:g} s of one TCP stream",
+            fix=f"kubectl cordon {node_of.get(goal)}    keeps runs off it",
         )
     if not slow and not broken:
         yield Result("links", "pass", f"{len(speeds)} links carry {min(speeds.values()):.2f} Gbit/s or more")
