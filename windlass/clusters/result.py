@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
 
@@ -21,9 +21,6 @@ class Result:
     summary: str
     evidence: str | None = None
     fix: str | None = None
-
-    def as_dict(self) -> dict[str, str | None]:
-        return asdict(self)
 
 
 def overall(results: Iterable[Result]) -> Status:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from windlass.common.files import parse_record
 from windlass.diagnose import reading as read
 from windlass.diagnose.reading import MOST_OBJECTS, clean, moment
 from windlass.diagnose.slurm_records import SlurmRecord, last_job, slurm_records
@@ -407,10 +407,7 @@ def _decoded(text: str) -> str:
     """The traceback of an error file that torchrun's workers write, instead of its JSON."""
     if '"py_callstack"' not in text:
         return text
-    try:
-        error = json.loads(text).get("message")
-    except (ValueError, AttributeError, RecursionError):
-        return text
+    error = (parse_record(text) or {}).get("message")
     return read.text(read.at(error, "extraInfo", "py_callstack")) or read.text(read.at(error, "message")) or text
 
 

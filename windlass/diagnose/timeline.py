@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from windlass.common.files import parse_record
 from windlass.diagnose.facts import Log
 from windlass.diagnose.reading import moment
 
@@ -305,11 +305,8 @@ def _lines(log: Log, year: int) -> Iterable[Line]:
 
 def _of_json(text: str) -> Sequence[str]:
     """A line of a logger that writes JSON, as one that writes text: time, level, message, and its traceback."""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return (text,)
-    if not isinstance(record, dict):
+    record = parse_record(text)
+    if record is None:
         return (text,)
     time, level, message, trace = (
         next((str(record[key]) for key in keys if isinstance(record.get(key), str | int | float)), "")

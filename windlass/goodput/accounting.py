@@ -73,17 +73,8 @@ class AttemptAccount:
     def seconds(self) -> float:
         return self.end - self.begin
 
-    @property
-    def goodput(self) -> float | None:
-        return self.parts["training"] / self.seconds if self.seconds > 0 else None
-
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "attempt": self.attempt,
-            "seconds": round(self.seconds, 3),
-            "goodput": self.goodput,
-            "parts_s": _shown(self.parts),
-        }
+        return {"attempt": self.attempt, **_shown(self.seconds, self.parts)}
 
 
 @dataclass(frozen=True)
@@ -103,15 +94,11 @@ class Account:
 
     @property
     def goodput(self) -> float | None:
-        return self.parts["training"] / self.seconds if self.seconds > 0 else None
+        return _goodput(self.seconds, self.parts)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "seconds": round(self.seconds, 3),
-            "goodput": self.goodput,
-            "parts_s": _shown(self.parts),
-            "attempts": [attempt.as_dict() for attempt in self.attempts],
-        }
+        attempts = [attempt.as_dict() for attempt in self.attempts]
+        return {**_shown(self.seconds, self.parts), "attempts": attempts}
 
 
 def _add(parts: Mapping[str, float], *, to: defaultdict[str, float]) -> None:
@@ -119,8 +106,13 @@ def _add(parts: Mapping[str, float], *, to: defaultdict[str, float]) -> None:
         to[name] += seconds
 
 
-def _shown(parts: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(parts[name], 3) for name in PARTS if parts.get(name)}
+def _goodput(seconds: float, parts: Mapping[str, float]) -> float | None:
+    return parts.get("training", 0.0) / seconds if seconds > 0 else None
+
+
+def _shown(seconds: float, parts: Mapping[str, float]) -> dict[str, Any]:
+    parts_s = {name: round(parts[name], 3) for name in PARTS if parts.get(name)}
+    return {"seconds": round(seconds, 3), "goodput": _goodput(seconds, parts), "parts_s": parts_s}
 
 
 def account(history: Iterable[Record], metrics: Iterable[Metric], *, now: float | None = None) -> Account:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,7 @@ def check(
                 "namespace": api.access.namespace,
                 "status": status,
                 "requests": api.num_requests,
-                "results": [result.as_dict() for result in checked.results],
+                "results": [asdict(result) for result in checked.results],
             }
         )
     else:
@@ -168,7 +168,7 @@ def fix(
         print_json(
             {
                 "outcomes": [{"object": outcome.name, "result": outcome.result} for outcome in outcomes],
-                "results": [result.as_dict() for result in after.results],
+                "results": [asdict(result) for result in after.results],
             }
         )
     else:

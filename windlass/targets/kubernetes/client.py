@@ -340,10 +340,7 @@ class KubernetesTarget:
         asked = run.target.kubernetes
         key = (asked.context, asked.namespace, asked.job)
         if key not in self._facts:
-            api = self._api(run)
-            wanted = JobKind(asked.job) if asked.job else None
-            namespace = api.access.namespace
-            self._facts[key] = discovery.facts(api, namespace=namespace, wanted=wanted, context=api.access.context)
+            self._facts[key] = discovery.facts(self._api(run), JobKind(asked.job) if asked.job else None)
         return self._facts[key]
 
     def pod_of_rank(self, job: JobRef, rank: int) -> tuple[ClusterJob, Pod]:

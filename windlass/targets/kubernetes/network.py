@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from windlass.errors import UserError
@@ -27,9 +27,6 @@ class Finding:
     ok: bool
     said: str
     gbit_s: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def names_and_port(scripts: Sequence[PodScripts], host: str, port: int) -> list[Finding]:

@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -35,9 +35,6 @@ class HostIdentity:
     machine: str | None  # of /etc/machine-id: the same after a restart, but also in clones of one disk image
     boot: str | None  # new with every start of the kernel, and never the same on two machines
     pids: str | None  # the namespace in which a process number means something: containers have their own
-
-    def as_dict(self) -> dict[str, str | None]:
-        return asdict(self)
 
     def sees_processes_of(self, other: HostIdentity) -> bool:
         """Whether a process number of `other` names the same process here."""

@@ -25,15 +25,16 @@ KUEUE = "kueue.x-k8s.io"
 ALWAYS = ServedKind("batch/v1", "Job", PLURALS[JobKind.INDEXED])
 
 
-def facts(api: Api, *, namespace: str, wanted: JobKind | None, context: str | None) -> ClusterFacts:
+def facts(api: Api, wanted: JobKind | None) -> ClusterFacts:
     """Everything that rendering asks; with `wanted`, the schema of that kind alone is read."""
+    namespace = api.access.namespace
     namespace_object = must_have_namespace(api, namespace)
     labels = ((namespace_object or {}).get("metadata") or {}).get("labels") or {}
     return ClusterFacts(
         served=served(api, wanted),
         namespace=namespace,
         nodes=nodes(api),
-        context=context,
+        context=api.access.context,
         pod_security=labels.get(POD_SECURITY),
     )
 
@@ -113,23 +114,7 @@ def _from_openapi(api: Api, served_kind: ServedKind) -> Object | None:
 
 def nodes(api: Api) -> list[NodeFacts]:
     """The cluster's nodes; none where this user may not list them."""
-    return if_allowed(lambda: [_node(node) for node in api.items("/api/v1/nodes", limit=LARGE_PAGE)]) or []
-
-
-def _node(value: Object) -> NodeFacts:
-    spec, status = value.get("spec") or {}, value.get("status") or {}
-    ready = any(
-        condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in status.get("conditions") or ()
-    )
-    return NodeFacts(
-        name=value["metadata"]["name"],
-        labels=value["metadata"].get("labels") or {},
-        allocatable=status.get("allocatable") or {},
-        taints=spec.get("taints") or (),
-        ready=ready,
-        schedulable=not spec.get("unschedulable"),
-    )
+    return if_allowed(lambda: list(map(NodeFacts.of, api.items("/api/v1/nodes", limit=LARGE_PAGE)))) or []
 
 
 def must_have_namespace(api: Api, namespace: str) -> Object | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from windlass.common.files import parse_record
 from windlass.errors import ExitCode, NoAnswerError, UserError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def in_words(error: Exception) -> str:
 
 def refused(access: Access, response: httpx2.Response, content: bytes) -> RefusedError:
     """The error of one response."""
-    status = _status(content)
+    status = parse_record(content) or {}
     code = response.status_code
     reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
     message = message or content.decode(errors="replace").strip()[:500]
@@ -168,11 +168,3 @@ def not_the_api(access: Access, content: bytes, what: str) -> UnreachableError:
 def lost(name: str, what: str) -> UserError:
     """For what is not there any more although the run says it is."""
     return UserError(what, fix=f"windlass show {name}", exit_code=ExitCode.FAILED)
-
-
-def _status(content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -77,17 +77,6 @@ def execute(
                 sender.ended.set()
 
 
-def output_of(
-    api: Api, namespace: str, pod: str, command: Sequence[str], *, container: str, timeout: float = 60.0
-) -> tuple[int, bytes, bytes]:
-    """The exit code, output and complaints of a short command."""
-    out, err = bytearray(), bytearray()
-    code = execute(
-        api, namespace, pod, command, container=container, stdout=out.extend, stderr=err.extend, timeout=timeout
-    )
-    return code, bytes(out), bytes(err)
-
-
 def interactively(api: Api, namespace: str, pod: str, command: Sequence[str], *, container: str) -> int:
     """Run a command as if it were called here: this terminal is its terminal, or this input its input."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty()

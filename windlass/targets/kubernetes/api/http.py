@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 
+from windlass.common.files import parse_record
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.credentials import Credentials, impersonation, tls
 from windlass.targets.kubernetes.api.errors import (
@@ -278,7 +279,7 @@ class Api:
             try:
                 response = self._send(request)
                 if response.status_code < 400:
-                    answer = _parse(response.content)
+                    answer = parse_record(response.content)
                     if answer is None:
                         raise not_the_api(self.access, response.content, f"{method} {path} was not answered with JSON")
                     return answer
@@ -337,21 +338,13 @@ class Api:
 
 def parse_change(line: bytes) -> Object | None:
     """One line of a watch; None where it is none."""
-    change = _parse(line)
+    change = parse_record(line)
     value = change.get("object") if change else None
     if change is None or not isinstance(change.get("type"), str) or not isinstance(value, dict):
         return None
     metadata = value.get("metadata")
     has_version = isinstance(metadata, dict) and isinstance(metadata.get("resourceVersion"), str)
     return change if has_version or change["type"] == "ERROR" else None
-
-
-def _parse(content: bytes) -> Object | None:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _client(access: Access, credentials: Credentials, pair: tuple[str, str] | None) -> httpx2.Client:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.common.quantities import parse_quantity, show_quantity
+from windlass.targets.kubernetes.manifests.cluster_facts import NodeFacts
 from windlass.targets.kubernetes.manifests.labels import RUN_LABEL
 
 Amounts = dict[str, float]
@@ -68,19 +69,9 @@ def _matches(expression: Mapping[str, Any], values: Mapping[str, str]) -> bool:
 
 
 def node_room(node: Mapping[str, Any]) -> NodeRoom:
-    metadata, spec, status = node.get("metadata") or {}, node.get("spec") or {}, node.get("status") or {}
-    ready = any(
-        condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in status.get("conditions") or ()
-    )
-    return NodeRoom(
-        name=metadata.get("name", ""),
-        allocatable={key: parse_quantity(value) for key, value in (status.get("allocatable") or {}).items()},
-        ready=ready,
-        schedulable=not spec.get("unschedulable"),
-        labels=metadata.get("labels") or {},
-        taints=spec.get("taints") or (),
-    )
+    facts = NodeFacts.of(node)
+    amounts = {key: parse_quantity(value) for key, value in facts.allocatable.items()}
+    return NodeRoom(facts.name, amounts, facts.ready, facts.schedulable, facts.labels, facts.taints)
 
 
 def requests(pod: Mapping[str, Any]) -> Amounts:

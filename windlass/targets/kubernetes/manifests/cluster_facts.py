@@ -75,6 +75,19 @@ class NodeFacts:
     ready: bool = True
     schedulable: bool = True  # not cordoned
 
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> NodeFacts:
+        metadata, spec, status = (node.get(part) or {} for part in ("metadata", "spec", "status"))
+        conditions = {condition.get("type"): condition.get("status") for condition in status.get("conditions") or ()}
+        return cls(
+            name=metadata.get("name", ""),
+            labels=metadata.get("labels") or {},
+            allocatable=status.get("allocatable") or {},
+            taints=spec.get("taints") or (),
+            ready=conditions.get("Ready") == "True",
+            schedulable=not spec.get("unschedulable"),
+        )
+
 
 @dataclass(frozen=True)
 class ClusterFacts:

@@ -75,13 +75,9 @@ class Place:
 
 def paths_of(environment: Mapping[str, str]) -> tuple[Path, Path, Path]:
     """The run file, a folder for what is temporary, and the folder with what the job carries."""
-    defaults = {
-        RUN_FILE_VARIABLE: names.RUN_FILE,
-        SCRATCH_VARIABLE: names.SCRATCH,
-        CARRIED_VARIABLE: names.CARRIED,
-    }
-    run_file, scratch, carried = (Path(environment.get(name) or default) for name, default in defaults.items())
-    return run_file, scratch, carried
+    run_file = environment.get(RUN_FILE_VARIABLE) or names.RUN_FILE
+    scratch = environment.get(SCRATCH_VARIABLE) or names.SCRATCH
+    return Path(run_file), Path(scratch), Path(environment.get(CARRIED_VARIABLE) or names.CARRIED)
 
 
 def node_index(environment: Mapping[str, str]) -> int:

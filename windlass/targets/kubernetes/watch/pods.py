@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from windlass.targets.kubernetes.manifests.labels import SUBMISSION_LABEL
@@ -53,9 +53,6 @@ class Pod:
     @property
     def ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def pod_of(value: Mapping[str, Any], layout: PodLayout) -> Pod:
