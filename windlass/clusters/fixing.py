@@ -43,10 +43,6 @@ class Outcome:
     name: str  # kind and name
     result: str  # created, there already, or why not
 
-    @property
-    def is_created(self) -> bool:
-        return self.result == "created"
-
 
 def propose(snapshot: Snapshot, needs: Needs, *, user: str, is_self: bool, storage_class: str | None) -> list[Proposal]:
     """What windlass can make itself: the namespace, a role, a service account, a claim.

@@ -203,10 +203,6 @@ class Facts:
         parts = (self.job_conditions, self.workload_conditions, self.pods, self.events, self.nodes, self.slurm)
         return not any(parts) and not any(log.text.strip() for log in self.logs)
 
-    def pods_of_nodes(self) -> set[str]:
-        """The nodes that the job's pods are on; empty where that is not known."""
-        return {pod.node for pod in self.pods if pod.node}
-
     @property
     def job_failed(self) -> bool:
         return any(

@@ -98,7 +98,7 @@ def _by_signal(signal: int, exit_code: int | None, evidence: Evidence) -> Iterat
 
 def _nodes(facts: Facts) -> Iterator[Finding]:
     """What the nodes of the job and their kernels report."""
-    own = facts.pods_of_nodes()
+    own = {pod.node for pod in facts.pods if pod.node}  # empty where that is not known
     if facts.pods and not own:  # nothing was scheduled: no node has ended it
         return
     told: list[Evidence] = []

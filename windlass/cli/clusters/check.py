@@ -175,7 +175,7 @@ def fix(
         print_table(["OBJECT", "RESULT"], [[outcome.name, outcome.result] for outcome in outcomes])
         if not undo:
             click.echo(f"checked again: {_change(before.results, after.results)}")
-            if unhelped and any(outcome.is_created for outcome in outcomes):
+            if unhelped and any(outcome.result == "created" for outcome in outcomes):
                 click.echo("still failing: " + "; ".join(result.summary for result in unhelped))
                 click.echo("  windlass cluster fix --undo    takes away what was made")
     return ExitCode.OK if undo else _gravity(after.results)

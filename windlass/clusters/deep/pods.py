@@ -24,10 +24,7 @@ LABEL = "windlass.dev/deep-check"
 DEADLINE_SECONDS = 600  # without any pod that starts or ends
 LONGEST_SECONDS = 1800  # with progress: a node is made, an image pulled
 ASK_SECONDS = 2.0
-PROGRESSING = (
-    "ContainerCreating",
-    "PodInitializing",
-)  # also while an image is pulled
+PROGRESSING = ("ContainerCreating", "PodInitializing")  # also while an image is pulled
 KEPT_VOLUMES = ("emptyDir", "persistentVolumeClaim", "hostPath", "ephemeral", "csi")
 
 
@@ -103,7 +100,12 @@ def _pod_spec(needs: Needs, name: str) -> Object:
         "WINDLASS_DEEP_HOSTS": f"{name}-{{}}.{name}",
         **({"WINDLASS_DEEP_FOLDER": RUNS} if needs.claim and RUNS_VOLUME in kept else {}),
     }
-    own = [entry for entry in trained.get("env") or () if not entry["name"].startswith("WINDLASS_")]
+    own = [
+        entry
+        for entry in trained.get("env") or ()
+        # secrets that go with a submission are not there without one
+        if not entry["name"].startswith("WINDLASS_") and "secretKeyRef" not in (entry.get("valueFrom") or {})
+    ]
     fields = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in POD_VARIABLES.items()]
     python = next((part for part in trained.get("command") or () if "python" in part), "python3")
     container = {
@@ -112,7 +114,6 @@ def _pod_spec(needs: Needs, name: str) -> Object:
         "env": [*own, *fields, *({"name": key, "value": value} for key, value in variables.items())],
         "volumeMounts": [mount for mount in trained.get("volumeMounts") or () if mount["name"] in kept],
     }
-    secret_free = [entry for entry in container["env"] if not _needs_our_secret(entry)]
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -122,17 +123,12 @@ def _pod_spec(needs: Needs, name: str) -> Object:
     return {
         "topologySpreadConstraints": [spread],  # small pods too try as many nodes as they can
         **{key: value for key, value in spec.items() if key not in ("initContainers", "containers", "volumes")},
-        "containers": [{**container, "env": secret_free}, *beside],
+        "containers": [container, *beside],
         "volumes": volumes,
         "subdomain": name,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 5,
     }
-
-
-def _needs_our_secret(entry: Mapping[str, Any]) -> bool:
-    """Secrets that go with a submission are not there without one."""
-    return "secretKeyRef" in (entry.get("valueFrom") or {})
 
 
 def _wait(api: Api, needs: Needs, namespace: str, name: str) -> list[Told]:
