@@ -171,7 +171,7 @@ def test_a_pod_on_a_dead_node_is_taken_out(server, api):
     serve_node(server, "n1", "Unknown")
     bodies = serve_stuck_pod(server)
     recovery, removed = tend(api, leaving())
-    assert [(one.pod, one.node) for one in removed] == [("llama-0", "n1")]
+    assert [(pod.name, pod.node) for pod in removed] == [("llama-0", "n1")]
     (deletion,) = [body for command, body in bodies if command == "DELETE"]
     assert deletion["gracePeriodSeconds"] == 0
     assert deletion["preconditions"] == {"uid": "dead"}  # its successor may have its name

@@ -229,9 +229,9 @@ def _conditions(value: Any) -> tuple[Condition, ...]:
     found = []
     for item in read.items(read.at(value, "status", "conditions")):
         condition = read.mapping(item)
-        words = [read.text(condition.get(key)) for key in ("type", "status", "reason", "message")]
+        texts = {key: read.text(condition.get(key)) for key in ("type", "status", "reason", "message")}
         when = condition.get("lastTransitionTime") or condition.get("lastUpdateTime")
-        found.append(Condition(*words, time=moment(when)))
+        found.append(Condition(**texts, time=moment(when)))
     return tuple(found)
 
 

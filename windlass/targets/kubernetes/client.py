@@ -420,9 +420,8 @@ class KubernetesTarget:
 
     def _recover(self, job: JobRef, cluster_job: ClusterJob, seen: job_watch.JobSnapshot) -> None:
         recovery = self._recovery.setdefault(cluster_job.uid, Recovery(self._api_of(cluster_job), cluster_job))
-        for removed in recovery.tend(seen):
-            why = "its node does not answer"
-            job.folder.record("pod-removed", pod=removed.pod, node=removed.node, why=why)
+        for pod in recovery.tend(seen):
+            job.folder.record("pod-removed", pod=pod.name, node=pod.node, why="its node does not answer")
 
     def _status(self, job: JobRef, cluster_job: ClusterJob, seen: job_watch.JobSnapshot) -> JobStatus:
         explainer = self._waiting.setdefault(cluster_job.uid, Waiting(self._api_of(cluster_job), cluster_job))
