@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from windlass.common.files import append_json_line, read_json_lines, real, words
+from windlass.common.retrying import doubling, retried
 from windlass.diagnose.secrets import clean_text
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -185,18 +186,16 @@ class Ledger:
 
     def send(self, notice: Notice, receiver: Receiver, *, pause_s: float = PAUSE_S) -> str | None:
         """Send; what kept it from being sent, or None. A few tries, then it is given up, and both are recorded."""
-        problem: str | None = None
+
+        def pause_after(error: Exception, failures: int) -> float | None:
+            return doubling(pause_s, failures) if isinstance(error, OSError) and failures < TRIES else None
+
         self._note(notice, receiver, "claimed")
-        for number in range(TRIES):
-            if number:
-                time.sleep(pause_s * 2 ** (number - 1))
-            try:
-                receiver.send(notice)
-            except OSError as error:
-                problem = str(error) or type(error).__name__
-            else:
-                problem = None
-                break
+        problem = None
+        try:
+            retried(lambda: receiver.send(notice), pause_after=pause_after)
+        except OSError as error:
+            problem = str(error) or type(error).__name__
         self._note(notice, receiver, "failed" if problem else "sent", problem)
         return problem
 

@@ -50,11 +50,9 @@ def execute(
     with (
         api.websocket(path, asked, PROTOCOLS) as session,
         _sending_size(session) if terminal else contextlib.nullcontext(),
+        _sending(session, stdin) if stdin is not None else contextlib.nullcontext(),
     ):
-        sender = _Sender(session, stdin) if stdin is not None else None
         try:
-            if sender is not None:
-                sender.start()
             while True:
                 message = session.receive_bytes(timeout=timeout)
                 channel, data = message[:1], message[1:]
@@ -72,9 +70,6 @@ def execute(
             ) from None
         except TimeoutError:
             raise UserError(f"{command[0]} in {pod} said nothing for {timeout:.0f} s") from None
-        finally:
-            if sender is not None:
-                sender.ended.set()
 
 
 def interactively(api: Api, namespace: str, pod: str, command: Sequence[str], *, container: str) -> int:
@@ -99,23 +94,27 @@ def interactively(api: Api, namespace: str, pod: str, command: Sequence[str], *,
         )
 
 
-class _Sender(threading.Thread):
-    """Sends input while the output is being read."""
+@contextlib.contextmanager
+def _sending(session: Any, chunks: Iterator[bytes]) -> Iterator[None]:
+    """Send input while the output is being read."""
+    ended = threading.Event()
 
-    def __init__(self, session: Any, chunks: Iterator[bytes]) -> None:
-        super().__init__(daemon=True)  # it may wait for a key for ever
-        self.session, self.chunks, self.ended = session, chunks, threading.Event()
-
-    def run(self) -> None:
+    def send() -> None:
         from httpx2.websockets import HTTPXWSException
 
         with contextlib.suppress(HTTPXWSException, OSError, ValueError):
-            for chunk in self.chunks:
-                if self.ended.is_set():
+            for chunk in chunks:
+                if ended.is_set():
                     return
-                self.session.send_bytes(bytes((STDIN,)) + chunk)
-            if self.session.subprotocol == CAN_CLOSE_STDIN and not self.ended.is_set():
-                self.session.send_bytes(CLOSE_STDIN)
+                session.send_bytes(bytes((STDIN,)) + chunk)
+            if session.subprotocol == CAN_CLOSE_STDIN and not ended.is_set():
+                session.send_bytes(CLOSE_STDIN)
+
+    threading.Thread(target=send, name="input", daemon=True).start()  # it may wait for a key for ever
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _input() -> Iterator[bytes]:
@@ -169,8 +168,7 @@ def _sending_size(session: Any) -> Iterator[None]:
                 changed.clear()
 
     before = signal.signal(signal.SIGWINCH, lambda *_: changed.set())
-    sender = threading.Thread(target=send, name="window size", daemon=True)
-    sender.start()
+    threading.Thread(target=send, name="window size", daemon=True).start()
     try:
         yield
     finally:
