@@ -21,7 +21,6 @@ KINDS = {
     JobKind.HYPERPOD: ("sagemaker.amazonaws.com/v1", "HyperPodPyTorchJob"),
     JobKind.INDEXED: ("batch/v1", "Job"),
 }
-KUEUE = "kueue.x-k8s.io/v1beta1"  # which version a cluster serves is not known; the job only names its queue
 
 
 class OfflineKubernetes(KubernetesTarget):
@@ -41,7 +40,7 @@ class OfflineKubernetes(KubernetesTarget):
 
     def facts(self, run: Run) -> ClusterFacts:
         asked = run.target.kubernetes
-        served = Served({kind: _newest(kind) for kind in JobKind}, kueue=KUEUE if asked.queue else None)
+        served = Served({kind: _newest(kind) for kind in JobKind})
         return ClusterFacts(served, namespace=asked.namespace or "default", context=asked.context)
 
     def _assumed(self, run: Run, request: KubernetesRequest) -> list[str]:

@@ -56,7 +56,6 @@ def served(api: Api, wanted: JobKind | None = None, *, schemas: bool = True) -> 
     version = api.get("/version")
     return Served(
         kinds=kinds,
-        kueue=(groups.get(KUEUE) or {}).get("preferredVersion", {}).get("groupVersion"),
         volcano="scheduling.volcano.sh" in groups,
         coscheduling="scheduling.x-k8s.io" in groups,
         kubernetes=(number_in(version.get("major")), number_in(version.get("minor"))),

@@ -58,7 +58,6 @@ class Served:
     """Which kinds are there. `batch/v1` always is."""
 
     kinds: Mapping[JobKind, ServedKind]
-    kueue: str | None = None  # the version of kueue.x-k8s.io that the cluster prefers
     volcano: bool = False  # scheduling.volcano.sh PodGroup
     coscheduling: bool = False  # scheduling.x-k8s.io PodGroup
     kubernetes: tuple[int, int] = (1, 33)  # major, minor of the API server
