@@ -13,10 +13,9 @@ from windlass.errors import UserError
 from windlass.plan import resolve
 from windlass.targets.kubernetes import checks, stopping, submission
 from windlass.targets.kubernetes.api import errors as refusals
-from windlass.targets.kubernetes.api.discovery import ALWAYS
 from windlass.targets.kubernetes.client import KubernetesTarget
 from windlass.targets.kubernetes.jobfile import ClusterJob
-from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.cluster_facts import ALWAYS, JobKind
 from windlass.targets.kubernetes.manifests.request import PodLayout
 from windlass.targets.kubernetes.stopping import remove
 from windlass.targets.kubernetes.watch import recovery as recovery_module

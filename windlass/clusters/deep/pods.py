@@ -15,7 +15,7 @@ from windlass.clusters.needs import Needs
 from windlass.common.files import parse_record
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.http import Api, Object
-from windlass.targets.kubernetes.jobfile import object_path
+from windlass.targets.kubernetes.jobfile import object_path, plural_of
 from windlass.targets.kubernetes.manifests.pod import RUNS_VOLUME
 from windlass.targets.kubernetes.manifests.render import QUEUE_LABEL
 from windlass.targets.kubernetes.pod.interface import POD_VARIABLES, RUNS
@@ -75,11 +75,10 @@ def objects(needs: Needs, namespace: str, name: str) -> list[Object]:
 def run(api: Api, needs: Needs, namespace: str) -> list[Told]:
     """Make the job, wait until every pod has ended or the deadline, and take everything away again."""
     name = f"windlass-deep-{secrets.token_hex(3)}"
-    places = {"Service": "services", "Job": "jobs"}
     made: list[str] = []
     try:
         for value in objects(needs, namespace, name):
-            path = object_path(value["apiVersion"], places[value["kind"]], namespace)
+            path = object_path(value["apiVersion"], plural_of(value["kind"]), namespace)
             api.create(path, value)
             made.append(f"{path}/{name}")
         return _wait(api, needs, namespace, name)

@@ -28,7 +28,7 @@ from windlass.targets.kubernetes.api.kubeconfig import access
 from windlass.targets.kubernetes.checkpoints import fetch, list_in_cluster, reader_pod
 from windlass.targets.kubernetes.jobfile import JOB_FILE, ClusterJob
 from windlass.targets.kubernetes.manifests import render
-from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, ServedKind
+from windlass.targets.kubernetes.manifests.cluster_facts import ALWAYS, ClusterFacts, JobKind, ServedKind
 from windlass.targets.kubernetes.manifests.code import Carried, gather
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION
 from windlass.targets.kubernetes.manifests.loop import Loop, render_loop
@@ -393,7 +393,7 @@ class KubernetesTarget:
         return self.connect(job.context, job.namespace)
 
     def _served(self, run: Run, kind: JobKind) -> ServedKind:
-        return self.facts(run).served.kinds.get(kind, discovery.ALWAYS)
+        return self.facts(run).served.kinds.get(kind, ALWAYS)
 
     def _must_have(self, job: JobRef) -> ClusterJob:
         cluster_job = ClusterJob.of(job.folder)

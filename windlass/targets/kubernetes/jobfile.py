@@ -67,16 +67,6 @@ def object_path(api_version: str, plural: str, namespace: str | None, name: str 
     return f"{root}{place}/{plural}" + (f"/{name}" if name else "")
 
 
-PLURALS_OF_KINDS = {
-    "ConfigMap": "configmaps",
-    "Secret": "secrets",
-    "Service": "services",
-    "Job": "jobs",
-    "TrainingRuntime": "trainingruntimes",
-    "PodGroup": "podgroups",
-}
-
-
 def plural_of(kind: str) -> str:
     """The plural of a kind that goes with a job; the job's own comes from discovery."""
-    return PLURALS_OF_KINDS.get(kind, f"{kind.lower()}s")
+    return f"{kind.lower()}s"

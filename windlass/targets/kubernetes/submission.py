@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import yaml
 
 from windlass.errors import ExitCode, UserError
 from windlass.spec import Run
+from windlass.spec.compatibility import leaves
 from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError, if_allowed
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.checks import explain, misses, path_of
@@ -119,23 +119,13 @@ def differences(api: Api, request: KubernetesRequest) -> list[str]:
     if mine is None:
         return []
     theirs = api.find(object_path("v1", "configmaps", request.namespace, mine["metadata"]["name"]))
-    submitted = _leaves(yaml.safe_load(((theirs or {}).get("data") or {}).get(RUN_KEY) or "{}"))
-    asked = _leaves(yaml.safe_load(mine["data"][RUN_KEY]))
+    submitted = dict(leaves(yaml.safe_load(((theirs or {}).get("data") or {}).get(RUN_KEY) or "{}")))
+    asked = dict(leaves(yaml.safe_load(mine["data"][RUN_KEY])))
     changed = [key for key in sorted(submitted.keys() | asked.keys()) if submitted.get(key) != asked.get(key)]
     if not changed:
         return ["the run file is the same; the code that goes with it, the kind of job or an injected fault is not"]
     lines = [f"{key}: {submitted.get(key)!r} there, {asked.get(key)!r} asked" for key in changed]
     return lines[:MOST_LINES] + ([f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])
-
-
-def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    return {
-        key: leaf
-        for name, part in value.items()
-        for key, leaf in _leaves(part, f"{prefix}.{name}" if prefix else str(name)).items()
-    }
 
 
 def submit(

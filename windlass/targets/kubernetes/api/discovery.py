@@ -11,6 +11,7 @@ from windlass.targets.kubernetes.api.errors import RefusedError, if_allowed
 from windlass.targets.kubernetes.api.http import LARGE_PAGE, Api, Object
 from windlass.targets.kubernetes.jobfile import object_path
 from windlass.targets.kubernetes.manifests.cluster_facts import (
+    ALWAYS,
     GROUPS,
     PLURALS,
     ClusterFacts,
@@ -22,7 +23,6 @@ from windlass.targets.kubernetes.manifests.cluster_facts import (
 
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 KUEUE = "kueue.x-k8s.io"
-ALWAYS = ServedKind("batch/v1", "Job", PLURALS[JobKind.INDEXED])
 
 
 def facts(api: Api, wanted: JobKind | None) -> ClusterFacts:

@@ -53,6 +53,9 @@ class ServedKind:
         return True
 
 
+ALWAYS = ServedKind("batch/v1", "Job", PLURALS[JobKind.INDEXED])  # whatever the cluster
+
+
 @dataclass(frozen=True)
 class Served:
     """Which kinds are there. `batch/v1` always is."""

@@ -9,12 +9,12 @@ from windlass.errors import UserError
 from windlass.spec import Run, dump_run
 from windlass.targets.kubernetes.manifests import secrets
 from windlass.targets.kubernetes.manifests.cluster_facts import (
+    ALWAYS,
     GROUPS,
     PLURALS,
     ClusterFacts,
     JobKind,
     Served,
-    ServedKind,
 )
 from windlass.targets.kubernetes.manifests.code import Carried, config_maps
 from windlass.targets.kubernetes.manifests.environment import JOB_INDEX, KUBEFLOW_INDEX, KUBEFLOW_ROLE, host_name
@@ -39,7 +39,6 @@ from windlass.targets.kubernetes.pod.interface import COORDINATOR_PORT, TOKEN_VA
 __all__ = ["layout_of", "pick", "render", "settle"]
 
 QUEUE_LABEL, QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
-PLAIN_JOB = ServedKind("batch/v1", "Job", "jobs")
 OPERATORS = {
     JobKind.TRAINJOB: "Kubeflow Trainer",
     JobKind.PYTORCHJOB: "Kubeflow's training operator",
@@ -203,7 +202,7 @@ def metadata(run: Run, name: str) -> Manifest:
 
 def _job(run: Run, kind: JobKind, about: Manifest, template: Manifest, served: Served) -> list[Manifest]:
     """The job, last; before it what it needs of its own kind."""
-    as_served = served.kinds.get(kind, PLAIN_JOB)
+    as_served = served.kinds.get(kind, ALWAYS)
     match kind:
         case JobKind.TRAINJOB:
             return train_job(run, about, template, as_served, served)
