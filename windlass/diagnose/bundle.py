@@ -210,25 +210,25 @@ def _condition(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """A record of the history as a condition of the job."""
     when = _stamp(real(record.get("time"))).strip()
     state = record.get("state")
-    told: tuple[str, str] | None = None
+    named: tuple[str, str] | None = None
     match record.get("event"):
         case "exit":
-            told = {
+            named = {
                 "finished": ("Complete", ""),
                 "failed": ("Failed", ""),
                 "stopped": ("Stopped", "Stopped"),
                 "preempted": ("Preempted", "Preempted"),
             }.get(str(state))
         case "rank-died" if record.get("oom"):
-            told = ("RankDied", "OOMKilled")
+            named = ("RankDied", "OOMKilled")
         case "node-lost":
-            told = ("NodeLost", "NodeLost")
+            named = ("NodeLost", "NodeLost")
         case "stop-requested":
-            told = ("Stopped", "Stopped")
-    if told is None:
+            named = ("Stopped", "Stopped")
+    if named is None:
         return None
     message = words(record.get("reason")) or words(record.get("oom")) or words(record.get("why")) or ""
-    return {"type": told[0], "status": "True", "reason": told[1], "message": message, "lastTransitionTime": when}
+    return {"type": named[0], "status": "True", "reason": named[1], "message": message, "lastTransitionTime": when}
 
 
 def _since(text: str, began: float | None, attempt: int | None) -> str:

@@ -185,8 +185,8 @@ def last_mark(history: Iterable[Record], *, without_edits: bool = False) -> str 
 
 def excluded(history: Iterable[Record]) -> list[str]:
     """Nodes that decisions of this run keep away from, in the order in which they were found."""
-    told = [record.get("exclude") for record in history if record.get("event") == "retry"]
-    return list(dict.fromkeys(str(node) for nodes in told if isinstance(nodes, list) for node in nodes))
+    lists = [record.get("exclude") for record in history if record.get("event") == "retry"]
+    return list(dict.fromkeys(str(node) for nodes in lists if isinstance(nodes, list) for node in nodes))
 
 
 def _is_about_its_rank(evidence: Evidence) -> bool:

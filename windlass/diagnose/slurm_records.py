@@ -65,14 +65,8 @@ def _slurm_record(value: Mapping[str, Any], source: str) -> Iterator[SlurmRecord
     killer = read.text(read.at(fields.get("killrequestuser"), "name") or fields.get("killrequestuser"))
     if words:
         words += f" by {killer}" if killer and killer != "0" and "CANCEL" in words and " by " not in words else ""
-        when = next(
-            (
-                text
-                for key in ("end", "endtime", "start", "submit")
-                if (text := read.text(fields.get(key))) and text[:1].isdigit()
-            ),
-            "",
-        )
+        times = (read.text(fields.get(key)) for key in ("end", "endtime", "start", "submit"))
+        when = next((time for time in times if time[:1].isdigit()), "")
         code = code if code else derived or code
         tres = read.text(fields.get("tres") or fields.get("reqtres") or fields.get("alloctres"))
         memory = (_mebibytes(fields.get("maxrss")), _mebibytes(fields.get("reqmem")))

@@ -29,7 +29,7 @@ KEPT_VOLUMES = ("emptyDir", "persistentVolumeClaim", "hostPath", "ephemeral", "c
 
 
 @dataclass(frozen=True)
-class Told:
+class PodReport:
     """What one pod printed, or why it could not."""
 
     pod: str
@@ -72,7 +72,7 @@ def objects(needs: Needs, namespace: str, name: str) -> list[Object]:
     return [service, job]
 
 
-def run(api: Api, needs: Needs, namespace: str) -> list[Told]:
+def run(api: Api, needs: Needs, namespace: str) -> list[PodReport]:
     """Make the job, wait until every pod has ended or the deadline, and take everything away again."""
     name = f"windlass-deep-{secrets.token_hex(3)}"
     made: list[str] = []
@@ -130,7 +130,7 @@ def _pod_spec(needs: Needs, name: str) -> Object:
     }
 
 
-def _wait(api: Api, needs: Needs, namespace: str, name: str) -> list[Told]:
+def _wait(api: Api, needs: Needs, namespace: str, name: str) -> list[PodReport]:
     begin = changed = time.monotonic()
     container, states = str((needs.pod or {})["spec"]["containers"][0]["name"]), Counter[str]()
     while True:
@@ -141,7 +141,7 @@ def _wait(api: Api, needs: Needs, namespace: str, name: str) -> list[Told]:
         if states != before or any(states[reason] for reason in PROGRESSING):
             changed = now
         if len(ended) >= needs.num_pods or now > min(changed + DEADLINE_SECONDS, begin + LONGEST_SECONDS):
-            return [_told(api, namespace, pod, container) for pod in pods]
+            return [_report_of(api, namespace, pod, container) for pod in pods]
         time.sleep(ASK_SECONDS)
 
 
@@ -160,7 +160,7 @@ def _has_ended(pod: Object, container: str) -> bool:
     return status.get("phase") in ("Succeeded", "Failed") or any("terminated" in state for state in states)
 
 
-def _told(api: Api, namespace: str, pod: Object, container: str) -> Told:
+def _report_of(api: Api, namespace: str, pod: Object, container: str) -> PodReport:
     status = pod.get("status") or {}
     states = [
         state
@@ -173,7 +173,7 @@ def _told(api: Api, namespace: str, pod: Object, container: str) -> Told:
         for condition in status.get("conditions") or ()
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
     ]
-    return Told(
+    return PodReport(
         pod=pod["metadata"]["name"],
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
         index=int((pod["metadata"].get("labels") or {}).get("batch.kubernetes.io/job-completion-index", "-1")),

@@ -16,12 +16,12 @@ from windlass.catalog.instances import instance
 from windlass.checkpoint import Checkpoint
 from windlass.common.files import read_json_lines
 from windlass.diagnose.decision import last_mark
-from windlass.errors import UserError
+from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
 from windlass.targets.kubernetes import checks, collecting, lookup, loop, submission
 from windlass.targets.kubernetes.api import discovery
-from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError, in_words, lost
+from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError, in_words
 from windlass.targets.kubernetes.api.execution import interactively
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.api.kubeconfig import access
@@ -398,7 +398,8 @@ class KubernetesTarget:
     def _must_have(self, job: JobRef) -> ClusterJob:
         cluster_job = ClusterJob.of(job.folder)
         if cluster_job is None:
-            raise lost(job.name, f"the run {job.name} was not submitted to a cluster")
+            what, fix = f"the run {job.name} was not submitted to a cluster", f"windlass show {job.name}"
+            raise UserError(what, fix=fix, exit_code=ExitCode.FAILED)
         return cluster_job
 
     def _snapshot(self, job: JobRef, cluster_job: ClusterJob) -> job_watch.JobSnapshot:

@@ -71,11 +71,7 @@ def kueue_version(api: Api) -> str | None:
 
 def _served_kind(api: Api, kind: JobKind, group: Mapping[str, Any]) -> ServedKind | None:
     preferred = group["preferredVersion"]["groupVersion"]
-    versions = [
-        preferred,
-        *(release["groupVersion"] for release in group["versions"] if release["groupVersion"] != preferred),
-    ]
-    for version in versions:
+    for version in dict.fromkeys([preferred, *(release["groupVersion"] for release in group["versions"])]):
         for resource in api.get(f"/apis/{version}").get("resources") or ():
             if resource.get("name") == PLURALS[kind]:
                 return ServedKind(version, str(resource["kind"]), PLURALS[kind])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from windlass.common.files import parse_record
-from windlass.errors import ExitCode, NoAnswerError, UserError
+from windlass.errors import NoAnswerError, UserError
 
 if TYPE_CHECKING:
     import httpx2
@@ -163,8 +163,3 @@ def not_the_api(access: Access, content: bytes, what: str) -> UnreachableError:
     )
     error.answered = True
     return error
-
-
-def lost(name: str, what: str) -> UserError:
-    """For what is not there any more although the run says it is."""
-    return UserError(what, fix=f"windlass show {name}", exit_code=ExitCode.FAILED)

@@ -61,7 +61,10 @@ def execute(
                 elif channel == bytes((STDERR,)) and data:
                     stderr(data)
                 elif channel == bytes((ERROR,)):
-                    return _exit_code(api, data, pod)
+                    status, code = parse_status(data)
+                    if code is None:
+                        raise from_status(api.access, status, f"the command in {pod}")
+                    return code
         except HTTPXWSException as error:
             raise UserError(
                 f"the connection to {pod} broke while the command ran",
@@ -121,13 +124,6 @@ def _input() -> Iterator[bytes]:
     handle = sys.stdin.fileno()
     while chunk := os.read(handle, CHUNK):
         yield chunk
-
-
-def _exit_code(api: Api, data: bytes, pod: str) -> int:
-    status, code = parse_status(data)
-    if code is None:
-        raise from_status(api.access, status, f"the command in {pod}")
-    return code
 
 
 def parse_status(data: bytes) -> tuple[dict[str, Any], int | None]:

@@ -106,9 +106,9 @@ def why_not(pod: Mapping[str, Any], rooms: Sequence[NodeRoom], *, num_waiting: i
     """Sentences with numbers: for each resource that is short, what is asked, what is there, who holds the rest."""
     asked = requests(pod)
     usable = [room for room in rooms if room.ready and room.schedulable and room.usable_by(pod)]
-    said = []
+    reasons = []
     if len(usable) < len(rooms):
-        said.append(f"{len(usable)} of {len(rooms)} nodes may take it{_because(pod, rooms)}")
+        reasons.append(f"{len(usable)} of {len(rooms)} nodes may take it{_because(pod, rooms)}")
     for key, amount in sorted(asked.items()):
         if key == COUNTED or amount <= 0:
             continue
@@ -124,8 +124,8 @@ def why_not(pod: Mapping[str, Any], rooms: Sequence[NodeRoom], *, num_waiting: i
         if largest >= amount:
             line = f"{key}: {asking}, {show_quantity(key, total)} allocatable, {show_quantity(key, used)} in use"
             line += _held_by(key, usable)
-        said.append(line)
-    return said
+        reasons.append(line)
+    return reasons
 
 
 def _held_by(key: str, rooms: Iterable[NodeRoom]) -> str:

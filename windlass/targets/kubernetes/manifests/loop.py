@@ -39,6 +39,7 @@ REQUESTS, LIMITS = {"cpu": "100m", "memory": "256Mi"}, {"memory": "1Gi"}
 ALL = ["get", "list", "create", "patch", "delete"]
 # Kinds of volumes that are there wherever the pod is; the loop must start where the run's own pods cannot.
 PLAIN_VOLUMES = ("hostPath", "emptyDir")
+OF_CONTAINERS = ("name", "image", "imagePullPolicy", "securityContext")  # what an overlay says of the loop's too
 
 
 @dataclass(frozen=True)
@@ -204,11 +205,7 @@ def _plain(overlay: Mapping[str, Any]) -> dict[str, Any]:
     mounted = {volume.get("name") for volume in volumes}
     containers = [
         {
-            **{
-                key: container[key]
-                for key in ("name", "image", "imagePullPolicy", "securityContext")
-                if key in container
-            },
+            **{key: container[key] for key in OF_CONTAINERS if key in container},
             "env": [variable for variable in container.get("env", ()) if "valueFrom" not in variable],
             "volumeMounts": [mount for mount in container.get("volumeMounts", ()) if mount.get("name") in mounted],
         }

@@ -105,14 +105,8 @@ def _with_names(spec: Manifest) -> Manifest:
 
 def image_of(run: Run) -> str:
     image = run.target.kubernetes.image or run.image.name
-    overlaid = next(
-        (
-            container.get("image")
-            for container in run.target.kubernetes.pod.get("containers", ())
-            if container.get("image")
-        ),
-        "",
-    )
+    containers = run.target.kubernetes.pod.get("containers", ())
+    overlaid = next((container["image"] for container in containers if container.get("image")), "")
     if not image and not overlaid:
         raise UserError(
             "it is not said which image the pods run",
