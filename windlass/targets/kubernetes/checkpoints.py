@@ -116,17 +116,21 @@ def _bring(scripts: PodScripts, origin: str, names: list[str], to: Path) -> None
 
 
 def _unpack(received: BinaryIO, to: Path, names: set[str]) -> None:
-    with contextlib.suppress(tarfile.TarError, OSError), tarfile.open(fileobj=received, mode="r|") as archive:
-        for entry in archive:
-            if entry.name in names and entry.isfile():
-                target = to / entry.name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                content = archive.extractfile(entry)
-                if content is not None:
-                    with target.open("wb") as file:
-                        shutil.copyfileobj(content, file)
-    while received.read(1 << 20):  # let the writer go on although nothing is unpacked any more
+    try:
+        with tarfile.open(fileobj=received, mode="r|") as archive:
+            for entry in archive:
+                if entry.name in names and entry.isfile():
+                    target = to / entry.name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    content = archive.extractfile(entry)
+                    if content is not None:
+                        with target.open("wb") as file:
+                            shutil.copyfileobj(content, file)
+    except (tarfile.TarError, OSError):
         pass
+    finally:
+        while received.read(1 << 20):  # let the writer go on although nothing is unpacked any more
+            pass
 
 
 @contextlib.contextmanager
