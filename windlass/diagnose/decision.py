@@ -72,16 +72,14 @@ class Decision:
 
     def as_record(self) -> dict[str, Any]:
         """For history.jsonl."""
-        record: dict[str, Any] = {"class": self.name, "why": self.reason, "left": self.left}
-        if self.backoff_seconds:
-            record["backoff"] = self.backoff_seconds
-        if self.edit:
-            record["edit"] = dict(self.edit)
-        if self.exclude_nodes:
-            record["exclude"] = list(self.exclude_nodes)
-        if self.suspects:
-            record["suspects"] = list(self.suspects)
-        return record
+        optional = {
+            "backoff": self.backoff_seconds,
+            "edit": dict(self.edit or {}),
+            "exclude": list(self.exclude_nodes),
+            "suspects": list(self.suspects),
+        }
+        known = {key: value for key, value in optional.items() if value}
+        return {"class": self.name, "why": self.reason, "left": self.left, **known}
 
 
 def verdict_of(

@@ -109,10 +109,9 @@ def _problems(node: Object) -> Iterator[str]:
 
 def _why_down(node: Object) -> str:
     ready = _ready(node)
-    said = (
-        f"Ready={ready.get('status')}: {ready.get('message') or ready.get('reason')}" if ready else "it never reported"
-    )
-    return f"{_name(node)}: {said}"
+    if not ready:
+        return f"{_name(node)}: it never reported"
+    return f"{_name(node)}: Ready={ready.get('status')}: {ready.get('message') or ready.get('reason')}"
 
 
 def _ready(node: Object) -> Object:
