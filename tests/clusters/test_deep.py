@@ -15,7 +15,7 @@ import pytest
 from tests.clusters.conftest import named
 from windlass.clusters.deep import inside, pods
 from windlass.clusters.deep.judging import judge
-from windlass.clusters.deep.pods import Told, objects
+from windlass.clusters.deep.pods import PodReport, objects
 from windlass.clusters.needs import EFA, Needs
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.api.kubeconfig import access
@@ -47,7 +47,7 @@ def needs(num_pods=2, **requests):
 
 def told(index, *lines, phase="Succeeded", reason=""):
     full = [{"pod": index, "host": f"node-{index}", **line} for line in lines]
-    return Told(f"deep-{index}", f"node-{index}", index, full, phase, reason)
+    return PodReport(f"deep-{index}", f"node-{index}", index, full, phase, reason)
 
 
 def test_the_job_has_the_pods_of_the_run_and_nothing_of_its_submission():

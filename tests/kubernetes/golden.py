@@ -29,7 +29,7 @@ KINDS = {
     JobKind.HYPERPOD: ServedKind("sagemaker.amazonaws.com/v1", "HyperPodPyTorchJob", "hyperpodpytorchjobs"),
     JobKind.INDEXED: ServedKind("batch/v1", "Job", "jobs"),
 }
-SERVED = Served(KINDS, jobset=True, kubernetes=(1, 36))
+SERVED = Served(KINDS, kubernetes=(1, 36))
 CPU_NODES = [NodeFacts(f"node{i}", allocatable={"cpu": "16", "memory": "64Gi"}) for i in range(3)]
 # Nodes and instance type of each preset; and one option that no other preset's files show.
 CLUSTERS = {

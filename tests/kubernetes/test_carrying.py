@@ -55,7 +55,7 @@ def mount(folder, maps):
 def test_code_arrives_as_it_left(project, tmp_path, monkeypatch):
     monkeypatch.setattr(code, "PART_BYTES", 50)
     archive = pack_code(project)
-    maps = config_maps("run-code", archive)
+    maps = config_maps("run", Carried({"code": archive}))
     assert len(maps) > 2
     mount(tmp_path / "carried", maps)
     wanted = code_digest(tmp_path / "carried")
@@ -78,13 +78,13 @@ def test_the_same_files_are_the_same_bytes(project):
 
 
 def test_a_pod_waits_for_the_code_that_the_others_run(project, tmp_path):
-    mount(tmp_path / "carried", config_maps("run-code", pack_code(project)))
+    mount(tmp_path / "carried", config_maps("run", Carried({"code": pack_code(project)})))
     old = code_digest(tmp_path / "carried")
     (project / "package" / "module.py").write_text("answer = 43\n")
     new = pack_code(project)
     with pytest.raises(NotArrivedError):
         unpack_code(tmp_path / "carried", tmp_path / "scratch", hashlib.sha256(new).hexdigest(), patience=0)
-    mount(tmp_path / "carried", config_maps("run-code", new))
+    mount(tmp_path / "carried", config_maps("run", Carried({"code": new})))
     there = unpack_code(tmp_path / "carried", tmp_path / "scratch", hashlib.sha256(new).hexdigest(), patience=0)
     assert "43" in (there / "package/module.py").read_text()
     assert old not in str(there)
@@ -122,7 +122,7 @@ def test_links_inside_the_folder_arrive(project, tmp_path):
     (project / "alias").symlink_to("package")
     (project / "package" / "absolute").symlink_to(project / "package")
     (project / "package" / "loop").symlink_to("..")
-    mount(tmp_path / "carried", config_maps("run-code", pack_code(project)))
+    mount(tmp_path / "carried", config_maps("run", Carried({"code": pack_code(project)})))
     there = unpack_code(tmp_path / "carried", tmp_path / "scratch", code_digest(tmp_path / "carried"))
     assert (there / "same.py").read_text() == "answer = 42\n"
     assert (there / "alias" / "module.py").read_text() == "answer = 42\n"

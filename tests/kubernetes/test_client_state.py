@@ -31,7 +31,7 @@ def pod_value(
 
 
 def pod(*arguments, **options):
-    return pod_of(pod_value(*arguments, **options), LAYOUT, submission_label="windlass.dev/submission")
+    return pod_of(pod_value(*arguments, **options), LAYOUT)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def asking(gpus, cpu="1", node=None, run=None, **spec):
 
 def told(pod, nodes, pods=(), waiting=1):
     rooms = {room.name: room for room in map(node_room, nodes)}
-    charge(rooms, pods, "windlass.dev/run")
+    charge(rooms, pods)
     return "; ".join(why_not(pod, list(rooms.values()), num_waiting=waiting))
 
 

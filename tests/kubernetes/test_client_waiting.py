@@ -13,10 +13,9 @@ from windlass.errors import UserError
 from windlass.plan import resolve
 from windlass.targets.kubernetes import checks, stopping, submission
 from windlass.targets.kubernetes.api import errors as refusals
-from windlass.targets.kubernetes.api.discovery import ALWAYS
 from windlass.targets.kubernetes.client import KubernetesTarget
 from windlass.targets.kubernetes.jobfile import ClusterJob
-from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.cluster_facts import ALWAYS, JobKind
 from windlass.targets.kubernetes.manifests.request import PodLayout
 from windlass.targets.kubernetes.stopping import remove
 from windlass.targets.kubernetes.watch import recovery as recovery_module
@@ -65,7 +64,7 @@ def test_pods_that_are_refused_are_explained_by_the_events_of_whoever_makes_them
     serve_events(server, {**event, "message": QUOTA})
     told = Waiting(api, cluster_job(kind)).explain(JobSnapshot(job=ALIVE))
     assert told == f"no pods yet: {event['reason']}: {QUOTA}"
-    there = pod_of(pod_value("llama-0", state={"running": {}}), LAYOUT, submission_label="x")
+    there = pod_of(pod_value("llama-0", state={"running": {}}), LAYOUT)
     told = Waiting(api, cluster_job(kind)).explain(JobSnapshot(job=ALIVE, pods={"a": there}))
     assert told.startswith("1 of 4 pods: 1 Running; the others are not made: ")
     assert QUOTA in told
@@ -76,7 +75,7 @@ def test_pods_that_have_ended_are_waited_for_in_the_shape_of_others(server, api)
     ended = {"state": {"terminated": {"exitCode": 143}}, "phase": "Failed"}
     killed = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "phase": "Failed"}
     pods = [pod_value(f"llama-{i}", i, **one) for i, one in enumerate((ended, killed, ended, ended))]
-    seen = {one["metadata"]["uid"]: pod_of(one, LAYOUT, submission_label="x") for one in pods}
+    seen = {one["metadata"]["uid"]: pod_of(one, LAYOUT) for one in pods}
     told = Waiting(api, cluster_job()).explain(JobSnapshot(job=ALIVE, pods=seen))
     assert told.startswith(
         "4 of 4 pods: 4 Failed; llama-1 ended with code 137 (OOMKilled): its memory limit was reached"
@@ -136,7 +135,7 @@ def leaving(name="llama-0", node="n1", uid="dead", deadline="2026-11-15T06:05:00
     value = pod_value(name, state={"running": {}}, deleting=True)
     value["metadata"] |= {"uid": uid, "deletionTimestamp": deadline}
     value["spec"]["nodeName"] = node
-    return pod_of(value, LAYOUT, submission_label="x")
+    return pod_of(value, LAYOUT)
 
 
 def serve_node(server, name, ready):
@@ -171,7 +170,7 @@ def test_a_pod_on_a_dead_node_is_taken_out(server, api):
     serve_node(server, "n1", "Unknown")
     bodies = serve_stuck_pod(server)
     recovery, removed = tend(api, leaving())
-    assert [(one.pod, one.node) for one in removed] == [("llama-0", "n1")]
+    assert [(pod.name, pod.node) for pod in removed] == [("llama-0", "n1")]
     (deletion,) = [body for command, body in bodies if command == "DELETE"]
     assert deletion["gracePeriodSeconds"] == 0
     assert deletion["preconditions"] == {"uid": "dead"}  # its successor may have its name
@@ -242,7 +241,7 @@ def test_a_replaced_pod_that_runs_makes_the_next_wait_short_again(server, api):
     value["metadata"]["annotations"] = {"batch.kubernetes.io/job-index-ignored-failure-count": "3"}
     bodies = []
     server.on(f"{PODS}/llama-0", lambda one: (bodies.append(json.loads(one.body)), one.json({}))[1])
-    pod = pod_of(value, LAYOUT, submission_label="x")
+    pod = pod_of(value, LAYOUT)
     recovery, _ = tend(api, pod)
     recovery.tend(JobSnapshot(job=ALIVE, pods={pod.uid: pod}))
     change = {"batch.kubernetes.io/job-index-ignored-failure-count": "0"}

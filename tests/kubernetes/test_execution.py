@@ -20,7 +20,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection
 
 from windlass.errors import UserError
-from windlass.targets.kubernetes.api.execution import output_of, parse_status
+from windlass.targets.kubernetes.api.execution import execute, parse_status
 
 PATH = "/api/v1/namespaces/team/pods/run-0/exec"
 SUCCESS = b'\x03{"status":"Success"}'
@@ -104,6 +104,13 @@ def test_the_pod_learns_of_every_new_size_of_the_window(server, api):
     assert shell.sizes == [(80, 24), (120, 40), (100, 30)]
 
 
+def output_of_true(api):
+    out, err = bytearray(), bytearray()
+    sinks = {"stdout": out.extend, "stderr": err.extend}
+    code = execute(api, "team", "run-0", ["true"], container="trainer", timeout=60.0, **sinks)
+    return code, bytes(out), bytes(err)
+
+
 @pytest.mark.parametrize("verb", ["get", "create"])
 def test_the_verb_that_is_missing_is_named(server, api, verb):
     """1.36 asks for `create` when a websocket is opened, and still for `get` when a plain question is."""
@@ -120,7 +127,7 @@ def test_the_verb_that_is_missing_is_named(server, api, verb):
 
     server.on(PATH, answer)
     with pytest.raises(UserError, match=f"you may not {verb} pods/exec in the namespace team") as error:
-        output_of(api, "team", "run-0", ["true"], container="trainer")
+        output_of_true(api)
     assert f"--verb={verb} --resource=pods/exec" in error.value.fix
 
 
@@ -136,10 +143,10 @@ def test_the_verb_that_is_missing_is_named(server, api, verb):
 def test_what_no_pod_says_is_an_error_in_words(server, api, messages, words):
     server.on(PATH, Shell(*messages))
     if words is None:
-        assert output_of(api, "team", "run-0", ["true"], container="trainer") == (0, b"out", b"")
+        assert output_of_true(api) == (0, b"out", b"")
     else:
         with pytest.raises(UserError, match=words):
-            output_of(api, "team", "run-0", ["true"], container="trainer")
+            output_of_true(api)
 
 
 ANYTHING = st.recursive(

@@ -226,36 +226,22 @@ def test_what_a_change_leads_to_may_fail_once(server, connect):
         halt.now()
 
 
-def test_a_watch_that_is_ended_at_once_backs_off(server, connect):
-    server.on(
-        "/pods",
-        lambda one: (
-            one.stream() if "watch" in one.params else one.json({"metadata": {"resourceVersion": "1"}, "items": []})
-        ),
-    )
+@pytest.mark.parametrize(
+    ("answer", "most_requests"),
+    [
+        pytest.param(lambda request: request.stream(), 6, id="ended at once"),
+        pytest.param(lambda request: request.status(410, "Expired", "too old"), 10, id="always too old"),
+    ],
+)
+def test_a_watch_that_cannot_go_on_backs_off(server, connect, answer, most_requests):
+    listed = {"metadata": {"resourceVersion": "1"}, "items": []}
+    server.on("/pods", lambda request: answer(request) if "watch" in request.params else request.json(listed))
     halt = Halt()
     watched = Watched(connect(), "/pods", halt, listed=lambda _: None, changed=lambda *_: None, trouble=lambda _: None)
     watched.start()
     time.sleep(2.0)
     halt.now()
-    assert len(server.requests) <= 6
-
-
-def test_a_place_that_is_always_too_old_backs_off(server, connect):
-    server.on(
-        "/pods",
-        lambda one: (
-            one.status(410, "Expired", "too old")
-            if "watch" in one.params
-            else one.json({"metadata": {"resourceVersion": "1"}, "items": []})
-        ),
-    )
-    halt = Halt()
-    watched = Watched(connect(), "/pods", halt, listed=lambda _: None, changed=lambda *_: None, trouble=lambda _: None)
-    watched.start()
-    time.sleep(2.0)
-    halt.now()
-    assert len(server.requests) <= 10
+    assert len(server.requests) <= most_requests
 
 
 def in_parallel(number, task):

@@ -110,7 +110,7 @@ def test_secrets_are_sent_and_not_shown():
 def test_the_loop_submits_the_very_bytes_that_were_carried(tmp_path, monkeypatch):
     """Not those of its own pod: the code's folder is on another machine."""
     archive = bytes(range(256)) * 8000
-    for part in config_maps("r-loop-code", archive):
+    for part in config_maps("r-loop", Carried({"code": archive})):
         for key, data in part["binaryData"].items():
             (tmp_path / key).write_bytes(base64.b64decode(data))
     monkeypatch.setattr(code, "CARRIED", str(tmp_path))

@@ -479,7 +479,7 @@ def test_gpus_by_number_alone_get_the_rest_from_the_nodes_or_are_told_what_is_mi
     assert on([WITHOUT], gpus=8, cpu="90", memory="900Gi", efa=0, spread="hosts")[1].warnings == ()
 
 
-GANGS = Served(KINDS, jobset=True, volcano=True, coscheduling=True, kubernetes=(1, 36))
+GANGS = Served(KINDS, volcano=True, coscheduling=True, kubernetes=(1, 36))
 
 
 @pytest.mark.parametrize("kind", [JobKind.INDEXED, JobKind.HYPERPOD])
@@ -509,7 +509,7 @@ def test_the_pods_of_a_gang_go_to_the_scheduler_that_knows_it(options, policy, s
 
 
 def test_coscheduling_is_not_taken_unasked_where_its_scheduler_has_no_name():
-    served = Served(KINDS, jobset=True, coscheduling=True, kubernetes=(1, 36))
+    served = Served(KINDS, coscheduling=True, kubernetes=(1, 36))
     _, request = on([big(0), big(1)], JobKind.TRAINJOB, served)
     assert "podGroupPolicy" not in next(one for one in request.objects if one["kind"] == "TrainingRuntime")["spec"]
 

@@ -43,10 +43,6 @@ class Outcome:
     name: str  # kind and name
     result: str  # created, there already, or why not
 
-    @property
-    def is_created(self) -> bool:
-        return self.result == "created"
-
 
 def propose(snapshot: Snapshot, needs: Needs, *, user: str, is_self: bool, storage_class: str | None) -> list[Proposal]:
     """What windlass can make itself: the namespace, a role, a service account, a claim.
@@ -118,8 +114,8 @@ def made_here(api: Api, namespace: str) -> list[Proposal]:
         for version, kind, plural in places
         for value in api.items(object_path(version, plural, namespace), labelSelector=f"{FIX_LABEL}=true")
     ]
-    there = api.find(f"/api/v1/namespaces/{namespace}")
-    if there is not None and (there["metadata"].get("labels") or {}).get(FIX_LABEL) == "true":
+    current = api.find(f"/api/v1/namespaces/{namespace}")
+    if current is not None and (current["metadata"].get("labels") or {}).get(FIX_LABEL) == "true":
         objects.insert(0, _object("v1", "Namespace", namespace))
     return [Proposal("undo", "what an earlier fix made", objects)]
 
@@ -230,14 +226,14 @@ def _create(api: Api, plurals: Plurals, value: Object, namespace: str) -> Outcom
 def _delete(api: Api, plurals: Plurals, value: Object, namespace: str) -> Outcome:
     try:
         path = f"{plurals.path(value, namespace)}/{value['metadata']['name']}"
-        there = api.find(path)
-        if there is None:
+        current = api.find(path)
+        if current is None:
             return Outcome(_name(value), "not there")
-        if (there["metadata"].get("labels") or {}).get(FIX_LABEL) != "true":
+        if (current["metadata"].get("labels") or {}).get(FIX_LABEL) != "true":
             return Outcome(_name(value), "not made by windlass, so it stays")
         if value["kind"] == "Namespace" and _is_used(api, value["metadata"]["name"]):
             return Outcome(_name(value), "others have something in it, so it stays")
-        api.delete(path, uid=there["metadata"].get("uid"))
+        api.delete(path, uid=current["metadata"].get("uid"))
     except RefusedError as error:
         return Outcome(_name(value), error.message)
     except UserError as error:

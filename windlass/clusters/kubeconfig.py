@@ -49,14 +49,8 @@ def use(cluster: EksCluster, *, alias: str | None, namespace: str | None) -> tup
         ) from None
     with locked(path.with_name(f".{path.name}.windlass-lock")):  # kubectl's own lock is a file that must not exist
         values = read(path) if path.is_file() else {"apiVersion": "v1", "kind": "Config"}
-        _put(
-            values,
-            "clusters",
-            {
-                "name": cluster.arn,
-                "cluster": {"server": cluster.endpoint, "certificate-authority-data": cluster.certificate},
-            },
-        )
+        about = {"server": cluster.endpoint, "certificate-authority-data": cluster.certificate}
+        _put(values, "clusters", {"name": cluster.arn, "cluster": about})
         _put(values, "users", {"name": cluster.arn, "user": {"exec": _credentials_command(cluster)}})
         about = {"cluster": cluster.arn, "user": cluster.arn, **({"namespace": namespace} if namespace else {})}
         _put(values, "contexts", {"name": context, "context": about})

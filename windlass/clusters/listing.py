@@ -25,9 +25,6 @@ class Listed:
     context: str | None = None  # the kubeconfig context that leads to it
     is_current: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
 
 @dataclass(frozen=True)
 class EksCluster:

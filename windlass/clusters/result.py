@@ -22,15 +22,6 @@ class Result:
     evidence: str | None = None
     fix: str | None = None
 
-    def as_dict(self) -> dict[str, str | None]:
-        return {
-            "check": self.check,
-            "status": self.status,
-            "summary": self.summary,
-            "evidence": self.evidence,
-            "fix": self.fix,
-        }
-
 
 def overall(results: Iterable[Result]) -> Status:
     """The gravest status; what was skipped weighs nothing."""

@@ -14,7 +14,6 @@ from windlass.targets.kubernetes.api.http import ALL_PODS, LARGE_PAGE, Api, Obje
 from windlass.targets.kubernetes.jobfile import object_path
 from windlass.targets.kubernetes.manifests.capacity import NodeRoom, charge, node_room
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
-from windlass.targets.kubernetes.manifests.labels import RUN_LABEL
 
 AT_ONCE = 8
 VOLCANO = "scheduling.volcano.sh"
@@ -84,7 +83,7 @@ class Snapshot:
             return {}
         rooms = {room.name: room for room in map(node_room, self.nodes)}
         if not isinstance(self.pods, Refusal):
-            charge(rooms, self.pods, RUN_LABEL)
+            charge(rooms, self.pods)
         return rooms
 
     @property

@@ -155,13 +155,13 @@ def facts_of_run(folder: RunFolder) -> dict[str, Any]:
         if last and last not in logs.get(name, ""):
             head = f"{_stamp(real(error.get('time')))}ERROR rank failed on {error.get('host')}"
             logs[name] = f"{logs.get(name, '')}\n{head}\n{traceback}"
-    is_over = any(one.get("event") == "exit" for one in _since_launch(history))
+    is_over = any(record.get("event") == "exit" for record in _since_launch(history))
     if not is_over and (slow := _slow_ranks(folder)):
         logs["ranks"] = slow
     facts: dict[str, Any] = {"target": _kind(folder), "logs": logs, "events": list(records_of(folder.events))}
     if recorders := dict(_flight_recorders(folder)):
         facts["flight_recorders"] = recorders
-    conditions = [condition for one in _since_launch(history) if (condition := _condition(one))]
+    conditions = [condition for record in _since_launch(history) if (condition := _condition(record))]
     if conditions:
         facts["job"] = {"metadata": {"name": folder.name}, "status": {"conditions": conditions}}
     return facts
@@ -210,25 +210,25 @@ def _condition(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """A record of the history as a condition of the job."""
     when = _stamp(real(record.get("time"))).strip()
     state = record.get("state")
-    told: tuple[str, str] | None = None
+    named: tuple[str, str] | None = None
     match record.get("event"):
         case "exit":
-            told = {
+            named = {
                 "finished": ("Complete", ""),
                 "failed": ("Failed", ""),
                 "stopped": ("Stopped", "Stopped"),
                 "preempted": ("Preempted", "Preempted"),
             }.get(str(state))
         case "rank-died" if record.get("oom"):
-            told = ("RankDied", "OOMKilled")
+            named = ("RankDied", "OOMKilled")
         case "node-lost":
-            told = ("NodeLost", "NodeLost")
+            named = ("NodeLost", "NodeLost")
         case "stop-requested":
-            told = ("Stopped", "Stopped")
-    if told is None:
+            named = ("Stopped", "Stopped")
+    if named is None:
         return None
     message = words(record.get("reason")) or words(record.get("oom")) or words(record.get("why")) or ""
-    return {"type": told[0], "status": "True", "reason": told[1], "message": message, "lastTransitionTime": when}
+    return {"type": named[0], "status": "True", "reason": named[1], "message": message, "lastTransitionTime": when}
 
 
 def _since(text: str, began: float | None, attempt: int | None) -> str:

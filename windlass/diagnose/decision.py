@@ -72,16 +72,14 @@ class Decision:
 
     def as_record(self) -> dict[str, Any]:
         """For history.jsonl."""
-        record: dict[str, Any] = {"class": self.name, "why": self.reason, "left": self.left}
-        if self.backoff_seconds:
-            record["backoff"] = self.backoff_seconds
-        if self.edit:
-            record["edit"] = dict(self.edit)
-        if self.exclude_nodes:
-            record["exclude"] = list(self.exclude_nodes)
-        if self.suspects:
-            record["suspects"] = list(self.suspects)
-        return record
+        optional = {
+            "backoff": self.backoff_seconds,
+            "edit": dict(self.edit or {}),
+            "exclude": list(self.exclude_nodes),
+            "suspects": list(self.suspects),
+        }
+        known = {key: value for key, value in optional.items() if value}
+        return {"class": self.name, "why": self.reason, "left": self.left, **known}
 
 
 def verdict_of(
@@ -185,8 +183,8 @@ def last_mark(history: Iterable[Record], *, without_edits: bool = False) -> str 
 
 def excluded(history: Iterable[Record]) -> list[str]:
     """Nodes that decisions of this run keep away from, in the order in which they were found."""
-    told = [record.get("exclude") for record in history if record.get("event") == "retry"]
-    return list(dict.fromkeys(str(node) for nodes in told if isinstance(nodes, list) for node in nodes))
+    lists = [record.get("exclude") for record in history if record.get("event") == "retry"]
+    return list(dict.fromkeys(str(node) for nodes in lists if isinstance(nodes, list) for node in nodes))
 
 
 def _is_about_its_rank(evidence: Evidence) -> bool:

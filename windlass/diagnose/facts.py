@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from windlass.common.files import parse_record
 from windlass.diagnose import reading as read
 from windlass.diagnose.reading import MOST_OBJECTS, clean, moment
 from windlass.diagnose.slurm_records import SlurmRecord, last_job, slurm_records
 
 MOST_LOG_CHARACTERS = 4_000_000  # of one log: its beginning and its end are read
-
-
 Objects = dict[str, Any] | list[dict[str, Any]]
 
 
@@ -93,19 +91,19 @@ class Pod:
     deleted: float | None = None  # when its deletion was asked for
 
     @property
+    def main(self) -> list[Container]:
+        """Its main container, in all its states."""
+        return [container for container in self.containers if container.is_main and not container.is_init]
+
+    @property
     def started(self) -> bool:
         """Whether its main container has run."""
-        main = [container for container in self.containers if container.is_main and not container.is_init]
-        return any(container.state != "waiting" for container in main) or self.phase == "Succeeded"
+        return any(container.state != "waiting" for container in self.main) or self.phase == "Succeeded"
 
     @property
     def running(self) -> bool:
-        main = [
-            container
-            for container in self.containers
-            if container.is_main and not container.is_init and not container.is_last
-        ]
-        return self.phase == "Running" and all(container.state == "running" for container in main)
+        now = [container.state for container in self.main if not container.is_last]
+        return self.phase == "Running" and all(state == "running" for state in now)
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ class Facts:
         """Facts of a bundle's JSON value, whatever it holds."""
         bundle = read.mapping(value)
         jobs, workloads = read.objects(bundle.get("job")), read.objects(bundle.get("workload"))
-        pods = tuple(pod for one in read.objects(bundle.get("pods")) if (pod := _pod(one)))
+        pods = tuple(pod for item in read.objects(bundle.get("pods")) if (pod := _pod(item)))
         conditions = tuple(condition for job in jobs for condition in _job_conditions(job))
         return cls(
             job_name=next((name for owner in jobs if (name := read.text(read.at(owner, "metadata", "name")))), ""),
@@ -191,7 +189,7 @@ class Facts:
                 (at for owner in jobs if (at := moment(read.at(owner, "metadata", "deletionTimestamp")))), None
             ),
             job_conditions=conditions,
-            workload_conditions=tuple(one for item in workloads for one in _job_conditions(item)),
+            workload_conditions=tuple(condition for workload in workloads for condition in _job_conditions(workload)),
             pods=pods,
             events=_own(_events(bundle.get("events")), pods, jobs),
             nodes=tuple(_node(node) for node in read.objects(bundle.get("nodes"))),
@@ -204,10 +202,6 @@ class Facts:
     def is_empty(self) -> bool:
         parts = (self.job_conditions, self.workload_conditions, self.pods, self.events, self.nodes, self.slurm)
         return not any(parts) and not any(log.text.strip() for log in self.logs)
-
-    def pods_of_nodes(self) -> set[str]:
-        """The nodes that the job's pods are on; empty where that is not known."""
-        return {pod.node for pod in self.pods if pod.node}
 
     @property
     def job_failed(self) -> bool:
@@ -233,11 +227,11 @@ class Facts:
 
 def _conditions(value: Any) -> tuple[Condition, ...]:
     found = []
-    for one in read.items(read.at(value, "status", "conditions")):
-        one = read.mapping(one)
-        when = one.get("lastTransitionTime") or one.get("lastUpdateTime")
-        kind, status, reason, message = (read.text(one.get(key)) for key in ("type", "status", "reason", "message"))
-        found.append(Condition(kind, status, reason, message, moment(when)))
+    for item in read.items(read.at(value, "status", "conditions")):
+        condition = read.mapping(item)
+        texts = {key: read.text(condition.get(key)) for key in ("type", "status", "reason", "message")}
+        when = condition.get("lastTransitionTime") or condition.get("lastUpdateTime")
+        found.append(Condition(**texts, time=moment(when)))
     return tuple(found)
 
 
@@ -254,6 +248,7 @@ def _job_conditions(value: Any) -> tuple[Condition, ...]:
     return found
 
 
+POD_SUFFIX = re.compile(r"(-(worker|master|launcher|head|node))?(-\d+)*(-[a-z0-9]{5})?$")
 SIDECARS = re.compile(r"istio|proxy|envoy|linkerd|vault|fluent|log|metric|exporter|tensorboard|sidecar|agent|datadog")
 
 
@@ -264,8 +259,8 @@ def _pod(value: Mapping[str, Any]) -> Pod | None:
     first = read.text(read.at((read.items(spec.get("containers")) or [None])[0], "name"))
     containers: list[Container] = []
     for key in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
-        for one in read.items(status.get(key)):
-            containers += _container(name, read.mapping(one), is_init=key.startswith("init"), first=first)
+        for container in read.items(status.get(key)):
+            containers += _container(name, read.mapping(container), is_init=key.startswith("init"), first=first)
     mains = [container for container in containers if not container.is_init]
     if mains and not any(main.is_main for main in mains):  # a job that is itself called "agent", say
         containers = [Container(**{**vars(container), "is_main": True}) for container in containers]
@@ -320,18 +315,20 @@ def _container(pod: str, value: Mapping[str, Any], *, is_init: bool, first: str)
 def _events(value: Any) -> tuple[Event, ...]:
     """Events of the API (both groups), or records of events.jsonl; in the order of time where all have one."""
     found = []
-    for order, one in enumerate(read.objects(value)):
-        about = read.mapping(one.get("involvedObject") or one.get("regarding"))
+    for order, event in enumerate(read.objects(value)):
+        about = read.mapping(event.get("involvedObject") or event.get("regarding"))
         kind, name = read.text(about.get("kind")), read.text(about.get("name"))
-        if not about and isinstance(one.get("object"), str):
-            kind, _, name = read.text(one["object"]).partition("/")
-        series = read.mapping(one.get("series"))
-        times = (one.get("lastTimestamp"), series.get("lastObservedTime"), one.get("eventTime"), one.get("time"))
-        when = next((at for at in map(moment, (*times, one.get("firstTimestamp"))) if at is not None), None)
-        message = read.text(one.get("message")) or read.text(one.get("note"))
-        found.append(Event(read.text(one.get("reason")), message, kind, name, read.text(one.get("type")), when, order))
-    if all(one.time is not None for one in found):
-        found.sort(key=lambda one: one.time or 0.0)
+        if not about and isinstance(event.get("object"), str):
+            kind, _, name = read.text(event["object"]).partition("/")
+        series = read.mapping(event.get("series"))
+        times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"), event.get("time"))
+        when = next((at for at in map(moment, (*times, event.get("firstTimestamp"))) if at is not None), None)
+        message = read.text(event.get("message")) or read.text(event.get("note"))
+        found.append(
+            Event(read.text(event.get("reason")), message, kind, name, read.text(event.get("type")), when, order)
+        )
+    if all(event.time is not None for event in found):
+        found.sort(key=lambda event: event.time or 0.0)
     return tuple(found)
 
 
@@ -339,15 +336,7 @@ def _own(events: tuple[Event, ...], pods: Sequence[Pod], jobs: Sequence[Mapping[
     """The events about this job's objects; those of other jobs in the namespace say nothing about it."""
     names = {pod.name for pod in pods if pod.name}
     stems = {name for job in jobs if (name := read.text(read.at(job, "metadata", "name")))}
-    stems |= {
-        re.sub(
-            r"(-(worker|master|launcher|head"
-            r"|node))?(-\d+)*(-[a-z0-9]{5})?$",
-            "",
-            name,
-        )
-        for name in names
-    } - {""}
+    stems |= {POD_SUFFIX.sub("", name) for name in names} - {""}
     nodes: dict[str, float] = {}  # since when the job has a pod there
     for pod in pods:
         if pod.node:
@@ -385,11 +374,10 @@ def _logs(value: Any) -> Iterator[Log]:
     if isinstance(value, str | list):
         value = {"log": value}
     for name, content in list(read.mapping(value).items())[:MOST_OBJECTS]:
-        if isinstance(content, list):
-            content = "\n".join(_log_line(one) for one in content)
         if isinstance(content, Mapping):
             content = content.get("text", content.get("log", content.get("lines")))
-            content = "\n".join(map(_log_line, content)) if isinstance(content, list) else content
+        if isinstance(content, list):
+            content = "\n".join(map(_log_line, content))
         if isinstance(content, bytes):
             content = content.decode("utf-8", "replace")
         if isinstance(content, str):
@@ -415,10 +403,7 @@ def _decoded(text: str) -> str:
     """The traceback of an error file that torchrun's workers write, instead of its JSON."""
     if '"py_callstack"' not in text:
         return text
-    try:
-        error = json.loads(text).get("message")
-    except (ValueError, AttributeError, RecursionError):
-        return text
+    error = (parse_record(text) or {}).get("message")
     return read.text(read.at(error, "extraInfo", "py_callstack")) or read.text(read.at(error, "message")) or text
 
 

@@ -119,8 +119,8 @@ def evidence_of(
     return Evidence(source, " ".join(text.split())[:MOST_EVIDENCE_CHARACTERS], rank, host or None, when)
 
 
-def first_rule(where: Where, head: str, body: str, frames: str = "") -> Rule | None:
-    return next((rule for rule in rules_for(where) if rule.matches(head, body, frames)), None)
+def first_rule(where: Where, head: str, body: str) -> Rule | None:
+    return next((rule for rule in rules_for(where) if rule.matches(head, body)), None)
 
 
 def said(facts: Facts, views: Sequence[LogView]) -> list[Finding]:

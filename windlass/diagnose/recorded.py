@@ -98,10 +98,10 @@ def _by_signal(signal: int, exit_code: int | None, evidence: Evidence) -> Iterat
 
 def _nodes(facts: Facts) -> Iterator[Finding]:
     """What the nodes of the job and their kernels report."""
-    own = facts.pods_of_nodes()
+    own = {pod.node for pod in facts.pods if pod.node}  # empty where that is not known
     if facts.pods and not own:  # nothing was scheduled: no node has ended it
         return
-    told: list[Evidence] = []
+    proofs: list[Evidence] = []
     for node in facts.nodes:
         if own and node.name not in own:
             continue
@@ -112,16 +112,16 @@ def _nodes(facts: Facts) -> Iterator[Finding]:
         ]
         texts += [(f"taint {taint}", None) for taint in node.taints if own]
         texts += [(f"label {label}", None) for label in node.labels if own]
-        told += [evidence_of(f"node {node.name}", text, time, host=node.name) for text, time in texts]
-    told += [
+        proofs += [evidence_of(f"node {node.name}", text, time, host=node.name) for text, time in texts]
+    proofs += [
         evidence_of(f"node {event.name}", f"{event.reason} {event.message}", event.time, host=event.name)
         for event in facts.events
         if event.kind == "Node"
     ]
     for log in facts.logs:
         if log.is_kernel:
-            told += [evidence_of(log.name, line) for line in log.text.splitlines()[-2000:]]
-    for evidence in told:
+            proofs += [evidence_of(log.name, line) for line in log.text.splitlines()[-2000:]]
+    for evidence in proofs:
         if rule := first_rule("node", "", evidence.line):
             weight = Weight.TRANSPORT if rule.name == "file_system" else Weight.NODE
             yield _by(rule, weight, BY_NODE, evidence)

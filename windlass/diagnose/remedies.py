@@ -56,14 +56,14 @@ def _less_at_once(run: Run) -> Remedy | None:
 def _what_nodes_have(facts: Facts) -> Remedy | None:
     """Only for what no node could give though it were empty; nodes in use by others are waited for."""
     edit: dict[str, Any] = {}
-    told = []
+    amounts = []
     for resource in (MEMORY, CPU):
         requested = max((amount(pod.requests.get(resource)) for pod in facts.pods), default=0.0)
         most = _most(facts.nodes, resource)
         if requested > most > 0:
             edit[f"target.kubernetes.{resource}"] = new = _written(resource, SHARE * most)
-            told.append(f"{resource} {new}, of the {_written(resource, most)} that the largest node has")
-    return Remedy(edit, f"each pod asks for {' and '.join(told)}") if edit else None
+            amounts.append(f"{resource} {new}, of the {_written(resource, most)} that the largest node has")
+    return Remedy(edit, f"each pod asks for {' and '.join(amounts)}") if edit else None
 
 
 def _more_memory(run: Run, facts: Facts) -> Remedy | None:

@@ -185,7 +185,7 @@ def _without_values(value: Any, secrets: list[str]) -> Any:
             value = value.replace(secret, REMOVED)
         return value
     if isinstance(value, list):
-        return [_without_values(one, secrets) for one in value]
+        return [_without_values(item, secrets) for item in value]
     if isinstance(value, dict):
         return {_without_values(key, secrets): _without_values(part, secrets) for key, part in value.items()}
     return value

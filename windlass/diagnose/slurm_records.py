@@ -65,14 +65,8 @@ def _slurm_record(value: Mapping[str, Any], source: str) -> Iterator[SlurmRecord
     killer = read.text(read.at(fields.get("killrequestuser"), "name") or fields.get("killrequestuser"))
     if words:
         words += f" by {killer}" if killer and killer != "0" and "CANCEL" in words and " by " not in words else ""
-        when = next(
-            (
-                text
-                for key in ("end", "endtime", "start", "submit")
-                if (text := read.text(fields.get(key))) and text[:1].isdigit()
-            ),
-            "",
-        )
+        times = (read.text(fields.get(key)) for key in ("end", "endtime", "start", "submit"))
+        when = next((time for time in times if time[:1].isdigit()), "")
         code = code if code else derived or code
         tres = read.text(fields.get("tres") or fields.get("reqtres") or fields.get("alloctres"))
         memory = (_mebibytes(fields.get("maxrss")), _mebibytes(fields.get("reqmem")))
@@ -94,16 +88,16 @@ def last_job(found: Iterator[SlurmRecord]) -> tuple[SlurmRecord, ...]:
     def number(record: SlurmRecord) -> str:
         return record.name.split(".")[0]
 
-    asked = [one for one in records if one.source == "scontrol" and one.name]
-    jobs = asked or [one for one in records if "." not in one.name]
+    asked = [record for record in records if record.source == "scontrol" and record.name]
+    jobs = asked or [record for record in records if "." not in record.name]
     if not jobs:
         return tuple(records)
-    last = number(max(jobs, key=lambda one: one.time)) if all(job.time for job in jobs) else number(jobs[-1])
-    own = [one for one in records if number(one) == last or not one.name]
-    whole = [one for one in own if "." not in one.name and one.source == "sacct"]
+    last = number(max(jobs, key=lambda record: record.time)) if all(job.time for job in jobs) else number(jobs[-1])
+    own = [record for record in records if number(record) == last or not record.name]
+    whole = [record for record in own if "." not in record.name and record.source == "sacct"]
     # a requeued job has a row for every stay on the nodes
-    old = whole[:-1] if not asked or not all("PENDING" in one.state for one in whole) else whole
-    return tuple(one for one in own if one not in old)
+    old = whole[:-1] if not asked or not all("PENDING" in record.state for record in whole) else whole
+    return tuple(record for record in own if record not in old)
 
 
 def _exit_code(value: Any) -> tuple[int | None, int | None]:

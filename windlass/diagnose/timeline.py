@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from windlass.common.files import parse_record
 from windlass.diagnose.facts import Log
 from windlass.diagnose.reading import moment
 
@@ -106,6 +106,10 @@ BARE_EXCEPTION = re.compile(
 EXCEPTION_GROUP, GROUP_MARGIN = "Exception Group Traceback", re.compile(r"(?:  )+(?:\| |\+ (?=Ex)|\+-[-+ \d]*$)")
 CAUSE_LINK = "The above exception was the direct cause of the following exception"
 CONTEXT_LINK = "During handling of the above exception, another exception occurred"
+AFTER_MESSAGE = re.compile(
+    rf"{CAUSE_LINK}|{CONTEXT_LINK}|Exception (?:in thread|ignored in)|\[|srun:|slurmstepd:|terminate called"
+    r"|Fatal Python|Segmentation|Killed|==="
+)
 # A thread of torch or of C++ that ends the process with another's message.
 NATIVE = re.compile(
     r"(?:\[[^\]]{1,80}\]:?\s*){0,4}(?:NCCL watchdog thread|Process group watchdog thread"
@@ -273,8 +277,8 @@ def _lines(log: Log, year: int) -> Iterable[Line]:
         raw = raw[:FIRST_LINES] + raw[-LAST_LINES:]
     raw = [line for text in raw for line in (_of_json(text) if text[:1] == "{" else (text,))]
     has_groups = EXCEPTION_GROUP in log.text
-    labels = sum(bool(SRUN_LABEL.match(one)) for one in raw[:400])
-    is_labelled = labels >= 3 and labels * 10 >= 6 * len([one for one in raw[:400] if one.strip()])
+    labels = sum(bool(SRUN_LABEL.match(line)) for line in raw[:400])
+    is_labelled = labels >= 3 and labels * 10 >= 6 * len([line for line in raw[:400] if line.strip()])
     last_time: float | None = None
     for order, text in enumerate(raw):
         text, rank, when = text[:MOST_LINE], log.rank, None
@@ -301,11 +305,8 @@ def _lines(log: Log, year: int) -> Iterable[Line]:
 
 def _of_json(text: str) -> Sequence[str]:
     """A line of a logger that writes JSON, as one that writes text: time, level, message, and its traceback."""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return (text,)
-    if not isinstance(record, dict):
+    record = parse_record(text)
+    if record is None:
         return (text,)
     time, level, message, trace = (
         next((str(record[key]) for key in keys if isinstance(record.get(key), str | int | float)), "")
@@ -379,7 +380,7 @@ def _failures(stream: Sequence[Line], covered: set[int]) -> list[Failure]:
         else:
             index += 1
     for failure in found:
-        covered.update(one.order for one in stream if failure.begin <= one.order <= failure.end)
+        covered.update(line.order for line in stream if failure.begin <= line.order <= failure.end)
     for line in stream:
         if (
             line.order in covered
@@ -439,24 +440,8 @@ def _traceback(stream: Sequence[Line], index: int) -> tuple[Raised | None, int]:
             or _step(line) is not None
         )
         gap = line.order - stream[index - 1].order > 1 and line.rank is None
-        ends = line.text.startswith(
-            (
-                CAUSE_LINK,
-                CONTEXT_LINK,
-                "Exception in thread",
-                "Exception ignored in",
-                "[",
-                "srun:",
-                "slurmstepd:",
-                "terminate called",
-                "Fatal Python",
-                "Segmentation",
-                "Killed",
-                "===",
-            )
-        )
         quotes = len(message) > 1 and message[1].startswith("Original Traceback")  # of a data loader's worker
-        if is_new or gap or ends or (BARE_EXCEPTION.match(line.text) and not quotes):
+        if is_new or gap or AFTER_MESSAGE.match(line.text) or (BARE_EXCEPTION.match(line.text) and not quotes):
             break
         if inner := FRAME.match(line.layout):
             frames.append((inner["file"], stream[index + 1].layout.strip() if index + 1 < len(stream) else ""))

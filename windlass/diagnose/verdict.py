@@ -76,7 +76,8 @@ def diagnose(facts: Facts) -> Verdict:
     if outcome not in ("running", "succeeded") and all(finding.weight <= Weight.ECHO for finding in by_ranks):
         by_ranks += errors
     everything = [*by_ranks, *by_platform]
-    root = _root(_first(by_ranks, present), _strongest(by_platform))
+    strongest = max(by_platform, key=lambda finding: (finding.weight, finding.confidence), default=None)
+    root = _root(_first(by_ranks, present), strongest)
     slow = rhythm(facts, present, is_over=outcome == "failed")
     if outcome == "succeeded" and not (root and _contradicts_success(root, by_ranks)):
         return _answer(_plain("succeeded", "its ranks, its pods, its job or its accounting say so", facts, present), [])
@@ -84,9 +85,7 @@ def diagnose(facts: Facts) -> Verdict:
         return _answer(slow, everything)
     if outcome == "running" and (root is None or root.weight <= Weight.ECHO or root.confidence < 0.5):
         return _answer(_plain("running", "nothing failed, and its pods or steps are under way", facts, present), [])
-    if root is None or root.weight <= Weight.ECHO or root.name == "unknown":
-        return _unknown(facts, present, everything)
-    if _is_undecided(root, everything):
+    if root is None or root.weight <= Weight.ECHO or root.name == "unknown" or _is_undecided(root, everything):
         return _unknown(facts, present, everything)
     return _answer(root, everything)
 
@@ -179,10 +178,6 @@ def _lost_connection(echo: Finding) -> Finding | None:
     is_lost = re.search(r"connection|socket|nccl|remote|peer", echo.evidence[0].line, re.IGNORECASE)
     is_raised = "Error" in echo.evidence[0].line and "process has died" not in echo.evidence[0].line
     return replace(echo, name="nccl_network", confidence=0.35, weight=Weight.ASKED) if is_lost and is_raised else None
-
-
-def _strongest(findings: Sequence[Finding]) -> Finding | None:
-    return max(findings, key=lambda finding: (finding.weight, finding.confidence), default=None)
 
 
 def _root(rank: Finding | None, platform: Finding | None) -> Finding | None:

@@ -36,6 +36,7 @@ BEGINS = ("launched", "submitted")
 TRAINS = ("started", "resumed")
 ENDS = ("rank-died", "node-lost", "restart", "requeue", "gave-up", "stopped", "exit")
 LEAVES = ("finished", "preempted")  # by itself, with a checkpoint
+MOST_KEPT = 4096  # times of steps
 
 Record = Mapping[str, Any]
 
@@ -72,17 +73,8 @@ class AttemptAccount:
     def seconds(self) -> float:
         return self.end - self.begin
 
-    @property
-    def goodput(self) -> float | None:
-        return self.parts["training"] / self.seconds if self.seconds > 0 else None
-
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "attempt": self.attempt,
-            "seconds": round(self.seconds, 3),
-            "goodput": self.goodput,
-            "parts_s": _shown(self.parts),
-        }
+        return {"attempt": self.attempt, **_shown(self.seconds, self.parts)}
 
 
 @dataclass(frozen=True)
@@ -102,15 +94,11 @@ class Account:
 
     @property
     def goodput(self) -> float | None:
-        return self.parts["training"] / self.seconds if self.seconds > 0 else None
+        return _goodput(self.seconds, self.parts)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "seconds": round(self.seconds, 3),
-            "goodput": self.goodput,
-            "parts_s": _shown(self.parts),
-            "attempts": [attempt.as_dict() for attempt in self.attempts],
-        }
+        attempts = [attempt.as_dict() for attempt in self.attempts]
+        return {**_shown(self.seconds, self.parts), "attempts": attempts}
 
 
 def _add(parts: Mapping[str, float], *, to: defaultdict[str, float]) -> None:
@@ -118,8 +106,13 @@ def _add(parts: Mapping[str, float], *, to: defaultdict[str, float]) -> None:
         to[name] += seconds
 
 
-def _shown(parts: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(parts[name], 3) for name in PARTS if parts.get(name)}
+def _goodput(seconds: float, parts: Mapping[str, float]) -> float | None:
+    return parts.get("training", 0.0) / seconds if seconds > 0 else None
+
+
+def _shown(seconds: float, parts: Mapping[str, float]) -> dict[str, Any]:
+    parts_s = {name: round(parts[name], 3) for name in PARTS if parts.get(name)}
+    return {"seconds": round(seconds, 3), "goodput": _goodput(seconds, parts), "parts_s": parts_s}
 
 
 def account(history: Iterable[Record], metrics: Iterable[Metric], *, now: float | None = None) -> Account:
@@ -151,14 +144,14 @@ def account(history: Iterable[Record], metrics: Iterable[Metric], *, now: float 
 class _Median:
     """Of more values than are worth keeping: every second, fourth, … of them."""
 
-    def __init__(self, most: int = 4096) -> None:
+    def __init__(self) -> None:
         self.kept: list[float] = []
-        self.most, self.stride, self.count = most, 1, 0
+        self.stride, self.count = 1, 0
 
     def add(self, value: float) -> None:
         if self.count % self.stride == 0:
             self.kept.append(value)
-            if len(self.kept) > self.most:
+            if len(self.kept) > MOST_KEPT:
                 self.kept, self.stride = self.kept[::2], 2 * self.stride
         self.count += 1
 

@@ -1,7 +1,7 @@
 """The goodput to expect in closed form, and the best time between two checkpoints of every tier.
 
-First order in (time lost per failure ÷ time between failures), as Young (1974); `daly` is exact for one tier. The
-simulator is held against both (tests/goodput).
+First order in (time lost per failure ÷ time between failures), as Young (1974). The simulator of
+benchmarks/ is held against it (tests/goodput).
 """
 
 from __future__ import annotations
@@ -57,9 +57,3 @@ def expected(failures: Failures, tiers: Sequence[Tier], intervals: Mapping[str, 
     losses = {"saving": saving, "repeated": repeated, "detection": detection, "restart": restart}
     losses = {name: share / paid for name, share in losses.items()}
     return Expected(max(0.0, 1 - sum(losses.values())), losses)
-
-
-def daly(interval_s: float, stall_s: float, restart_s: float, between_s: float) -> float:
-    """Goodput with one tier, failures of an exponential distribution that also strike while it restarts: exact."""
-    segment = between_s * math.exp(restart_s / between_s) * math.expm1((interval_s + stall_s) / between_s)
-    return interval_s / segment

@@ -1,4 +1,4 @@
-"""What others published about failures at scale, and the times that the simulator takes: each with its source."""
+"""What others published about failures at scale, and the times that plans and simulations take, with sources."""
 
 from __future__ import annotations
 
@@ -48,14 +48,6 @@ LLAMA3 = (
     Cause("planned: firmware, configuration", 47, "preempted", "notice"),
 )
 LLAMA3_RATE = sum(cause.count for cause in LLAMA3) / (LLAMA3_DAYS * 86_400 * LLAMA3_GPUS)  # per GPU and second
-
-# Other rates per GPU, to see how far the result depends on this one.
-OTHER_RATES = {
-    # "Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (Meta, arXiv 2410.21680): 6.50 and 2.34
-    # failures per 1,000 node-days of 8 A100 on its two clusters.
-    "Meta RSC-1": 6.50 / (1_000 * 86_400 * GPUS_PER_NODE),
-    "Meta RSC-2": 2.34 / (1_000 * 86_400 * GPUS_PER_NODE),
-}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.compatibility import leaves
 from windlass.targets.launch.tail import newest_steps
+from windlass.targets.protocol import ENDED
 from windlass.ui.growing import open_plain
 from windlass.ui.runs import RunView
 
@@ -33,7 +34,6 @@ MOST_APPRAISED = 20  # runs whose goodput is counted in one go
 MOST_APPRAISED_BYTES = 128 * 1024 * 1024
 APPRAISAL_SECONDS = 20.0
 QUIET_SECONDS = 3.0  # after the start, which belong to the first page
-ENDED = ("finished", "failed", "preempted", "stopped")
 UNREADABLE = "–"
 READ_FILES = ("run.yaml", "history.jsonl", "metrics.jsonl", "supervisor.json", "events.jsonl")
 NOT_PLAIN = (-1, -1)  # a link, which could lead out of the folder, or a pipe, on which a reader would wait

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from windlass.runfolder import RunFolder
+from windlass.targets.launch.logs import RANK_LINE
 from windlass.ui.growing import open_plain
 
 NAME = re.compile(r"(?:rank-0*(\d+)|[A-Za-z0-9._-]+)\.(?:log|out)")
 STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
 LEVEL = re.compile(r"\b(ERROR|CRITICAL|FATAL|WARNING|Traceback)\b")
 ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
-COPY_OF_A_RANK = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d rank \d+ [A-Z]+ ")
 MOST_LINES = 1000
 MOST_LINE_BYTES = 2000  # that are shown, and searched
 MOST_BYTES = 64 * 1024 * 1024  # that one answer looks at, of all files together
@@ -95,7 +95,7 @@ def _newest(
         if time.monotonic() > until:
             break
         stamp = max(stamp, text[:19].replace(" ", "T")) if STAMP.match(text) else stamp  # clocks may jump back
-        is_copy = file.rank is None and not with_copies and COPY_OF_A_RANK.match(text)
+        is_copy = file.rank is None and not with_copies and RANK_LINE.match(text)
         if not is_copy and (not wanted or wanted in text.casefold()):
             lines.append((stamp, file.source, text))
     return lines

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from windlass.checkpoint.browsing import Row, views
@@ -47,20 +47,11 @@ Describe = Callable[[Mapping[str, Any]], str | None]
 class Attempt:
     """From a launch of the ranks to their end."""
 
-    number: int
+    attempt: int  # its number
     began: float
     ended: float | None = None
     first_step: int | None = None
     ranks: int | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "attempt": self.number,
-            "began": self.began,
-            "ended": self.ended,
-            "first_step": self.first_step,
-            "ranks": self.ranks,
-        }
 
 
 @dataclass
@@ -186,7 +177,7 @@ class RunView:
     def as_dict(self) -> dict[str, Any]:
         with self.lock:
             return {
-                "attempts": [attempt.as_dict() for attempt in self.attempts.values()],
+                "attempts": [asdict(attempt) for attempt in self.attempts.values()],
                 "events": sorted((*self.events, *self.saves), key=lambda event: event["time"] or 0.0),
                 "checkpoints": self.checkpoints(),
                 "num_steps": len(self.steps),

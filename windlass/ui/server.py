@@ -148,10 +148,10 @@ class Server:
                 curves[name] = {"x": xs, "y": ys}
                 if weight and series is view.steps:
                     curves[name]["smooth"] = series.smoothed(column, axis, rows, most_points // 2, weight)
-            starts = [attempt.as_dict() for attempt in view.attempts.values() if attempt.first_step is not None]
+            starts = [attempt.first_step for attempt in view.attempts.values() if attempt.first_step is not None]
             return {
                 "curves": curves,
-                "restarts": [_at(view.steps, axis, start["first_step"]) for start in starts[1:]],
+                "restarts": [_at(view.steps, axis, step) for step in starts[1:]],
                 "complete": view.is_complete,
                 "num_steps": len(view.steps) * view.steps.stride,
                 "version": view.version,

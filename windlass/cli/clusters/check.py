@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,7 @@ def check(
                 "namespace": api.access.namespace,
                 "status": status,
                 "requests": api.num_requests,
-                "results": [result.as_dict() for result in checked.results],
+                "results": [asdict(result) for result in checked.results],
             }
         )
     else:
@@ -168,14 +168,14 @@ def fix(
         print_json(
             {
                 "outcomes": [{"object": outcome.name, "result": outcome.result} for outcome in outcomes],
-                "results": [result.as_dict() for result in after.results],
+                "results": [asdict(result) for result in after.results],
             }
         )
     else:
         print_table(["OBJECT", "RESULT"], [[outcome.name, outcome.result] for outcome in outcomes])
         if not undo:
             click.echo(f"checked again: {_change(before.results, after.results)}")
-            if unhelped and any(outcome.is_created for outcome in outcomes):
+            if unhelped and any(outcome.result == "created" for outcome in outcomes):
                 click.echo("still failing: " + "; ".join(result.summary for result in unhelped))
                 click.echo("  windlass cluster fix --undo    takes away what was made")
     return ExitCode.OK if undo else _gravity(after.results)

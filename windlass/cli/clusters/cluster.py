@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from windlass.cli.clusters.check import check, fix
@@ -40,7 +42,7 @@ def ls(region: str | None, no_aws: bool, as_json: bool) -> None:
         except UserError as error:
             warnings.append(f"{error.what}: {error.evidence}" if error.evidence else error.what)
     if as_json:
-        print_json({"clusters": [row.as_dict() for row in rows], "warnings": warnings})
+        print_json({"clusters": [asdict(row) for row in rows], "warnings": warnings})
         return
     if not rows:
         click.echo(

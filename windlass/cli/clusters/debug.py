@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from windlass.cli.jobs import on_option, run_names
@@ -30,7 +32,7 @@ def debug(name: str, place: str | None, as_json: bool) -> int:
     findings = names_and_port(scripts, host_name(run), run.target.port or COORDINATOR_PORT)
     findings += bandwidths(scripts, [pod.address for pod in pods])
     if as_json:
-        print_json([finding.as_dict() for finding in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
         rows = [
             [finding.check, finding.origin, finding.destination, "ok" if finding.ok else "FAILED", finding.said]

@@ -23,6 +23,7 @@ def sync(name: str, place: str | None, folder: str | None, as_json: bool) -> Non
     """
     from windlass.cli.clusters.clusters import find_on_cluster, pod_scripts_of
     from windlass.cli.output import print_json
+    from windlass.targets.kubernetes.manifests.request import with_options
     from windlass.targets.kubernetes.syncing import folder_to_send
     from windlass.targets.kubernetes.syncing import sync as send
 
@@ -40,10 +41,7 @@ def sync(name: str, place: str | None, folder: str | None, as_json: bool) -> Non
 
     changed = send(api, cluster_job, run, folder, scripts[0], [pod.name for pod in pods], say)
     if changed:
-        options = run.target.kubernetes.model_copy(update={"code": folder})
-        target.note_new_code(
-            job, run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": options})})
-        )
+        target.note_new_code(job, with_options(run, code=folder))
     if as_json:
         print_json({"name": name, "changed": changed, "said": said})
     elif not changed:

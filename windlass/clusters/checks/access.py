@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from windlass.clusters.needs import OPTIONAL_ACCESSES, Needs
 from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Access, Snapshot
+from windlass.targets.kubernetes.api.discovery import number_in
 
 OLDEST = (1, 28)  # sidecars, job failure policies and strict field validation are there
 OPTIONAL = {str(access) for access in OPTIONAL_ACCESSES}
 
 
 def api_server(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
-    major, minor = (_number(snapshot.version.get(key)) for key in ("major", "minor"))
+    major, minor = (number_in(snapshot.version.get(key)) for key in ("major", "minor"))
     version = str(snapshot.version.get("gitVersion") or f"{major}.{minor}")
     if (major, minor) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -51,8 +52,3 @@ def _role_command(namespace: str, access: Access) -> str:
     resource += f"/{access.subresource}" if access.subresource else ""
     kind, where = ("clusterrole", "") if access.resource == "nodes" else ("role", f" -n {namespace}")
     return f"kubectl{where} create {kind} windlass-{access.verb} --verb={access.verb} --resource={resource}"
-
-
-def _number(text: object) -> int:
-    digits = "".join(letter for letter in str(text or "") if letter.isdigit())  # "33+" on EKS
-    return int(digits) if digits else 0

@@ -10,8 +10,7 @@ from windlass.clusters.needs import EFA, Needs
 from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
 from windlass.targets.kubernetes.manifests.capacity import requests
-
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+from windlass.targets.kubernetes.manifests.resources import INSTANCE_LABEL
 
 
 def check_aws(facts: AwsFacts, snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
@@ -103,7 +102,7 @@ def _hyperpod_instances(facts: AwsFacts, needs: Needs) -> Iterator[Result]:
 def instance_of(needs: Needs) -> str | None:
     """The type of the nodes that the run's pods go to, where they say so."""
     selector = (needs.pod or {}).get("spec", {}).get("nodeSelector") or {}
-    return str(selector[INSTANCE_TYPE]) if INSTANCE_TYPE in selector else None
+    return str(selector[INSTANCE_LABEL]) if INSTANCE_LABEL in selector else None
 
 
 def _identity(facts: AwsFacts, needs: Needs) -> Iterator[Result]:

@@ -12,8 +12,8 @@ from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
 from windlass.targets.kubernetes.api.http import Object
 from windlass.targets.kubernetes.manifests.capacity import NodeRoom, requests
+from windlass.targets.kubernetes.manifests.resources import INSTANCE_LABEL
 
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 DRIVER = "nvidia.com/cuda.driver-version.full"
 DRIVER_PARTS = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")
 # The oldest driver of each CUDA major version: within one, minor versions are compatible.
@@ -123,12 +123,12 @@ def _plugin(
             )
     short = [room for room in rooms if room.allocatable.get(resource, 0.0) < should_have.get(room.name, 0)]
     for room in short[:3]:
-        have = room.allocatable.get(resource, 0.0)
+        have, wanted = room.allocatable.get(resource, 0.0), should_have[room.name]
         yield Result(
             check,
             "fail" if not have and _asks(needs, resource) else "warn",
-            f"{room.name} offers {have:g} of its {should_have[room.name]} {resource}",
-            evidence=f"{room.labels.get(INSTANCE_TYPE)} has {should_have[room.name]}; status.allocatable says {have:g}",
+            f"{room.name} offers {have:g} of its {wanted} {resource}",
+            evidence=f"{room.labels.get(INSTANCE_LABEL)} has {wanted}; status.allocatable says {have:g}",
             fix=f"kubectl describe node {room.name}    shows the plugin's pod and what the kubelet says",
         )
     if offering and not short:
@@ -156,7 +156,7 @@ def _wanted(plugin: Object) -> int:
 
 def _by_catalogue(room: NodeRoom, column: str) -> int:
     """How many devices the node's instance type has; 0 where the catalogue does not know the type."""
-    entry: Any = instances().get(room.labels.get(INSTANCE_TYPE, "").removeprefix("ml."))
+    entry: Any = instances().get(room.labels.get(INSTANCE_LABEL, "").removeprefix("ml."))
     return int(getattr(entry, column) or 0) if entry else 0
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from windlass.clusters.needs import EFA, GPU, Needs
 from windlass.clusters.result import Result
 from windlass.clusters.snapshot import Refusal, Snapshot
 from windlass.targets.kubernetes.api.http import Object
 from windlass.targets.kubernetes.manifests.capacity import requests
+from windlass.targets.kubernetes.manifests.pod import HYPERPOD_HEALTH, ZONE
 
 MOST_NAMED = 5
-HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
-ZONE = "topology.kubernetes.io/zone"
 # Conditions that are bad while they are False: KernelReady of the EKS node monitoring agent, EtcdIsVoter of k3s. Every
 # other one is bad while it is True: the kubelet's pressures, node-problem-detector's, NVSentinel's.
 GOOD_WHEN_TRUE = re.compile(r"((?<!Not)Ready|Healthy|Available|IsVoter)$")
@@ -33,7 +32,7 @@ def readiness(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
             fix="a node group, or an autoscaler that makes nodes when pods wait (Karpenter, cluster-autoscaler)",
         )
         return
-    down = [_name(node) for node in snapshot.nodes if _condition(node, "Ready") != "True"]
+    down = [_name(node) for node in snapshot.nodes if _ready(node).get("status") != "True"]
     cordoned = [_name(node) for node in snapshot.nodes if (node.get("spec") or {}).get("unschedulable")]
     num_usable = len(snapshot.nodes) - len({*down, *cordoned})
     if down:
@@ -103,35 +102,27 @@ def _problems(node: Object) -> Iterator[str]:
         if status == ("False" if GOOD_WHEN_TRUE.search(str(kind)) else "True"):
             message = " ".join(str(condition.get("message") or condition.get("reason") or "").split())
             yield f"{kind}: {message[:160]}"
-    label = _labels(node).get(HYPERPOD_HEALTH)
+    label = (node["metadata"].get("labels") or {}).get(HYPERPOD_HEALTH)
     if label and label != "Schedulable":
         yield f"{HYPERPOD_HEALTH}={label}"
 
 
 def _why_down(node: Object) -> str:
-    for condition in (node.get("status") or {}).get("conditions") or ():
-        if condition.get("type") == "Ready":
-            return (
-                f"{_name(node)}: Ready={condition.get('status')}: {condition.get('message') or condition.get('reason')}"
-            )
-    return f"{_name(node)}: it never reported"
+    ready = _ready(node)
+    if not ready:
+        return f"{_name(node)}: it never reported"
+    return f"{_name(node)}: Ready={ready.get('status')}: {ready.get('message') or ready.get('reason')}"
 
 
-def _condition(node: Object, kind: str) -> str | None:
+def _ready(node: Object) -> Object:
     conditions = (node.get("status") or {}).get("conditions") or ()
-    return next((condition.get("status") for condition in conditions if condition.get("type") == kind), None)
-
-
-def _labels(node: Object) -> Mapping[str, str]:
-    labels: Mapping[str, str] = node["metadata"].get("labels") or {}
-    return labels
+    return next((condition for condition in conditions if condition.get("type") == "Ready"), {})
 
 
 def _name(node: Object) -> str:
     return str(node["metadata"]["name"])
 
 
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more

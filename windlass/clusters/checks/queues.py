@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from windlass.clusters.needs import Needs
 from windlass.clusters.result import Result
@@ -39,7 +40,7 @@ def kueue(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
                 fix=f"target.kubernetes.queue={names[0]}    sends a run through it",
             )
         return
-    queue = next((queue for queue in snapshot.local_queues if queue["metadata"]["name"] == needs.queue), None)
+    queue = _named(snapshot.local_queues, needs.queue)
     if queue is None:
         yield Result(
             "queue",
@@ -49,7 +50,7 @@ def kueue(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
             fix=f"target.kubernetes.queue={names[0]}" if names else "an administrator makes a LocalQueue",
         )
         return
-    yield _active("queue", queue, f"the queue {needs.queue}")
+    yield _active(queue, f"the queue {needs.queue}")
     yield from _cluster_queue(snapshot, needs, str((queue.get("spec") or {}).get("clusterQueue") or ""))
 
 
@@ -57,19 +58,17 @@ def _cluster_queue(snapshot: Snapshot, needs: Needs, name: str) -> Iterator[Resu
     if isinstance(snapshot.cluster_queues, Refusal):
         yield Result("queue", "skip", f"the cluster queue {name} was not looked at", str(snapshot.cluster_queues))
         return
-    value = next((queue for queue in snapshot.cluster_queues if queue["metadata"]["name"] == name), None)
+    value = _named(snapshot.cluster_queues, name)
     if value is None:
         yield Result("queue", "fail", f"the queue leads to the cluster queue {name}, which is not there")
         return
-    yield _active("queue", value, f"the cluster queue {name}")
-    quota: dict[str, float] = {}
+    yield _active(value, f"the cluster queue {name}")
+    quota: dict[str, float] = defaultdict(float)
     for group in (value.get("spec") or {}).get("resourceGroups") or ():
         for flavor in group.get("flavors") or ():
             for resource in flavor.get("resources") or ():
-                amount = parse_quantity(resource.get("nominalQuota", "0")) + parse_quantity(
-                    resource.get("borrowingLimit") or "0"
-                )
-                quota[resource["name"]] = quota.get(resource["name"], 0.0) + amount
+                for key in ("nominalQuota", "borrowingLimit"):
+                    quota[resource["name"]] += parse_quantity(resource.get(key) or "0")
     borrows = bool((value.get("spec") or {}).get("cohort") or (value.get("spec") or {}).get("cohortName"))
     asked = requests(needs.pod) if needs.pod else {}
     uncovered = sorted(key for key, amount in asked.items() if amount and key not in quota and key != COUNTED)
@@ -112,7 +111,7 @@ def volcano(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
         yield Result("queue", "skip", "Volcano's queues were not looked at", str(snapshot.volcano_queues))
         return
     name = ((pod.get("metadata") or {}).get("annotations") or {}).get(VOLCANO_QUEUE, "default")
-    queue = next((queue for queue in snapshot.volcano_queues if queue["metadata"]["name"] == name), None)
+    queue = _named(snapshot.volcano_queues, name)
     state = str(((queue or {}).get("status") or {}).get("state") or "Open")
     if queue is None or state != "Open":
         names = ", ".join(queue["metadata"]["name"] for queue in snapshot.volcano_queues)
@@ -139,12 +138,14 @@ def volcano(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
         yield Result("queue", "pass", f"Volcano's queue {name} is open")
 
 
-def _active(check: str, value: Object, what: str) -> Result:
+def _named(queues: Sequence[Object], name: str) -> Object | None:
+    return next((queue for queue in queues if queue["metadata"]["name"] == name), None)
+
+
+def _active(value: Object, what: str) -> Result:
     conditions = (value.get("status") or {}).get("conditions") or ()
     active = next((condition for condition in conditions if condition.get("type") == "Active"), None)
     if active is not None and active.get("status") != "True":
-        return Result(
-            check, "fail", f"{what} is not active", evidence=str(active.get("message") or active.get("reason"))
-        )
+        return Result("queue", "fail", f"{what} is not active", str(active.get("message") or active.get("reason")))
     pending = int((value.get("status") or {}).get("pendingWorkloads") or 0)
-    return Result(check, "pass", f"{what} is active" + (f"; {pending} workloads wait in it" if pending else ""))
+    return Result("queue", "pass", f"{what} is active" + (f"; {pending} workloads wait in it" if pending else ""))

@@ -31,10 +31,8 @@ LONGEST = 5.0  # seconds of an all-reduce: over a slow network larger ones are l
 
 
 def report(check: str, **facts: object) -> None:
-    print(
-        MARK + json.dumps({"check": check, "pod": index(), "host": os.environ.get("WINDLASS_NODE", ""), **facts}),
-        flush=True,
-    )
+    line = {"check": check, "pod": index(), "host": os.environ.get("WINDLASS_NODE", ""), **facts}
+    print(MARK + json.dumps(line), flush=True)
 
 
 def index() -> int:

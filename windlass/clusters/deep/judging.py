@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from windlass.clusters.deep.inside import SECONDS
-from windlass.clusters.deep.pods import Told
+from windlass.clusters.deep.pods import PodReport
 from windlass.clusters.needs import EFA, Needs
 from windlass.clusters.result import Result
 from windlass.targets.kubernetes.manifests.capacity import requests
@@ -17,24 +17,24 @@ SLOW_DISK_MIB_S = 100.0
 LARGE = 1 << 24  # bytes from which an all-reduce shows the network's speed and not its delay
 
 
-def judge(told: Sequence[Told], needs: Needs, line_rate_gbit_s: float | None) -> list[Result]:
-    lines = [{**line, "node": pod.node} for pod in told for line in pod.lines]
+def judge(reports: Sequence[PodReport], needs: Needs, line_rate_gbit_s: float | None) -> list[Result]:
+    lines = [{**line, "node": pod.node} for pod in reports for line in pod.lines]
     return [
-        *_ran(told, needs),
+        *_ran(reports, needs),
         *_names(lines),
-        *_links(lines, told, line_rate_gbit_s),
+        *_links(lines, reports, line_rate_gbit_s),
         *_collectives(lines),
         *_network(lines, needs),
         *_disks(lines),
     ]
 
 
-def _ran(told: Sequence[Told], needs: Needs) -> Iterator[Result]:
-    finished = [pod for pod in told if any(line["check"] == "end" for line in pod.lines)]
+def _ran(reports: Sequence[PodReport], needs: Needs) -> Iterator[Result]:
+    finished = [pod for pod in reports if any(line["check"] == "end" for line in pod.lines)]
     if len(finished) == needs.num_pods:
         nodes = len({pod.node for pod in finished})
         yield Result("deep-pods", "pass", f"{needs.num_pods} pods ran on {nodes} nodes")
-    for pod in told:
+    for pod in reports:
         if pod not in finished:
             yield Result(
                 "deep-pods",
@@ -43,8 +43,8 @@ def _ran(told: Sequence[Told], needs: Needs) -> Iterator[Result]:
                 evidence=f"{pod.node or 'no node'}: {pod.phase}; {pod.reason or 'its log ends early'}",
                 fix="the checks above say what keeps it; kubectl get events",
             )
-    if len(told) < needs.num_pods:
-        yield Result("deep-pods", "fail", f"{len(told)} of {needs.num_pods} pods were made", "see the Job's events")
+    if len(reports) < needs.num_pods:
+        yield Result("deep-pods", "fail", f"{len(reports)} of {needs.num_pods} pods were made", "see the Job's events")
 
 
 def _names(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
@@ -63,15 +63,17 @@ def _names(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
         yield Result("dns", "pass", f"all names were found, the last after {max(found):.1f} s")
 
 
-def _links(lines: Sequence[Mapping[str, Any]], told: Sequence[Told], line_rate: float | None) -> Iterator[Result]:
-    node_of = {pod.index: pod.node for pod in told}
+def _links(
+    lines: Sequence[Mapping[str, Any]], reports: Sequence[PodReport], line_rate: float | None
+) -> Iterator[Result]:
+    node_of = {pod.index: pod.node for pod in reports}
     broken = [line for line in lines if line["check"] in ("port", "link") and "error" in line]
     for line in broken:
-        origin, there = (line["pod"], line["to"]) if line["check"] == "port" else (line["origin"], line["pod"])
+        origin, goal = (line["pod"], line["to"]) if line["check"] == "port" else (line["origin"], line["pod"])
         yield Result(
             "links",
             "fail",
-            f"{node_of.get(origin, origin)} does not reach {node_of.get(there, there)}",
+            f"{node_of.get(origin, origin)} does not reach {node_of.get(goal, goal)}",
             evidence=str(line["error"]),
             fix="the security group or network policy must allow all traffic between nodes",
         )
@@ -91,13 +93,13 @@ def _links(lines: Sequence[Mapping[str, Any]], told: Sequence[Told], line_rate: 
             f"links carry {usual:.2f} Gbit/s, and the instance has {line_rate:g}",
             evidence=f"{len(speeds)} links, one TCP stream each",
         )
-    for (origin, there), speed in slow.items():
+    for (origin, goal), speed in slow.items():
         yield Result(
             "links",
             "warn",
-            f"from {node_of.get(origin)} to {node_of.get(there)} go {speed:.2f} Gbit/s, over other links {usual:.2f}",
-            evidence=f"pods {origin} and {there}, {SECONDS:g} s of one TCP stream",
-            fix=f"kubectl cordon {node_of.get(there)}    keeps runs off it",
+            f"from {node_of.get(origin)} to {node_of.get(goal)} go {speed:.2f} Gbit/s, over other links {usual:.2f}",
+            evidence=f"pods {origin} and {goal}, {SECONDS:g} s of one TCP stream",
+            fix=f"kubectl cordon {node_of.get(goal)}    keeps runs off it",
         )
     if not slow and not broken:
         yield Result("links", "pass", f"{len(speeds)} links carry {min(speeds.values()):.2f} Gbit/s or more")

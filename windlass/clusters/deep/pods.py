@@ -15,7 +15,7 @@ from windlass.clusters.needs import Needs
 from windlass.common.files import parse_record
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.http import Api, Object
-from windlass.targets.kubernetes.jobfile import object_path
+from windlass.targets.kubernetes.jobfile import object_path, plural_of
 from windlass.targets.kubernetes.manifests.pod import RUNS_VOLUME
 from windlass.targets.kubernetes.manifests.render import QUEUE_LABEL
 from windlass.targets.kubernetes.pod.interface import POD_VARIABLES, RUNS
@@ -24,15 +24,12 @@ LABEL = "windlass.dev/deep-check"
 DEADLINE_SECONDS = 600  # without any pod that starts or ends
 LONGEST_SECONDS = 1800  # with progress: a node is made, an image pulled
 ASK_SECONDS = 2.0
-PROGRESSING = (
-    "ContainerCreating",
-    "PodInitializing",
-)  # also while an image is pulled
+PROGRESSING = ("ContainerCreating", "PodInitializing")  # also while an image is pulled
 KEPT_VOLUMES = ("emptyDir", "persistentVolumeClaim", "hostPath", "ephemeral", "csi")
 
 
 @dataclass(frozen=True)
-class Told:
+class PodReport:
     """What one pod printed, or why it could not."""
 
     pod: str
@@ -75,14 +72,13 @@ def objects(needs: Needs, namespace: str, name: str) -> list[Object]:
     return [service, job]
 
 
-def run(api: Api, needs: Needs, namespace: str) -> list[Told]:
+def run(api: Api, needs: Needs, namespace: str) -> list[PodReport]:
     """Make the job, wait until every pod has ended or the deadline, and take everything away again."""
     name = f"windlass-deep-{secrets.token_hex(3)}"
-    places = {"Service": "services", "Job": "jobs"}
     made: list[str] = []
     try:
         for value in objects(needs, namespace, name):
-            path = object_path(value["apiVersion"], places[value["kind"]], namespace)
+            path = object_path(value["apiVersion"], plural_of(value["kind"]), namespace)
             api.create(path, value)
             made.append(f"{path}/{name}")
         return _wait(api, needs, namespace, name)
@@ -103,7 +99,12 @@ def _pod_spec(needs: Needs, name: str) -> Object:
         "WINDLASS_DEEP_HOSTS": f"{name}-{{}}.{name}",
         **({"WINDLASS_DEEP_FOLDER": RUNS} if needs.claim and RUNS_VOLUME in kept else {}),
     }
-    own = [entry for entry in trained.get("env") or () if not entry["name"].startswith("WINDLASS_")]
+    own = [
+        entry
+        for entry in trained.get("env") or ()
+        # secrets that go with a submission are not there without one
+        if not entry["name"].startswith("WINDLASS_") and "secretKeyRef" not in (entry.get("valueFrom") or {})
+    ]
     fields = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in POD_VARIABLES.items()]
     python = next((part for part in trained.get("command") or () if "python" in part), "python3")
     container = {
@@ -112,7 +113,6 @@ def _pod_spec(needs: Needs, name: str) -> Object:
         "env": [*own, *fields, *({"name": key, "value": value} for key, value in variables.items())],
         "volumeMounts": [mount for mount in trained.get("volumeMounts") or () if mount["name"] in kept],
     }
-    secret_free = [entry for entry in container["env"] if not _needs_our_secret(entry)]
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -122,7 +122,7 @@ def _pod_spec(needs: Needs, name: str) -> Object:
     return {
         "topologySpreadConstraints": [spread],  # small pods too try as many nodes as they can
         **{key: value for key, value in spec.items() if key not in ("initContainers", "containers", "volumes")},
-        "containers": [{**container, "env": secret_free}, *beside],
+        "containers": [container, *beside],
         "volumes": volumes,
         "subdomain": name,
         "restartPolicy": "Never",
@@ -130,12 +130,7 @@ def _pod_spec(needs: Needs, name: str) -> Object:
     }
 
 
-def _needs_our_secret(entry: Mapping[str, Any]) -> bool:
-    """Secrets that go with a submission are not there without one."""
-    return "secretKeyRef" in (entry.get("valueFrom") or {})
-
-
-def _wait(api: Api, needs: Needs, namespace: str, name: str) -> list[Told]:
+def _wait(api: Api, needs: Needs, namespace: str, name: str) -> list[PodReport]:
     begin = changed = time.monotonic()
     container, states = str((needs.pod or {})["spec"]["containers"][0]["name"]), Counter[str]()
     while True:
@@ -146,7 +141,7 @@ def _wait(api: Api, needs: Needs, namespace: str, name: str) -> list[Told]:
         if states != before or any(states[reason] for reason in PROGRESSING):
             changed = now
         if len(ended) >= needs.num_pods or now > min(changed + DEADLINE_SECONDS, begin + LONGEST_SECONDS):
-            return [_told(api, namespace, pod, container) for pod in pods]
+            return [_report_of(api, namespace, pod, container) for pod in pods]
         time.sleep(ASK_SECONDS)
 
 
@@ -165,7 +160,7 @@ def _has_ended(pod: Object, container: str) -> bool:
     return status.get("phase") in ("Succeeded", "Failed") or any("terminated" in state for state in states)
 
 
-def _told(api: Api, namespace: str, pod: Object, container: str) -> Told:
+def _report_of(api: Api, namespace: str, pod: Object, container: str) -> PodReport:
     status = pod.get("status") or {}
     states = [
         state
@@ -178,7 +173,7 @@ def _told(api: Api, namespace: str, pod: Object, container: str) -> Told:
         for condition in status.get("conditions") or ()
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
     ]
-    return Told(
+    return PodReport(
         pod=pod["metadata"]["name"],
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
         index=int((pod["metadata"].get("labels") or {}).get("batch.kubernetes.io/job-completion-index", "-1")),

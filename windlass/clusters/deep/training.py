@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from windlass.clusters.result import Result
+from windlass.common.files import parse_record
 from windlass.spec import load_run
 from windlass.targets.kubernetes.api.kubeconfig import Access
 
@@ -65,10 +65,7 @@ def train(run_file: str, overrides: Sequence[str], access: Access) -> Result:
 def _error(text: str) -> str:
     """The error object that `--json` prints at last, or the last lines."""
     for line in reversed(text.splitlines()):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and "error" in value:
-            return str(value["error"])
+        record = parse_record(line)
+        if record is not None and "error" in record:
+            return str(record["error"])
     return text.strip()[-400:]

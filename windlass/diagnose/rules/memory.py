@@ -34,15 +34,8 @@ def _has_other_process(text: str) -> bool:
     total = _gib(r"total capac\w+ of AMOUNT", text) or _gib(r"AMOUNT total capacity", text)
     if tried is None or total is None:
         return False
-    allocated = (
-        _gib(
-            r"AMOUNT (?:is allocated by PyTorch|already allocated"
-            r"|allowed)",
-            text,
-        )
-        or _gib(r"allocated memory AMOUNT", text)
-        or 0.0
-    )
+    allocated = _gib(r"AMOUNT (?:is allocated by PyTorch|already allocated|allowed)", text)
+    allocated = allocated or _gib(r"allocated memory AMOUNT", text) or 0.0
     reserved = _gib(r"AMOUNT is reserved by PyTorch but", text)
     held = allocated + reserved if reserved is not None else _gib(r"AMOUNT reserved in total", text) or allocated
     mine = _gib(r"this process has AMOUNT", text)

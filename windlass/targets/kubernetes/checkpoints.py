@@ -6,16 +6,16 @@ They are read in a pod of the run, or in one that only holds the volume of run f
 from __future__ import annotations
 
 import contextlib
-import io
 import json
+import os
 import secrets
+import shutil
 import tarfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Queue
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest, damage
 from windlass.checkpoint.manifest import MANIFEST_NAME
@@ -39,7 +39,7 @@ CONTAINER = CONTAINERS[JobKind.INDEXED]
 
 
 def list_in_cluster(scripts: PodScripts, run_name: str) -> list[dict[str, Any]]:
-    rows = scripts.ask("checkpoints", _folder(run_name))
+    rows = scripts.ask("checkpoints", f"{RUNS}/{run_name}/checkpoints")
     if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
         raise UserError(
             "the answer of a pod about its checkpoints is not understood",
@@ -91,10 +91,9 @@ def fetch(scripts: PodScripts, run_name: str, step: int | None, to: Path) -> Che
             return folder.take(incoming)
         if attempt < ATTEMPTS:
             _bring(scripts, row["path"], wrong, incoming.path)
-    first = (wrong[0], damage(incoming.path / wrong[0], manifest.files[wrong[0]]))
     raise UserError(
         f"the checkpoint of step {row['step']} does not come here whole",
-        evidence=f"{first[0]}: {first[1]}",
+        evidence=f"{wrong[0]}: {damage(incoming.path / wrong[0], manifest.files[wrong[0]])}",
         cause="it is damaged where it is, or the connection breaks",
         fix=f"windlass ckpt get {run_name} --step {row['step']}    tries again, from where it was",
         exit_code=ExitCode.FAILED,
@@ -104,68 +103,34 @@ def fetch(scripts: PodScripts, run_name: str, step: int | None, to: Path) -> Che
 def _bring(scripts: PodScripts, origin: str, names: list[str], to: Path) -> None:
     """Unpack a tar stream as it comes; where it breaks off, the whole files are kept."""
     to.mkdir(parents=True, exist_ok=True)
-    pipe = _Pipe()
-    unpacker = threading.Thread(target=_unpack, args=(pipe, to, set(names)), daemon=True)
-    unpacker.start()
-    try:
-        with contextlib.suppress(UserError):  # what is missing afterwards is asked for again, and said if it stays so
-            scripts.stream("tar", origin, json.dumps(names), to=pipe.put, timeout=STREAM_SECONDS)
-    finally:
-        pipe.put(b"")
-        unpacker.join()
+    reader, writer = os.pipe()
+    with open(reader, "rb") as received:
+        unpacker = threading.Thread(target=_unpack, args=(received, to, set(names)), daemon=True)
+        unpacker.start()
+        try:
+            # what is missing afterwards is asked for again, and said if it stays so
+            with open(writer, "wb") as sent, contextlib.suppress(UserError):
+                scripts.stream("tar", origin, json.dumps(names), to=sent.write, timeout=STREAM_SECONDS)
+        finally:
+            unpacker.join()
 
 
-def _unpack(pipe: _Pipe, to: Path, names: set[str]) -> None:
+def _unpack(received: BinaryIO, to: Path, names: set[str]) -> None:
     try:
-        with tarfile.open(fileobj=pipe, mode="r|") as archive:
+        with tarfile.open(fileobj=received, mode="r|") as archive:
             for entry in archive:
                 if entry.name in names and entry.isfile():
                     target = to / entry.name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     content = archive.extractfile(entry)
                     if content is not None:
-                        _copy(content, target)
+                        with target.open("wb") as file:
+                            shutil.copyfileobj(content, file)
     except (tarfile.TarError, OSError):
         pass
     finally:
-        pipe.drain()
-
-
-def _copy(content: IO[bytes], target: Path) -> None:
-    with target.open("wb") as file:
-        while chunk := content.read(1 << 20):
-            file.write(chunk)
-
-
-class _Pipe(io.RawIOBase):
-    """A file that one thread writes and another reads, holding little in between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._chunks: Queue[bytes] = Queue(maxsize=64)
-        self._rest, self._ended = b"", False
-
-    def put(self, data: bytes) -> None:
-        self._chunks.put(bytes(data))
-
-    def read(self, size: int = -1, /) -> bytes:
-        data = bytearray(self._rest)
-        while not self._ended and (size < 0 or len(data) < size):
-            chunk = self._chunks.get()
-            self._ended = not chunk
-            data += chunk
-        wanted = len(data) if size < 0 else size
-        self._rest = bytes(data[wanted:])
-        return bytes(data[:wanted])
-
-    def drain(self) -> None:
-        """Let the writer go on although nobody reads any more."""
-        while not self._ended:
-            self._ended = not self._chunks.get()
-
-
-def _folder(run_name: str) -> str:
-    return f"{RUNS}/{run_name}/checkpoints"
+        while received.read(1 << 20):  # let the writer go on although nothing is unpacked any more
+            pass
 
 
 @contextlib.contextmanager

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
+from functools import partial
 
 from windlass.common.quantities import parse_quantity, show_quantity
 from windlass.errors import UserError
 from windlass.spec import Run
 from windlass.targets.kubernetes.api.discovery import kueue_version, no_namespace
-from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.errors import RefusedError, if_allowed
 from windlass.targets.kubernetes.api.http import NO_WEBHOOK, Api, Object
 from windlass.targets.kubernetes.jobfile import object_path, plural_of
 from windlass.targets.kubernetes.manifests.capacity import requests
@@ -132,39 +133,31 @@ def must_be_there(api: Api, what: str, path: str, key: str | None) -> None:
 def would_be_accepted(api: Api, request: KubernetesRequest, served: ServedKind) -> None:
     """Ask the API server to check every object as if it were created: fields, names, permissions, quotas, webhooks."""
     for manifest in request.objects:
-        path = path_of(manifest, request, served)
-        try:
-            api.create(path, request.with_secret_values(manifest), dry_run=True)
-        except RefusedError as error:
-            raised = explain(api, error, manifest, request)
-            if raised is not None:
-                raise raised from None
+        _try(api, path_of(manifest, request, served), manifest, request)
 
 
 def pods_would_be_accepted(api: Api, request: KubernetesRequest) -> None:
     """The same for one of the job's pods: quotas, PodSecurity, limit ranges and webhooks look at pods alone, and what
     they refuse is otherwise said only in an event of whoever makes them."""
-    pod = request.example_pod
+    _try(api, object_path("v1", "pods", request.namespace), request.example_pod, request)
+
+
+def _try(api: Api, path: str, manifest: Manifest, request: KubernetesRequest) -> None:
     try:
-        api.create(object_path("v1", "pods", request.namespace), pod, dry_run=True)
+        api.create(path, request.with_secret_values(manifest), dry_run=True)
     except RefusedError as error:
-        if error.code == 403 and error.verb:  # whoever may make jobs need not be allowed to make pods
-            return
-        raised = explain(api, error, pod, request)
+        if manifest["kind"] == "Pod" and error.code == 403 and error.verb:
+            return  # whoever may make jobs need not be allowed to make pods
+        raised = explain(api, error, manifest, request)
         if raised is not None:
             raise raised from None
 
 
 def quotas_have_room(api: Api, request: KubernetesRequest) -> list[str]:
     """A warning where one pod would be admitted, but not all of them at once."""
-    try:
-        quotas = list(api.items(object_path("v1", "resourcequotas", request.namespace)))
-    except RefusedError as error:
-        if error.code == 403:
-            return []
-        raise
+    quotas = if_allowed(lambda: list(api.items(object_path("v1", "resourcequotas", request.namespace))))
     asked, num_pods, notes = requests(request.example_pod), request.pods.num_pods, []
-    for quota in quotas:
+    for quota in quotas or ():
         if (quota.get("spec") or {}).get("scopes") or (quota.get("spec") or {}).get("scopeSelector"):
             continue  # it may not be about these pods
         hard, used = ((quota.get("status") or {}).get(key) or {} for key in ("hard", "used"))
@@ -182,6 +175,7 @@ def quotas_have_room(api: Api, request: KubernetesRequest) -> list[str]:
 def explain(api: Api, error: RefusedError, manifest: Manifest, request: KubernetesRequest) -> UserError | None:
     """A refusal to create an object, for a person; None for one that is no obstacle."""
     what = f"{manifest['kind']} {manifest['metadata']['name']}"
+    refused = partial(UserError, evidence=error.message)
     if error.code == 409 and error.reason == "AlreadyExists":
         return None  # of an earlier submission: what becomes of it is decided when the run is submitted
     if error.code == 403 and any(misses(error, dependent) for dependent in request.dependents):
@@ -191,9 +185,8 @@ def explain(api: Api, error: RefusedError, manifest: Manifest, request: Kubernet
     if error.code == 404 and "namespaces" in error.message:
         return no_namespace(api, request.namespace)
     if error.code == 404:
-        return UserError(
+        return refused(
             f"the cluster does not know {manifest['kind']} of {manifest['apiVersion']}",
-            evidence=error.message,
             fix="leave target.kubernetes.job out, and windlass takes what is there",
         )
     if error.code == 413 or any(text in error.message for text in TOO_LARGE):
@@ -201,23 +194,20 @@ def explain(api: Api, error: RefusedError, manifest: Manifest, request: Kubernet
     if error.code == 422 and manifest["kind"] == "Pod" and "must be less than or equal to" in error.message:
         return _limit_range(error, what, request.namespace)  # whose default limit is below what is asked
     if error.code in (400, 422):
-        return UserError(
+        return refused(
             f"the cluster does not accept the {what}",
-            evidence=error.message,
             cause="target.kubernetes.pod may say something that a pod spec does not have",
             fix="--dry-run    shows what it was asked",
         )
     if NO_WEBHOOK in error.message:
-        return UserError(
+        return refused(
             f"the cluster cannot check the {what}: a webhook of its does not answer",
-            evidence=error.message,
             cause="the operator that it belongs to is down, or just starting",
             fix="kubectl get pods -A    shows it; then the same again, or target.kubernetes.job=job",
         )
     if error.code == 403 and error.verb and manifest["kind"] == "TrainingRuntime":
-        return UserError(
+        return refused(
             f"you may not {error.verb} a TrainingRuntime in the namespace {request.namespace}",
-            evidence=error.message,
             cause="a trainjob brings a runtime of its own, unless it names one",
             fix=f"target.kubernetes.runtime=NAME    uses one that is there (kubectl get clustertrainingruntimes)\n"
             f"target.kubernetes.job=job    needs none\n{error.fix}",
@@ -229,27 +219,20 @@ def explain(api: Api, error: RefusedError, manifest: Manifest, request: Kubernet
 
 def _not_admitted(error: RefusedError, what: str, namespace: str) -> UserError:
     """What an admission controller refuses: no other role would change it."""
-    message = error.message
-    if "exceeded quota" in message:
-        return UserError(
-            f"the quota of the namespace {namespace} does not allow the {what}",
-            evidence=message,
-            fix=f"kubectl -n {namespace} describe quota",
-        )
-    if "failed quota" in message:  # it must specify cpu, memory, …
-        return UserError(
-            f"the quota of the namespace {namespace} wants the {what} to say how much it needs",
-            evidence=message,
-            fix="target.kubernetes.cpu=8 target.kubernetes.memory=64Gi",
-        )
-    if "PodSecurity" in message:
-        return UserError(
+    refused = partial(UserError, evidence=error.message)
+    quota = f"the quota of the namespace {namespace}"
+    if "exceeded quota" in error.message:
+        return refused(f"{quota} does not allow the {what}", fix=f"kubectl -n {namespace} describe quota")
+    if "failed quota" in error.message:  # it must specify cpu, memory, …
+        fix = "target.kubernetes.cpu=8 target.kubernetes.memory=64Gi"
+        return refused(f"{quota} wants the {what} to say how much it needs", fix=fix)
+    if "PodSecurity" in error.message:
+        return refused(
             f"the namespace {namespace} does not allow the {what}",
-            evidence=message,
             cause="its label pod-security.kubernetes.io/enforce",
             fix="target.kubernetes.pod={securityContext: …}    (docs/kubernetes.md, PodSecurity), or another namespace",
         )
-    if "per Container" in message or "per Pod" in message:
+    if "per Container" in error.message or "per Pod" in error.message:
         return _limit_range(error, what, namespace)
     return error
 

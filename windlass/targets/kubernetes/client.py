@@ -16,25 +16,25 @@ from windlass.catalog.instances import instance
 from windlass.checkpoint import Checkpoint
 from windlass.common.files import read_json_lines
 from windlass.diagnose.decision import last_mark
-from windlass.errors import UserError
+from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
 from windlass.targets.kubernetes import checks, collecting, lookup, loop, submission
 from windlass.targets.kubernetes.api import discovery
-from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError, in_words, lost
+from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError, in_words
 from windlass.targets.kubernetes.api.execution import interactively
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.api.kubeconfig import access
 from windlass.targets.kubernetes.checkpoints import fetch, list_in_cluster, reader_pod
 from windlass.targets.kubernetes.jobfile import JOB_FILE, ClusterJob
 from windlass.targets.kubernetes.manifests import render
-from windlass.targets.kubernetes.manifests.cluster_facts import ClusterFacts, JobKind, ServedKind
+from windlass.targets.kubernetes.manifests.cluster_facts import ALWAYS, ClusterFacts, JobKind, ServedKind
 from windlass.targets.kubernetes.manifests.code import Carried, gather
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION
 from windlass.targets.kubernetes.manifests.loop import Loop, render_loop
 from windlass.targets.kubernetes.manifests.pod import is_shared
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest
-from windlass.targets.kubernetes.manifests.validation import check_against, validate
+from windlass.targets.kubernetes.manifests.validation import validate
 from windlass.targets.kubernetes.pod.interface import AGAIN, RUNS
 from windlass.targets.kubernetes.pod_scripts import PodScripts, filler
 from windlass.targets.kubernetes.stopping import remove
@@ -112,14 +112,6 @@ class KubernetesTarget:
     def check(self, run: Run, request: KubernetesRequest, *, bytes_needed: int | None) -> list[str]:
         served = self._served(run, request.kind)
         validate(request.objects, self.facts(run).served)
-        if served.schema is not None:
-            mistakes = check_against(served.schema, request.job)
-            if mistakes:
-                raise UserError(
-                    f"this cluster's {served.kind} ({served.api_version}) does not take the job",
-                    evidence="\n".join(mistakes[:5]),
-                    fix="--dry-run    shows it",
-                )
         return checks.check(self._api(run), run, request, served, bytes_needed=bytes_needed)
 
     def submit(self, run: Run, request: KubernetesRequest) -> JobRef:
@@ -348,10 +340,7 @@ class KubernetesTarget:
         asked = run.target.kubernetes
         key = (asked.context, asked.namespace, asked.job)
         if key not in self._facts:
-            api = self._api(run)
-            wanted = JobKind(asked.job) if asked.job else None
-            namespace = api.access.namespace
-            self._facts[key] = discovery.facts(api, namespace=namespace, wanted=wanted, context=api.access.context)
+            self._facts[key] = discovery.facts(self._api(run), JobKind(asked.job) if asked.job else None)
         return self._facts[key]
 
     def pod_of_rank(self, job: JobRef, rank: int) -> tuple[ClusterJob, Pod]:
@@ -404,12 +393,13 @@ class KubernetesTarget:
         return self.connect(job.context, job.namespace)
 
     def _served(self, run: Run, kind: JobKind) -> ServedKind:
-        return self.facts(run).served.kinds.get(kind, discovery.ALWAYS)
+        return self.facts(run).served.kinds.get(kind, ALWAYS)
 
     def _must_have(self, job: JobRef) -> ClusterJob:
         cluster_job = ClusterJob.of(job.folder)
         if cluster_job is None:
-            raise lost(job.name, f"the run {job.name} was not submitted to a cluster")
+            what, fix = f"the run {job.name} was not submitted to a cluster", f"windlass show {job.name}"
+            raise UserError(what, fix=fix, exit_code=ExitCode.FAILED)
         return cluster_job
 
     def _snapshot(self, job: JobRef, cluster_job: ClusterJob) -> job_watch.JobSnapshot:
@@ -431,9 +421,8 @@ class KubernetesTarget:
 
     def _recover(self, job: JobRef, cluster_job: ClusterJob, seen: job_watch.JobSnapshot) -> None:
         recovery = self._recovery.setdefault(cluster_job.uid, Recovery(self._api_of(cluster_job), cluster_job))
-        for removed in recovery.tend(seen):
-            why = "its node does not answer"
-            job.folder.record("pod-removed", pod=removed.pod, node=removed.node, why=why)
+        for pod in recovery.tend(seen):
+            job.folder.record("pod-removed", pod=pod.name, node=pod.node, why="its node does not answer")
 
     def _status(self, job: JobRef, cluster_job: ClusterJob, seen: job_watch.JobSnapshot) -> JobStatus:
         explainer = self._waiting.setdefault(cluster_job.uid, Waiting(self._api_of(cluster_job), cluster_job))

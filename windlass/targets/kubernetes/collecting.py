@@ -116,12 +116,11 @@ def _logs(api: Api, pods: Sequence[Object]) -> Iterator[tuple[str, str]]:
     """The last lines of every container that has run, and of the one before it where it was restarted."""
     for pod in pods[:MOST_PODS_WITH_LOGS]:
         metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-        path = object_path("v1", "pods", str(metadata.get("namespace")), str(metadata.get("name"))) + "/log"
+        pod_name = str(metadata.get("name"))
+        path = object_path("v1", "pods", str(metadata.get("namespace")), pod_name) + "/log"
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
         for container in containers:
-            name = (
-                str(metadata.get("name")) if len(containers) == 1 else f"{metadata.get('name')}.{container.get('name')}"
-            )
+            name = pod_name if len(containers) == 1 else f"{pod_name}.{container.get('name')}"
             if "waiting" not in (container.get("state") or {}):
                 yield name, _log(api, path, container)
             if container.get("lastState"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
 
 from pydantic.dataclasses import dataclass
 
@@ -50,11 +49,8 @@ class ClusterJob:
         is_of_loop = name == self.loop_name or name.startswith(f"{self.loop_name}-")
         return not is_of_loop and (name == self.object_name or name.startswith(f"{self.object_name}-"))
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "kind": str(self.kind)}
-
     def write(self, folder: RunFolder) -> None:
-        write_atomically(folder.path / JOB_FILE, json.dumps(self.as_dict(), indent=2) + "\n")
+        write_atomically(folder.path / JOB_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def of(cls, folder: RunFolder) -> ClusterJob | None:
@@ -71,16 +67,6 @@ def object_path(api_version: str, plural: str, namespace: str | None, name: str 
     return f"{root}{place}/{plural}" + (f"/{name}" if name else "")
 
 
-PLURALS_OF_KINDS = {
-    "ConfigMap": "configmaps",
-    "Secret": "secrets",
-    "Service": "services",
-    "Job": "jobs",
-    "TrainingRuntime": "trainingruntimes",
-    "PodGroup": "podgroups",
-}
-
-
 def plural_of(kind: str) -> str:
     """The plural of a kind that goes with a job; the job's own comes from discovery."""
-    return PLURALS_OF_KINDS.get(kind, f"{kind.lower()}s")
+    return f"{kind.lower()}s"

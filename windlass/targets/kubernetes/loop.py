@@ -26,13 +26,13 @@ from windlass.runfolder import RunFolder
 from windlass.spec import dump_run
 from windlass.spec.loading import parse_run
 from windlass.spec.notify import NotifySection
-from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.errors import RefusedError, if_allowed
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path, plural_of
 from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, DOMAIN, LOOP_LABEL
 from windlass.targets.kubernetes.manifests.loop import HISTORY_KEY, SETTLED_KEY, Loop
 from windlass.targets.kubernetes.manifests.render import QUEUE_LABEL
-from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest
+from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest, with_options
 from windlass.targets.kubernetes.watch.pods import moment
 from windlass.targets.kubernetes.watch.state import end_of
 from windlass.targets.launch.notifications import Ledger, notices, receivers, settings_for
@@ -123,7 +123,7 @@ def _create_parts(api: Api, loop: Loop, job: Object, create: Callable[[Api, Mani
 def end(api: Api, folder: RunFolder, job: ClusterJob) -> None:
     """End the loop of a run; what it did last is in the folder then."""
     path = _job_path(job.namespace, job.loop_name)
-    value = _found(api, path)
+    value = if_allowed(api.find, path)
     if value is None:
         forget(folder)
         return
@@ -181,7 +181,7 @@ def is_active(api: Api, job: ClusterJob) -> bool:
 
 def adopt(api: Api, folder: RunFolder, job: ClusterJob) -> None:
     """For a run folder that was just made: remember that a loop decides for the run, where there is one."""
-    if _found(api, _job_path(job.namespace, job.loop_name)) is not None:
+    if if_allowed(api.find, _job_path(job.namespace, job.loop_name)) is not None:
         mark(folder)
 
 
@@ -198,8 +198,7 @@ def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
     if data.get(SETTLED_KEY):
         run, before = parse_run(yaml.safe_load(data[SETTLED_KEY]), source=SETTLED_KEY), folder.load_run()
         mine = {key: getattr(before.target.kubernetes, key) for key in ("context", "namespace")}
-        options = run.target.kubernetes.model_copy(update=mine)
-        run = run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": options})})
+        run = with_options(run, **mine)
         if run != before:
             write_atomically(folder.run_file, dump_run(run))
     current = api.find(job.path)
@@ -215,16 +214,8 @@ def is_left(api: Api, request: KubernetesRequest) -> bool:
     """Whether a loop decides for the run that somebody is about to submit, from here or from another machine."""
     if os.environ.get(LOOP_VARIABLE) == request.name:
         return False  # it is this one
-    return _decides(_found(api, _job_path(request.namespace, f"{request.object_name}-loop")))
-
-
-def _found(api: Api, path: str) -> dict[str, Any] | None:
-    try:
-        return api.find(path)
-    except RefusedError as error:
-        if error.code != 403:
-            raise
-        return None  # who may not read Jobs has left none
+    # who may not read Jobs has left none
+    return _decides(if_allowed(api.find, _job_path(request.namespace, f"{request.object_name}-loop")))
 
 
 def in_the_way(api: Api, request: KubernetesRequest) -> UserError:

@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from windlass.errors import UserError
@@ -27,9 +27,6 @@ class Finding:
     ok: bool
     said: str
     gbit_s: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def names_and_port(scripts: Sequence[PodScripts], host: str, port: int) -> list[Finding]:
@@ -68,11 +65,10 @@ def bandwidth(origin: PodScripts, receiver: PodScripts, address: str) -> Finding
     listener = _Listener(receiver)
     listener.start()
     try:
-        port = listener.port()
-        sent = origin.ask("send", address, str(port), str(SECONDS))
+        sent = origin.ask("send", address, str(listener.answer()["port"]), str(SECONDS))
         if "error" in sent:
             return Finding("bandwidth", origin.pod, receiver.pod, False, str(sent["error"]))
-        received = listener.result()
+        received = listener.answer()
     except UserError as error:
         return Finding("bandwidth", origin.pod, receiver.pod, False, error.what)
     if "error" in received or not received.get("seconds"):
@@ -96,13 +92,7 @@ class _Listener(threading.Thread):
         except UserError as error:
             self.answers.put(error)
 
-    def port(self) -> int:
-        return int(self._next()["port"])
-
-    def result(self) -> dict[str, Any]:
-        return self._next()
-
-    def _next(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         try:
             answer = self.answers.get(timeout=PATIENCE)
         except queue.Empty:

@@ -10,7 +10,7 @@ from windlass.targets.kubernetes.client import Gathered, KubernetesTarget
 from windlass.targets.kubernetes.manifests import render
 from windlass.targets.kubernetes.manifests.cluster_facts import PLURALS, ClusterFacts, JobKind, Served, ServedKind
 from windlass.targets.kubernetes.manifests.code import Carried, gather
-from windlass.targets.kubernetes.manifests.request import KubernetesRequest
+from windlass.targets.kubernetes.manifests.request import KubernetesRequest, with_options
 from windlass.targets.kubernetes.manifests.secrets import own_names
 from windlass.targets.kubernetes.manifests.validation import schema_of, validate, versions_of
 
@@ -21,7 +21,6 @@ KINDS = {
     JobKind.HYPERPOD: ("sagemaker.amazonaws.com/v1", "HyperPodPyTorchJob"),
     JobKind.INDEXED: ("batch/v1", "Job"),
 }
-KUEUE = "kueue.x-k8s.io/v1beta1"  # which version a cluster serves is not known; the job only names its queue
 
 
 class OfflineKubernetes(KubernetesTarget):
@@ -41,7 +40,7 @@ class OfflineKubernetes(KubernetesTarget):
 
     def facts(self, run: Run) -> ClusterFacts:
         asked = run.target.kubernetes
-        served = Served({kind: _newest(kind) for kind in JobKind}, jobset=True, kueue=KUEUE if asked.queue else None)
+        served = Served({kind: _newest(kind) for kind in JobKind})
         return ClusterFacts(served, namespace=asked.namespace or "default", context=asked.context)
 
     def _assumed(self, run: Run, request: KubernetesRequest) -> list[str]:
@@ -54,8 +53,7 @@ class OfflineKubernetes(KubernetesTarget):
 
 def _carried(run: Run) -> Carried:
     """Code goes along; values of secrets are neither shown nor needed, so that they need not be on this machine."""
-    target = run.target.model_copy(update={"kubernetes": run.target.kubernetes.model_copy(update={"secrets": ()})})
-    carried = gather(run.model_copy(update={"target": target}), {})
+    carried = gather(with_options(run, secrets=()), {})
     return replace(carried, secret_values=dict.fromkeys(own_names(run), "not read offline"))
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
-from windlass.targets.kubernetes.api.execution import execute, output_of
+from windlass.targets.kubernetes.api.execution import execute
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.pod.interface import RUNS
@@ -38,9 +38,6 @@ class PodScripts:
     container: str
     python: str
 
-    def command(self, task: str, *arguments: str) -> list[str]:
-        return [self.python, "-c", source(), task, *arguments]
-
     def ask(self, task: str, *arguments: str, timeout: float = 60.0) -> Any:
         """The JSON that a task of programs.py answers with."""
         printed = self.read(task, *arguments, timeout=timeout)
@@ -51,22 +48,18 @@ class PodScripts:
 
     def read(self, task: str, *arguments: str, timeout: float = 60.0) -> bytes:
         """What a task prints."""
-        command = self.command(task, *arguments)
-        code, out, err = output_of(
-            self.api, self.namespace, self.pod, command, container=self.container, timeout=timeout
-        )
-        if code != 0:
-            raise self.failed(task, code, err)
-        return out
+        out = bytearray()
+        self.stream(task, *arguments, to=out.extend, timeout=timeout)
+        return bytes(out)
 
-    def stream(self, task: str, *arguments: str, to: Callable[[bytes], object], timeout: float = 300.0) -> None:
+    def stream(self, task: str, *arguments: str, to: Callable[[bytes], object], timeout: float) -> None:
         """Hand what a task prints to `to`, as it comes."""
         complaints = bytearray()
         code = execute(
             self.api,
             self.namespace,
             self.pod,
-            self.command(task, *arguments),
+            [self.python, "-c", source(), task, *arguments],
             container=self.container,
             stdout=to,
             stderr=complaints.extend,

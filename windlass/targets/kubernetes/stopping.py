@@ -9,7 +9,6 @@ from windlass.errors import ExitCode, UserError
 from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
-from windlass.targets.kubernetes.manifests.labels import SUBMISSION_LABEL
 from windlass.targets.kubernetes.watch.pods import pod_of
 from windlass.targets.kubernetes.watch.recovery import stuck_of
 
@@ -97,6 +96,6 @@ def _end_pods(api: Api, job: ClusterJob, *, grace: int) -> None:
 def _force_out(api: Api, job: ClusterJob) -> None:
     """Pods on a node that does not answer stay for ever unless somebody says that they are gone."""
     values = [value for value in _pods(api, job) if value["metadata"].get("deletionTimestamp")]
-    leaving = [pod_of(value, job.layout, submission_label=SUBMISSION_LABEL) for value in values]
+    leaving = [pod_of(value, job.layout) for value in values]
     for pod in stuck_of(api, [pod for pod in leaving if pod.node]):
         api.delete(f"{job.pods_path}/{pod.name}", grace=0, uid=pod.uid)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import yaml
 
 from windlass.errors import ExitCode, UserError
 from windlass.spec import Run
-from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError
+from windlass.spec.compatibility import leaves
+from windlass.targets.kubernetes.api.errors import RefusedError, UnreachableError, if_allowed
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.checks import explain, misses, path_of
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
@@ -90,15 +90,10 @@ def as_under_way(api: Api, run: Run, served: ServedKind) -> Run:
     if not open_keys:
         return run
     name, namespace = safe_name(run.name), api.access.namespace
-    try:
-        job = api.find(object_path(served.api_version, served.plural, namespace, name))
-        if job is None or end_of(job) is not None or job["metadata"].get("deletionTimestamp"):
-            return run
-        value = api.find(object_path("v1", "configmaps", namespace, f"{name}-run"))
-    except RefusedError as error:
-        if error.code == 403:
-            return run
-        raise
+    job = if_allowed(api.find, object_path(served.api_version, served.plural, namespace, name))
+    if job is None or end_of(job) is not None or job["metadata"].get("deletionTimestamp"):
+        return run
+    value = if_allowed(api.find, object_path("v1", "configmaps", namespace, f"{name}-run"))
     resources = (yaml.safe_load(((value or {}).get("data") or {}).get(RUN_KEY) or "{}").get("resources")) or {}
     if resources.get("instance") != asked.instance or resources.get("nodes") != asked.nodes:
         return run
@@ -124,23 +119,13 @@ def differences(api: Api, request: KubernetesRequest) -> list[str]:
     if mine is None:
         return []
     theirs = api.find(object_path("v1", "configmaps", request.namespace, mine["metadata"]["name"]))
-    submitted = _leaves(yaml.safe_load(((theirs or {}).get("data") or {}).get(RUN_KEY) or "{}"))
-    asked = _leaves(yaml.safe_load(mine["data"][RUN_KEY]))
+    submitted = dict(leaves(yaml.safe_load(((theirs or {}).get("data") or {}).get(RUN_KEY) or "{}")))
+    asked = dict(leaves(yaml.safe_load(mine["data"][RUN_KEY])))
     changed = [key for key in sorted(submitted.keys() | asked.keys()) if submitted.get(key) != asked.get(key)]
     if not changed:
         return ["the run file is the same; the code that goes with it, the kind of job or an injected fault is not"]
     lines = [f"{key}: {submitted.get(key)!r} there, {asked.get(key)!r} asked" for key in changed]
     return lines[:MOST_LINES] + ([f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])
-
-
-def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    return {
-        key: leaf
-        for name, part in value.items()
-        for key, leaf in _leaves(part, f"{prefix}.{name}" if prefix else str(name)).items()
-    }
 
 
 def submit(
@@ -185,12 +170,7 @@ def adopt_dependents(api: Api, request: KubernetesRequest, served: ServedKind, j
     places = []
     for manifest in request.dependents:
         place = f"{path_of(manifest, request, served)}/{manifest['metadata']['name']}"
-        try:
-            value = api.find(place)
-        except RefusedError as error:
-            if error.code != 403:  # secrets are not for everybody to read
-                raise
-            continue
+        value = if_allowed(api.find, place)  # secrets are not for everybody to read
         if value is not None and not value["metadata"].get("ownerReferences"):
             places.append(place)
     if places:

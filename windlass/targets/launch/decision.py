@@ -198,7 +198,10 @@ def _error_text(error: Mapping[str, Any]) -> str:
 
 
 def _signal_name(number: int) -> str:
-    return next((one.name for one in signal.Signals if one == number), f"signal {number}")  # real-time ones have none
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
 
 
 _FAILURE = re.compile(

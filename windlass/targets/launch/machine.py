@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -35,9 +35,6 @@ class HostIdentity:
     machine: str | None  # of /etc/machine-id: the same after a restart, but also in clones of one disk image
     boot: str | None  # new with every start of the kernel, and never the same on two machines
     pids: str | None  # the namespace in which a process number means something: containers have their own
-
-    def as_dict(self) -> dict[str, str | None]:
-        return asdict(self)
 
     def sees_processes_of(self, other: HostIdentity) -> bool:
         """Whether a process number of `other` names the same process here."""
@@ -121,17 +118,17 @@ def _cores() -> int:
 def _memory() -> int:
     """Memory this process may use: the machine's, or the least limit of its control groups where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *memory_limits()])
+    limits = [group_limit(group) for group in memory_groups()]
+    return min([total, *(limit for limit in limits if limit is not None)])
 
 
-def memory_limits() -> list[int]:
-    """The limits of the control groups that this process is in, from the innermost outwards."""
-    limits = []
-    for folder in memory_groups():
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            with contextlib.suppress(OSError, ValueError):  # "max": none
-                limits.append(int((folder / name).read_text()))
-    return limits
+def group_limit(group: Path) -> int | None:
+    """The memory limit of a control group of version 2 or 1; None where it has none."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max": none
+            limit = int((group / name).read_text())
+            return limit if limit < 2**60 else None
+    return None
 
 
 def memory_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[Path]:

@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from windlass.common.files import append_json_line, read_json_lines, real, words
+from windlass.common.retrying import doubling, retried
 from windlass.diagnose.secrets import clean_text
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
@@ -78,13 +79,10 @@ def notices(run: str, history: Iterable[Mapping[str, Any]]) -> list[Notice]:
     return told
 
 
-Send = Callable[[Notice], None]
-
-
 @dataclass(frozen=True)
 class Receiver:
     name: str  # without anything secret in it
-    send: Send
+    send: Callable[[Notice], None]
 
 
 def receivers(section: NotifySection, environment: Mapping[str, str] = os.environ) -> list[Receiver]:
@@ -147,7 +145,7 @@ def post(url: str, notice: Notice, *, timeout_s: float = TIMEOUT_S) -> None:
         raise OSError(type(error).__name__) from None
 
 
-def mail(section: NotifySection, password: str | None, notice: Notice, *, timeout_s: float = TIMEOUT_S) -> None:
+def mail(section: NotifySection, password: str | None, notice: Notice) -> None:
     message = EmailMessage()
     message["Subject"] = notice.title
     message["From"] = section.sender
@@ -157,9 +155,9 @@ def mail(section: NotifySection, password: str | None, notice: Notice, *, timeou
     try:
         if section.smtp_security == "tls":
             context = ssl.create_default_context()
-            server: smtplib.SMTP = smtplib.SMTP_SSL(host, section.smtp_port, timeout=timeout_s, context=context)
+            server: smtplib.SMTP = smtplib.SMTP_SSL(host, section.smtp_port, timeout=TIMEOUT_S, context=context)
         else:
-            server = smtplib.SMTP(host, section.smtp_port, timeout=timeout_s)
+            server = smtplib.SMTP(host, section.smtp_port, timeout=TIMEOUT_S)
         with server:
             if section.smtp_security == "starttls":
                 server.starttls(context=ssl.create_default_context())
@@ -188,18 +186,16 @@ class Ledger:
 
     def send(self, notice: Notice, receiver: Receiver, *, pause_s: float = PAUSE_S) -> str | None:
         """Send; what kept it from being sent, or None. A few tries, then it is given up, and both are recorded."""
-        problem: str | None = None
+
+        def pause_after(error: Exception, failures: int) -> float | None:
+            return doubling(pause_s, failures) if isinstance(error, OSError) and failures < TRIES else None
+
         self._note(notice, receiver, "claimed")
-        for number in range(TRIES):
-            if number:
-                time.sleep(pause_s * 2 ** (number - 1))
-            try:
-                receiver.send(notice)
-            except OSError as error:
-                problem = str(error) or type(error).__name__
-            else:
-                problem = None
-                break
+        problem = None
+        try:
+            retried(lambda: receiver.send(notice), pause_after=pause_after)
+        except OSError as error:
+            problem = str(error) or type(error).__name__
         self._note(notice, receiver, "failed" if problem else "sent", problem)
         return problem
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from windlass.targets.launch.machine import memory_groups
+from windlass.targets.launch.machine import group_limit, memory_groups
 
 GIB = 2**30
 KILLED_PROCESS = re.compile(r"[Kk]illed process (\d+)")
@@ -22,7 +22,7 @@ class OomWatch:
         self.groups = list(memory_groups()) if groups is None else groups
         self.vmstat = vmstat
         self._groups_before = {group: group_kills(group) for group in self.groups}
-        self._machine_before = _counter(vmstat, "oom_kill")
+        self._machine_before = _kills(vmstat)
 
     def why(self, pids: Collection[int], kernel_log: Path = KERNEL_LOG) -> str | None:
         """Why the kernel killed one of these processes for memory; None where nothing says that it did."""
@@ -35,22 +35,14 @@ class OomWatch:
         named = set(killed_by_kernel(kernel_log))
         if named & set(pids):
             return "the machine ran out of memory"
-        if not named and _counter(self.vmstat, "oom_kill") > self._machine_before:
+        if not named and _kills(self.vmstat) > self._machine_before:
             return "the machine ran out of memory at that time"  # the log cannot be read: it may have been another's
         return None
 
 
 def group_kills(group: Path) -> int:
     """Processes of a control group that were killed for memory: version 2's events, or version 1's control file."""
-    return max(_counter(group / "memory.events", "oom_kill"), _counter(group / "memory.oom_control", "oom_kill"))
-
-
-def group_limit(group: Path) -> int | None:
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            limit = int((group / name).read_text())
-            return limit if limit < 2**60 else None
-    return None
+    return max(_kills(group / "memory.events"), _kills(group / "memory.oom_control"))
 
 
 def killed_by_kernel(log: Path = KERNEL_LOG) -> Iterator[int]:
@@ -75,13 +67,9 @@ def killed_by_kernel(log: Path = KERNEL_LOG) -> Iterator[int]:
         os.close(handle)
 
 
-def _counter(path: Path, name: str) -> int:
-    """A number of a file of `name number` lines; 0 where it is not there."""
-    try:
-        for line in path.read_text().splitlines():
-            word, _, number = line.partition(" ")
-            if word == name:
-                return int(number)
-    except (OSError, ValueError):
-        pass
+def _kills(path: Path) -> int:
+    """The counter `oom_kill` of a file of `name number` lines; 0 where it is not there."""
+    with contextlib.suppress(OSError):
+        match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        return int(match[1]) if match else 0
     return 0

@@ -72,8 +72,11 @@ def recorded_end(folder: RunFolder) -> JobStatus | None:
         if record.get("event") == "exit":
             attempt = max((whole(earlier.get("attempt")) or 0 for earlier in recent), default=0)
             stops = [earlier["event"] for earlier in recent[:index] if earlier.get("event") in STOPS]
-            requested = stops[-1:] == ["stop-requested"]  # and the scheduler did not refuse to pass it on
-            return with_progress(JobStatus(**_named_after_who_asked(_end(record), requested), attempt=attempt), folder)
+            end = _end(record)
+            # the scheduler did not refuse to pass it on: it left because its owner said stop, not for its machine
+            if end["state"] == "preempted" and stops[-1:] == ["stop-requested"]:
+                end |= {"state": "stopped", "reason": "stopped by `windlass stop`; saved first"}
+            return with_progress(JobStatus(**end, attempt=attempt), folder)
         if record.get("event") in BEGINNINGS:
             return None
     return None
@@ -87,10 +90,3 @@ def _end(record: Record) -> dict[str, Any]:
         "exit_code": int(ExitCode.FAILED) if code is None else code,
         "reason": words(record.get("reason")),
     }
-
-
-def _named_after_who_asked(end: dict[str, Any], requested: bool) -> dict[str, Any]:
-    """Saved and left: because its owner said stop, or because a machine was taken away."""
-    if end["state"] == "preempted" and requested:
-        return {**end, "state": "stopped", "reason": "stopped by `windlass stop`; saved first"}
-    return end

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def supervisor_record(folder: Path) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "start_time": processes.start_time(os.getpid()),
-        **this_host().as_dict(),
+        **asdict(this_host()),
         "folder": os.path.realpath(folder),
         "inode": folder.stat().st_ino,
         "time": round(time.time(), 3),

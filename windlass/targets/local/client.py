@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import getpass
 import json
 import os
@@ -20,6 +19,7 @@ from typing import ClassVar
 
 from windlass.catalog.gpus import Gpu, gpu_of_device
 from windlass.common.files import parse_record, real, write_atomically
+from windlass.common.locks import FileLock
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
@@ -89,7 +89,7 @@ class LocalTarget:
             supervisor = supervisor_of(folder)
             if supervisor is not None and supervisor.works_elsewhere and not status_of(folder).ended:
                 raise already_running(folder)  # not every file system has locks that other machines see
-            _withdraw_stop_request(folder)
+            (folder.path / STOP_FILE).unlink(missing_ok=True)  # it was asked of an earlier start
             start_supervisor(folder, run, request, lock)
         finally:
             os.close(lock)
@@ -246,11 +246,6 @@ def _request_stop(folder: RunFolder, *, save_first: bool) -> None:
         raise _belongs_to_another(folder) from None
 
 
-def _withdraw_stop_request(folder: RunFolder) -> None:
-    """What was asked of an earlier start is not asked of this one."""
-    (folder.path / STOP_FILE).unlink(missing_ok=True)
-
-
 def _belongs_to_another(folder: RunFolder) -> UserError:
     owner = folder.path.stat().st_uid
     with contextlib.suppress(KeyError):
@@ -265,18 +260,15 @@ def _belongs_to_another(folder: RunFolder) -> UserError:
 
 def _lock(folder: RunFolder) -> int:
     """The folder's lock, held by whoever may start ranks in it: first the client, then the supervisor it starts."""
-    handle = os.open(folder.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return handle
-        except BlockingIOError:
-            supervisor = supervisor_of(folder)
-            if time.monotonic() > deadline or (supervisor is not None and supervisor.alive):
-                os.close(handle)
-                raise already_running(folder) from None
-        time.sleep(POLL_SECONDS / 4)
+    supervisor = supervisor_of(folder)
+    patience = 0.0 if supervisor is not None and supervisor.alive else LOCK_SECONDS
+    lock = FileLock(folder.path / LOCK_FILE)
+    try:
+        if not lock.acquire(patience_s=patience):
+            raise already_running(folder)
+        return lock.detach()
+    finally:
+        lock.close()
 
 
 def already_running(folder: RunFolder) -> UserError:

@@ -51,11 +51,10 @@ WRITE_SECONDS = 10.0  # for a full disk to have room for the last records
 
 
 class Supervisor:
-    def __init__(self, folder: RunFolder, request: LocalRequest, lock: int, *, backoff: float = 1.0) -> None:
+    def __init__(self, folder: RunFolder, request: LocalRequest, lock: int) -> None:
         self.folder = folder
         self.request = request
         self.lock = lock  # an open file of the folder
-        self.backoff = backoff  # seconds for every one that is decided
         self.job = f"{os.getpid()}-{processes.start_time(os.getpid())}"  # each start by somebody has budgets of its own
         self.launcher: subprocess.Popen[bytes] | None = None
         self.stop_at: float | None = None  # when a stop was asked for
@@ -111,7 +110,7 @@ class Supervisor:
             saved = newest_checkpoint(history)
             checkpoint = saved if saved >= 0 else None
             self._record("restart", attempt=attempt + 1, **decided.as_record(), checkpoint=checkpoint)
-            self._wait(self.backoff * decided.backoff_seconds)
+            self._wait(decided.backoff_seconds)
 
     def _attempt(self, attempt: int) -> AttemptEnd:
         """Start torchrun, wait for its end and gather what is known about it."""

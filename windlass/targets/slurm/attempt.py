@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,7 +178,7 @@ def _requeued_by_slurm(folder: RunFolder, history: History) -> Decision | None:
     return None
 
 
-def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restarts: int, facts: str) -> int:
+def end(folder: RunFolder, *, attempt: int, code: int, limit_near: int, restarts: int, facts: str) -> int:
     history = list(read_json_lines(folder.history))
     begins = max(index for index, record in enumerate(history) if record.get("event") == "launched")
     launch, since = history[begins], history[begins:]
@@ -205,7 +205,7 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: bool, restart
         history,
         job,
         max_restarts=run.target.max_restarts,
-        limit_near=limit_near,
+        limit_near=bool(limit_near),
         may_requeue=run.target.slurm.requeue,
     )
     if isinstance(verdict, Done) and verdict.state == "failed" and not attempt_end.errors:
@@ -269,27 +269,20 @@ def refused(folder: RunFolder, *, why: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="windlass.targets.slurm.attempt", description=__doc__)
-    words = parser.add_subparsers(dest="word", required=True)
-    accepted: dict[str, dict[str, type]] = {
-        "begin": {"job": str, "facts": str, "port": int},
-        "end": {"attempt": int, "code": int, "limit-near": int, "restarts": int, "facts": str},
-        "refused": {"why": str},
+    commands = parser.add_subparsers(required=True)
+    accepted: dict[Callable[..., int], dict[str, type]] = {
+        begin: {"job": str, "facts": str, "port": int},
+        end: {"attempt": int, "code": int, "limit-near": int, "restarts": int, "facts": str},
+        refused: {"why": str},
     }
-    for word, options in accepted.items():
-        subparser = words.add_parser(word)
+    for command, options in accepted.items():
+        subparser = commands.add_parser(command.__name__)
+        subparser.set_defaults(command=command)
         subparser.add_argument("folder", type=Path)
         for name, kind in options.items():
             subparser.add_argument(f"--{name}", type=kind, required=name != "port")
-    asked = parser.parse_args(arguments)
-    folder = RunFolder(asked.folder)
-    match asked.word:
-        case "begin":
-            return begin(folder, job=asked.job, port=asked.port, facts=asked.facts)
-        case "end":
-            near = bool(asked.limit_near)
-            facts, restarts = asked.facts, asked.restarts
-            return end(folder, attempt=asked.attempt, code=asked.code, limit_near=near, restarts=restarts, facts=facts)
-    return refused(folder, why=asked.why)
+    given = vars(parser.parse_args(arguments))
+    return int(given.pop("command")(RunFolder(given.pop("folder")), **given))
 
 
 if __name__ == "__main__":

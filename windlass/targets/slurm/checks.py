@@ -27,12 +27,13 @@ def check(run: Run, folder: RunFolder, partitions: dict[str, Partition], *, byte
 
 def partition_of(run: Run, partitions: dict[str, Partition]) -> Partition:
     asked = run.target.slurm.partition
+    known = f"partitions: {', '.join(partitions)}" if partitions else "sinfo lists no partition"
     if asked is None:
         default = next((partition for partition in partitions.values() if partition.is_default), None)
         if default is None:
             raise UserError(
                 "the cluster has no default partition",
-                evidence=f"partitions: {', '.join(partitions)}" if partitions else "sinfo lists no partition",
+                evidence=known,
                 fix=f"target.slurm.partition={next(iter(partitions), '…')}",
             )
         return default
@@ -42,7 +43,7 @@ def partition_of(run: Run, partitions: dict[str, Partition]) -> Partition:
             near = difflib.get_close_matches(name, partitions, 1)
             raise UserError(
                 f"the cluster has no partition {name!r}",
-                evidence=f"partitions: {', '.join(partitions)}" if partitions else "sinfo lists no partition",
+                evidence=known,
                 fix=f"target.slurm.partition={near[0] if near else next(iter(partitions), '…')}",
             )
     return max((partitions[name] for name in names), key=lambda partition: partition.nodes)

@@ -106,13 +106,11 @@ class Commands:
             return list(argv)
         if self.host.startswith("-"):
             raise UserError(f"target.host {self.host!r} is no host name", fix="target.host=LOGIN_NODE")
-        # what a login shell sets there, nobody can leave out here
-        return [*self._ssh(), self.host, "--", shlex.join(["sh", "-c", _CLEAN_THERE, "sh", *argv])]
-
-    def _ssh(self) -> Sequence[str]:
+        ssh = shlex.split(os.environ.get(SSH_VARIABLE) or "ssh")
         # never a question for a password: nobody may be there to answer it
         options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
-        return [*shlex.split(os.environ.get(SSH_VARIABLE) or "ssh"), *options]
+        # what a login shell sets there, nobody can leave out here
+        return [*ssh, *options, self.host, "--", shlex.join(["sh", "-c", _CLEAN_THERE, "sh", *argv])]
 
     def _check_ssh(self, argv: Sequence[str], answer: Answer) -> None:
         if answer.code == SSH_FAILED:
@@ -131,13 +129,13 @@ class Commands:
 
 def without_options(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without the variables that would override a run file, or stand for another job's facts."""
-    return {name: value for name, value in environment.items() if not _overrides(name)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if not re.fullmatch(INHERITED, name) or re.fullmatch(KEPT, name)
+    }
 
 
 def ignored_options(environment: Mapping[str, str]) -> list[str]:
     """The sbatch options that somebody set by variables; a run takes none of them."""
     return sorted(name for name in environment if name.startswith("SBATCH_"))
-
-
-def _overrides(name: str) -> bool:
-    return re.fullmatch(INHERITED, name) is not None and re.fullmatch(KEPT, name) is None

@@ -7,7 +7,7 @@ separators that nothing else prints, and a line that is not of the expected form
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +50,7 @@ def partitions(commands: Commands) -> dict[str, Partition]:
 def parse_partitions(text: str) -> dict[str, Partition]:
     """sinfo has a line per partition and kind of node; a partition is what its lines come to."""
     by_name: dict[str, Partition] = {}
-    for line in text.splitlines():
-        fields = line.split(SEPARATOR)
-        if len(fields) != 6:
-            continue
-        marked, name, up, nodes, cpus, gres = fields
+    for marked, name, up, nodes, cpus, gres in _rows(text, 6):
         num_nodes, num_cpus = _number(nodes), _number(cpus)
         if not name or num_nodes is None or num_cpus is None:
             continue
@@ -68,6 +64,12 @@ def parse_partitions(text: str) -> dict[str, Partition]:
             gpus_per_node=max(parse_gpus(gres), before.gpus_per_node if before else 0),
         )
     return by_name
+
+
+def _rows(text: str, num_fields: int) -> Iterator[list[str]]:
+    """The fields of the lines that have so many."""
+    rows = (line.split(SEPARATOR) for line in text.splitlines())
+    return (row for row in rows if len(row) == num_fields)
 
 
 def parse_gpus(gres: str) -> int:
@@ -106,8 +108,8 @@ _QUEUE_FORMAT = SEPARATOR.join(("", "%i", "%T", "%r"))
 
 
 def parse_queue(text: str) -> dict[str, QueuedJob]:
-    rows = (line.split(SEPARATOR) for line in text.splitlines())
-    return {row[1]: QueuedJob(row[2], row[3]) for row in rows if len(row) == 4 and JOB_NUMBER.fullmatch(row[1])}
+    rows = _rows(text, 4)
+    return {number: QueuedJob(state, reason) for _, number, state, reason in rows if JOB_NUMBER.fullmatch(number)}
 
 
 def find_submission(commands: Commands, submission: str, index: int | None) -> str | None:
@@ -123,8 +125,7 @@ def find_submission(commands: Commands, submission: str, index: int | None) -> s
 
 def parse_comments(text: str, submission: str) -> list[str]:
     """The jobs whose comment names a submission."""
-    rows = (line.split(SEPARATOR) for line in text.splitlines())
-    mine = (row[1] for row in rows if len(row) == 3 and comment_of(submission) in row[2])
+    mine = (number for _, number, comment in _rows(text, 3) if comment_of(submission) in comment)
     return [number for number in mine if JOB_NUMBER.fullmatch(number)]
 
 
@@ -182,12 +183,10 @@ def _from_accounting(commands: Commands, number: str) -> QueuedJob | None:
 def parse_accounting(text: str, number: str) -> QueuedJob | None:
     """The newest record of a job: one that was requeued may have several."""
     newest = None
-    for line in text.splitlines():
-        fields = line.split(SEPARATOR)
-        if len(fields) != 4 or fields[1] != number or not fields[2].split():
-            continue
-        code = re.match(r"[0-9]{1,3}(?=:)", fields[3])
-        newest = QueuedJob(fields[2].split()[0], exit_code=int(code[0]) if code else None)  # "CANCELLED by 1000"
+    for _, job_id, state, exit_code in _rows(text, 4):
+        if job_id == number and state.split():
+            code = re.match(r"[0-9]{1,3}(?=:)", exit_code)
+            newest = QueuedJob(state.split()[0], exit_code=int(code[0]) if code else None)  # "CANCELLED by 1000"
     return newest
 
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from windlass.runfolder import RUNS_VARIABLE
@@ -172,17 +173,11 @@ def time_seconds(text: str) -> int | None:
     return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
-def quote(text: str) -> str:
-    return shlex.quote(text)
-
-
 def sbatch_quote(text: str) -> str:
     """A value in a #SBATCH line: sbatch reads double quotes and backslashes as a shell would, and nothing else."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' if not _is_plain(text) else text
-
-
-def _is_plain(text: str) -> bool:
-    return all(letter.isalnum() or letter in "-_./:,=%+@[]&|*!" for letter in text) and text != ""
+    if text and all(letter.isalnum() or letter in "-_./:,=%+@[]&|*!" for letter in text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _literal(path: Path) -> str:
@@ -269,7 +264,7 @@ on_every_node='
     if [ "$SLURMD_NODENAME" = "$WINDLASS_HEAD" ]; then is_host=1; fi
     exec "$0" -m torch.distributed.run \\
         --nnodes={run.resources.nodes} --nproc-per-node={run.resources.processes_per_node or 1} \\
-        --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID.{_shell(ATTEMPT_VARIABLE)}" \\
+        --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID.${ATTEMPT_VARIABLE}" \\
         --rdzv-endpoint="$SLURM_LAUNCH_NODE_IPADDR:$WINDLASS_PORT" --rdzv-conf="is_host=$is_host" \\
         --signals-to-handle=SIGINT,SIGHUP,SIGQUIT \\
         -m windlass.trainer "$WINDLASS_FOLDER/run.yaml"'
@@ -333,10 +328,6 @@ while :; do
     *) exit 1 ;;
     esac
 done""".splitlines()
-
-
-def _shell(variable: str) -> str:
-    return f"${variable}"
 
 
 def _container(asked: SlurmOptions, place: Place) -> str:

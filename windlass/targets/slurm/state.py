@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -101,11 +101,9 @@ class SubmittedJob:
             return True
 
 
-@contextlib.contextmanager
-def lock(folder: RunFolder, *, patience: float) -> Iterator[bool]:
+def lock(folder: RunFolder, *, patience: float) -> contextlib.AbstractContextManager[bool]:
     """Hold the folder's lock; False where somebody else still has it after `patience` seconds."""
-    with locked(folder.path / LOCK_FILE, patience_s=patience) as held:
-        yield held
+    return locked(folder.path / LOCK_FILE, patience_s=patience)
 
 
 def _history(folder: RunFolder) -> list[dict[str, Any]]:

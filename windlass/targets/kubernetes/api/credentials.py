@@ -103,7 +103,7 @@ class Credentials(httpx2.Auth):
         """Add the header; the plugin's answer where it comes from one."""
         user, answer, token = self.access.user, None, None
         if user.get("tokenFile"):
-            token = _read(_path(self.access.user_folder, str(user["tokenFile"]))).strip()
+            token = _read(self.access.user_folder / str(user["tokenFile"])).strip()
         elif user.get("token"):
             token = str(user["token"])
         elif user.get("exec"):
@@ -167,7 +167,7 @@ def run_plugin(access: Access) -> PluginAnswer:
     except (TypeError, KeyError, AttributeError):
         raise _no_plugin(access, "args is a list of words, env a list of name and value") from None
     if os.sep in command[0]:
-        command[0] = str(_path(access.user_folder, command[0]))  # relative to the kubeconfig that names it
+        command[0] = str(access.user_folder / command[0])  # relative to the kubeconfig that names it
     interactive = _is_interactive(access, plugin, command[0])
     info = {
         "apiVersion": str(plugin.get("apiVersion") or V1),
@@ -295,7 +295,7 @@ def tls(access: Access, issued: tuple[str, str] | None = None) -> ssl.SSLContext
             authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
             context = ssl.create_default_context(cadata=authority)
         elif cluster.get("certificate-authority"):
-            authority_file = _path(access.cluster_folder, cluster["certificate-authority"])
+            authority_file = access.cluster_folder / cluster["certificate-authority"]
             context = ssl.create_default_context(cafile=str(authority_file))
         else:
             context = ssl.create_default_context()
@@ -323,7 +323,7 @@ def _certificate_files(access: Access, issued: tuple[str, str] | None) -> Iterat
                 text = base64.b64decode(data).decode()
             if text is None:
                 name = access.user.get(kind)
-                return str(_path(access.user_folder, str(name))) if name else None
+                return str(access.user_folder / str(name)) if name else None
             path = Path(temporary) / kind
             path.touch(0o600)
             path.write_text(text)
@@ -368,7 +368,7 @@ def _cluster_info(access: Access, plugin: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
     info = {"server": access.server, **{key: cluster[key] for key in kept if cluster.get(key)}}
     if cluster.get("certificate-authority") and "certificate-authority-data" not in info:
-        authority = _path(access.cluster_folder, str(cluster["certificate-authority"]))
+        authority = access.cluster_folder / str(cluster["certificate-authority"])
         with contextlib.suppress(OSError):
             info["certificate-authority-data"] = base64.b64encode(authority.read_bytes()).decode()
     extensions = cluster.get("extensions")
@@ -415,10 +415,6 @@ def _copy(source: IO[bytes], to: bytearray, echo: Any) -> None:
             if echo is not None:
                 echo.write(chunk.decode(errors="replace"))
                 echo.flush()
-
-
-def _path(folder: Path, name: str) -> Path:
-    return folder / name  # an absolute name stays what it is
 
 
 def _read(path: Path) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from windlass.errors import UserError
-from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.errors import RefusedError, if_allowed
 from windlass.targets.kubernetes.api.http import LARGE_PAGE, Api, Object
 from windlass.targets.kubernetes.jobfile import object_path
 from windlass.targets.kubernetes.manifests.cluster_facts import (
+    ALWAYS,
     GROUPS,
     PLURALS,
     ClusterFacts,
@@ -21,18 +23,18 @@ from windlass.targets.kubernetes.manifests.cluster_facts import (
 
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 KUEUE = "kueue.x-k8s.io"
-ALWAYS = ServedKind("batch/v1", "Job", PLURALS[JobKind.INDEXED])
 
 
-def facts(api: Api, *, namespace: str, wanted: JobKind | None, context: str | None) -> ClusterFacts:
+def facts(api: Api, wanted: JobKind | None) -> ClusterFacts:
     """Everything that rendering asks; with `wanted`, the schema of that kind alone is read."""
+    namespace = api.access.namespace
     namespace_object = must_have_namespace(api, namespace)
     labels = ((namespace_object or {}).get("metadata") or {}).get("labels") or {}
     return ClusterFacts(
         served=served(api, wanted),
         namespace=namespace,
         nodes=nodes(api),
-        context=context,
+        context=api.access.context,
         pod_security=labels.get(POD_SECURITY),
     )
 
@@ -47,15 +49,16 @@ def served(api: Api, wanted: JobKind | None = None, *, schemas: bool = True) -> 
             served_kind = _served_kind(api, kind, groups[GROUPS[kind]])
             if served_kind is not None:
                 needed = schemas and (kind is wanted or (wanted is None and not kinds))
-                kinds[kind] = _with_schema(api, served_kind, kind) if needed else served_kind
+                if needed:
+                    schema = _from_definition(api, served_kind, kind) or _from_openapi(api, served_kind)
+                    served_kind = replace(served_kind, schema=schema)
+                kinds[kind] = served_kind
     version = api.get("/version")
     return Served(
         kinds=kinds,
-        jobset="jobset.x-k8s.io" in groups,
-        kueue=(groups.get(KUEUE) or {}).get("preferredVersion", {}).get("groupVersion"),
         volcano="scheduling.volcano.sh" in groups,
         coscheduling="scheduling.x-k8s.io" in groups,
-        kubernetes=(_number(version.get("major")), _number(version.get("minor"))),
+        kubernetes=(number_in(version.get("major")), number_in(version.get("minor"))),
     )
 
 
@@ -68,32 +71,18 @@ def kueue_version(api: Api) -> str | None:
 
 def _served_kind(api: Api, kind: JobKind, group: Mapping[str, Any]) -> ServedKind | None:
     preferred = group["preferredVersion"]["groupVersion"]
-    versions = [
-        preferred,
-        *(release["groupVersion"] for release in group["versions"] if release["groupVersion"] != preferred),
-    ]
-    for version in versions:
+    for version in dict.fromkeys([preferred, *(release["groupVersion"] for release in group["versions"])]):
         for resource in api.get(f"/apis/{version}").get("resources") or ():
             if resource.get("name") == PLURALS[kind]:
                 return ServedKind(version, str(resource["kind"]), PLURALS[kind])
     return None
 
 
-def _with_schema(api: Api, served_kind: ServedKind, kind: JobKind) -> ServedKind:
-    schema = _from_definition(api, served_kind, kind) or _from_openapi(api, served_kind)
-    return ServedKind(served_kind.api_version, served_kind.kind, served_kind.plural, schema)
-
-
 def _from_definition(api: Api, served_kind: ServedKind, kind: JobKind) -> Object | None:
     path = object_path(
         "apiextensions.k8s.io/v1", "customresourcedefinitions", None, f"{served_kind.plural}.{GROUPS[kind]}"
     )
-    try:
-        definition = api.find(path)
-    except RefusedError as error:
-        if error.code == 403:  # reading definitions is for administrators on many clusters
-            return None
-        raise
+    definition = if_allowed(api.find, path)  # reading definitions is for administrators on many clusters
     for version in ((definition or {}).get("spec") or {}).get("versions") or ():
         if version.get("name") == served_kind.api_version.split("/")[-1]:
             schema: Object | None = (version.get("schema") or {}).get("openAPIV3Schema")
@@ -120,28 +109,7 @@ def _from_openapi(api: Api, served_kind: ServedKind) -> Object | None:
 
 def nodes(api: Api) -> list[NodeFacts]:
     """The cluster's nodes; none where this user may not list them."""
-    try:
-        return [_node(node) for node in api.items("/api/v1/nodes", limit=LARGE_PAGE)]
-    except RefusedError as error:
-        if error.code == 403:
-            return []
-        raise
-
-
-def _node(value: Object) -> NodeFacts:
-    spec, status = value.get("spec") or {}, value.get("status") or {}
-    ready = any(
-        condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in status.get("conditions") or ()
-    )
-    return NodeFacts(
-        name=value["metadata"]["name"],
-        labels=value["metadata"].get("labels") or {},
-        allocatable=status.get("allocatable") or {},
-        taints=spec.get("taints") or (),
-        ready=ready,
-        schedulable=not spec.get("unschedulable"),
-    )
+    return if_allowed(lambda: list(map(NodeFacts.of, api.items("/api/v1/nodes", limit=LARGE_PAGE)))) or []
 
 
 def must_have_namespace(api: Api, namespace: str) -> Object | None:
@@ -171,6 +139,7 @@ def no_namespace(api: Api, namespace: str) -> UserError:
     )
 
 
-def _number(text: Any) -> int:
-    digits = "".join(letter for letter in str(text or "") if letter.isdigit())  # "33+" on EKS
+def number_in(text: Any) -> int:
+    """A part of the API server's version: EKS says "33+"."""
+    digits = "".join(letter for letter in str(text or "") if letter.isdigit())
     return int(digits) if digits else 0

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from windlass.errors import ExitCode, NoAnswerError, UserError
+from windlass.common.files import parse_record
+from windlass.errors import NoAnswerError, UserError
 
 if TYPE_CHECKING:
     import httpx2
 
     from windlass.targets.kubernetes.api.kubeconfig import Access
 
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
 # pods is forbidden: User "ann" cannot list resource "pods" in API group "" in the namespace "team"
 FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)"'
@@ -41,6 +44,16 @@ class UnreachableError(NoAnswerError):
     answered = False  # something answered, and would answer the same again
 
 
+def if_allowed(ask: Callable[Asked, Answer], *args: Asked.args, **kwargs: Asked.kwargs) -> Answer | None:
+    """The answer to a question; None where this user may not ask it."""
+    try:
+        return ask(*args, **kwargs)
+    except RefusedError as error:
+        if error.code != 403:
+            raise
+        return None
+
+
 def in_words(error: Exception) -> str:
     """One line for somebody who watches, of whatever went wrong."""
     if isinstance(error, RefusedError | UnreachableError):
@@ -55,7 +68,7 @@ def in_words(error: Exception) -> str:
 
 def refused(access: Access, response: httpx2.Response, content: bytes) -> RefusedError:
     """The error of one response."""
-    status = _status(content)
+    status = parse_record(content) or {}
     code = response.status_code
     reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
     message = message or content.decode(errors="replace").strip()[:500]
@@ -150,16 +163,3 @@ def not_the_api(access: Access, content: bytes, what: str) -> UnreachableError:
     )
     error.answered = True
     return error
-
-
-def lost(name: str, what: str) -> UserError:
-    """For what is not there any more although the run says it is."""
-    return UserError(what, fix=f"windlass show {name}", exit_code=ExitCode.FAILED)
-
-
-def _status(content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.errors import from_status
@@ -49,8 +50,8 @@ def execute(
     with (
         api.websocket(path, asked, PROTOCOLS) as session,
         _sending_size(session) if terminal else contextlib.nullcontext(),
+        _sending(session, stdin) if stdin is not None else contextlib.nullcontext(),
     ):
-        sender = _start_sending(session, stdin) if stdin is not None else None
         try:
             while True:
                 message = session.receive_bytes(timeout=timeout)
@@ -60,7 +61,10 @@ def execute(
                 elif channel == bytes((STDERR,)) and data:
                     stderr(data)
                 elif channel == bytes((ERROR,)):
-                    return _exit_code(api, data, pod)
+                    status, code = parse_status(data)
+                    if code is None:
+                        raise from_status(api.access, status, f"the command in {pod}")
+                    return code
         except HTTPXWSException as error:
             raise UserError(
                 f"the connection to {pod} broke while the command ran",
@@ -69,34 +73,15 @@ def execute(
             ) from None
         except TimeoutError:
             raise UserError(f"{command[0]} in {pod} said nothing for {timeout:.0f} s") from None
-        finally:
-            if sender is not None:
-                sender.ended.set()
-
-
-def output_of(
-    api: Api, namespace: str, pod: str, command: Sequence[str], *, container: str, timeout: float = 60.0
-) -> tuple[int, bytes, bytes]:
-    """The exit code, output and complaints of a short command."""
-    out, err = bytearray(), bytearray()
-    code = execute(
-        api, namespace, pod, command, container=container, stdout=out.extend, stderr=err.extend, timeout=timeout
-    )
-    return code, bytes(out), bytes(err)
 
 
 def interactively(api: Api, namespace: str, pod: str, command: Sequence[str], *, container: str) -> int:
     """Run a command as if it were called here: this terminal is its terminal, or this input its input."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    out, err = sys.stdout.buffer, sys.stderr.buffer
 
-    def write(data: bytes) -> None:
-        out.write(data)
-        out.flush()
-
-    def complain(data: bytes) -> None:
-        err.write(data)
-        err.flush()
+    def write(data: bytes, to: BinaryIO) -> None:
+        to.write(data)
+        to.flush()
 
     with _raw_terminal() if terminal else contextlib.nullcontext():
         return execute(
@@ -105,49 +90,40 @@ def interactively(api: Api, namespace: str, pod: str, command: Sequence[str], *,
             pod,
             command,
             container=container,
-            stdout=write,
-            stderr=complain,
+            stdout=partial(write, to=sys.stdout.buffer),
+            stderr=partial(write, to=sys.stderr.buffer),
             stdin=_input(),
             terminal=terminal,
         )
 
 
-class _Sender(threading.Thread):
-    """Sends input while the output is being read."""
+@contextlib.contextmanager
+def _sending(session: Any, chunks: Iterator[bytes]) -> Iterator[None]:
+    """Send input while the output is being read."""
+    ended = threading.Event()
 
-    def __init__(self, session: Any, chunks: Iterator[bytes]) -> None:
-        super().__init__(daemon=True)  # it may wait for a key for ever
-        self.session, self.chunks, self.ended = session, chunks, threading.Event()
-
-    def run(self) -> None:
+    def send() -> None:
         from httpx2.websockets import HTTPXWSException
 
         with contextlib.suppress(HTTPXWSException, OSError, ValueError):
-            for chunk in self.chunks:
-                if self.ended.is_set():
+            for chunk in chunks:
+                if ended.is_set():
                     return
-                self.session.send_bytes(bytes((STDIN,)) + chunk)
-            if self.session.subprotocol == CAN_CLOSE_STDIN and not self.ended.is_set():
-                self.session.send_bytes(CLOSE_STDIN)
+                session.send_bytes(bytes((STDIN,)) + chunk)
+            if session.subprotocol == CAN_CLOSE_STDIN and not ended.is_set():
+                session.send_bytes(CLOSE_STDIN)
 
-
-def _start_sending(session: Any, chunks: Iterator[bytes]) -> _Sender:
-    sender = _Sender(session, chunks)
-    sender.start()
-    return sender
+    threading.Thread(target=send, name="input", daemon=True).start()  # it may wait for a key for ever
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _input() -> Iterator[bytes]:
     handle = sys.stdin.fileno()
     while chunk := os.read(handle, CHUNK):
         yield chunk
-
-
-def _exit_code(api: Api, data: bytes, pod: str) -> int:
-    status, code = parse_status(data)
-    if code is None:
-        raise from_status(api.access, status, f"the command in {pod}")
-    return code
 
 
 def parse_status(data: bytes) -> tuple[dict[str, Any], int | None]:
@@ -188,8 +164,7 @@ def _sending_size(session: Any) -> Iterator[None]:
                 changed.clear()
 
     before = signal.signal(signal.SIGWINCH, lambda *_: changed.set())
-    sender = threading.Thread(target=send, name="window size", daemon=True)
-    sender.start()
+    threading.Thread(target=send, name="window size", daemon=True).start()
     try:
         yield
     finally:

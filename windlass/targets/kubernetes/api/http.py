@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 
+from windlass.common.files import parse_record
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.credentials import Credentials, impersonation, tls
 from windlass.targets.kubernetes.api.errors import (
@@ -138,11 +139,9 @@ class Api:
     def patch(self, path: str, change: Object) -> Object:
         return self._call("PATCH", path, {"fieldValidation": "Strict"}, change, content_type=MERGE_PATCH)
 
-    def delete(
-        self, path: str, *, propagation: str = "Background", grace: int | None = None, uid: str | None = None
-    ) -> Object | None:
+    def delete(self, path: str, *, grace: int | None = None, uid: str | None = None) -> Object | None:
         """Delete one object, with `uid` that very one; None if it was not there."""
-        options: Object = {"propagationPolicy": propagation}
+        options: Object = {"propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         if uid is not None:
@@ -280,7 +279,7 @@ class Api:
             try:
                 response = self._send(request)
                 if response.status_code < 400:
-                    answer = _parse(response.content)
+                    answer = parse_record(response.content)
                     if answer is None:
                         raise not_the_api(self.access, response.content, f"{method} {path} was not answered with JSON")
                     return answer
@@ -339,21 +338,13 @@ class Api:
 
 def parse_change(line: bytes) -> Object | None:
     """One line of a watch; None where it is none."""
-    change = _parse(line)
+    change = parse_record(line)
     value = change.get("object") if change else None
     if change is None or not isinstance(change.get("type"), str) or not isinstance(value, dict):
         return None
     metadata = value.get("metadata")
     has_version = isinstance(metadata, dict) and isinstance(metadata.get("resourceVersion"), str)
     return change if has_version or change["type"] == "ERROR" else None
-
-
-def _parse(content: bytes) -> Object | None:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _client(access: Access, credentials: Credentials, pair: tuple[str, str] | None) -> httpx2.Client:
@@ -399,11 +390,8 @@ class Halt:
         return self._event.wait(seconds)
 
     def now(self) -> None:
-        with self._lock:
-            self._event.set()
-            streams = list(self._open)
-        for response in streams:
-            _shut(response)
+        self._event.set()
+        self.break_streams()
 
     def break_streams(self) -> None:
         """End what is open, so that it is opened anew: after a silence nobody knows which connections are dead."""

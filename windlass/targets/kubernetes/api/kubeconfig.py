@@ -27,7 +27,7 @@ class Access:
     cluster: Mapping[str, Any] = field(repr=False)
     user: Mapping[str, Any] = field(repr=False)
     user_name: str
-    cluster_folder: Path  # what relative paths of the two entries are relative to
+    cluster_folder: Path  # what relative paths of the two entries are relative to; absolute ones stay what they are
     user_folder: Path
     source: str
 

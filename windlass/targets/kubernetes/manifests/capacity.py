@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.common.quantities import parse_quantity, show_quantity
+from windlass.targets.kubernetes.manifests.cluster_facts import NodeFacts
+from windlass.targets.kubernetes.manifests.labels import RUN_LABEL
 
 Amounts = dict[str, float]
 ENDED = ("Succeeded", "Failed")
@@ -67,19 +69,9 @@ def _matches(expression: Mapping[str, Any], values: Mapping[str, str]) -> bool:
 
 
 def node_room(node: Mapping[str, Any]) -> NodeRoom:
-    metadata, spec, status = node.get("metadata") or {}, node.get("spec") or {}, node.get("status") or {}
-    ready = any(
-        condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in status.get("conditions") or ()
-    )
-    return NodeRoom(
-        name=metadata.get("name", ""),
-        allocatable={key: parse_quantity(value) for key, value in (status.get("allocatable") or {}).items()},
-        ready=ready,
-        schedulable=not spec.get("unschedulable"),
-        labels=metadata.get("labels") or {},
-        taints=spec.get("taints") or (),
-    )
+    facts = NodeFacts.of(node)
+    amounts = {key: parse_quantity(value) for key, value in facts.allocatable.items()}
+    return NodeRoom(facts.name, amounts, facts.ready, facts.schedulable, facts.labels, facts.taints)
 
 
 def requests(pod: Mapping[str, Any]) -> Amounts:
@@ -98,14 +90,13 @@ def requests(pod: Mapping[str, Any]) -> Amounts:
     return dict(total)
 
 
-def charge(rooms: Mapping[str, NodeRoom], pods: Iterable[Mapping[str, Any]], owner_label: str) -> None:
+def charge(rooms: Mapping[str, NodeRoom], pods: Iterable[Mapping[str, Any]]) -> None:
     """Note on every node what its pods hold; pods that have ended hold nothing."""
     for pod in pods:
         room = rooms.get((pod.get("spec") or {}).get("nodeName") or "")
         if room is None or (pod.get("status") or {}).get("phase") in ENDED:
             continue
-        owner = _owner(pod, owner_label)
-        mine = room.users.setdefault(owner, defaultdict(float))
+        mine = room.users.setdefault(_owner(pod), defaultdict(float))
         for key, amount in requests(pod).items():
             room.used[key] = room.used.get(key, 0.0) + amount
             mine[key] += amount
@@ -115,9 +106,9 @@ def why_not(pod: Mapping[str, Any], rooms: Sequence[NodeRoom], *, num_waiting: i
     """Sentences with numbers: for each resource that is short, what is asked, what is there, who holds the rest."""
     asked = requests(pod)
     usable = [room for room in rooms if room.ready and room.schedulable and room.usable_by(pod)]
-    said = []
+    reasons = []
     if len(usable) < len(rooms):
-        said.append(f"{len(usable)} of {len(rooms)} nodes may take it{_because(pod, rooms)}")
+        reasons.append(f"{len(usable)} of {len(rooms)} nodes may take it{_because(pod, rooms)}")
     for key, amount in sorted(asked.items()):
         if key == COUNTED or amount <= 0:
             continue
@@ -133,8 +124,8 @@ def why_not(pod: Mapping[str, Any], rooms: Sequence[NodeRoom], *, num_waiting: i
         if largest >= amount:
             line = f"{key}: {asking}, {show_quantity(key, total)} allocatable, {show_quantity(key, used)} in use"
             line += _held_by(key, usable)
-        said.append(line)
-    return said
+        reasons.append(line)
+    return reasons
 
 
 def _held_by(key: str, rooms: Iterable[NodeRoom]) -> str:
@@ -165,12 +156,10 @@ def _requests(container: Mapping[str, Any]) -> Amounts:
     return {key: parse_quantity(value) for key, value in amounts.items()}
 
 
-def _owner(pod: Mapping[str, Any], label: str) -> str:
+def _owner(pod: Mapping[str, Any]) -> str:
     metadata = pod.get("metadata") or {}
-    named = (metadata.get("labels") or {}).get(label)
-    if named:
-        return f"run {named}"
-    return f"{metadata.get('namespace')}/{metadata.get('name')}"
+    run = (metadata.get("labels") or {}).get(RUN_LABEL)
+    return f"run {run}" if run else f"{metadata.get('namespace')}/{metadata.get('name')}"
 
 
 def tolerates(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> bool:

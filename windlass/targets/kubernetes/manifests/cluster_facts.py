@@ -53,13 +53,14 @@ class ServedKind:
         return True
 
 
+ALWAYS = ServedKind("batch/v1", "Job", PLURALS[JobKind.INDEXED])  # whatever the cluster
+
+
 @dataclass(frozen=True)
 class Served:
     """Which kinds are there. `batch/v1` always is."""
 
     kinds: Mapping[JobKind, ServedKind]
-    jobset: bool = False  # jobset.x-k8s.io
-    kueue: str | None = None  # the version of kueue.x-k8s.io that the cluster prefers
     volcano: bool = False  # scheduling.volcano.sh PodGroup
     coscheduling: bool = False  # scheduling.x-k8s.io PodGroup
     kubernetes: tuple[int, int] = (1, 33)  # major, minor of the API server
@@ -75,6 +76,19 @@ class NodeFacts:
     taints: Sequence[Mapping[str, Any]] = ()
     ready: bool = True
     schedulable: bool = True  # not cordoned
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> NodeFacts:
+        metadata, spec, status = (node.get(part) or {} for part in ("metadata", "spec", "status"))
+        conditions = {condition.get("type"): condition.get("status") for condition in status.get("conditions") or ()}
+        return cls(
+            name=metadata.get("name", ""),
+            labels=metadata.get("labels") or {},
+            allocatable=status.get("allocatable") or {},
+            taints=spec.get("taints") or (),
+            ready=conditions.get("Ready") == "True",
+            schedulable=not spec.get("unschedulable"),
+        )
 
 
 @dataclass(frozen=True)

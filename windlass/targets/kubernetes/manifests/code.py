@@ -85,15 +85,20 @@ def pack_code(folder: Path) -> bytes:
     return archive
 
 
-def config_maps(name: str, archive: bytes, bootstrap: str = "") -> list[dict[str, Any]]:
-    """An archive as the data of ConfigMaps NAME-0, NAME-1, …; the last one ends with the digest of them all."""
-    kind = name.rpartition("-")[2]
+def config_maps(name: str, carried: Carried) -> list[dict[str, Any]]:
+    """The archives as ConfigMaps, those of the first one NAME-code-0, NAME-code-1, …"""
+    archives = sorted(carried.archives.items())
+    return [part for kind, archive in archives for part in _config_maps(name, kind, archive, carried.bootstrap)]
+
+
+def _config_maps(name: str, kind: str, archive: bytes, bootstrap: str) -> list[dict[str, Any]]:
+    """The parts of an archive; the last one ends with the digest of them all."""
     parts = [archive[begin : begin + PART_BYTES] for begin in range(0, len(archive), PART_BYTES)]
     made: list[dict[str, Any]] = [
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": f"{name}-{index}"},
+            "metadata": {"name": f"{name}-{kind}-{index}"},
             "binaryData": {f"{kind}.{index:02d}": base64.b64encode(part).decode()},
         }
         for index, part in enumerate(parts)
@@ -126,10 +131,10 @@ def _entries(folder: Path) -> list[_Entry]:
         folders[:] = [
             directory for directory in folders if directory not in links and not _is_left_out(Path(here, directory))
         ]
-        for one in (*files, *links):
-            path = Path(here, one)
+        for file in (*files, *links):
+            path = Path(here, file)
             name = str(path.relative_to(folder))
-            if one.startswith(".") or one.endswith(".pyc") or (one in links and _is_left_out(path)):
+            if file.startswith(".") or file.endswith(".pyc") or (file in links and _is_left_out(path)):
                 continue
             if path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(root)):
                 strange.append(f"{name} -> {os.readlink(path)}")
@@ -146,7 +151,7 @@ def _entries(folder: Path) -> list[_Entry]:
             cause="what is there would go to the cluster without anybody having named it",
             fix="copy it into the folder; or give the link a name that begins with a dot: hidden files stay here",
         )
-    return sorted(found, key=lambda one: one.name)
+    return sorted(found, key=lambda entry: entry.name)
 
 
 def _is_left_out(folder: Path) -> bool:
@@ -202,7 +207,7 @@ def _must_not_be_credentials(folder: Path) -> None:
 
 
 def _too_large(folder: Path, entries: Sequence[_Entry], how: str, most: int, size: int | None = None) -> UserError:
-    largest = sorted(entries, key=lambda one: one.size, reverse=True)[:3]
+    largest = sorted(entries, key=lambda entry: entry.size, reverse=True)[:3]
     size = size if size is not None else sum(entry.size for entry in entries)
     return UserError(
         f"the code in {folder} is too large to go with the job: {size / 2**20:.1f} MiB {how}, "

@@ -1,8 +1,5 @@
-"""A run as a plain indexed Job: what every cluster serves. Pure.
-
-A run as a PyTorchJob of Kubeflow's training operator 1.7 to 1.9. Pure.
-
-A run as a HyperPodPyTorchJob of SageMaker HyperPod's training operator. Pure.
+"""A run as a plain indexed Job, which every cluster serves, as a PyTorchJob of Kubeflow's training operator 1.7 to 1.9,
+and as a HyperPodPyTorchJob of SageMaker HyperPod's. Pure.
 """
 
 from __future__ import annotations
@@ -49,10 +46,10 @@ def job_spec(run: Run, template: Manifest, served: Served, *, container: str) ->
 def _by_index(run: Run, limit: int) -> dict[str, int]:
     """Failures are counted for each pod, so that the wait before a new one (10 s, doubled each time) grows with that
     pod's losses and not with everybody's. What ends the job is the limit for all."""
-    found = {"backoffLimitPerIndex": limit + 1}
+    limits = {"backoffLimitPerIndex": limit + 1}
     if is_elastic(run):  # the others may never have been there
-        found["maxFailedIndexes"] = (run.target.kubernetes.min_nodes or 1) - 1
-    return found
+        limits["maxFailedIndexes"] = (run.target.kubernetes.min_nodes or 1) - 1
+    return limits
 
 
 def _failure_policy(container: str, for_good: str) -> dict[str, Any]:
@@ -87,12 +84,8 @@ def is_elastic(run: Run) -> bool:
 def limits(run: Run) -> dict[str, int]:
     """When a job is ended, and when its remains are deleted."""
     asked = run.target.kubernetes
-    found = {}
-    if asked.deadline:
-        found["activeDeadlineSeconds"] = seconds(asked.deadline)
-    if asked.keep_for:
-        found["ttlSecondsAfterFinished"] = seconds(asked.keep_for)
-    return found
+    times = {"activeDeadlineSeconds": asked.deadline, "ttlSecondsAfterFinished": asked.keep_for}
+    return {key: seconds(time) for key, time in times.items() if time}
 
 
 def indexed_job(run: Run, metadata: Manifest, template: Manifest, served: Served) -> list[Manifest]:

@@ -23,7 +23,7 @@ from windlass.targets.kubernetes.manifests.pod import (
     scratch,
     security,
 )
-from windlass.targets.kubernetes.manifests.request import Manifest, as_yaml
+from windlass.targets.kubernetes.manifests.request import Manifest, as_yaml, with_options
 from windlass.targets.kubernetes.pod import interface as names
 from windlass.targets.protocol import LOOP_VARIABLE
 
@@ -39,6 +39,7 @@ REQUESTS, LIMITS = {"cpu": "100m", "memory": "256Mi"}, {"memory": "1Gi"}
 ALL = ["get", "list", "create", "patch", "delete"]
 # Kinds of volumes that are there wherever the pod is; the loop must start where the run's own pods cannot.
 PLAIN_VOLUMES = ("hostPath", "emptyDir")
+OF_CONTAINERS = ("name", "image", "imagePullPolicy", "securityContext")  # what an overlay says of the loop's too
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,12 @@ def render_loop(
     `notify`: the variables with which it tells people; they are kept in its Secret.
     """
     name, namespace = loop_name(run.name), cluster.namespace
-    parts = [
-        part
-        for archive, data in sorted(carried.archives.items())
-        for part in config_maps(f"{name}-{archive}", data, carried.bootstrap)
-    ]
+    parts = config_maps(name, carried)
     part_names = [part["metadata"]["name"] for part in parts]
     variables = {LOOP_VARIABLE: run.name, "WINDLASS_RUNS": f"{names.SCRATCH}/runs", "HOME": names.SCRATCH}
     variables |= {names.PATIENCE_VARIABLE: f"{patience:g}", **({names.FAULTS_VARIABLE: faults} if faults else {})}
-    data = {RUN_KEY: dump_run(_in_cluster(asked, namespace)), HISTORY_KEY: history}
+    as_pod_reads_it = with_options(asked, context=None, namespace=namespace)  # it knows its own cluster alone
+    data = {RUN_KEY: dump_run(as_pod_reads_it), HISTORY_KEY: history}
     served = cluster.served.kinds.get(kind)
     objects: list[Manifest] = [
         {"apiVersion": "batch/v1", "kind": "Job", "spec": _job(run, name, part_names, variables, cluster)},
@@ -132,13 +130,17 @@ def rules(kind: JobKind, served: ServedKind | None) -> list[dict[str, Any]]:
 
 def for_nodes(namespace: str) -> tuple[Manifest, ...]:
     """The right to see nodes: how much they have, and which are lost."""
-    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": NODE_READER}}
+    role: Manifest = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": NODE_READER},
+    }
     binding = _binding("ClusterRoleBinding", "ClusterRole", NODE_READER, namespace)
     binding["metadata"] = {"name": f"{NODE_READER}-{namespace}"}
-    found: list[Manifest] = [{**role, "rules": [_rule("", ["nodes"], ["get", "list"])]}, binding]
-    for one in found:
-        one["metadata"]["labels"] = dict(MANAGED_BY)
-    return tuple(found)
+    role["rules"] = [_rule("", ["nodes"], ["get", "list"])]
+    for manifest in (role, binding):
+        manifest["metadata"]["labels"] = dict(MANAGED_BY)
+    return role, binding
 
 
 def _rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
@@ -203,11 +205,7 @@ def _plain(overlay: Mapping[str, Any]) -> dict[str, Any]:
     mounted = {volume.get("name") for volume in volumes}
     containers = [
         {
-            **{
-                key: container[key]
-                for key in ("name", "image", "imagePullPolicy", "securityContext")
-                if key in container
-            },
+            **{key: container[key] for key in OF_CONTAINERS if key in container},
             "env": [variable for variable in container.get("env", ()) if "valueFrom" not in variable],
             "volumeMounts": [mount for mount in container.get("volumeMounts", ()) if mount.get("name") in mounted],
         }
@@ -216,9 +214,3 @@ def _plain(overlay: Mapping[str, Any]) -> dict[str, Any]:
     ]
     kept = {key: overlay[key] for key in ("securityContext", "imagePullSecrets", "tolerations") if key in overlay}
     return {**kept, "containers": containers, "volumes": volumes}
-
-
-def _in_cluster(run: Run, namespace: str) -> Run:
-    """As the pod reads it: its own cluster is the only one it knows."""
-    options = run.target.kubernetes.model_copy(update={"context": None, "namespace": namespace})
-    return run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": options})})

@@ -105,14 +105,8 @@ def _with_names(spec: Manifest) -> Manifest:
 
 def image_of(run: Run) -> str:
     image = run.target.kubernetes.image or run.image.name
-    overlaid = next(
-        (
-            container.get("image")
-            for container in run.target.kubernetes.pod.get("containers", ())
-            if container.get("image")
-        ),
-        "",
-    )
+    containers = run.target.kubernetes.pod.get("containers", ())
+    overlaid = next((container["image"] for container in containers if container.get("image")), "")
     if not image and not overlaid:
         raise UserError(
             "it is not said which image the pods run",
@@ -218,7 +212,7 @@ def _kueue_topology(run: Run) -> dict[str, str]:
 def _of_lost_nodes(run: Run) -> Iterator[dict[str, Any]]:
     """A dead node costs so long, and not the five minutes that Kubernetes gives every pod by default."""
     asked = run.target.kubernetes
-    named = {one.get("key") for one in (*asked.tolerations, *asked.pod.get("tolerations", ()))}
+    named = {toleration.get("key") for toleration in (*asked.tolerations, *asked.pod.get("tolerations", ()))}
     for key in LOST_NODE_TAINTS:
         if key not in named:
             yield {
@@ -325,15 +319,15 @@ def merge_pod(spec: Mapping[str, Any], overlay: Mapping[str, Any], *, container:
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
-        there = merged.get(key)
+        former = merged.get(key)
         if value is None:  # as in a merge patch: nothing here, please
             merged.pop(key, None)
-        elif isinstance(there, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merge(there, value)
-        elif isinstance(there, list) and isinstance(value, list | tuple) and key in KEYS:
-            merged[key] = _merge_named(there, list(value), key)
-        elif isinstance(there, list) and isinstance(value, list | tuple) and key in ADDED:
-            merged[key] = [*there, *(one for one in value if one not in there)]
+        elif isinstance(former, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge(former, value)
+        elif isinstance(former, list) and isinstance(value, list | tuple) and key in KEYS:
+            merged[key] = _merge_named(former, list(value), key)
+        elif isinstance(former, list) and isinstance(value, list | tuple) and key in ADDED:
+            merged[key] = [*former, *(entry for entry in value if entry not in former)]
         else:
             merged[key] = list(value) if isinstance(value, tuple) else value
     return merged
@@ -342,7 +336,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def _merge_named(below: list[Any], above: list[Any], what: str) -> list[Any]:
     merged, key = list(below), KEYS[what]
     for entry in above:
-        index = next((i for i, there in enumerate(merged) if there.get(key) == entry.get(key)), None)
+        index = next((i for i, present in enumerate(merged) if present.get(key) == entry.get(key)), None)
         if index is None:
             merged.append(entry)
         elif what in ONE_SOURCE and set(entry) != set(merged[index]):

@@ -9,12 +9,12 @@ from windlass.errors import UserError
 from windlass.spec import Run, dump_run
 from windlass.targets.kubernetes.manifests import secrets
 from windlass.targets.kubernetes.manifests.cluster_facts import (
+    ALWAYS,
     GROUPS,
     PLURALS,
     ClusterFacts,
     JobKind,
     Served,
-    ServedKind,
 )
 from windlass.targets.kubernetes.manifests.code import Carried, config_maps
 from windlass.targets.kubernetes.manifests.environment import JOB_INDEX, KUBEFLOW_INDEX, KUBEFLOW_ROLE, host_name
@@ -30,7 +30,7 @@ from windlass.targets.kubernetes.manifests.labels import (
     selector_of,
 )
 from windlass.targets.kubernetes.manifests.pod import CONTAINERS, image_of, is_shared, may_lock_memory, pod_template
-from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest, PodLayout
+from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest, PodLayout, with_options
 from windlass.targets.kubernetes.manifests.resources import NodeShape, settle, shape_of
 from windlass.targets.kubernetes.manifests.secrets import plain_secrets
 from windlass.targets.kubernetes.manifests.trainjob import train_job
@@ -39,7 +39,6 @@ from windlass.targets.kubernetes.pod.interface import COORDINATOR_PORT, TOKEN_VA
 __all__ = ["layout_of", "pick", "render", "settle"]
 
 QUEUE_LABEL, QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
-PLAIN_JOB = ServedKind("batch/v1", "Job", "jobs")
 OPERATORS = {
     JobKind.TRAINJOB: "Kubeflow Trainer",
     JobKind.PYTORCHJOB: "Kubeflow's training operator",
@@ -54,10 +53,10 @@ def pick(run: Run, served: Served) -> JobKind:
         return next((kind for kind in JobKind if kind in served.kinds), JobKind.INDEXED)
     kind = JobKind(asked)
     if kind not in served.kinds and kind is not JobKind.INDEXED:
-        there = ", ".join(str(one) for one in JobKind if one in served.kinds or one is JobKind.INDEXED)
+        known = ", ".join(kind for kind in JobKind if kind in served.kinds or kind is JobKind.INDEXED)
         raise UserError(
             f"the cluster has no {asked}: {OPERATORS[kind]} is not installed",
-            evidence=f"{PLURALS[kind]}.{GROUPS[kind]} is not served; it serves {there}",
+            evidence=f"{PLURALS[kind]}.{GROUPS[kind]} is not served; it serves {known}",
             fix="leave target.kubernetes.job out, and windlass takes what is there",
         )
     return kind
@@ -74,14 +73,11 @@ def render(
             f"the namespace {cluster.namespace} enforces PodSecurity {cluster.pod_security}: the pods go without "
             "IPC_LOCK, and EFA needs nodes whose containers may lock memory without a limit, as EKS' are"
         )
-    parts = [
-        part
-        for archive, data in sorted(carried.archives.items())
-        for part in config_maps(f"{name}-{archive}", data, carried.bootstrap)
-    ]
+    parts = config_maps(name, carried)
     names = [part["metadata"]["name"] for part in parts]
     template = pod_template(run, kind, shape, cluster, carried, submission=submission, config_maps=names, faults=faults)
-    run_text = dump_run(_for_pods(run))
+    # without the names that only the submitting machine's kubeconfig knows: from elsewhere it is the same run
+    run_text = dump_run(with_options(run, context=None, namespace=None))
     job_metadata = metadata(run, name)
     job_metadata["labels"] |= _queue_labels(run)
     dependents: list[Manifest] = [
@@ -91,7 +87,7 @@ def render(
             "metadata": metadata(run, f"{name}-run"),
             "data": {"run.yaml": run_text},
         },
-        *(_owned(run, part) for part in parts),
+        *({**part, "metadata": metadata(run, part["metadata"]["name"])} for part in parts),
     ]
     coordinates = kind is not JobKind.HYPERPOD  # the pods find each other by windlass, not by HyperPod's operator
     secret_values = {**carried.secret_values, **({TOKEN_VARIABLE: carried.token} if coordinates else {})}
@@ -104,7 +100,7 @@ def render(
     for value in objects:
         value["metadata"]["namespace"] = cluster.namespace
     # not of the objects: they follow from these and from what the cluster has, which changes while a job runs
-    code = {one: hashlib.sha256(data).hexdigest() for one, data in sorted(carried.archives.items())}
+    code = {archive: hashlib.sha256(data).hexdigest() for archive, data in sorted(carried.archives.items())}
     digest = digest_of({"run": run_text, "kind": str(kind), "code": code, "faults": faults})
     objects[-1]["metadata"]["annotations"] |= {DIGEST_ANNOTATION: digest, VERSION_ANNOTATION: windlass.__version__}
     return KubernetesRequest(
@@ -206,7 +202,7 @@ def metadata(run: Run, name: str) -> Manifest:
 
 def _job(run: Run, kind: JobKind, about: Manifest, template: Manifest, served: Served) -> list[Manifest]:
     """The job, last; before it what it needs of its own kind."""
-    as_served = served.kinds.get(kind, PLAIN_JOB)
+    as_served = served.kinds.get(kind, ALWAYS)
     match kind:
         case JobKind.TRAINJOB:
             return train_job(run, about, template, as_served, served)
@@ -215,16 +211,6 @@ def _job(run: Run, kind: JobKind, about: Manifest, template: Manifest, served: S
         case JobKind.HYPERPOD:
             return hyperpod_job(run, about, template, as_served)
     return indexed_job(run, about, template, served)
-
-
-def _for_pods(run: Run) -> Run:
-    """Without the names that only the submitting machine's kubeconfig knows: from elsewhere it is the same run."""
-    options = run.target.kubernetes.model_copy(update={"context": None, "namespace": None})
-    return run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": options})})
-
-
-def _owned(run: Run, part: Manifest) -> Manifest:
-    return {**part, "metadata": metadata(run, part["metadata"]["name"])}
 
 
 def _queue_labels(run: Run) -> dict[str, str]:

@@ -8,9 +8,16 @@ from typing import Any
 
 import yaml
 
+from windlass.spec import Run
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 
 Manifest = dict[str, Any]
+
+
+def with_options(run: Run, **options: Any) -> Run:
+    """The run with other values in target.kubernetes."""
+    kubernetes = run.target.kubernetes.model_copy(update=options)
+    return run.model_copy(update={"target": run.target.model_copy(update={"kubernetes": kubernetes})})
 
 
 @dataclass(frozen=True)

@@ -147,9 +147,9 @@ def instance_label(run: Run, cluster: ClusterFacts) -> str | None:
     asked = run.resources.instance
     if asked is None:
         return None
-    there = {node.labels.get(INSTANCE_LABEL) for node in cluster.nodes}
+    labelled = {node.labels.get(INSTANCE_LABEL) for node in cluster.nodes}
     plain = _plain(asked)
-    spelled = [name for name in (plain, f"ml.{plain}") if name in there]
+    spelled = [name for name in (plain, f"ml.{plain}") if name in labelled]
     return spelled[0] if spelled else asked
 
 

@@ -137,7 +137,7 @@ def _on_named_runtime(run: Run, metadata: Manifest, template: Manifest, kind: Se
         },
         **_deadline(run, kind),
     }
-    way = next((one for one in (PATCHES, TEMPLATES, SPECS) if kind.has(f"spec.{one}")), PATCHES)
+    way = next((field for field in (PATCHES, TEMPLATES, SPECS) if kind.has(f"spec.{field}")), PATCHES)
     if way != PATCHES or kind.has(f"spec.{PATCHES}.{POD_OF_PATCH}.terminationGracePeriodSeconds") is False:
         changes.pop("terminationGracePeriodSeconds", None)  # known to patches from Trainer 2.3 on
     target = {"targetJobs": [{"name": STEP}]}

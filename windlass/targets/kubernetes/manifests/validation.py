@@ -127,8 +127,8 @@ def _resolved(schema: Schema) -> Schema:
 
 def _inlined(part: Any) -> Any:
     if isinstance(part, Mapping):
-        return {key: _inlined(one) for key, one in (_shared()[part["$ref"]] if "$ref" in part else part).items()}
-    return [_inlined(one) for one in part] if isinstance(part, list) else part
+        return {key: _inlined(value) for key, value in (_shared()[part["$ref"]] if "$ref" in part else part).items()}
+    return [_inlined(value) for value in part] if isinstance(part, list) else part
 
 
 @cache

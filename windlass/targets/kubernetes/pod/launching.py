@@ -18,7 +18,8 @@ from windlass.targets.kubernetes.pod.unpacking import NotArrivedError, unpack_co
 from windlass.targets.kubernetes.pod.verdict import TROUBLE, NodeEnd
 from windlass.targets.launch import processes
 from windlass.targets.launch.decision import parse_deaths
-from windlass.targets.launch.oom import group_kills, group_limit
+from windlass.targets.launch.machine import group_limit
+from windlass.targets.launch.oom import group_kills
 from windlass.targets.launch.tail import Tail
 from windlass.targets.launch.torchrun import (
     ATTEMPT_VARIABLE,

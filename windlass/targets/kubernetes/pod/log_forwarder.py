@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from windlass.common.files import write_atomically
+from windlass.common.files import parse_record, write_atomically
 from windlass.runfolder import RunFolder
 from windlass.targets.launch.tail import Tail
 
@@ -53,7 +53,7 @@ class RecordFile:
         lines = []
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             text = line.decode(errors="replace").strip()
-            if _is_record(text):  # one torn by a kill is left out
+            if parse_record(text) is not None:  # one torn by a kill is left out
                 lines.append(f"{RECORD} {self.kind} {self.identity}@{self.offset} {text}")
             self.offset += len(line)
         return lines
@@ -71,16 +71,13 @@ class Records:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):  # none yet, or not ours
             identity, offsets = secrets.token_hex(4), dict.fromkeys(paths, 0)
         self.files = [RecordFile(path, kind, identity, offsets[kind]) for kind, path in paths.items()]
-        self._write()
+        self.save_offsets()
 
     def new_lines(self) -> list[str]:
         return [line for file in self.files for line in file.new_lines()]
 
     def save_offsets(self) -> None:
-        """Offsets are saved after printing, so a line may repeat but is never lost."""
-        self._write()
-
-    def _write(self) -> None:
+        """To be called after printing, so that a line may repeat but is never lost."""
         note = {"id": self.files[0].identity, **{file.kind: file.offset for file in self.files}}
         write_atomically(self.note, json.dumps(note))
 
@@ -143,13 +140,6 @@ class LogForwarder:
 def _plain(lines: Iterable[str], prefix: str) -> Iterable[str]:
     """Lines of torchrun that look like ours are marked: nobody but this module prints records."""
     return lines if prefix else (f" {line}" if line.startswith((RECORD, "[rank ")) else line for line in lines)
-
-
-def _is_record(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def errors_of(folder: RunFolder, attempt: int, ranks: range) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from windlass.common.files import parse_record
 from windlass.targets.kubernetes.pod.verdict import NodeEnd
 from windlass.targets.launch.decision import RankDeath
 
@@ -94,11 +95,8 @@ class Line:
 
 
 def _parse(line: bytes) -> Message:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        raise LostError("what came is no message of ours") from None
-    if not isinstance(message, dict) or not isinstance(message.get("word"), str):
+    message = parse_record(line)
+    if message is None or not isinstance(message.get("word"), str):
         raise LostError("what came is no message of ours")
     return message
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import socket
 import struct
 from collections.abc import Mapping
@@ -34,7 +33,6 @@ class Place:
     port: int
     address: str  # of this pod
     pod: str
-    pod_uid: str
     submission: str
     token: str = field(repr=False)  # the secret of the submission: who knows it is a pod of it
     shared: bool  # one run folder for all pods
@@ -65,7 +63,6 @@ class Place:
             port=int(environment.get(names.PORT_VARIABLE) or names.COORDINATOR_PORT),
             address=environment.get("WINDLASS_POD_IP") or "127.0.0.1",
             pod=environment.get("WINDLASS_POD") or socket.gethostname(),
-            pod_uid=environment.get("WINDLASS_POD_UID") or f"{socket.gethostname()}-{os.getpid()}",
             submission=environment.get(names.SUBMISSION_VARIABLE) or "",
             token=environment.get(names.TOKEN_VARIABLE) or "",
             shared=environment.get(names.SHARED_VARIABLE) == "1",
@@ -78,13 +75,9 @@ class Place:
 
 def paths_of(environment: Mapping[str, str]) -> tuple[Path, Path, Path]:
     """The run file, a folder for what is temporary, and the folder with what the job carries."""
-    defaults = {
-        RUN_FILE_VARIABLE: names.RUN_FILE,
-        SCRATCH_VARIABLE: names.SCRATCH,
-        CARRIED_VARIABLE: names.CARRIED,
-    }
-    run_file, scratch, carried = (Path(environment.get(name) or default) for name, default in defaults.items())
-    return run_file, scratch, carried
+    run_file = environment.get(RUN_FILE_VARIABLE) or names.RUN_FILE
+    scratch = environment.get(SCRATCH_VARIABLE) or names.SCRATCH
+    return Path(run_file), Path(scratch), Path(environment.get(CARRIED_VARIABLE) or names.CARRIED)
 
 
 def node_index(environment: Mapping[str, str]) -> int:

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from windlass.common.files import write_atomically
+from windlass.common.files import parse_record, write_atomically
 from windlass.common.locks import locked
 from windlass.runfolder import RunFolder
 
@@ -212,13 +212,9 @@ class Archive:
             self.offsets[key] = begin + len(_bytes(text)) + 1
 
     def _write_error(self, text: str) -> None:
-        try:
-            error: dict[str, Any] = json.loads(text)
-            rank = error.get("rank")
-            if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 10**6:
-                write_atomically(self.folder.rank_error(rank), text + "\n")
-        except (ValueError, RecursionError):  # torn, or not of ours
-            return
+        rank = (parse_record(text) or {}).get("rank")  # of a record that is torn, or not of ours: none
+        if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 10**6:
+            write_atomically(self.folder.rank_error(rank), text + "\n")
 
     def _append(self, name: str, text: str) -> None:
         line = _bytes(text) + b"\n"

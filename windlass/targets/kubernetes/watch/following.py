@@ -103,16 +103,14 @@ class EventLog:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self._lock = threading.Lock()
         self._kept = {(line.get("uid"), line.get("count")) for line in read_json_lines(folder.events)}
 
     def take(self, event: Object) -> None:
         record = record_of(event)
         key = (record["uid"], record["count"])
-        with self._lock:
-            if key not in self._kept:
-                self._kept.add(key)
-                append_json_line(self.folder.events, record)
+        if key not in self._kept:
+            self._kept.add(key)
+            append_json_line(self.folder.events, record)
 
 
 def record_of(event: Object) -> dict[str, Any]:

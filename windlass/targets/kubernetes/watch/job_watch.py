@@ -12,7 +12,6 @@ from windlass.errors import UserError
 from windlass.targets.kubernetes.api.errors import RefusedError, in_words
 from windlass.targets.kubernetes.api.http import Api, GoneError, Halt, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
-from windlass.targets.kubernetes.manifests.labels import SUBMISSION_LABEL
 from windlass.targets.kubernetes.watch.pods import Pod, pod_of
 
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
@@ -40,7 +39,7 @@ def take_snapshot(api: Api, job: ClusterJob) -> JobSnapshot:
     """The state of this moment: one request for the job, and one for every 250 pods."""
     taken = JobSnapshot(job=without_spec(api.find(job.path), job))
     for value in api.items(job.pods_path, labelSelector=job.layout.selector):
-        pod = pod_of(value, job.layout, submission_label=SUBMISSION_LABEL)
+        pod = pod_of(value, job.layout)
         taken.pods[pod.uid] = pod
     return taken
 
@@ -207,7 +206,7 @@ class JobWatch:
                 self.changes.wait(seconds)
 
     def _pod(self, value: Object) -> Pod:
-        return pod_of(value, self.job.layout, submission_label=SUBMISSION_LABEL)
+        return pod_of(value, self.job.layout)
 
     def _pods_listed(self, pods: list[Any]) -> None:
         with self._lock:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from windlass.targets.kubernetes.manifests.labels import SUBMISSION_LABEL
 from windlass.targets.kubernetes.manifests.request import PodLayout
 from windlass.targets.protocol import PodRow
 
@@ -47,19 +48,14 @@ class Pod:
     submission: str = ""
     address: str = ""
     delete_by: float | None = None  # the end of its grace period, where it is being deleted
-    ignored_failures: int = (
-        0  # pods of its index that had to leave, as its Job counts them for the wait before a new one
-    )
+    ignored_failures: int = 0  # of its index: pods that had to leave, by which its Job doubles the wait for a new one
 
     @property
     def ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def pod_of(value: Mapping[str, Any], layout: PodLayout, *, submission_label: str) -> Pod:
+def pod_of(value: Mapping[str, Any], layout: PodLayout) -> Pod:
     metadata, status = value["metadata"], value.get("status") or {}
     labels = metadata.get("labels") or {}
     container = _container(status, layout.container)
@@ -81,7 +77,7 @@ def pod_of(value: Mapping[str, Any], layout: PodLayout, *, submission_label: str
         exit_code=terminated.get("exitCode"),
         ended_at=moment(terminated.get("finishedAt")),
         deleting=bool(metadata.get("deletionTimestamp")),
-        submission=str(labels.get(submission_label) or ""),
+        submission=str(labels.get(SUBMISSION_LABEL) or ""),
         address=str(status.get("podIP") or ""),
         delete_by=moment(metadata.get("deletionTimestamp")),
         ignored_failures=_count((metadata.get("annotations") or {}).get(IGNORED_FAILURES)),

@@ -23,14 +23,6 @@ FEW_NODES = 8  # that are asked for one by one
 TRACKING = "batch.kubernetes.io/job-tracking"  # a Job's hold on its pods until it has counted them
 
 
-@dataclass(frozen=True)
-class Removed:
-    """A pod that was taken off a dead node."""
-
-    pod: str
-    node: str
-
-
 @dataclass
 class Recovery:
     """Looks after the pods of one job. Safe to call at every look at the job."""
@@ -43,8 +35,8 @@ class Recovery:
     _reset: set[str] = field(default_factory=set)
     _may_not: set[str] = field(default_factory=set)  # verbs
 
-    def tend(self, snapshot: JobSnapshot) -> list[Removed]:
-        """Take out what is stuck; those that were."""
+    def tend(self, snapshot: JobSnapshot) -> list[Pod]:
+        """Take out what is stuck; the pods that were."""
         job = snapshot.job
         if snapshot.trouble or job is None or job["metadata"].get("deletionTimestamp"):
             return []
@@ -61,7 +53,7 @@ class Recovery:
             if time.monotonic() - self._looked < LOOK_SECONDS:
                 return []
             self._looked = time.monotonic()
-            return [Removed(pod.name, pod.node) for pod in stuck_of(self.api, leaving) if self._take_out(pod)]
+            return [pod for pod in stuck_of(self.api, leaving) if self._take_out(pod)]
         except (RefusedError, UnreachableError):
             return []  # a server that restarts: the next look tries again
 

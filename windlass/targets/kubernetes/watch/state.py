@@ -11,7 +11,7 @@ from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import HELD_BACK, Pod, newest_by_node, phases
-from windlass.targets.launch.progress import with_progress
+from windlass.targets.launch.progress import BEGINNINGS, with_progress
 from windlass.targets.launch.tail import newest_steps
 from windlass.targets.protocol import JobStatus, State
 
@@ -20,7 +20,6 @@ FINISHED = ("Complete", "Completed", "Succeeded")
 FAILED = ("Failed",)
 SUSPENDED = "Suspended"
 TRAINING = ("started", "resumed")
-BEGINNINGS = ("submitted", "launched", "restart")
 FOR_GOOD = ("finished", "failed")  # ends of a run that no new pod changes; told to leave, it goes on in the next one
 
 OUT_OF_MEMORY = "OOMKilled"

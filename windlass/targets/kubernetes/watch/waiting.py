@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.targets.kubernetes.api.discovery import kueue_version
-from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.errors import if_allowed
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
 from windlass.targets.kubernetes.manifests.capacity import NodeRoom, charge, node_room, why_not
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
-from windlass.targets.kubernetes.manifests.labels import RUN_LABEL
 from windlass.targets.kubernetes.manifests.trainjob import STEP
 from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import HELD_BACK, Pod, newest_by_node, phases
@@ -107,7 +106,7 @@ class Waiting:
         rooms = {room.name: room for room in map(node_room, self.api.items("/api/v1/nodes"))}
         pages = self.api.pages("/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
         for number, page in enumerate(pages):
-            charge(rooms, page.get("items") or (), RUN_LABEL)
+            charge(rooms, page.get("items") or ())
             if number + 1 >= MOST_PAGES:
                 break
         return list(rooms.values())
@@ -144,12 +143,7 @@ class Waiting:
         """The answer to a question that was asked less than so long ago; None to what this user may not ask."""
         when, answer = self._answers.get(question, (float("-inf"), None))
         if time.monotonic() - when > seconds:
-            try:
-                answer = ask()
-            except RefusedError as error:
-                if error.code != 403:
-                    raise
-                answer = None
+            answer = if_allowed(ask)
             self._answers[question] = (time.monotonic(), answer)
         return answer
 

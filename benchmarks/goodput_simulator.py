@@ -280,4 +280,10 @@ class _Simulation:
         self.clock += duration
 
 
+def daly(interval_s: float, stall_s: float, restart_s: float, between_s: float) -> float:
+    """Goodput with one tier, failures of an exponential distribution that also strike while it restarts: exact."""
+    segment = between_s * math.exp(restart_s / between_s) * math.expm1((interval_s + stall_s) / between_s)
+    return interval_s / segment
+
+
 SPOT_RECLAIM = Cause("spot reclaim", 1, "preempted", "notice", breaks_node=True, names_node=True)
