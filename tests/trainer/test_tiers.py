@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result
 from tests.trainer.tier_runs import STEPS, Cluster, tiered_run
-from windlass.checkpoint.pieces import piece_name
+from windlass.checkpoint.manifest import piece_name
 
 pytestmark = pytest.mark.train
 

@@ -37,7 +37,7 @@ POINTS = {  # each with the steps at which it is reached
     1: ["memory.written", "memory.replicated", "memory.published", "step.end"],
     2: ["local.written", "local.published"],
     4: [
-        *["save.staged", "save.written", "save.hashed", "save.manifest", "save.published", "save.retention"],
+        *["save.staged", "save.written", "save.manifest", "save.published", "save.retention"],
         *["upload.begin", "upload.file", "upload.manifest", "upload.published"],
     ],
 }

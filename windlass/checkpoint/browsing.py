@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from windlass.checkpoint.folder import NODE_TIERS, TIERS, Checkpoint, CheckpointFolder, Damage, damage
 from windlass.checkpoint.managed import ManagedService
-from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest
+from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest, piece_name
 from windlass.checkpoint.ownership import read_id
-from windlass.checkpoint.pieces import piece_name, pieces_here, readable_manifest
+from windlass.checkpoint.pieces import pieces_here, readable_manifest
 from windlass.checkpoint.proven import ProvenFiles
 from windlass.checkpoint.stored import StoredCheckpoint, StoredCheckpoints, current_id
 from windlass.common.files import read_json_lines

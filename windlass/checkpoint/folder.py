@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME, FileRecord, Manifest, sha256_of
+from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME, FileRecord, Manifest
 from windlass.checkpoint.pickles import pickle_problem
-from windlass.common.files import sync_directory, write_atomically
+from windlass.common.files import sha256_of, sync_directory, write_atomically
 from windlass.errors import UserError
 
 TIERS = ("memory", "local", "managed", "shared", "store")  # nearest first; of equal steps the nearest is taken
@@ -24,7 +24,11 @@ DAY_S = 86400.0
 CHANGED = "its contents changed: the SHA-256 does not match the manifest"
 
 
-@dataclass(frozen=True)
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+@dataclass(frozen=True, order=True)
 class Damage:
     file: str
     reason: str
@@ -80,6 +84,11 @@ class Checkpoint:
         """The one moment at which the checkpoint comes to exist."""
         write_atomically(self.path / MANIFEST_NAME, manifest.to_json())
 
+    def begin(self) -> None:
+        """Make its folder, without what a killed save or command left there."""
+        self.delete()
+        self.path.mkdir(parents=True)
+
     def prepare(self, manifest: Manifest) -> None:
         """Make an incoming checkpoint's folder ready: files that an attempt before brought stay, all others go."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -95,7 +104,6 @@ class Checkpoint:
             return True
         if damage(former.path / name, record) is not None:
             return False
-        (self.path / name).unlink(missing_ok=True)
         link_or_copy(former.path / name, self.path / name)
         return True
 
@@ -110,11 +118,11 @@ class CheckpointFolder:
     path: Path
 
     def at(self, step: int) -> Checkpoint:
-        return Checkpoint(self.path / f"step-{step:08d}", step)
+        return Checkpoint(self.path / step_name(step), step)
 
     def incoming(self, step: int) -> Checkpoint:
         """Where a checkpoint is put together on its way here, beside the one that it may replace."""
-        return Checkpoint(self.path / f"{INCOMING}step-{step:08d}", step)
+        return Checkpoint(self.path / f"{INCOMING}{step_name(step)}", step)
 
     def take(self, incoming: Checkpoint) -> Checkpoint:
         """Put a published incoming checkpoint in its place; one that is there is whole until then."""
@@ -226,6 +234,8 @@ def damage(path: Path, record: FileRecord, *, contents: bool = True) -> str | No
 
 
 def link_or_copy(source: Path, target: Path) -> None:
+    """Files of a checkpoint never change, so two can share them."""
+    target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:

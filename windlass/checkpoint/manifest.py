@@ -236,8 +236,3 @@ def hash_file(path: Path) -> FileRecord:
         while data := file.read(CHUNK_BYTES):
             hashing.update(data)
     return hashing.record()
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,16 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from windlass.checkpoint import TIERS, CheckpointFolder, Manifest
+from windlass.checkpoint.folder import Damage, link_or_copy, step_name
 from windlass.checkpoint.pruning import LASTING
 from windlass.common.files import read_json_lines
 from windlass.errors import UserError
@@ -89,12 +87,12 @@ def load(offer: Offer, state: dict[str, Tensor], checkpointer: Checkpointer) -> 
     return not damages
 
 
-def _pass_over(offer: Offer, damages: list[tuple[str, str]], checkpointer: Checkpointer) -> None:
-    name = f"step-{offer.step:08d}"
+def _pass_over(offer: Offer, damages: list[Damage], checkpointer: Checkpointer) -> None:
+    name = step_name(offer.step)
     checkpointer.damaged.add((offer.tier, offer.step))
-    for file, reason in damages if checkpointer.ranks.is_first else ():
-        log.warning("%s is damaged and passed over: %s: %s (%s tier)", name, file, reason, offer.tier)
-        checkpointer.folder.record("checkpoint-damaged", checkpoint=name, file=file, reason=reason, tier=offer.tier)
+    for damage in damages if checkpointer.ranks.is_first else ():
+        log.warning("%s is damaged and passed over: %s: %s (%s tier)", name, damage.file, damage.reason, offer.tier)
+        checkpointer.folder.record("checkpoint-damaged", checkpoint=name, **asdict(damage), tier=offer.tier)
 
 
 def _cannot_serve(offer: Offer, layout: dict[str, Any]) -> str | None:
@@ -270,7 +268,7 @@ def take_over(branch_from: str, folder: RunFolder, *, order: dict[str, Any]) -> 
     own.path.mkdir(parents=True, exist_ok=True)
     try:
         for file in manifest.files:
-            _link(checkpoint.path / file, own.path / file)
+            link_or_copy(checkpoint.path / file, own.path / file)
     except FileNotFoundError as error:
         raise UserError(
             f"{branch_from} was removed while it was branched from",
@@ -282,12 +280,3 @@ def take_over(branch_from: str, folder: RunFolder, *, order: dict[str, Any]) -> 
     data = f"other data, from its beginning: {'; '.join(changed)}" if changed else "the data goes on"
     folder.record("branched", source=name, step=checkpoint.step, data=data)
     log.info("branched from step %d of %s; %s", checkpoint.step, name, data)
-
-
-def _link(source: Path, to: Path) -> None:
-    """Files of a checkpoint never change, so both runs can share them; where links are not possible they are copied."""
-    to.unlink(missing_ok=True)
-    try:
-        os.link(source, to)
-    except OSError:
-        shutil.copy2(source, to)

@@ -36,8 +36,6 @@ from windlass.trainer.distributed.agreement import SaveFailedError, on_every_ran
 from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.ranks import Ranks
 
-__all__ = ["Checkpointer", "Progress"]
-
 log = logging.getLogger(__name__)
 GRACE_MARGIN_S = 5.0  # of the time between SIGTERM and SIGKILL: for the ranks to leave
 
@@ -115,7 +113,7 @@ class Checkpointer:
         return step in self.direct.published if self.direct else self.checkpoints.at(step).complete
 
     def due(self, step: int) -> bool:
-        return any(tier.due(step) for tier in (*self.quick, self.lasting))
+        return any(step % tier.every == 0 for tier in (*self.quick, self.lasting))
 
     def save(
         self, progress: Progress, state: dict[str, Tensor], *, wait: bool, shared: bool = False, hurried: bool = False
@@ -126,8 +124,8 @@ class Checkpointer:
         `hurried`: the ranks may be killed before it is in the lasting tier, so nearer tiers get it first.
         """
         started = time.perf_counter()
-        to_lasting = wait or shared or self.lasting.due(progress.step)
-        tiers = [tier for tier in self.quick if hurried or (not wait and tier.due(progress.step))]
+        to_lasting = wait or shared or progress.step % self.lasting.every == 0
+        tiers = [tier for tier in self.quick if hurried or (not wait and progress.step % tier.every == 0)]
         tiers += [self.lasting] if to_lasting else []
         if not wait and self._pending is not None and self._pending_step == progress.step and self._pending_lasting:
             return time.perf_counter() - started  # it is being written this moment
@@ -338,7 +336,7 @@ def open_tiers(run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protec
     if not any((spec.memory_every, spec.local_every, spec.managed_every, spec.store)):
         return OpenTiers(quick)
     store = open_store(spec.store, StoreOptions(patience_s=float(spec.upload_seconds))) if spec.store else None
-    run_id = _agree_on_id(folder, store, ranks)
+    run_id = str(on_first_rank(ranks, lambda: _find_id(folder, store)))
     for name in NODE_TIERS:
         root, every = tier_path(spec, name), getattr(spec, f"{name}_every")
         if root and every:
@@ -371,12 +369,8 @@ def saves_directly(run: Run) -> bool:
     return apart and run.checkpoint.store is not None and (run.resources.nodes or 1) > 1
 
 
-def _agree_on_id(folder: RunFolder, store: Store | None, ranks: Ranks) -> str:
-    """The id in the run folder; on a new machine the one that the store knows; else a new one."""
-    return str(on_first_rank(ranks, lambda: _find_id(folder, store)))
-
-
 def _find_id(folder: RunFolder, store: Store | None) -> str:
+    """The id in the run folder; on a new machine the one that the store knows; else a new one."""
     run_id = read_id(folder)
     if store is None:
         return run_id or begin_anew(folder)

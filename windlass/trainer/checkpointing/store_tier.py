@@ -11,7 +11,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 
-import torch.distributed as dist
 from torch import Tensor
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest
@@ -26,7 +25,7 @@ from windlass.trainer.checkpointing.tiers import Describe, Offer
 from windlass.trainer.checkpointing.whole_offer import WholeOffer
 from windlass.trainer.distributed.agreement import Agreement, SaveFailedError
 from windlass.trainer.distributed.faults import Faults
-from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.distributed.ranks import Ranks, gloo_group
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +38,11 @@ class StoreTier:
     def __init__(
         self, spec: CheckpointSection, stored: StoredCheckpoints, ranks: Ranks, faults: Faults, protected: set[int]
     ) -> None:
-        self.spec, self.stored, self.ranks, self.faults = spec, stored, ranks, faults
+        self.every, self.stored, self.ranks, self.faults = spec.every, stored, ranks, faults
         self.agreement = Agreement(ranks, ranks.saving)
         self.retention = Retention(spec, stored, faults, protected)
         self.published: set[int] = set()  # by this attempt
         self._claim: str | None = None  # rank 0's right to save in the store
-
-    def due(self, step: int) -> bool:
-        return step % self.spec.every == 0
 
     def save(self, step: int, state: dict[str, Tensor], describe: Describe) -> int:
         together, place = self.agreement.together, self.stored.at(step)
@@ -169,9 +165,7 @@ class Uploads:
         self.local = CheckpointFolder(folder.checkpoints)
         self.lock = threading.Lock()
         self.reserved: set[int] = set()  # steps to be read by the round under way: whoever deletes asks, under the lock
-        group = dist.new_group(backend="gloo", timeout=timedelta(hours=6))
-        assert isinstance(group, dist.ProcessGroup)
-        self.agreement = Agreement(ranks, group)
+        self.agreement = Agreement(ranks, gloo_group(timedelta(hours=6)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._rounds: list[Future[None]] = []
         self._requested = 0

@@ -29,6 +29,7 @@ from windlass.checkpoint.pickles import UnsafePickleError, load_pickle
 from windlass.checkpoint.proven import ProvenFiles
 from windlass.store import Sink, Store
 from windlass.trainer.checkpointing.blocks import BlockReader, Blocks, Readers
+from windlass.trainer.model.safetensors_files import narrowed
 
 SLAB_BYTES = BLOCK_BYTES  # of a tensor, filled at once
 SMALL_BYTES = 2**14  # an item of so few values is read whole
@@ -179,9 +180,7 @@ class TensorReader(dcp.StorageReader):
                 target = planner.resolve_tensor(slab.item).detach()
                 values = slab.values(blocks)
                 if values is not None:
-                    for axis, (begin, length) in enumerate(zip(slab.within, slab.lengths, strict=True)):
-                        target = target.narrow(axis, begin, length)
-                    target.copy_(values)
+                    narrowed(target, slab.within, slab.lengths).copy_(values)
         for item in plan.items:
             planner.commit_tensor(item, planner.resolve_tensor(item))
         done: torch.futures.Future[None] = torch.futures.Future()
@@ -254,9 +253,7 @@ class Slab:
             content[first - self.start : last - self.start] = block[first - begin : last - begin]
         if self.dtype is None or self.strides is None:
             saved: Tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            for axis, (begin, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
-                saved = saved.narrow(axis, begin, length)
-            return saved
+            return narrowed(saved, self.offsets, self.lengths)
         return torch.frombuffer(content, dtype=self.dtype).as_strided(self.lengths, self.strides)
 
 

@@ -28,7 +28,6 @@ POINTS = (
     "validation.batch",
     "save.staged",
     "save.written",
-    "save.hashed",
     "save.manifest",
     "save.published",
     "save.retention",

@@ -108,9 +108,9 @@ def join_ranks(run: Run) -> Ranks:
         world_size=world_size,
         local_rank=local_rank,
         device=device,
-        host=_gloo(timeout),
-        saving=_gloo(timedelta(hours=2)),  # a slow file system is not a hang
-        patient=_gloo(timedelta(days=30)),  # a rank that dies is noticed all the same: its connections close
+        host=gloo_group(timeout),
+        saving=gloo_group(timedelta(hours=2)),  # a slow file system is not a hang
+        patient=gloo_group(timedelta(days=30)),  # a rank that dies is noticed all the same: its connections close
         tensor=run.parallel.tensor,
         context=run.parallel.context,
     )
@@ -121,7 +121,8 @@ def local_world_size() -> int | None:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or None
 
 
-def _gloo(timeout: timedelta) -> dist.ProcessGroup:
+def gloo_group(timeout: timedelta) -> dist.ProcessGroup:
+    """All ranks, over the host, in a group that one thread alone uses."""
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)  # every rank is a member
     return group

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from windlass.checkpoint.manifest import sha256_of
+from windlass.common.files import sha256_of
 from windlass.errors import UserError
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.model.lora import QuantizedLoraLinear
