@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import shutil
 import threading
@@ -228,12 +229,14 @@ def test_export_while_a_run_saves(finished: Path, tmp_path: Path) -> None:
     run = threading.Thread(target=save_on)
     run.start()
     try:
-        for number in range(4):
+        for number in itertools.count():
+            if number >= 4 and len(saved) > 10:
+                break
+            assert run.is_alive()
             done = windlass_ckpt(root, "export", "run", "--to", str(tmp_path / f"out-{number}"), "--json")
             assert done.exit_code == 0, done.exception
             assert json.loads(done.output)["step"] in saved
     finally:
         ended.set()
         run.join()
-    assert len(saved) > 10
-    assert [one.name for one in checkpoints.path.iterdir() if one.name.startswith(".pinned")] == []
+    assert not list(checkpoints.path.glob(".pinned*"))
