@@ -56,7 +56,7 @@ def test_the_order_goes_on_whatever_the_batches_are(
             ids = [share.read(step).micro_batches[0].ids for share in shares]
             read += [ids[place % world_size][place // world_size] for place in range(global_batch)]
         position = Progress(position.step + steps, 0, None, sequences=position.sequences + steps * global_batch)
-    assert read == [f"window:{windows.window(index)}" for index in range(position.sequences)]
+    assert read == [f"window:{windows.number_at(index)}" for index in range(position.sequences)]
 
 
 @pytest.mark.train

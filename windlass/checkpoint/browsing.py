@@ -209,13 +209,11 @@ def _view(folder: RunFolder, name: str) -> TierView | None:
             return None
         endpoint = spec.managed_endpoint
         return ManagedView(ManagedService.connect(folder.name, run_id, rank=0, world_size=last, endpoint=endpoint))
-    return store_view(spec.store, folder.name, run_id) if spec.store else None
-
-
-def store_view(url: str, name: str, run_id: str | None) -> StoreView | None:
-    store = open_store(url, StoreOptions(patience_s=PATIENCE_S))
-    run_id = run_id or current_id(store, name)
-    return StoreView(StoredCheckpoints.of_run(store, name, run_id)) if run_id else None
+    if spec.store is None:
+        return None
+    store = open_store(spec.store, StoreOptions(patience_s=PATIENCE_S))
+    run_id = run_id or current_id(store, folder.name)
+    return StoreView(StoredCheckpoints.of_run(store, folder.name, run_id)) if run_id else None
 
 
 def _world_size(folder: RunFolder) -> int | None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -53,19 +54,16 @@ class Checkpoint:
         return Manifest.parse((self.path / MANIFEST_NAME).read_text(encoding="utf-8"), step=self.step)
 
     def size_on_disk(self) -> int:
-        total = 0
-        for file in self.path.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # retention may be deleting it
-                total += file.stat().st_size if file.is_file() else 0
-        return total
+        return sum(status.st_size for status in self._statuses() if stat.S_ISREG(status.st_mode))
 
     def touched(self) -> float:
         """When anything in it was last written."""
-        last = 0.0
+        return max((status.st_mtime for status in self._statuses()), default=0.0)
+
+    def _statuses(self) -> Iterator[os.stat_result]:
         for path in (self.path, *self.path.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):
-                last = max(last, path.stat().st_mtime)
-        return last
+            with contextlib.suppress(FileNotFoundError):  # retention may be deleting it
+                yield path.stat()
 
     def damages(self, *, contents: bool = True, share: tuple[int, int] = (0, 1)) -> Iterator[Damage]:
         """Files that are not as they were written. `share` (i, n): look at every n-th file only, for n readers."""

@@ -14,7 +14,7 @@ from windlass.common.hub import check_access, is_hub_id
 from windlass.data.build.cache import open_shards
 from windlass.data.scanning import COMPRESSED, scan
 from windlass.data.sequences.opening import check_weights, windows_of
-from windlass.data.sequences.sequences import check_format, examples_of_a_stream, holdout_of_a_stream
+from windlass.data.sequences.sequences import check_format, check_stream
 from windlass.data.shards.folder import require_same_tokenizer
 from windlass.data.sources.files import InputFile, size_of
 from windlass.data.sources.reading import documents, file_pieces
@@ -65,10 +65,7 @@ def check_part(run: Run, source: Source, *, training: bool, thorough: bool, shar
     reads = run.train.steps * run.train.global_batch * share
     match source:
         case HubSource():
-            if run.data.format != "text":
-                raise examples_of_a_stream(run.data.source, run.data.format)
-            if training and run.data.holdout:
-                raise holdout_of_a_stream(run.data.source)
+            check_stream(run.data, training=training)
             if importlib.util.find_spec("datasets") is None:
                 raise UserError(f"{source.name} needs the `datasets` library", fix="pip install 'windlass[train]'")
         case PythonSource():

@@ -147,13 +147,8 @@ def inspect_shards(source: ShardSource | StoreShardSource, samples: int) -> Insp
 
 def document_text(shards: TokenShards, tokenizer: Tokenizer, number: int) -> str:
     """A document of shards; of an example all of it, with what is trained on between marks."""
-    if not shards.index.loss_bit:
-        return shortened(tokenizer.decode(shards.document(number)[:1000]))
-    lengths = shards.document_lengths()
-    begin = int(lengths[:number].sum())
-    tokens, _, trained = shards.read_marked(begin, begin + int(lengths[number]))
-    assert trained is not None
-    return marked_text(tokenizer, tokens, trained)
+    tokens, trained = shards.document(number)
+    return shortened(tokenizer.decode(tokens[:1000])) if trained is None else marked_text(tokenizer, tokens, trained)
 
 
 def marked_text(tokenizer: Tokenizer, tokens: NDArray[np.int64], trained: NDArray[np.bool_]) -> str:

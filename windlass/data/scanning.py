@@ -7,12 +7,12 @@ from pathlib import Path
 
 from windlass.common.hub import is_hub_id
 from windlass.data.build.cache import check_cache
-from windlass.data.build.worker import encode
+from windlass.data.build.worker import encode, has_label
 from windlass.data.sequences.packing import nothing_fits
 from windlass.data.sequences.windows import all_held_out, too_little
-from windlass.data.sources.reading import FilePiece, Skipped, documents, file_pieces
+from windlass.data.sources.reading import Skipped, documents, file_pieces
 from windlass.data.sources.source import FileSource, compression
-from windlass.data.tokenizers.chat import TRAINED, ExampleTokenizer, encoder
+from windlass.data.tokenizers.chat import ExampleTokenizer, encoder
 from windlass.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from windlass.spec import Run
 
@@ -38,7 +38,8 @@ def scan(source: FileSource, run: Run, *, training: bool) -> list[str]:
                 unread_bytes += piece.size
                 continue
             left -= cost
-            _scan_piece(piece, skipped, probe)
+            for text in documents(piece, skipped):
+                probe.add(text)
     warnings = []
     if unread_bytes:
         warnings.append(
@@ -51,11 +52,6 @@ def scan(source: FileSource, run: Run, *, training: bool) -> list[str]:
         reasons = "; ".join(skipped.reasons)
         warnings.append(f"{skipped.count:,} bad records of {source.name} are left out: {reasons}")
     return warnings
-
-
-def _scan_piece(piece: FilePiece, skipped: Skipped, probe: Probe) -> None:
-    for text in documents(piece, skipped):
-        probe.add(text)
 
 
 class Probe:
@@ -89,7 +85,7 @@ class Probe:
         for ids in encoded:
             self.num_tokens += len(ids)
             fits = self.data.too_long == "truncate" or len(ids) <= room
-            if self.tokenizer.marks_loss and fits and any(number & TRAINED for number in ids[1:room]):
+            if self.tokenizer.marks_loss and fits and has_label(ids[:room]):
                 self.enough = True
         if not self.tokenizer.marks_loss and self.num_tokens > self.wanted * self.length:
             self.enough = True

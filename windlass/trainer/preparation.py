@@ -120,9 +120,7 @@ def share_streams(sequences: Sequences | None, ranks: Ranks) -> None:
     sequences.share(exchange)
 
 
-def structure(
-    run: Run, located: Located, adapter: Adapter | None = None
-) -> tuple[Any, tuple[int, int] | None, nn.Module]:
+def structure(run: Run, located: Located, adapter: Adapter | None) -> tuple[Any, tuple[int, int] | None, nn.Module]:
     """The configuration, the ids of added tokens, and the model on the meta device with what is added to it."""
     added = added_tokens(run, located.tokenizer)
     config = model_config(run, folder=located.model, vocab_size=added[1] if added else 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.common.cache import cache_root
-from windlass.common.files import write_atomically
+from windlass.common.files import sha256_of, write_atomically
 from windlass.data.sequences.mixing import Mixture
 from windlass.data.sequences.own import OwnDataset
 from windlass.data.sequences.sequences import Sequences
@@ -130,10 +130,10 @@ def file_digest(path: Path) -> str:
 
 
 def content_digest(path: Path, size: int) -> str:
+    if size <= WHOLE_BYTES:
+        return sha256_of(path)
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        if size <= WHOLE_BYTES:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256()
         for block in range(BLOCKS):
             file.seek(block * (size - BLOCK_BYTES) // (BLOCKS - 1), os.SEEK_SET)
             digest.update(file.read(BLOCK_BYTES))

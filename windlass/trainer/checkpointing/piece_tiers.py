@@ -91,7 +91,10 @@ def carry_out(
     mine = [
         transfer for transfer in transfers if rank in (transfer.sender, transfer.receiver) and sizes[transfer.piece]
     ]
-    mapped = {transfer.piece: _mapped(files[transfer.piece], sizes[transfer.piece]) for transfer in mine}
+    mapped = {
+        piece: torch.from_file(str(files[piece]), shared=True, size=sizes[piece], dtype=torch.uint8)
+        for piece in (transfer.piece for transfer in mine)
+    }
     num_chunks = {transfer.piece: -(-sizes[transfer.piece] // CHUNK_BYTES) for transfer in mine}
     for index in range(max(num_chunks.values(), default=0)):
         under_way: list[Any] = []
@@ -105,10 +108,6 @@ def carry_out(
                 under_way.append(dist.irecv(chunk, transfer.sender, group=group, tag=transfer.piece))
         for work in under_way:
             work.wait()
-
-
-def _mapped(path: Path, size: int) -> Tensor:
-    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
 
 
 class NodeTier:

@@ -81,17 +81,13 @@ def write_piece(path: Path, piece: Piece, *, sync: bool) -> FileRecord:
 def reserve(files: Iterable[tuple[Path, int]]) -> None:
     """Take the room of files now, so that filling them cannot fail half way."""
     for path, size in files:
-        _reserve(path, size)
-
-
-def _reserve(path: Path, size: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        if size:
-            os.posix_fallocate(handle, 0, size)
-    finally:
-        os.close(handle)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            if size:
+                os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
 
 
 def read_piece(path: Path, state: dict[str, Tensor]) -> None:

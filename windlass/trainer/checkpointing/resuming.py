@@ -195,27 +195,18 @@ def model_settings(config: Any, reference: nn.Module) -> dict[str, Any]:
 
 
 def _differing_settings(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[str]:
-    mine = ours["settings"]
     if "settings" not in theirs:  # of an older windlass, which noted only what differs from the class's defaults
-        return _differences(_plain(theirs.get("config") or {}), mine, theirs_alone=False, ours_alone=False)
+        return _differences(_plain(theirs.get("config") or {}), ours["settings"], same_keys=False)
     same = theirs.get("transformers") == ours["transformers"]  # another version knows other settings
-    return _differences(_plain(theirs["settings"]), mine, theirs_alone=same, ours_alone=same)
+    return _differences(_plain(theirs["settings"]), ours["settings"], same_keys=same)
 
 
-def _differences(theirs: Any, ours: Any, *, theirs_alone: bool, ours_alone: bool, name: str = "") -> Iterator[str]:
-    """Every setting that differs, by its dotted name; those that only one side knows where it is asked for."""
+def _differences(theirs: Any, ours: Any, *, same_keys: bool, name: str = "") -> Iterator[str]:
+    """Every setting that differs, by its dotted name; with `same_keys` also those that only one side has."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in sorted({*theirs, *ours}):
-            their_value, our_value = theirs.get(key, ABSENT), ours.get(key, ABSENT)
-            if (their_value is ABSENT and not ours_alone) or (our_value is ABSENT and not theirs_alone):
-                continue
-            yield from _differences(
-                their_value,
-                our_value,
-                theirs_alone=theirs_alone,
-                ours_alone=ours_alone,
-                name=f"{name}.{key}" if name else key,
-            )
+        for key in sorted(theirs.keys() | ours if same_keys else theirs.keys() & ours):
+            inner = f"{name}.{key}" if name else key
+            yield from _differences(theirs.get(key, ABSENT), ours.get(key, ABSENT), same_keys=same_keys, name=inner)
     elif theirs != ours:
         saved, current = ("not set" if value is ABSENT else repr(value) for value in (theirs, ours))
         yield f"{name}: {saved} there, {current} here"

@@ -178,15 +178,15 @@ class Checkpointer:
                     exit_code=ExitCode.FAILED,
                 ) from None
 
-    def close(self, step: int, *, told_at: float | None) -> list[int]:
-        """The end: wait for the last upload, or as long as a SIGTERM at `told_at` leaves time; what is only here.
+    def close(self, step: int, *, sigterm_at: float | None) -> list[int]:
+        """The end: wait for the last upload, or as long as a SIGTERM at `sigterm_at` leaves time; what is only here.
 
         A run that is finished but whose last step the store lacks is an error: its machine may be gone tomorrow.
         """
         self.finish()
         only_here: list[int] = []
         if self.uploads and self.stored:
-            deadline = None if told_at is None else told_at + self.spec.grace_seconds - GRACE_MARGIN_S
+            deadline = None if sigterm_at is None else sigterm_at + self.spec.grace_seconds - GRACE_MARGIN_S
             only_here = self.uploads.finish(deadline)
         if self.saved_step == step:  # further than the quick tiers can be: they have done their work
             for tier in self.quick:
@@ -195,7 +195,7 @@ class Checkpointer:
             steps = ", ".join(map(str, only_here))
             log.warning("not in %s: steps %s, only in %s", self.spec.store, steps, self.checkpoints.path)
             self.folder.record("only-local", steps=only_here, store=self.spec.store)
-        if only_here and told_at is None and step in only_here:
+        if only_here and sigterm_at is None and step in only_here:
             raise UserError(
                 f"the run is trained to its end, but step {step} is not in {self.spec.store}",
                 evidence=f"`windlass show {self.folder.name}` has the events: upload-failed",

@@ -23,7 +23,7 @@ from windlass.spec.checkpoint import CheckpointSection
 from windlass.trainer.checkpointing.tensor_files import save_tensors
 from windlass.trainer.checkpointing.tiers import Describe, Offer
 from windlass.trainer.checkpointing.whole_offer import WholeOffer
-from windlass.trainer.distributed.agreement import Agreement, SaveFailedError
+from windlass.trainer.distributed.agreement import Agreement, SaveFailedError, root_cause
 from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.ranks import Ranks, gloo_group
 
@@ -134,7 +134,7 @@ class Retention:
                 self.stored.clear_leftovers()  # of other days
                 self._cleared = True
         except (UserError, OSError) as error:
-            log.warning("%s could not be tidied: %s", self.stored.store.url, _in_short(error))
+            log.warning("%s could not be tidied: %s", self.stored.store.url, root_cause(error))
 
     def _best_there(self) -> set[int]:
         """The best step, and until the store has it the best one that it has: of two bests the later is better."""
@@ -232,7 +232,7 @@ class Uploads:
         try:
             stored = {checkpoint.step for checkpoint in self.stored.complete()}
         except (UserError, OSError) as error:
-            return self._missing[::-1], _in_short(error)
+            return self._missing[::-1], root_cause(error)
         self._missing = [step for step in self._missing if step not in stored]
         return self._missing[::-1], None
 
@@ -283,9 +283,3 @@ def store_offers(stored: StoredCheckpoints, ranks: Ranks, faults: Faults) -> tup
             problem = str(error)
     steps, problem = ranks.broadcast((steps, problem), patient=True)
     return [WholeOffer("store", step, stored.at(step), ranks, faults) for step in steps], problem
-
-
-def _in_short(error: BaseException) -> str:
-    if isinstance(error, UserError):
-        return f"{error.what} ({error.evidence})" if error.evidence else error.what
-    return f"{type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ from windlass.store import Store
 from windlass.trainer.checkpointing.blocks import Readers
 from windlass.trainer.checkpointing.piece_tiers import Nodes
 from windlass.trainer.checkpointing.tensor_files import TensorReader
-from windlass.trainer.distributed.agreement import on_every_rank, on_first_rank
+from windlass.trainer.distributed.agreement import on_every_rank, on_first_rank, root_cause
 from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.ranks import Ranks
 
@@ -91,7 +91,7 @@ class WholeOffer:
         except UserError as error:
             raise UserError(
                 f"step {self.step} cannot be read from {self.where}",
-                evidence=f"{error.what}: {error.evidence}" if error.evidence else error.what,
+                evidence=root_cause(error),
                 cause="it may be whole: to go on from an older step would throw away what was trained since",
                 fix="start the run again when the store answers",
                 exit_code=ExitCode.FAILED,

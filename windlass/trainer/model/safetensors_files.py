@@ -192,13 +192,13 @@ def fill_from(target: Tensor, stored: StoredTensor) -> None:
         target.copy_(stored.whole())
         return
     local, (first, *columns) = own_part(target)
-    last, there = first + local.shape[0], stored.shape[0]
-    for row, part in stored.chunks(first, min(last, there)):
+    last, num_stored = first + local.shape[0], stored.shape[0]
+    for row, part in stored.chunks(first, min(last, num_stored)):
         rows = local[row - first : row - first + part.shape[0]]
         rows.copy_(narrowed(part, (0, *columns), rows.shape))
-    if last > there and last > first:
+    if last > num_stored and last > first:
         mean = mean_row(stored)
-        local[max(there, first) - first :].copy_(narrowed(mean, columns, local.shape[1:]))
+        local[max(num_stored, first) - first :].copy_(narrowed(mean, columns, local.shape[1:]))
 
 
 def mean_row(stored: StoredTensor) -> Tensor:
