@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from windlass.checkpoint.folder import NODE_TIERS, TIERS, Checkpoint, CheckpointFolder, Damage, damage
+from windlass.checkpoint.folder import NODE_TIERS, TIERS, Checkpoint, CheckpointFolder, Damage
 from windlass.checkpoint.managed import ManagedService
 from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest, piece_name
 from windlass.checkpoint.ownership import read_id
@@ -156,20 +154,13 @@ class ManagedView:
 
     def damages(self, step: int) -> Iterator[Damage]:
         manifest = self.service.manifest(step)
-        for rank in range(manifest.world_size if manifest else 0):
-            record = manifest.files[piece_name(rank)] if manifest else None
-            with tempfile.TemporaryDirectory(prefix="windlass-verify-") as folder:
-                path = Path(folder) / piece_name(rank)
-                try:
-                    content = self.service.get(step, rank)
-                except Exception as error:  # the client's own: damaged in the service
-                    yield Damage(path.name, str(error))
-                    continue
-                if content is not None:
-                    path.write_bytes(content)
-                reason = damage(path, record) if record else None
-                if reason:
-                    yield Damage(path.name, reason)
+        if manifest is None:
+            return
+        for rank in range(manifest.world_size):
+            name = piece_name(rank)
+            _, problem = self.service.proven(step, rank, manifest.files[name])
+            if problem:
+                yield Damage(name, problem)
 
     def has(self, step: int) -> bool:
         return any(manifest.step == step for manifest in self.service.published())

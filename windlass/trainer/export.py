@@ -33,8 +33,7 @@ from windlass.trainer.model.adapters import open_adapter, write_adapter
 from windlass.trainer.model.hub_files import Located, locate
 from windlass.trainer.model.lora import lora_layers
 from windlass.trainer.model.new_tokens import ROWS, rows_modules
-from windlass.trainer.model.pretrained import Weights, find_weights, read_tensor
-from windlass.trainer.model.safetensors_files import digest_of
+from windlass.trainer.model.pretrained import Weights, find_weights, one_digest, read_tensor
 from windlass.trainer.model.structure import facts, meta_model, trained_parameters
 from windlass.trainer.model.weights import materialize, restore_buffers
 from windlass.trainer.model.whole_models import Values, saved_tensors, write_model
@@ -270,7 +269,7 @@ def whole_model(run: Run, parts: Opened, checkpoint: ProvenFiles) -> nn.Module:
 
 
 def check_same_weights(weights: Weights, checkpoint: ProvenFiles) -> None:
-    expected, actual = checkpoint.manifest.model["frozen"]["sha256"], digest_of(weights.hashes())
+    expected, actual = checkpoint.manifest.model["frozen"]["sha256"], one_digest(weights.hashes())
     if actual != expected:
         raise UserError(
             f"{weights.folder} is not the model that this adapter was trained beside",

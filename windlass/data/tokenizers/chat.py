@@ -5,7 +5,6 @@ A marked token has the top bit of its 32 set, so that the marks travel wherever 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from windlass.common.files import json_digest
 from windlass.data.tokenizers.templates import ChatTemplateError, Template
 from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
@@ -36,8 +36,7 @@ class ExampleTokenizer(Tokenizer):
     @cached_property
     def fingerprint(self) -> str:
         template = self.chat_templates.get(self.template_name) if self.form != "instruction" else None
-        facts = [super().fingerprint, self.form, self.train_on, template, MARKS_VERSION]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return json_digest([super().fingerprint, self.form, self.train_on, template, MARKS_VERSION])
 
     @cached_property
     def _exact(self) -> Any:

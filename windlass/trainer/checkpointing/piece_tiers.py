@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest, damage
-from windlass.checkpoint.folder import CHANGED, Damage
+from windlass.checkpoint.folder import Damage
 from windlass.checkpoint.managed import ManagedService
 from windlass.checkpoint.manifest import piece_name
 from windlass.checkpoint.pieces import ranks_held, readable_manifest
@@ -315,25 +315,16 @@ class ManagedOffer:
     def __init__(self, owner: ManagedTier, manifest: Manifest) -> None:
         self.owner, self.manifest, self.step = owner, manifest, manifest.step
         self.where = f"step {manifest.step} in the managed tier, {owner.service.namespace}"
-        self._content: bytes | None = None
+        self._content = b""
 
     def prove(self) -> list[Damage]:
         rank = self.owner.ranks.rank
         name = piece_name(rank)
-        record = self.manifest.files[name]
-        problem = None
-        try:
-            self._content = self.owner.service.get(self.step, rank)
-        except Exception as error:
-            problem = str(error) or type(error).__name__
-        if problem is None and self._content is None:
-            problem = "it is missing"
-        if problem is None and hashlib.sha256(self._content or b"").hexdigest() != record.sha256:
-            problem = CHANGED
+        self._content, problem = self.owner.service.proven(self.step, rank, self.manifest.files[name])
         problems = self.owner.ranks.gather(Damage(name, problem) if problem else None, patient=True)
         return [damaged for damaged in problems if damaged]
 
     def load(self, state: dict[str, Tensor]) -> list[Damage]:
-        fill(bytearray(self._content or b""), state)
-        self._content = None
+        fill(bytearray(self._content), state)
+        self._content = b""
         return []

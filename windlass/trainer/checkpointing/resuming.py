@@ -5,8 +5,6 @@ Begin a new run with a checkpoint of another: it is linked into the new run's fo
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from windlass.checkpoint import TIERS, CheckpointFolder, Manifest
 from windlass.checkpoint.folder import Damage, link_or_copy, step_name
 from windlass.checkpoint.pruning import LASTING
-from windlass.common.files import read_json_lines
+from windlass.common.files import json_digest, read_json_lines
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.trainer.checkpointing.saving import Checkpointer
@@ -186,10 +184,9 @@ def model_settings(config: Any, reference: nn.Module) -> dict[str, Any]:
     scales = sorted({layer.lora_scale for layer in lora_layers(reference).values()})
     if scales:
         settings["lora_scale"] = scales
-    text = json.dumps(settings, sort_keys=True)
     return {
         "settings": settings,
-        "settings_fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "settings_fingerprint": json_digest(settings)[:16],
         "transformers": transformers.__version__,
     }
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from windlass.common.files import sha256_of
+from windlass.common.files import json_digest, sha256_of
 from windlass.errors import UserError
 from windlass.trainer.distributed.agreement import on_every_rank
 from windlass.trainer.distributed.ranks import Ranks
@@ -21,7 +21,6 @@ from windlass.trainer.model.lora import QuantizedLoraLinear
 from windlass.trainer.model.new_tokens import ROWS, rows_modules
 from windlass.trainer.model.safetensors_files import (
     StoredTensor,
-    digest_of,
     fill,
     fill_from,
     mean_row,
@@ -63,11 +62,16 @@ class Weights:
     def digest(self, ranks: Ranks) -> str:
         """One SHA-256 of all files; every rank reads its share of them."""
         parts = ranks.gather(self.hashes(ranks.rank, ranks.world_size), patient=True)
-        return digest_of({name: value for part in parts for name, value in part.items()})
+        return one_digest({name: value for part in parts for name, value in part.items()})
 
     def hashes(self, index: int = 0, count: int = 1) -> dict[str, str]:
         """SHA-256 of every count-th file."""
         return {path.name: sha256_of(path) for path in self.files[index::count]}
+
+
+def one_digest(hashes: dict[str, str]) -> str:
+    """One SHA-256 for a set of files, from each one's own."""
+    return json_digest(sorted(hashes.items()))
 
 
 def find_weights(folder: Path, reference: nn.Module, *, trusted: bool) -> Weights:

@@ -5,7 +5,6 @@ Put a rank's part of a full tensor into its parameter, from memory or from a fil
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
@@ -150,11 +149,6 @@ def read_header(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
             fix="copy or download the folder again",
         ) from None
     return tensors, remarks
-
-
-def digest_of(parts: dict[str, str]) -> str:
-    """One SHA-256 for a set of files, from each one's own."""
-    return hashlib.sha256(json.dumps(sorted(parts.items())).encode()).hexdigest()
 
 
 def fill(target: Tensor, value: Tensor) -> None:
