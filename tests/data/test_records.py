@@ -279,7 +279,7 @@ def test_what_is_found_before_the_start(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "chatty" / "chat_template.jinja").write_text(template)
     found = fails(chats, format="chat", tokenizer=str(tmp_path / "chatty"))
     assert "chats.jsonl:201: message 1 has the role 'narrator'" in found
-    monkeypatch.setattr("windlass.data.scanning.SCAN_BYTES", 100)
+    monkeypatch.setattr("windlass.data.checks.SCAN_BYTES", 100)
     warning = " ".join(check_data(run_on(str(chats), format="chat", tokenizer=str(tmp_path / "chatty")), thorough=True))
     assert "were not looked at beforehand" in warning
     (tmp_path / "file").write_text("")
