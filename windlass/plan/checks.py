@@ -27,7 +27,7 @@ from windlass.spec import Run
 # Fields of a configuration that change what is computed and no weight's shape or meaning.
 KEEPS_WEIGHTS = re.compile(r"^rope_|^max_position_embeddings$|^is_decoder$|dropout|_pdrop$|^router_aux_loss_coef$")
 FOLLOWS_LENGTH = ("longrope", "dynamic")  # kinds of RoPE whose frequencies depend on the last position of a batch
-FP8_SMALLEST = 1024  # of fp8.py in the trainer: narrower products gain less than their quantisation costs
+FP8_SMALLEST = 1024  # narrower products (keys, values) gain less than their quantisation costs
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
