@@ -55,9 +55,6 @@ class SharedTier:
             steps = sorted(set.intersection(*seen))
         return [self._offer(self.folder.at(step)) for step in steps]
 
-    def clear(self) -> None:
-        """Never: this is what a run leaves behind."""
-
     def _offer(self, checkpoint: Checkpoint) -> WholeOffer:
         return WholeOffer(self.name, checkpoint.step, FolderStore(checkpoint.path), self.ranks, self.faults)
 

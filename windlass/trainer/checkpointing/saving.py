@@ -31,7 +31,7 @@ from windlass.trainer.checkpointing.folder_tier import SharedTier
 from windlass.trainer.checkpointing.piece_tiers import ManagedTier, NodeTier
 from windlass.trainer.checkpointing.pieces import local_parts
 from windlass.trainer.checkpointing.store_tier import StoreTier, Uploads
-from windlass.trainer.checkpointing.tiers import Offer, Progress, Tier
+from windlass.trainer.checkpointing.tiers import NearTier, Offer, Progress, Tier
 from windlass.trainer.distributed.agreement import SaveFailedError, on_every_rank, on_first_rank
 from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.ranks import Ranks
@@ -69,7 +69,7 @@ class Checkpointer:
         self.damaged: set[tuple[str, int]] = set()  # tier and step of what a resume passed over
         self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults, is_shared=not saves_directly(run))
         opened = open_tiers(run, folder, ranks, faults, self.protected)
-        self.quick: list[Tier] = opened.quick
+        self.quick = opened.quick
         self.stored, self.direct, self.uploads = opened.stored, opened.direct, opened.uploads
         self.lasting: SharedTier | StoreTier = self.direct or self.shared
         self.saved_step: int | None = None  # of the newest checkpoint that is published in the lasting tier
@@ -125,7 +125,7 @@ class Checkpointer:
         """
         started = time.perf_counter()
         to_lasting = wait or shared or progress.step % self.lasting.every == 0
-        tiers = [tier for tier in self.quick if hurried or (not wait and progress.step % tier.every == 0)]
+        tiers: list[Tier] = [tier for tier in self.quick if hurried or (not wait and progress.step % tier.every == 0)]
         tiers += [self.lasting] if to_lasting else []
         if not wait and self._pending is not None and self._pending_step == progress.step and self._pending_lasting:
             return time.perf_counter() - started  # it is being written this moment
@@ -323,7 +323,7 @@ class Checkpointer:
 
 @dataclass(frozen=True)
 class OpenTiers:
-    quick: list[Tier]  # beside the run folder, in the order they are written
+    quick: list[NearTier]  # beside the run folder, in the order they are written
     stored: StoredCheckpoints | None = None
     direct: StoreTier | None = None  # checkpoints go straight into the store, or ...
     uploads: Uploads | None = None  # ... copies of the run folder's do
@@ -332,7 +332,7 @@ class OpenTiers:
 def open_tiers(run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protected: set[int]) -> OpenTiers:
     """The tiers that a run asks for; what is wrong with one is said here, before anything is trained."""
     spec = run.checkpoint
-    quick: list[Tier] = []
+    quick: list[NearTier] = []
     if not any((spec.memory_every, spec.local_every, spec.managed_every, spec.store)):
         return OpenTiers(quick)
     store = open_store(spec.store, StoreOptions(patience_s=float(spec.upload_seconds))) if spec.store else None

@@ -63,15 +63,9 @@ class StoreTier:
         self.faults.reach("save.published", step)
         return manifest.size
 
-    def offers(self) -> list[Offer]:
-        return store_offers(self.stored, self.ranks, self.faults)[0]
-
     def has(self, step: int) -> bool:
         """As far as is known: a store that was out of reach when this attempt began is not waited for again."""
         return self._claim is not None and self.stored.at(step).stat(MANIFEST_NAME) is not None
-
-    def clear(self) -> None:
-        """Never: this is what a run leaves behind."""
 
     def clear_unfinished(self) -> None:
         """What killed saves left. Nobody else writes below this run's id, and an earlier attempt that still does must

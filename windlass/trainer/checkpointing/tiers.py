@@ -35,6 +35,10 @@ class Tier(Protocol):
         """Write and publish a step; its bytes over all ranks. SaveFailedError on all ranks leaves nothing behind."""
         ...
 
+
+class NearTier(Tier, Protocol):
+    """A tier beside the one that lasts, which alone is what a run leaves behind."""
+
     def offers(self) -> list[Offer]:
         """The published steps of this tier, as far as can be told without reading them."""
         ...
