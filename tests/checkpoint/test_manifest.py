@@ -227,7 +227,7 @@ def test_a_pod_with_a_good_checkpoint(tmp_path: Path) -> None:
     pod = HostilePod([ROW], signed(body_with(files=files_named("__0_0.distcp"))), ["__0_0.distcp"])
     here = in_cluster.fetch(pod, "run", None, tmp_path)  # type: ignore[arg-type]
     assert list(here.damages()) == []
-    assert [one.name for one in tmp_path.iterdir()] == ["step-00000004"], "nothing else is left"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"], "nothing else is left"
 
 
 def test_a_store_cannot_write_outside_the_folder(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_killed_while_the_hub_answers(hub: Served, tmp_path: Path) -> None:
         name = f"en/c4-train.{file:05d}-of-00003.json.gz"
         process = subprocess.Popen(words, env=values, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
-        while not any(name in one and one.startswith("GET") for one in hub.requests):
+        while not any(name in request and request.startswith("GET") for request in hub.requests):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.005)

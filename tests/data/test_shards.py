@@ -54,7 +54,7 @@ def test_round_trip(
     assert shards.num_tokens == len(stream)
     assert shards.num_documents == len(documents)
     assert shards.document_lengths().tolist() == lengths
-    assert all(one.num_tokens >= shard_tokens for one in shards.index.shards[:-1])
+    assert all(shard.num_tokens >= shard_tokens for shard in shards.index.shards[:-1])
     begin = data.draw(st.integers(0, len(stream)))
     end = data.draw(st.integers(begin, len(stream)))
     tokens, starts = shards.read(begin, end)

@@ -81,7 +81,7 @@ def test_http_with_faults(server: Served, tiny: Tokenizer, fault: str) -> None:
     server.counts.clear()
     for step in range(STEPS):
         batch = stream.batch(step, GLOBAL_BATCH, list(range(GLOBAL_BATCH)))
-        assert [plain(one) for one in batch.sequences] == windows[step]
+        assert [plain(sequence) for sequence in batch.sequences] == windows[step]
     assert server.faults >= 3
 
 

@@ -31,8 +31,12 @@ def kept_bytes(layers, *, dtype, autocast, compiled, recompute):
             recompute_block(block, keep=None if recompute == "full" else kept_products(config, layout))
         if compiled:  # the partitioner that inductor uses, without its code generation
             block.forward = torch.compile(block.forward, fullgraph=True, backend="aot_eager_decomp_partition")
-    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
-    shapes = {shape for one in model.parameters() for shape in (tuple(one.shape), tuple(reversed(one.shape)))}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    shapes = {
+        shape
+        for parameter in model.parameters()
+        for shape in (tuple(parameter.shape), tuple(reversed(parameter.shape)))
+    }
     kept = {}
 
     def keep(tensor):

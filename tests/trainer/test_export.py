@@ -107,7 +107,9 @@ def test_the_exported_folder_trains_on(corpus: Path, tmp_path: Path) -> None:
     """Out of one run and into another: the weights, and the tokenizer in the folder."""
     run = preset_run(corpus, "mixtral-tiny", checkpoint__export=True, checkpoint__export_dtype="bfloat16")
     first = train(tmp_path / "first", run, ranks=2)
-    assert {one.dtype for one in load_file(first.folder.export / "model.safetensors").values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in load_file(first.folder.export / "model.safetensors").values()} == {
+        torch.bfloat16
+    }
     run = tiny_run(corpus, model={"path": str(first.folder.export), "init": "pretrained"})
     second = train(tmp_path / "second", run, ranks=2)
     assert second.codes == [0, 0], second.output

@@ -101,7 +101,7 @@ def test_kill_at_a_stage_of_a_save(
     else:
         assert event["step"] == (6 if POINTS.index(point) >= POINTS.index("save.published") else 3)
     assert_same_curve(resumed, whole)
-    assert [one.step for one in CheckpointFolder(resumed.folder.checkpoints).all()] == [STEPS]
+    assert [checkpoint.step for checkpoint in CheckpointFolder(resumed.folder.checkpoints).all()] == [STEPS]
 
 
 def test_kill_while_a_file_is_being_written(corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]) -> None:

@@ -198,7 +198,7 @@ def test_a_tier_that_fails_leaves_the_others_alone(corpus: Path, tmp_path: Path,
     failed = cluster.events("checkpoint-failed")
     assert {one["tier"] for one in failed} == {"local"}
     assert "rank 1" in failed[0]["error"]
-    assert {one["tier"] for one in cluster.events("checkpoint")[resumed_before:]} == {"memory", "shared"}
+    assert {event["tier"] for event in cluster.events("checkpoint")[resumed_before:]} == {"memory", "shared"}
     assert_same_curve(cluster, resumed, undisturbed)
 
 
