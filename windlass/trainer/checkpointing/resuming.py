@@ -45,7 +45,7 @@ def newest_whole(checkpointer: Checkpointer) -> Offer | None:
     not are named and passed over.
     """
     folder, ranks = checkpointer.folder, checkpointer.ranks
-    offers = [offer for tier in (*checkpointer.quick, checkpointer.shared) for offer in tier.offers()]
+    offers = [offer for tier in checkpointer.quick for offer in tier.offers()] + checkpointer.shared.offers()
     if checkpointer.stored:
         further, problem = store_offers(checkpointer.stored, ranks, checkpointer.faults)
         if problem and not offers:
