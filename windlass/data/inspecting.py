@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windlass.data.build.cache import open_shards
+from windlass.data.build.tokenizing import Progress
 from windlass.data.sequences.mixing import Mixture
 from windlass.data.sequences.opening import open_sequences
 from windlass.data.sequences.packing import PackedRows
-from windlass.data.sequences.sequences import Progress
 from windlass.data.sequences.windows import Windows
 from windlass.data.shards.folder import LOSS_BIT, TokenShards
 from windlass.data.sources.files import size_of

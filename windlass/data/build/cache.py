@@ -11,7 +11,7 @@ from pathlib import Path
 from windlass.common.cache import CACHE_VARIABLE, cache_root
 from windlass.common.files import json_digest
 from windlass.common.locks import locked
-from windlass.data.build.tokenizing import tokenize
+from windlass.data.build.tokenizing import Progress, tokenize
 from windlass.data.shards.folder import VERSION, TokenShards
 from windlass.data.shards.store_shards import open_store_shards
 from windlass.data.sources.files import file_fingerprint
@@ -26,7 +26,7 @@ def open_shards(
     source: ShardSource | StoreShardSource | FileSource,
     *,
     tokenizer: str,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     cache_gib: float | None = None,
     load: Callable[[str], Tokenizer] = load_tokenizer,
 ) -> TokenShards:

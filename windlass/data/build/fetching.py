@@ -10,7 +10,7 @@ import datetime
 import gzip
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import BufferedWriter
 from pathlib import Path
@@ -20,7 +20,7 @@ from windlass.common.cache import cache_root, name_digest
 from windlass.common.files import sha256_of, write_atomically
 from windlass.data.build.destinations import PARTS, SHARDS, Destination, FolderDestination, destination
 from windlass.data.build.progress import PROGRESS, Work, clear, clear_remains, published_before, read_object, work_in
-from windlass.data.build.tokenizing import tokenize
+from windlass.data.build.tokenizing import Progress, tokenize
 from windlass.data.shards.folder import Index
 from windlass.data.sources.hub import HubFiles, pinned
 from windlass.data.sources.source import FileSource, HubSource, compression, file_format
@@ -28,7 +28,6 @@ from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import UserError
 
 PART_BYTES = 64 << 20
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

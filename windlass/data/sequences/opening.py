@@ -6,10 +6,11 @@ import logging
 from pathlib import Path
 
 from windlass.data.build.cache import open_shards
+from windlass.data.build.tokenizing import Progress
 from windlass.data.sequences.mixing import LONGEST_CYCLE, Mixture, whole_counts
 from windlass.data.sequences.own import open_own
 from windlass.data.sequences.packing import PackedRows
-from windlass.data.sequences.sequences import Part, Progress, Sequences, check_format, check_stream
+from windlass.data.sequences.sequences import Part, Sequences, check_format, check_stream
 from windlass.data.sequences.stream import Stream, open_stream
 from windlass.data.sequences.windows import Windows
 from windlass.data.shards.folder import TokenShards

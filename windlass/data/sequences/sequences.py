@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -14,7 +13,6 @@ from windlass.errors import UserError
 from windlass.spec.data import DataSection
 
 Part = Literal["train", "validation"]
-Progress = Callable[[int, int], None]  # (done, total), in bytes of text
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any, Protocol
 
 from windlass.data.sequences.lane import START, DocumentShuffle, Lane, LanePosition
-from windlass.data.sequences.order import Permutation
+from windlass.data.sequences.order import permutation
 from windlass.data.sequences.sequences import Batch, Sequence
 from windlass.data.sources.hub import DocumentFiles, HubFiles, empty_source
 from windlass.data.sources.source import HubSource
@@ -135,7 +134,7 @@ class Stream:
     def file_of(self, entry: int) -> int:
         """The file that an entry of the endless list is."""
         epoch, place = divmod(entry, self.files.num_files)
-        return place if self._seed is None else file_order(self.files.num_files, self._seed, epoch)[place]
+        return place if self._seed is None else permutation(self.files.num_files, self._seed, epoch, "files")[place]
 
     def _read_step(self, step: int) -> dict[int, Sequence]:
         """The windows of the open lanes in one step, by their positions."""
@@ -236,8 +235,3 @@ class Stream:
             position.block,
             position.number,
         ]
-
-
-@lru_cache(maxsize=64)
-def file_order(num_files: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(num_files, seed=seed, epoch=epoch, purpose="files")

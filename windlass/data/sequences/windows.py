@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Self
 
-from windlass.data.sequences.order import Permutation
+from windlass.data.sequences.order import permutation
 from windlass.data.sequences.sequences import Batch, Sequence
 from windlass.data.shards.folder import TokenShards
 from windlass.errors import UserError
@@ -163,8 +162,3 @@ def all_held_out(name: str, num_sequences: int, sequence_length: int, holdout: f
         evidence=f"{name} holds {num_sequences} sequence of {sequence_length:,} tokens",
         fix="data.holdout=0, a shorter data.sequence_length or more text",
     )
-
-
-@lru_cache(maxsize=64)
-def permutation(size: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(size, seed=seed, epoch=epoch)
