@@ -200,7 +200,7 @@ def _view(folder: RunFolder, name: str) -> TierView | None:
             return None
         endpoint = spec.managed_endpoint
         return ManagedView(ManagedService.connect(folder.name, run_id, rank=0, world_size=last, endpoint=endpoint))
-    if spec.store is None:
+    if not spec.store:
         return None
     store = open_store(spec.store, StoreOptions(patience_s=PATIENCE_S))
     run_id = run_id or current_id(store, folder.name)
