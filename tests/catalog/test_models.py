@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.catalog.models import default_tokenizer, known_config, looks_local, preset, presets
+from windlass.catalog.models import default_tokenizer, known_config, preset, presets
+from windlass.common.hub import is_hub_id
 from windlass.errors import UserError
 from windlass.plan import num_parameters
 from windlass.spec.training import ModelSection
@@ -102,6 +103,6 @@ def test_a_folder_is_a_model(tmp_path: Path) -> None:
 
 def test_hub_ids_are_not_asked_for() -> None:
     assert known_config(ModelSection(path="Qwen/Qwen3-0.6B")) is None
-    assert looks_local("./model")
-    assert looks_local("/model")
-    assert not looks_local("Qwen/Qwen3-0.6B")
+    assert not is_hub_id("./model")
+    assert not is_hub_id("/model")
+    assert is_hub_id("Qwen/Qwen3-0.6B")

@@ -72,11 +72,11 @@ def test_damages_in_words(tmp_path: Path) -> None:
     checkpoint = publish(tmp_path, 3)
     (checkpoint.path / "__0_0.distcp").write_bytes(b"short")
     (checkpoint.path / "__1_0.distcp").write_bytes(bytes([2]) * 1000)
-    assert {one.file: one.reason for one in checkpoint.damages()} == {
+    assert {damaged.file: damaged.reason for damaged in checkpoint.damages()} == {
         "__0_0.distcp": "it has 5 bytes, 1,000 were written",
         "__1_0.distcp": "its contents changed: the SHA-256 does not match the manifest",
     }
-    assert [one.file for one in checkpoint.damages(contents=False)] == ["__0_0.distcp"]
+    assert [damaged.file for damaged in checkpoint.damages(contents=False)] == ["__0_0.distcp"]
     (checkpoint.path / "__0_0.distcp").unlink()
     assert next(checkpoint.damages()).reason == "it is missing"
     (checkpoint.path / "__0_0.distcp").mkdir()
@@ -88,7 +88,7 @@ def test_readers_share_the_work(tmp_path: Path) -> None:
     checkpoint = publish(tmp_path, 3)
     for path in checkpoint.path.glob("*.distcp"):
         path.unlink()
-    parts = [[one.file for one in checkpoint.damages(share=(index, 3))] for index in range(3)]
+    parts = [[damaged.file for damaged in checkpoint.damages(share=(index, 3))] for index in range(3)]
     assert sorted(itertools.chain(*parts)) == ["__0_0.distcp", "__1_0.distcp"]
     assert max(map(len, parts)) == 1
 
@@ -100,9 +100,9 @@ def test_only_what_has_a_manifest_counts(tmp_path: Path) -> None:
     folder.at(7).path.mkdir()
     (tmp_path / "step-7").mkdir()
     (tmp_path / "step-00000009").touch()
-    assert [one.step for one in folder.all()] == [5, 7, 20, 100_000_000]
-    assert [one.step for one in folder.complete()] == [5, 20, 100_000_000]
-    assert [one.step for one in folder.unfinished()] == [7]
+    assert [checkpoint.step for checkpoint in folder.all()] == [5, 7, 20, 100_000_000]
+    assert [checkpoint.step for checkpoint in folder.complete()] == [5, 20, 100_000_000]
+    assert [checkpoint.step for checkpoint in folder.unfinished()] == [7]
     assert folder.choose(None).step == 100_000_000
     assert folder.choose(20).step == 20
     with pytest.raises(UserError, match="no complete checkpoint of step 7"):
@@ -132,7 +132,7 @@ def test_retention(
         folder.at(step).path.mkdir()
         (folder.at(step).path / MANIFEST_NAME).touch()
     there = sorted(steps | {saved})
-    gone = {one.step for one in folder.expired(saved, keep=keep, keep_every=keep_every)}
+    gone = {checkpoint.step for checkpoint in folder.expired(saved, keep=keep, keep_every=keep_every)}
     so_far = [step for step in there if step <= saved]
     assert not gone & set(so_far[-keep:]), "the newest are kept"
     assert not {step for step in gone if keep_every and step % keep_every == 0}, "permanent ones are kept"

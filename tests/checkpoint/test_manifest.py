@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from tests.checkpoint.test_checkpoint import publish
 from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest
-from windlass.checkpoint.manifest import MANIFEST_NAME, _checksum
+from windlass.checkpoint.manifest import MANIFEST_NAME
 from windlass.checkpoint.stored import StoredCheckpoints, fetch_whole
+from windlass.common.files import json_digest
 from windlass.errors import UserError
 from windlass.store import open_store
 from windlass.targets.kubernetes import checkpoints as in_cluster
@@ -43,7 +44,7 @@ BAD_NAMES = [
 
 def signed(body: dict[str, Any]) -> str:
     """The text of a manifest with the checksum that fits: whoever writes to a bucket can compute it."""
-    return json.dumps({"checksum": _checksum(body), **body})
+    return json.dumps({"checksum": json_digest(body), **body})
 
 
 def body_with(**changes: Any) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def test_a_pod_with_a_good_checkpoint(tmp_path: Path) -> None:
     pod = HostilePod([ROW], signed(body_with(files=files_named("__0_0.distcp"))), ["__0_0.distcp"])
     here = in_cluster.fetch(pod, "run", None, tmp_path)  # type: ignore[arg-type]
     assert list(here.damages()) == []
-    assert [one.name for one in tmp_path.iterdir()] == ["step-00000004"], "nothing else is left"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"], "nothing else is left"
 
 
 def test_a_store_cannot_write_outside_the_folder(tmp_path: Path) -> None:

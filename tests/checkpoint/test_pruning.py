@@ -78,8 +78,8 @@ def test_the_command_refuses_and_deletes_nothing(tmp_path: Path) -> None:
     stored = store_of(tmp_path, 8)
     done = CliRunner().invoke(ckpt, ["prune", str(folder.path), "--keep", "0", "--yes"])
     assert isinstance(done.exception, UserError)
-    assert [one.step for one in CheckpointFolder(folder.checkpoints).complete()] == [8]
-    assert [one.step for one in stored.complete()] == [8]
+    assert [checkpoint.step for checkpoint in CheckpointFolder(folder.checkpoints).complete()] == [8]
+    assert [checkpoint.step for checkpoint in stored.complete()] == [8]
 
 
 HOLDER = """

@@ -39,8 +39,8 @@ def send(stored: StoredCheckpoints, folder: Path, step: int, *, whole: bool = Tr
 def test_only_what_has_a_manifest_counts(stored: StoredCheckpoints, tmp_path: Path) -> None:
     send(stored, tmp_path / "here", 4)
     send(stored, tmp_path / "here", 8, whole=False)
-    assert [(one.step, one.complete) for one in stored.all()] == [(4, True), (8, False)]
-    assert [one.step for one in stored.complete()] == [4]
+    assert [(checkpoint.step, checkpoint.complete) for checkpoint in stored.all()] == [(4, True), (8, False)]
+    assert [checkpoint.step for checkpoint in stored.complete()] == [4]
     assert stored.manifest(4) == CheckpointFolder(tmp_path / "here").at(4).manifest()
     with pytest.raises(FileNotFoundError):
         stored.manifest(8)
@@ -73,7 +73,7 @@ def test_retention(stored: StoredCheckpoints, tmp_path: Path) -> None:
     assert [one.step for one in gone] == [2]
     for one in gone:
         stored.delete(one)
-    assert [one.step for one in stored.complete()] == [4, 6, 8, 10]
+    assert [checkpoint.step for checkpoint in stored.complete()] == [4, 6, 8, 10]
 
 
 def test_leftovers_go_after_a_day(stored: StoredCheckpoints, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_leftovers_go_after_a_day(stored: StoredCheckpoints, tmp_path: Path) -> 
     send(stored, tmp_path / "here", 8, whole=False)
     assert stored.clear_leftovers() == (0, 0)
     assert stored.clear_leftovers(now=time.time() + 90_000) == (1, 0)
-    assert [one.step for one in stored.all()] == [4]
+    assert [checkpoint.step for checkpoint in stored.all()] == [4]
 
 
 def test_which_run_a_name_stands_for(store: Store) -> None:
@@ -134,7 +134,7 @@ def test_a_fetch_that_was_cut_off_goes_on_where_it_was(stored: StoredCheckpoints
     assert back.all() == []
     whole = fetch_whole(stored, 4, back)
     assert list(whole.damages()) == []
-    assert [one.name for one in back.path.iterdir()] == ["step-00000004"]
+    assert [path.name for path in back.path.iterdir()] == ["step-00000004"]
 
 
 def test_a_whole_one_is_left_alone(stored: StoredCheckpoints, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_replacement_that_was_cut_off_is_finished(moment: str, tmp_path: Path)
     if moment == "between":
         old.path.rename(folder.path / ".former-step-00000004")
     folder.recover()
-    assert [one.step for one in folder.complete()] == [4]
+    assert [checkpoint.step for checkpoint in folder.complete()] == [4]
     assert list(folder.at(4).damages()) == []
     if moment == "between":
         assert not folder.incoming(4).path.exists()

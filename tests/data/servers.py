@@ -165,7 +165,7 @@ class HubHandler(FileHandler):
         paths = json.loads(sent)["paths"] if is_json else parse_qs(sent).get("paths", [])
         paths = [paths] if isinstance(paths, str) else paths
         entries = {entry["path"]: entry for entry in self.tree("", recursive=True)}
-        self.json([entries[one] for one in paths if one in entries], body=True)
+        self.json([entries[path] for path in paths if path in entries], body=True)
 
     def tree(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
         entries: dict[str, dict[str, Any]] = {}

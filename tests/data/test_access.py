@@ -57,7 +57,7 @@ def refused(**settings: Any) -> UserError:
 def test_an_open_model_is_given(start: Start) -> None:
     served = start()
     check_access(MODEL, what="model")
-    assert not [one for one in served.requests if "resolve" in one], "nothing is downloaded"
+    assert not [request for request in served.requests if "resolve" in request], "nothing is downloaded"
 
 
 def test_a_name_that_is_not_there(start: Start) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.data.conftest import texts
 from tests.data.servers import COMMIT, HubHandler, Served, serving
 from tests.data.test_store_shards import in_store
-from tests.data.test_stream_remote import CARD, compressed
+from tests.data.test_stream_remote import c4_files
 from tests.store.s3_server import FaultyS3
 from windlass.data.shards.folder import TokenShards
 
@@ -29,10 +29,7 @@ COUNTS = (300, 200, 400)
 
 @pytest.fixture
 def hub() -> Iterator[Served]:
-    files = {f"en/c4-train.{i:05d}-of-00003.json.gz": compressed(count, i) for i, count in enumerate(COUNTS)}
-    files["en/c4-validation.00000-of-00001.json.gz"] = compressed(20, 9)
-    files["realnewslike/c4-train.json.gz"] = compressed(5, 8)
-    with serving(HubHandler, {"README.md": CARD, **files}) as served:
+    with serving(HubHandler, c4_files(COUNTS)) as served:
         yield served
 
 
@@ -105,7 +102,7 @@ def test_killed_while_the_hub_answers(hub: Served, tmp_path: Path) -> None:
         name = f"en/c4-train.{file:05d}-of-00003.json.gz"
         process = subprocess.Popen(words, env=values, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
-        while not any(name in one and one.startswith("GET") for one in hub.requests):
+        while not any(name in request and request.startswith("GET") for request in hub.requests):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.005)

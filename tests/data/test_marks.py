@@ -165,7 +165,7 @@ def places(tokens: list[str], text: str, kind: str) -> Iterator[tuple[int, int]]
     shown = [lowered(one) if kind == "words" else one for one in text]
     # Every byte of the text as the tokenizer sees it, with the character it comes from.
     whole = b"".join(one.encode() for one in shown)
-    owner = [place for place, one in enumerate(shown) for _ in one.encode()] + [len(text)]
+    owner = [place for place, value in enumerate(shown) for _ in value.encode()] + [len(text)]
     at, fresh = 0, True  # at the beginning, and after a special token
     for token in tokens:
         piece = spelt(token, kind)

@@ -159,10 +159,10 @@ def test_small_sources_go_through_epochs_of_their_own(sources: list[dict[str, An
     assert small.num_sequences
     steps = 3 * small.num_sequences  # about five epochs of the small one
     names = [
-        one.id
+        sequence.id
         for step in range(steps)
-        for one in mixture.batch(step, GLOBAL_BATCH, list(range(GLOBAL_BATCH))).sequences
-        if one.id.startswith("1/")
+        for sequence in mixture.batch(step, GLOBAL_BATCH, list(range(GLOBAL_BATCH))).sequences
+        if sequence.id.startswith("1/")
     ]
     count = small.num_sequences
     epochs = [names[begin : begin + count] for begin in range(0, len(names) - count, count)]
@@ -212,9 +212,9 @@ def test_holdout_of_every_source(sources: list[dict[str, Any]]) -> None:
     run = mixed(sources[:2], holdout=0.2)
     held, training = opened(run, "validation"), opened(run)
     assert held.num_sequences
-    kept = {one.id for one in held.batch(0, held.num_sequences, list(range(held.num_sequences))).sequences}
+    kept = {sequence.id for sequence in held.batch(0, held.num_sequences, list(range(held.num_sequences))).sequences}
     assert len(kept) == held.num_sequences  # none twice
-    read = {one.id for step in range(60) for one in training.batch(step, 6, list(range(6))).sequences}
+    read = {sequence.id for step in range(60) for sequence in training.batch(step, 6, list(range(6))).sequences}
     assert not kept & read
     assert held.batch(0, 1, [0]).sequences[0].id.split("/")[0] in "01"
 

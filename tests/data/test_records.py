@@ -165,12 +165,14 @@ def test_sharegpt_and_messages_in_csv(tmp_path: Path) -> None:
         {"messages": SHAREGPT},
         {"messages": MESSAGES},
     ]
-    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     expected = [MESSAGES, [{"role": "system", "content": "Be kind."}, *MESSAGES], MESSAGES, MESSAGES]
-    assert [json.loads(one)["messages"] for one in read(path, text_field="@chat:messages")] == expected
+    assert [json.loads(message)["messages"] for message in read(path, text_field="@chat:messages")] == expected
     quoted = json.dumps(MESSAGES).replace('"', '""')
     (tmp_path / "b.csv").write_text(f'messages\n"{quoted}"\n')
-    assert [json.loads(one)["messages"] for one in read(tmp_path / "b.csv", text_field="@chat:messages")] == [MESSAGES]
+    assert [json.loads(message)["messages"] for message in read(tmp_path / "b.csv", text_field="@chat:messages")] == [
+        MESSAGES
+    ]
     (tmp_path / "c.csv").write_text("question,answer\nHi,Good day\n")
     (one,) = read(tmp_path / "c.csv", text_field="@instruction:question:answer")
     assert json.loads(one) == {"prompt": "Hi", "completion": "Good day"}
@@ -279,7 +281,7 @@ def test_what_is_found_before_the_start(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "chatty" / "chat_template.jinja").write_text(template)
     found = fails(chats, format="chat", tokenizer=str(tmp_path / "chatty"))
     assert "chats.jsonl:201: message 1 has the role 'narrator'" in found
-    monkeypatch.setattr("windlass.data.scanning.SCAN_BYTES", 100)
+    monkeypatch.setattr("windlass.data.checks.SCAN_BYTES", 100)
     warning = " ".join(check_data(run_on(str(chats), format="chat", tokenizer=str(tmp_path / "chatty")), thorough=True))
     assert "were not looked at beforehand" in warning
     (tmp_path / "file").write_text("")
@@ -342,8 +344,8 @@ def test_an_index_is_read_or_refused(path: list[Any], new: Any) -> None:
         index = parse_index(json.dumps(changed(INDEX, path, new)), "x")
     except UserError:
         return
-    assert all("/" not in one.name and ".." not in one.name for one in index.shards)
-    assert sum(one.num_tokens for one in index.shards) == index.num_tokens >= 0
+    assert all("/" not in shard.name and ".." not in shard.name for shard in index.shards)
+    assert sum(shard.num_tokens for shard in index.shards) == index.num_tokens >= 0
 
 
 @settings(max_examples=150, deadline=None)

@@ -54,14 +54,14 @@ def test_round_trip(
     assert shards.num_tokens == len(stream)
     assert shards.num_documents == len(documents)
     assert shards.document_lengths().tolist() == lengths
-    assert all(one.num_tokens >= shard_tokens for one in shards.index.shards[:-1])
+    assert all(shard.num_tokens >= shard_tokens for shard in shards.index.shards[:-1])
     begin = data.draw(st.integers(0, len(stream)))
     end = data.draw(st.integers(begin, len(stream)))
     tokens, starts = shards.read(begin, end)
     assert tokens.tolist() == stream[begin:end]
     assert starts.tolist() == [one - begin for one in begins if begin <= one < end]
     number = data.draw(st.integers(0, len(documents) - 1))
-    assert shards.document(number).tolist() == documents[number]
+    assert shards.document(number)[0].tolist() == documents[number]
     assert len(list(shards.verify())) == 3 * len(shards.index.shards)  # tokens, documents, blocks
 
 

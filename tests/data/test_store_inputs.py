@@ -67,7 +67,7 @@ def test_a_run_on_text_in_a_store(kinds: FaultyS3, tmp_path: Path) -> None:
     def read(source: str) -> list[Any]:
         found = open_sequences(run_on(source), "train", tokenizer="tiny")
         assert found
-        return [one.tokens.tolist() for one in found.batch(0, 8, list(range(8))).sequences]
+        return [sequence.tokens.tolist() for sequence in found.batch(0, 8, list(range(8))).sequences]
 
     check_data(run_on("s3://bucket/kinds/a.jsonl"))
     assert read("s3://bucket/kinds/a.jsonl") == read(str(tmp_path / "kinds" / "a.jsonl"))

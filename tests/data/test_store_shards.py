@@ -69,7 +69,7 @@ def on_disk(folder: Path) -> dict[str, bytes]:
 
 
 def plain(batch: Any) -> list[Any]:
-    return [(one.id, one.tokens.tolist(), one.document_starts.tolist()) for one in batch.sequences]
+    return [(sequence.id, sequence.tokens.tolist(), sequence.document_starts.tolist()) for sequence in batch.sequences]
 
 
 def batches(source: str, steps: int, **data: Any) -> list[Any]:
@@ -91,7 +91,7 @@ def test_the_same_sequences_in_the_same_order(remote: FaultyS3, local: Path) -> 
     steps = 3 * TokenShards.open(local).num_tokens // (8 * 16)  # about three epochs
     assert batches(URL, steps) == batches(str(local), steps)
     assert len(gets(remote)) == sum(
-        -(-one.num_tokens * 2 // BLOCK) for one in TokenShards.open(local).index.shards
+        -(-shard.num_tokens * 2 // BLOCK) for shard in TokenShards.open(local).index.shards
     )  # every block once, however often it is read
 
 

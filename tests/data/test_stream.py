@@ -351,7 +351,7 @@ def test_a_reader_opens_only_its_lanes_and_skips_only_in_the_current_file(tiny: 
     stream = stream_over(files, tiny, seed=None)
     for step in range(40):
         batch = stream.batch(step, 3, [0, 1, 2])
-        expected.append([plain(one) for one in batch.sequences])
+        expected.append([plain(sequence) for sequence in batch.sequences])
         states.append(batch.state)
     later, entry = next(
         (i, state["lanes"]["1"][6][0]) for i, state in enumerate(states) if state and state["lanes"]["1"][6][0] > 2
@@ -360,7 +360,7 @@ def test_a_reader_opens_only_its_lanes_and_skips_only_in_the_current_file(tiny: 
     resumed = stream_over(files, tiny, seed=None)
     resumed.share(lambda lanes, num_lanes: [])
     resumed.restore(later + 1, states[later])
-    assert [plain(one) for one in resumed.batch(later + 1, 3, [1]).sequences] == [expected[later + 1][1]]
+    assert [plain(sequence) for sequence in resumed.batch(later + 1, 3, [1]).sequences] == [expected[later + 1][1]]
     assert {file for file, _ in files.opened} == {entry}  # the first file of the lane is done: it is not opened
 
 
@@ -455,7 +455,7 @@ def test_parquet_and_text_through_datasets(tmp_path: Path, tiny: Tokenizer) -> N
         for step in (0, 1, 5, 2):
             stream.restore(step, states[step - 1] if step else None)
             batch = stream.batch(step, GLOBAL_BATCH, list(range(GLOBAL_BATCH)))
-            assert [plain(one) for one in batch.sequences] == expected[step]
+            assert [plain(sequence) for sequence in batch.sequences] == expected[step]
 
 
 def test_errors_at_open(tmp_path: Path, write_files: Callable[..., list[Path]]) -> None:

@@ -81,7 +81,7 @@ def test_http_with_faults(server: Served, tiny: Tokenizer, fault: str) -> None:
     server.counts.clear()
     for step in range(STEPS):
         batch = stream.batch(step, GLOBAL_BATCH, list(range(GLOBAL_BATCH)))
-        assert [plain(one) for one in batch.sequences] == windows[step]
+        assert [plain(sequence) for sequence in batch.sequences] == windows[step]
     assert server.faults >= 3
 
 
@@ -121,12 +121,16 @@ print(json.dumps(answers))
 """
 
 
+def c4_files(counts: tuple[int, ...]) -> dict[str, bytes]:
+    """The repository of C4 on the Hub, with so many documents in the files of its training split."""
+    train = {f"en/c4-train.{i:05d}-of-00003.json.gz": compressed(count, i) for i, count in enumerate(counts)}
+    others = {"en/c4-validation.00000-of-00001.json.gz": compressed(20, 9)}
+    return {"README.md": CARD, **train, **others, "realnewslike/c4-train.json.gz": compressed(5, 8)}
+
+
 @pytest.fixture
 def c4() -> Iterator[Served]:
-    files = {f"en/c4-train.{i:05d}-of-00003.json.gz": compressed(count, i) for i, count in enumerate(COUNTS)}
-    files["en/c4-validation.00000-of-00001.json.gz"] = compressed(20, 9)
-    files["realnewslike/c4-train.json.gz"] = compressed(5, 8)
-    with serving(HubHandler, {"README.md": CARD, **files}) as served:
+    with serving(HubHandler, c4_files(COUNTS)) as served:
         yield served
 
 

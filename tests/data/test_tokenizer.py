@@ -48,7 +48,7 @@ def test_tiny(tiny: Loaded) -> None:
     assert 0 not in ids
     assert tiny.decode(ids[:-1]) == TEXT
     assert tiny.encode_batch([]) == []
-    assert [one.tolist() for one in tiny.encode_batch([""])] == [[1]]
+    assert [ids.tolist() for ids in tiny.encode_batch([""])] == [[1]]
 
 
 def test_saved_folder_loads_here_and_in_transformers(tiny: Loaded, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_chunks_give_the_ids_of_the_whole(chunkable: list[tuple[Tokenizer, Loade
     assert all("".join(CHUNK.findall(text)) == text for text in some)
     for fast, loaded in chunkable:
         assert loaded._chunks is not None
-        plain = [one.ids for one in fast.encode_batch(some, add_special_tokens=False)]
+        plain = [encoding.ids for encoding in fast.encode_batch(some, add_special_tokens=False)]
         assert loaded._chunks.encode(some) == plain
 
 

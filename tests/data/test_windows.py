@@ -75,14 +75,14 @@ def test_windows_are_the_token_stream(source: str) -> None:
 def test_positions_come_in_the_order_asked_for(source: str) -> None:
     sequences = opened(source)
     forth, back = sequences.batch(2, 12, [1, 5, 9]), sequences.batch(2, 12, [9, 5, 1])
-    assert [one.id for one in forth.sequences] == [one.id for one in back.sequences][::-1]
+    assert [sequence.id for sequence in forth.sequences] == [sequence.id for sequence in back.sequences][::-1]
 
 
 def test_seeds_change_the_order(source: str) -> None:
     def first(seed: int) -> list[str]:
         sequences = open_sequences(run_on(source, seed=seed), "train", tokenizer="tiny")
         assert sequences
-        return [one.id for one in sequences.batch(0, 8, list(range(8))).sequences]
+        return [sequence.id for sequence in sequences.batch(0, 8, list(range(8))).sequences]
 
     assert first(0) == first(0) != first(1)
 
@@ -93,7 +93,7 @@ def test_holdout_is_the_end_and_never_trained_on(source: str) -> None:
     training, validation = opened(source, holdout=0.1), opened(source, "validation", holdout=0.1)
     assert validation.num_sequences == -(-total // 10)
     assert training.num_sequences == total - validation.num_sequences
-    kept = [one.id for one in validation.batch(0, 4, [0, 1, 2, 3]).sequences]
+    kept = [sequence.id for sequence in validation.batch(0, 4, [0, 1, 2, 3]).sequences]
     assert kept == [f"window:{training.num_sequences + i}" for i in range(4)]
     trained = set(read(training, range(5 * total // GLOBAL_BATCH), 1))
     assert trained == {f"window:{i}" for i in range(training.num_sequences)}
@@ -111,7 +111,7 @@ def test_own_validation_source(source: str, tmp_path: Path) -> None:
     validation = open_sequences(run, "validation", tokenizer="tiny")
     assert validation is not None
     assert "other.txt" in validation.description
-    assert [one.id for one in validation.batch(1, 2, [0, 1]).sequences] == ["window:2", "window:3"]
+    assert [sequence.id for sequence in validation.batch(1, 2, [0, 1]).sequences] == ["window:2", "window:3"]
 
 
 def test_holdout_that_leaves_nothing(tmp_path: Path) -> None:

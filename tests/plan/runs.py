@@ -16,6 +16,15 @@ from windlass.plan.shape import ModelShape
 from windlass.plan.speed import SpeedEstimate, estimate_speed
 from windlass.spec import Run, parse_run
 
+SMALL_LLAMA = {  # sizes of a model whose activations are counted by running it
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+
 
 def a_run(*overrides: str, preset: str = "llama3.2-1b", **train: Any) -> Run:
     values = {"name": "planned", "model": {"preset": preset}, "data": {"sequence_length": 8192}, "train": train}

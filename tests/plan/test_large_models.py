@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.forking import context
-from tests.plan.runs import a_run, estimates
+from tests.plan.runs import SMALL_LLAMA, a_run, estimates
 from tests.trainer.harness import free_port
 from windlass.catalog.gpus import gpu
 from windlass.catalog.models import known_config
@@ -93,14 +93,6 @@ def test_every_layout_counts_each_parameter_once() -> None:
         assert found.layout.num_micro * found.layout.micro * 64 == 64 * found.layout.tensor * found.layout.context
 
 
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
 LENGTH = 96  # no weight has a side of as many, or of half as many
 MEASURED = [("tensor", recompute) for recompute in ("none", "selective", "attention", "full")]
 MEASURED += [("context", recompute) for recompute in ("none", "selective")]
@@ -117,7 +109,7 @@ def test_a_part_of_a_block_keeps_what_the_formula_says(tmp_path: Path) -> None:
         process.join(300)
     kept = json.loads((tmp_path / "kept.json").read_text())
     for kind, recompute in MEASURED:
-        changes = [f"model.config.{key}={value}" for key, value in SIZES.items()]
+        changes = [f"model.config.{key}={value}" for key, value in SMALL_LLAMA.items()]
         run = a_run(*changes, f"data.sequence_length={LENGTH}", f"parallel.{kind}=2", global_batch=1)
         found = estimates(run, ranks=2, micro=1)
         layout = replace(found.layout, recompute=recompute)
@@ -156,7 +148,7 @@ def _kept_bytes(kind: str, recompute: str, mesh: Any) -> int:
 
     torch._dynamo.reset()
     torch.manual_seed(0)
-    config = LlamaConfig(num_hidden_layers=1, **SIZES)
+    config = LlamaConfig(num_hidden_layers=1, **SMALL_LLAMA)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16).train()
     model.set_attn_implementation(registered(flash=False))
     layout = estimates(a_run(f"parallel.{kind}=2", global_batch=1), ranks=2, micro=1).layout

@@ -4,21 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.plan.runs import a_run, estimates
+from tests.plan.runs import SMALL_LLAMA, a_run, estimates
 from windlass.plan.memory import saved_per_layer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
 LENGTH = 128
 
 
@@ -31,7 +23,7 @@ def kept_bytes(layers, *, dtype, autocast, compiled, recompute):
     from windlass.trainer.parallelize import recompute as recompute_block
 
     torch.manual_seed(0)
-    config = LlamaConfig(num_hidden_layers=layers, **SIZES)
+    config = LlamaConfig(num_hidden_layers=layers, **SMALL_LLAMA)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype).train()
     layout = replace(estimates(a_run(global_batch=1)).layout, recompute=recompute)
     for block in blocks(model).values():
@@ -39,8 +31,12 @@ def kept_bytes(layers, *, dtype, autocast, compiled, recompute):
             recompute_block(block, keep=None if recompute == "full" else kept_products(config, layout))
         if compiled:  # the partitioner that inductor uses, without its code generation
             block.forward = torch.compile(block.forward, fullgraph=True, backend="aot_eager_decomp_partition")
-    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
-    shapes = {shape for one in model.parameters() for shape in (tuple(one.shape), tuple(reversed(one.shape)))}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    shapes = {
+        shape
+        for parameter in model.parameters()
+        for shape in (tuple(parameter.shape), tuple(reversed(parameter.shape)))
+    }
     kept = {}
 
     def keep(tensor):
@@ -68,7 +64,7 @@ def test_a_block_keeps_what_the_formula_says(kind, recompute):
     options = {"autocast": kind == "autocast", "compiled": compiled, "recompute": recompute}
     dtype = torch.bfloat16 if kind.startswith("bf16") else torch.float32
     two, three = (kept_bytes(layers, dtype=dtype, **options) for layers in (2, 3))
-    changes = [f"model.config.{key}={value}" for key, value in SIZES.items()]
+    changes = [f"model.config.{key}={value}" for key, value in SMALL_LLAMA.items()]
     found = estimates(a_run(*changes, f"data.sequence_length={LENGTH}", global_batch=1))
     arranged = replace(
         found.layout,

@@ -81,7 +81,7 @@ class FaultyS3:
     def headers(self, method: str) -> list[dict[str, str]]:
         """The headers of every request of this method, names in lower case."""
         with self.lock:
-            return [headers for one, headers in self.seen if one == method]
+            return [headers for value, headers in self.seen if value == method]
 
     def received(self) -> list[tuple[str, str, dict[str, str]]]:
         """Method, path and headers of every request since this was last asked."""

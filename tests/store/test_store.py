@@ -58,15 +58,15 @@ def test_listing(store: Store) -> None:
     names = ["a/1", "a/2", "a/b/3", "ab/4", "c"]
     for name in reversed(names):
         store.write(name, name.encode())
-    assert [one.name for one in store.entries()] == names
-    assert [one.name for one in store.entries("a/")] == ["a/1", "a/2", "a/b/3"]
-    assert [one.name for one in store.entries("a")] == ["a/1", "a/2", "a/b/3", "ab/4"]
+    assert [entry.name for entry in store.entries()] == names
+    assert [entry.name for entry in store.entries("a/")] == ["a/1", "a/2", "a/b/3"]
+    assert [entry.name for entry in store.entries("a")] == ["a/1", "a/2", "a/b/3", "ab/4"]
     assert store.folders() == ["a", "ab"]
     assert store.folders("a/") == ["b"]
     assert store.folders("nothing/") == []
-    assert [one.name for one in store.below("a").entries()] == ["1", "2", "b/3"]
+    assert [entry.name for entry in store.below("a").entries()] == ["1", "2", "b/3"]
     assert store.below("a").below("b").read("3") == b"a/b/3"
-    assert [one.size for one in store.entries("a/b")] == [5]
+    assert [entry.size for entry in store.entries("a/b")] == [5]
 
 
 def test_what_is_not_there(store: Store, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_deleting_many(store: Store) -> None:
     for index in range(20):
         store.write(f"folder/{index:04d}", b"x")
     store.delete(f"folder/{index:04d}" for index in range(19))
-    assert [one.name for one in store.entries()] == ["folder/0019"]
+    assert [entry.name for entry in store.entries()] == ["folder/0019"]
     store.delete(["folder/0019"])
     assert store.folders() == []
 
@@ -129,7 +129,7 @@ def test_more_than_a_page_of_names(s3: FaultyS3, tmp_path: Path) -> None:
     for name in names:
         client.put_object(Bucket="bucket", Key=name, Body=b"")
     store = open_store("s3://bucket", QUICK)
-    assert [one.name for one in store.entries("many/")] == names
+    assert [entry.name for entry in store.entries("many/")] == names
     store.delete(names)
     assert s3.keys("bucket") == []
 

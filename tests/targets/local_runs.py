@@ -43,7 +43,10 @@ class Local:
         extra = {"STANDIN": json.dumps(plan)} | ({} if self.torchrun else {"RANK": "0", "WORLD_SIZE": "1"})
         return replace(request, argv=tuple(argv), environment={**request.environment, **extra})
 
-    def wait(self, job, condition=None, seconds=60) -> JobStatus:
+    def wait(self, job, condition=None, seconds=600) -> JobStatus:
+        """Until a condition holds, or else the run has ended. `seconds` is for a run that hangs: a start of torchrun
+        alone takes a busy machine a minute.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             status = self.target.status(job)

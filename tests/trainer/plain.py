@@ -60,8 +60,8 @@ def plain_loop(
     """Loss and gradient norm of each step from the weights in `folder`."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    matrices = [one for one in model.parameters() if one.ndim >= 2]
-    vectors = [one for one in model.parameters() if one.ndim < 2]
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
         betas=(0.9, 0.95),

@@ -21,7 +21,7 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
     """Everything in a checkpoint, read without windlass."""
     reader = dcp.FileSystemReader(folder)
     metadata = reader.read_metadata().state_dict_metadata
-    state = {name: torch.empty(one.size) for name, one in metadata.items()}  # type: ignore[union-attr]
+    state = {name: torch.empty(value.size) for name, value in metadata.items()}  # type: ignore[union-attr]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch points out that one process loads: it is meant to
         dcp.load(state, storage_reader=reader, no_dist=True)

@@ -48,7 +48,7 @@ def test_a_difference_is_named(
     if "hidden_act" in changes.get("model__config", {}):  # the shapes are the same: only the settings tell
         for key in changes["model__config"].keys() - SHAPE.keys():
             assert f"{key}: " in other.output
-    assert [one.step for one in CheckpointFolder(other.folder.checkpoints).complete()] == [2]
+    assert [checkpoint.step for checkpoint in CheckpointFolder(other.folder.checkpoints).complete()] == [2]
 
 
 def test_resume_switched_off(finished: Path, corpus: Path, tmp_path: Path) -> None:

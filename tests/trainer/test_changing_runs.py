@@ -56,7 +56,7 @@ def test_the_order_goes_on_whatever_the_batches_are(
             ids = [share.read(step).micro_batches[0].ids for share in shares]
             read += [ids[place % world_size][place // world_size] for place in range(global_batch)]
         position = Progress(position.step + steps, 0, None, sequences=position.sequences + steps * global_batch)
-    assert read == [f"window:{windows.window(index)}" for index in range(position.sequences)]
+    assert read == [f"window:{windows.number_at(index)}" for index in range(position.sequences)]
 
 
 @pytest.mark.train
@@ -72,7 +72,7 @@ def test_a_run_is_steered_and_branched(corpus: Path, tmp_path: Path, undisturbed
     assert same.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
     history = list(read_json_lines(same.folder.history))
     assert next(one for one in history if one["event"] == "branched")["source"] == "base"
-    assert sorted(one.name for one in (tmp_path / "runs" / "base" / "checkpoints").glob("step-*")) == [
+    assert sorted(checkpoint.name for checkpoint in (tmp_path / "runs" / "base" / "checkpoints").glob("step-*")) == [
         "step-00000004",
         "step-00000008",
     ]

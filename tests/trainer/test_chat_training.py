@@ -107,7 +107,7 @@ def test_lora_learns_to_answer(chats: Path, model: Path, corpus: Path, tmp_path:
     assert result.codes == [0], result.output
     losses = list(result.losses.values())
     assert sum(losses[-10:]) / 10 < 0.5 * sum(losses[:3]) / 3
-    assert min(one["loss"] for one in result.records("validation")) < 0.6 * losses[0]
+    assert min(record["loss"] for record in result.records("validation")) < 0.6 * losses[0]
     assert result.records("validation")[-1]["accuracy"] > 0.5
     names = weights_of(CheckpointFolder(result.folder.checkpoints).at(200).path)
     assert all(name.endswith((".lora_a", ".lora_b")) for name in names)

@@ -64,7 +64,7 @@ def killed(run: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A run that died in step 8, with whole checkpoints of steps 3 and 6; tests work on copies."""
     root = tmp_path_factory.mktemp("killed")
     train(root, run, ranks=2, faults="kill:rank=1,step=8")
-    assert [one.step for one in CheckpointFolder(root / "runs/run/checkpoints").complete()] == [3, 6]
+    assert [checkpoint.step for checkpoint in CheckpointFolder(root / "runs/run/checkpoints").complete()] == [3, 6]
     return root
 
 
@@ -105,8 +105,8 @@ def test_the_one_before_is_used(
     assert resumed.events("resumed")[0]["step"] == 3
     assert resumed.losses == undisturbed(run).losses
     whole = CheckpointFolder(resumed.folder.checkpoints)
-    assert [one.step for one in whole.all()] == [3, 6, 9]
-    assert not [damage for one in whole.all() for damage in one.damages()], "step 6 was written anew"
+    assert [checkpoint.step for checkpoint in whole.all()] == [3, 6, 9]
+    assert not [damage for checkpoint in whole.all() for damage in checkpoint.damages()], "step 6 was written anew"
 
 
 def test_all_damaged(copy: Path, run: dict[str, Any]) -> None:
@@ -143,11 +143,11 @@ def test_retention_never_counts_a_damaged_one(copy: Path, run: dict[str, Any]) -
     options = {"ranks": 2, "overrides": ["checkpoint.keep=1", "checkpoint.every=1"]}
     train(copy, run, attempt=2, faults=";;kill:rank=0,step=6", **options)
     checkpoints = CheckpointFolder(copy / "runs/run/checkpoints")
-    assert [one.step for one in checkpoints.complete() if not list(one.damages())] == [5]
+    assert [checkpoint.step for checkpoint in checkpoints.complete() if not list(checkpoint.damages())] == [5]
     again = train(copy, run, attempt=3, **options)
     assert again.codes == [0, 0], again.output
     assert [event["step"] for event in again.events("resumed")] == [3, 5]
-    assert [one.step for one in checkpoints.all()] == [9]
+    assert [checkpoint.step for checkpoint in checkpoints.all()] == [9]
 
 
 def test_what_a_killed_save_or_deletion_left_is_cleared_away(copy: Path, run: dict[str, Any]) -> None:
@@ -157,4 +157,4 @@ def test_what_a_killed_save_or_deletion_left_is_cleared_away(copy: Path, run: di
     shutil.copytree(checkpoints.at(3).path, checkpoints.at(7).path)
     resumed = train(copy, run, ranks=2, attempt=2)
     assert resumed.codes == [0, 0], resumed.output
-    assert [one.step for one in checkpoints.all()] == [6, 9]
+    assert [checkpoint.step for checkpoint in checkpoints.all()] == [6, 9]

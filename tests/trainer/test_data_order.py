@@ -38,7 +38,7 @@ def reader(run: Run, rank: int, world_size: int) -> Batches:
 
 
 def ids_of(batches: Batches, step: int) -> list[str]:
-    return [one for micro_batch in batches.read(step).micro_batches for one in micro_batch.ids]
+    return [name for micro_batch in batches.read(step).micro_batches for name in micro_batch.ids]
 
 
 def in_order(shares: list[list[str]]) -> list[str]:

@@ -73,7 +73,7 @@ def test_the_best_checkpoint_is_kept_and_exported(stopped: Result) -> None:
     seen = losses(stopped)
     best = min(seen, key=lambda step: seen[step])
     checkpoints = CheckpointFolder(stopped.folder.checkpoints)
-    kept = [one.step for one in checkpoints.complete()]
+    kept = [checkpoint.step for checkpoint in checkpoints.complete()]
     assert best in kept
     assert max(seen) in kept
     assert not [step for step in kept if step not in (best, max(seen))], "former bests are let go"
@@ -118,7 +118,9 @@ def test_a_kill_changes_neither_end_nor_best(
     result = resume(tmp_path, run, ranks=2)
     assert losses(result) == losses(stopped)
     assert result.losses == stopped.losses
-    assert [one["step"] for one in result.events("finished")] == [one["step"] for one in stopped.events("finished")][:1]
+    assert [event["step"] for event in result.events("finished")] == [
+        event["step"] for event in stopped.events("finished")
+    ][:1]
 
 
 def test_accuracy_is_the_same_with_the_fused_head_and_on_any_ranks(little: Path, tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_accuracy_is_the_same_with_the_fused_head_and_on_any_ranks(little: Path,
     for ranks, fused in ((1, False), (1, True), (3, True)):
         run = stopping_run(little, train__fused_head=fused, train__steps=10)
         result = train(tmp_path / f"{ranks}{fused}", run, ranks=ranks)
-        seen.append([(round(one["loss"], 4), one["accuracy"]) for one in result.records("validation")])
+        seen.append([(round(record["loss"], 4), record["accuracy"]) for record in result.records("validation")])
     assert seen[0] == seen[1] == seen[2]
 
 
@@ -136,17 +138,17 @@ def test_a_new_machine_knows_the_best_and_how_long_ago_it_was(stopped: Result, l
     best = min(seen, key=lambda step: seen[step])
     run = stopping_run(little, checkpoint__background=False, checkpoint__every=5, checkpoint__store=str(tmp_path / "s"))
     job = start(tmp_path / "old", run, ranks=2, faults=f"sleep:step={best + 5 + 2},seconds=100")
-    job.wait_for(lambda: best + 5 in {one["step"] for one in Result(job.folder, [], "").events("uploaded")})
+    job.wait_for(lambda: best + 5 in {event["step"] for event in Result(job.folder, [], "").events("uploaded")})
     for process in job.processes:
         process.kill()
     job.result()
     resumed = resume(tmp_path / "new", run, ranks=2)
     assert resumed.events("resumed")[0]["step"] == best + 5
-    assert [one["step"] for one in resumed.events("finished")] == [one["step"] for one in stopped.events("finished")][
-        :1
-    ]
-    (run_id,) = [one for one in (tmp_path / "s/run").iterdir() if one.is_dir()]
-    assert [one.step for one in CheckpointFolder(run_id).complete()] == [best, max(seen)]
+    assert [event["step"] for event in resumed.events("finished")] == [
+        event["step"] for event in stopped.events("finished")
+    ][:1]
+    (run_id,) = [path for path in (tmp_path / "s/run").iterdir() if path.is_dir()]
+    assert [checkpoint.step for checkpoint in CheckpointFolder(run_id).complete()] == [best, max(seen)]
     assert best_step(resumed.folder) == best
 
 

@@ -205,7 +205,10 @@ def test_validation_is_the_same_on_any_number_of_ranks(models: dict[str, Path], 
         run["train"]["validation_sequences"] = 13
         result = train(tmp_path / str(ranks), run, ranks=ranks)
         records = result.records("validation")
-        assert [(one["step"], one["sequences"], one["tokens"]) for one in records] == [(2, 13, 416), (4, 13, 416)]
-        losses.append([one["loss"] for one in records])
+        assert [(record["step"], record["sequences"], record["tokens"]) for record in records] == [
+            (2, 13, 416),
+            (4, 13, 416),
+        ]
+        losses.append([record["loss"] for record in records])
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert losses[2] == pytest.approx(losses[0], rel=1e-6)

@@ -54,15 +54,17 @@ def test_adamw_with_masters_equals_torchs_in_fp32(clip: float) -> None:
     twin.load_state_dict(model.state_dict())
     train_section = TrainSection(grad_clip=clip, weight_decay=0.1)
     ours = AdamW(model, train_section, bf16_copies=True, num_micro=1)
-    matrices = [one for one in twin.parameters() if one.ndim == 2]
-    vectors = [one for one in twin.parameters() if one.ndim == 1]
+    matrices = [parameter for parameter in twin.parameters() if parameter.ndim == 2]
+    vectors = [parameter for parameter in twin.parameters() if parameter.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     theirs = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
     for _ in range(5):
         for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
             mine.grad = torch.randn(mine.shape).bfloat16()
             other.grad = mine.grad.float()
-        expected = torch.nn.utils.get_total_norm([one.grad for one in twin.parameters() if one.grad is not None])
+        expected = torch.nn.utils.get_total_norm(
+            [parameter.grad for parameter in twin.parameters() if parameter.grad is not None]
+        )
         if clip:
             torch.nn.utils.clip_grad_norm_(twin.parameters(), clip)
         theirs.step()

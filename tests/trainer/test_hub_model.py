@@ -65,7 +65,7 @@ def test_a_hub_id_trains_as_its_folder_does(model_folder: Path, corpus: Path, tm
 
     with serving(ModelHub, {path.name: path.read_bytes() for path in model_folder.iterdir()}) as hub:
         there = losses("hub", "acme/tiny-llama", HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"))
-        assert any("model.safetensors" in one for one in hub.requests)
+        assert any("model.safetensors" in request for request in hub.requests)
     assert there == losses("folder", str(model_folder))
 
 
@@ -90,7 +90,7 @@ def test_every_file_is_downloaded_once_whatever_the_ranks(model_folder: Path, co
         done, folder = run_trainer(tmp_path / "x", run, ranks=3, **environment)
         assert done.returncode == 0, done.stdout + done.stderr
         assert len(steps_of(folder)) == 3
-        gets = [one.split()[1] for one in hub.requests if one.startswith("GET") and "/resolve/" in one]
+        gets = [request.split()[1] for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
         assert sorted(gets) == sorted(set(gets)), "one download of each"
         assert any("model.safetensors" in one for one in gets)
         assert folder.load_run().model.path == "acme/tiny-llama", "the run keeps the name it was given"

@@ -112,7 +112,7 @@ def test_fp8_in_lean_blocks_is_as_near_as_in_plain_ones(monkeypatch: pytest.Monk
     layouts = [replace(layout_of(lean, asked(fp8=True)), lean=is_lean, precision="bf16") for is_lean in (False, True)]
     # keys and values, 32 wide, are in fp8 beside their queries alone
     assert [
-        fp8.use_fp8(model, one, torch.device("cpu")) for model, one in zip((plain, lean), layouts, strict=True)
+        fp8.use_fp8(model, value, torch.device("cpu")) for model, value in zip((plain, lean), layouts, strict=True)
     ] == [10, 14]
     use_lean_blocks(lean)
     join_weights(lean)
@@ -125,7 +125,7 @@ def test_fp8_in_lean_blocks_is_as_near_as_in_plain_ones(monkeypatch: pytest.Monk
 
 def kept_for_backward(model: Any) -> int:
     """Bytes that one forward pass keeps alive, parameters and buffers aside."""
-    own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
+    own = {parameter.untyped_storage().data_ptr() for parameter in (*model.parameters(), *model.buffers())}
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:

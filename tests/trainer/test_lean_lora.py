@@ -46,7 +46,7 @@ def adapted(*, rank: int = 4, four_bits: bool = False, dtype: torch.dtype = torc
     model.requires_grad_(False)
     lora = LoraSection(rank=rank, alpha=8)
     for block in blocks(model).values():
-        for linear in [one for one in block.modules() if type(one) is torch.nn.Linear]:
+        for linear in [module for module in block.modules() if type(module) is torch.nn.Linear]:
             attach(linear, lora)
             torch.nn.init.normal_(linear.lora_a, std=0.1)
             torch.nn.init.normal_(linear.lora_b, std=0.1)
@@ -62,7 +62,9 @@ def gradients(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
     model.zero_grad()
     loss = model(input_ids=TOKENS, labels=TOKENS, use_cache=False).loss
     loss.backward()
-    return loss.detach(), {name: one.grad.clone() for name, one in model.named_parameters() if one.requires_grad}
+    return loss.detach(), {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
 
 
 @pytest.mark.parametrize("four_bits", [False, True])
@@ -103,7 +105,7 @@ def test_in_bf16_it_is_as_near_to_fp64_as_the_plain_block() -> None:
             join_weights(model)
         with torch.autocast("cpu", torch.bfloat16):
             ours = gradients(model)[1]
-        errors.append(max(float((ours[name] - one).norm() / one.norm()) for name, one in exact.items()))
+        errors.append(max(float((ours[name] - value).norm() / value.norm()) for name, value in exact.items()))
     assert errors[1] < 1.2 * errors[0] + 0.01, errors
 
 
@@ -186,8 +188,8 @@ def compiled_lean(*, four_bits: bool, lean: bool) -> Any:
 
 def held(model: Any) -> int:
     """Bytes of frozen weights, in whatever form."""
-    tensors = [*(one for one in model.parameters() if not one.requires_grad), *model.buffers()]
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    tensors = [*(parameter for parameter in model.parameters() if not parameter.requires_grad), *model.buffers()]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
 
@@ -198,10 +200,14 @@ def test_four_bits_hold_less_and_keep_no_more(lean: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         whole, four = (compiled_lean(four_bits=four_bits, lean=lean) for four_bits in (False, True))
         kept = [kept_for_backward(model) for model in (whole, four)]
-    projections = sum(one.in_features * one.out_features for one in whole.modules() if isinstance(one, LoraLinear))
+    projections = sum(
+        module.in_features * module.out_features for module in whole.modules() if isinstance(module, LoraLinear)
+    )
     saved = projections * (2 - 0.5 - 4 / 64)
     assert held(four) <= held(whole) - saved + 4096  # room for B beside bf16 weights, in lean blocks, is more
-    beside = 2 * sum(one.out_features * 24 for one in four.modules() if isinstance(one, LoraLinear)) if lean else 0
+    beside = (
+        2 * sum(module.out_features * 24 for module in four.modules() if isinstance(module, LoraLinear)) if lean else 0
+    )
     more = kept[1] - kept[0]
     assert more <= beside, f"{more:,} bytes more are kept; B takes {beside:,}, the weights in bf16 {2 * projections:,}"
 

@@ -16,7 +16,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 def test_every_field_is_documented() -> None:
     text = DOCUMENT.read_text()
-    missing = [one.name for one in fields(StepMetrics) if f"`{one.name}`" not in text]
+    missing = [field.name for field in fields(StepMetrics) if f"`{field.name}`" not in text]
     assert not missing
 
 
@@ -30,7 +30,7 @@ def test_every_step_is_written_and_tensorboard_agrees(corpus: Path, tmp_path: Pa
     assert result.codes == [0, 0], result.output
     records = result.records("step")
     assert [record["step"] for record in records] == list(range(1, 9))
-    assert set(records[0]) == {"kind", *(one.name for one in fields(StepMetrics))}
+    assert set(records[0]) == {"kind", *(field.name for field in fields(StepMetrics))}
     assert records[-1]["tokens"] == 8 * 8 * 32
     assert [record["step"] for record in result.records("validation")] == [4, 8]
 

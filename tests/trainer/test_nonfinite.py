@@ -71,7 +71,7 @@ def test_the_first_step(corpus: Path, tmp_path: Path) -> None:
     result = train(tmp_path, tiny_run(corpus), ranks=2, faults="nan:rank=0,step=1")
     assert result.codes == [1, 1]
     assert "error: step 1 was stopped" in result.output
-    assert [one.step for one in CheckpointFolder(result.folder.checkpoints).complete()] == [0]
+    assert [checkpoint.step for checkpoint in CheckpointFolder(result.folder.checkpoints).complete()] == [0]
 
 
 EXPLODING = {"train__learning_rate": 1e20, "train__weight_decay": 1e30, "train__warmup_steps": 0}  # in one step

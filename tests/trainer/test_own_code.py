@@ -129,7 +129,7 @@ def test_every_item_of_a_small_dataset_counts_for_its_fingerprint():
 
     def fingerprint(items):
         settings = {"sequence_length": 4, "vocab_size": 100, "tokenizer": ("tiny", "")}
-        return OwnDataset(items, "parts:Items", **settings, first=0, num_sequences=len(items)).fingerprint()
+        return OwnDataset(items, name="parts:Items", **settings, num_sequences=len(items)).fingerprint()
 
     items = [[number, number] for number in range(10)]
     for changed in range(10):

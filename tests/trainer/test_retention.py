@@ -22,8 +22,8 @@ def test_the_newest_and_the_permanent_ones_stay(
     run = tiny_run(corpus, train__steps=10, checkpoint={"every": 2, "keep": keep, "keep_every": keep_every})
     result = train(tmp_path, run, ranks=2)
     checkpoints = CheckpointFolder(result.folder.checkpoints)
-    assert [one.step for one in checkpoints.all()] == left
-    assert not [damage for one in checkpoints.complete() for damage in one.damages()]
+    assert [checkpoint.step for checkpoint in checkpoints.all()] == left
+    assert not [damage for checkpoint in checkpoints.complete() for damage in checkpoint.damages()]
     assert [event["step"] for event in result.events("checkpoint")] == [2, 4, 6, 8, 10]
 
 

@@ -110,7 +110,7 @@ def test_experts_under_compile(autocast: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = model(tokens, labels=tokens, use_cache=False).loss
         loss.backward()
-        return float(loss), float(sum(one.grad.norm() for one in model.parameters()))
+        return float(loss), float(sum(parameter.grad.norm() for parameter in model.parameters()))
 
     eager = measured()
     layout = Layout.resolve(run, 1, 2, model_facts(run, model, model.config, cuda=False))

@@ -10,43 +10,52 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.trainer.harness import context
 from tests.trainer.states import state_of
 from windlass.checkpoint import CheckpointFolder
 from windlass.runfolder import RunFolder
+from windlass.trainer.checkpointing.tiers import Progress
 
 pytestmark = pytest.mark.train
 
 SLOW_S = 1.5  # what the writer sleeps before it writes
 
 
-def save_and_change(root: str, mode: str) -> None:
-    """In a process of its own: save a tensor of ones, and while the writer sleeps make it a tensor of twos."""
+def checkpointer_of(root: str, checkpoint: dict[str, Any], *, name: str = "run", faults: str = "") -> Any:
+    """In a process of its own, which is the only rank: what saves a run."""
     from windlass.plan import resolve
     from windlass.spec import parse_run
-    from windlass.trainer.checkpointing.saving import Checkpointer, Progress
+    from windlass.trainer.checkpointing.saving import Checkpointer
     from windlass.trainer.distributed.faults import Faults
     from windlass.trainer.distributed.ranks import join_ranks
 
     os.environ["WINDLASS_RUNS"] = root
+    if dist.is_initialized():
+        dist.destroy_process_group()
     os.environ.pop("MASTER_ADDR", None)
-    run = parse_run(
-        {
-            "name": "run",
-            "model": {"preset": "llama3.2-tiny"},
-            "data": {"source": "corpus:austen"},
-            "checkpoint": {"background": mode != "waits for every save"},
-            "resources": {"gpus_per_node": 0},
-        }
-    )
-    ranks = join_ranks(resolve(run))
+    values = {"name": name, "model": {"preset": "llama3.2-tiny"}, "data": {"source": "corpus:austen"}}
+    run = resolve(parse_run(values | {"checkpoint": checkpoint, "resources": {"gpus_per_node": 0}}))
     folder = RunFolder.of(run)
-    folder.logs.mkdir(parents=True)
-    faults = Faults(0, folder.logs, f"sleep:point=save.staged,seconds={SLOW_S}")
-    checkpointer = Checkpointer(run, folder, ranks, faults, model={"fingerprint": "f"}, order={}, sharding="none")
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    return Checkpointer(
+        run,
+        folder,
+        join_ranks(run),
+        Faults(0, folder.logs, faults),
+        model={"fingerprint": "f"},
+        order={},
+        sharding="none",
+    )
+
+
+def save_and_change(root: str, mode: str) -> None:
+    """In a process of its own: save a tensor of ones, and while the writer sleeps make it a tensor of twos."""
+    slow = f"sleep:point=save.staged,seconds={SLOW_S}"
+    checkpointer = checkpointer_of(root, {"background": mode != "waits for every save"}, faults=slow)
     live = {"model.a": torch.ones(1000), "step": torch.tensor(1.0)}
-    changer = threading.Timer(SLOW_S / 3, lambda: [one.fill_(2.0) for one in live.values()])
+    changer = threading.Timer(SLOW_S / 3, lambda: [tensor.fill_(2.0) for tensor in live.values()])
     changer.start()
     stalls = [checkpointer.save(Progress(500, 10, None), live, wait=mode == "must succeed", shared=True)]
     if mode == "in the background":
@@ -77,27 +86,8 @@ def test_what_is_saved_is_what_was_there(mode: str, tmp_path: Path) -> None:
 
 def save_again(root: str) -> None:
     """In a process of its own: hurry with a step that the node has already, then save a state that has grown."""
-    from windlass.plan import resolve
-    from windlass.spec import parse_run
-    from windlass.trainer.checkpointing.saving import Checkpointer, Progress
-    from windlass.trainer.distributed.faults import Faults
-    from windlass.trainer.distributed.ranks import join_ranks
-
-    os.environ["WINDLASS_RUNS"] = root
-    os.environ.pop("MASTER_ADDR", None)
-    run = parse_run(
-        {
-            "name": "run",
-            "model": {"preset": "llama3.2-tiny"},
-            "data": {"source": "corpus:austen"},
-            "checkpoint": {"every": 1000, "local_every": 1, "local_path": f"{root}/node"},
-            "resources": {"gpus_per_node": 0},
-        }
-    )
-    ranks, folder = join_ranks(resolve(run)), RunFolder.of(run)
-    folder.logs.mkdir(parents=True)
-    faults = Faults(0, folder.logs)
-    checkpointer = Checkpointer(run, folder, ranks, faults, model={"fingerprint": "f"}, order={}, sharding="none")
+    checkpointer = checkpointer_of(root, {"every": 1000, "local_every": 1, "local_path": f"{root}/node"})
+    folder = checkpointer.folder
     state = {"model.a": torch.ones(1000)}
     checkpointer.save(Progress(1, 10, None), state, wait=False)
     checkpointer.save(Progress(1, 10, None), state, wait=True, hurried=True)
@@ -121,49 +111,23 @@ def test_a_step_that_a_node_has_is_not_written_there_again(tmp_path: Path) -> No
 
 def resume_and_hurry(root: str) -> None:
     """In a process of its own: resume from the node what the lasting tier has too, and be told to stop at once."""
-    from windlass.plan import resolve
-    from windlass.spec import parse_run
     from windlass.trainer.checkpointing.resuming import load, newest_whole
-    from windlass.trainer.checkpointing.saving import Checkpointer, Progress
-    from windlass.trainer.distributed.faults import Faults
-    from windlass.trainer.distributed.ranks import join_ranks
 
-    os.environ["WINDLASS_RUNS"] = root
-    os.environ.pop("MASTER_ADDR", None)
-    ranks, written = None, {}
+    written = {}
     for direct in (False, True):
-        run = resolve(
-            parse_run(
-                {
-                    "name": f"run-{direct}",
-                    "model": {"preset": "llama3.2-tiny"},
-                    "data": {"source": "corpus:austen"},
-                    "checkpoint": {
-                        "every": 1,
-                        "local_every": 1,
-                        "local_path": f"{root}/node-{direct}",
-                        "direct": direct,
-                        "store": f"{root}/store" if direct else None,
-                    },
-                    "resources": {"gpus_per_node": 0},
-                }
-            )
-        )
-        ranks, folder = ranks or join_ranks(run), RunFolder.of(run)
-        folder.logs.mkdir(parents=True)
+        spec = {"every": 1, "local_every": 1, "local_path": f"{root}/node-{direct}", "direct": direct}
+        spec |= {"store": f"{root}/store" if direct else None}
         state = {"model.a": torch.ones(1000)}
         for attempt in (1, 2):
-            checkpointer = Checkpointer(
-                run, folder, ranks, Faults(0, folder.logs), model={"fingerprint": "f"}, order={}, sharding="none"
-            )
+            checkpointer = checkpointer_of(root, spec, name=f"run-{direct}")
             offer = newest_whole(checkpointer)
             checkpointer.clear_unfinished()
             if offer is not None:
                 assert (attempt, offer.tier, load(offer, state, checkpointer)) == (2, "local", True)
             checkpointer.begin(offer, state)
             checkpointer.save(Progress(1, 10, None), state, wait=True, hurried=True)
-        records = map(json.loads, folder.history.read_text().splitlines())
-        written[run.name] = [record["tier"] for record in records if record["event"] == "checkpoint"]
+        records = map(json.loads, checkpointer.folder.history.read_text().splitlines())
+        written[f"run-{direct}"] = [record["tier"] for record in records if record["event"] == "checkpoint"]
     (Path(root) / "written.json").write_text(json.dumps(written))
     os._exit(0)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result
 from tests.trainer.tier_runs import STEPS, Cluster, tiered_run
-from windlass.checkpoint.pieces import piece_name
+from windlass.checkpoint.manifest import piece_name
 
 pytestmark = pytest.mark.train
 
@@ -198,7 +198,7 @@ def test_a_tier_that_fails_leaves_the_others_alone(corpus: Path, tmp_path: Path,
     failed = cluster.events("checkpoint-failed")
     assert {one["tier"] for one in failed} == {"local"}
     assert "rank 1" in failed[0]["error"]
-    assert {one["tier"] for one in cluster.events("checkpoint")[resumed_before:]} == {"memory", "shared"}
+    assert {event["tier"] for event in cluster.events("checkpoint")[resumed_before:]} == {"memory", "shared"}
     assert_same_curve(cluster, resumed, undisturbed)
 
 

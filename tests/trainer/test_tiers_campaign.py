@@ -37,7 +37,7 @@ POINTS = {  # each with the steps at which it is reached
     1: ["memory.written", "memory.replicated", "memory.published", "step.end"],
     2: ["local.written", "local.published"],
     4: [
-        *["save.staged", "save.written", "save.hashed", "save.manifest", "save.published", "save.retention"],
+        *["save.staged", "save.written", "save.manifest", "save.published", "save.retention"],
         *["upload.begin", "upload.file", "upload.manifest", "upload.published"],
     ],
 }
@@ -153,7 +153,7 @@ class Chain:
         place = self.checkpoints
         if loss.startswith("damaged") and where != "checkpoints":
             place = self.cluster.node(int(where)) / what.split()[1]
-        files = sorted(one for one in place.rglob("*") if one.is_file() and one.stat().st_size)
+        files = sorted(path for path in place.rglob("*") if path.is_file() and path.stat().st_size)
         files = [one for one in files if (one.name == "manifest.json") == (loss == "manifest")]
         if not files:
             return False

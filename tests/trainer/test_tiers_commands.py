@@ -129,7 +129,7 @@ def test_pieces_of_a_save_in_the_background(corpus: Path, tmp_path: Path) -> Non
     run = tiered_run(corpus, memory_every=None, local_every=4, local_path=str(tmp_path / "disk"))
     cluster = Cluster(tmp_path, run)
     job = cluster.start(faults="sleep:step=6,seconds=60")
-    job.wait_for(lambda: any(one["tier"] == "shared" for one in cluster.events("checkpoint")))
+    job.wait_for(lambda: any(event["tier"] == "shared" for event in cluster.events("checkpoint")))
     for process in job.processes:
         process.kill()
     job.result()
@@ -166,10 +166,10 @@ def test_prune_and_what_is_only_in_the_store(
     code, said = ckpt("prune", "run", "--tier", "shared", "--keep", "1", "--yes", capsys=capsys)
     assert [row["step"] for row in said["deleted"]] == [4]
     folder = CheckpointFolder(cut_off.folder.checkpoints)
-    assert [one.step for one in folder.all()] == [8]
+    assert [checkpoint.step for checkpoint in folder.all()] == [8]
     code, said = ckpt("get", "run", "--step", "4", capsys=capsys)
     assert (code, said["step"]) == (0, 4)
-    assert [one.step for one in folder.complete()] == [4, 8]
+    assert [checkpoint.step for checkpoint in folder.complete()] == [4, 8]
     ckpt("prune", "run", "--tier", "store", "--keep", "1", "--yes", capsys=capsys)
     assert [row["step"] for row in ckpt("ls", "run", "--tier", "store", capsys=capsys)[1]] == [8]
     text = click.testing.CliRunner().invoke(_cli(), ["ckpt", "ls", "run"]).output

@@ -81,7 +81,7 @@ def test_a_damaged_and_a_missing_shard(
     del shards[0][6]
     resumed = cluster.resume(most=1)
     assert resumed_from(cluster) == (5, "managed")
-    assert [one["checkpoint"] for one in cluster.events("checkpoint-damaged")] == ["step-00000007", "step-00000006"]
+    assert [event["checkpoint"] for event in cluster.events("checkpoint-damaged")] == ["step-00000007", "step-00000006"]
     assert_same_curve(cluster, resumed, undisturbed)
 
 

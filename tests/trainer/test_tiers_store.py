@@ -44,7 +44,7 @@ def in_store(s3: FaultyS3) -> StoredCheckpoints:
 def assert_whole(s3: FaultyS3, steps: list[int], tmp_path: Path) -> None:
     """The store has just these steps, each whole to the byte, and no half uploads."""
     stored = in_store(s3)
-    assert [(one.step, one.complete) for one in stored.all()] == [(step, True) for step in steps]
+    assert [(checkpoint.step, checkpoint.complete) for checkpoint in stored.all()] == [(step, True) for step in steps]
     for step in steps:
         folder = tmp_path / "proof" / str(step)
         folder.mkdir(parents=True)
@@ -57,9 +57,9 @@ def test_every_checkpoint_goes_there_and_retention_too(s3: FaultyS3, corpus: Pat
     cluster = cluster_with(s3, tmp_path, stored_run(corpus, every=2, keep=3, store_keep=2))
     result = cluster.train()
     assert result.codes == [0, 0], result.output
-    assert [one.step for one in CheckpointFolder(cluster.folder.checkpoints).all()] == [8, 10, 12]
+    assert [checkpoint.step for checkpoint in CheckpointFolder(cluster.folder.checkpoints).all()] == [8, 10, 12]
     assert_whole(s3, [10, 12], tmp_path)
-    assert {one["step"] for one in cluster.events("uploaded")} >= {10, 12}
+    assert {event["step"] for event in cluster.events("uploaded")} >= {10, 12}
     assert cluster.events("upload-failed") == []
 
 
@@ -69,7 +69,7 @@ def test_a_new_machine_goes_on_from_the_store(
     run = stored_run(corpus, background=False)
     cluster = cluster_with(s3, tmp_path / "old", run)
     job = cluster.start(faults="sleep:step=9,seconds=60")
-    job.wait_for(lambda: 8 in {one["step"] for one in cluster.events("uploaded")})
+    job.wait_for(lambda: 8 in {event["step"] for event in cluster.events("uploaded")})
     for rank in (0, 1):
         job.signal(rank, signal.SIGKILL)
     job.result()
@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint_comes_back_from_the_store(
     victim.write_bytes(victim.read_bytes()[:-5])
     cluster.resume(most=1)
     assert resumed_from(cluster) == (8, "store")
-    assert [one["tier"] for one in cluster.events("checkpoint-damaged")] == ["shared"]
+    assert [event["tier"] for event in cluster.events("checkpoint-damaged")] == ["shared"]
 
 
 def test_an_outage_never_stops_training(s3: FaultyS3, corpus: Path, tmp_path: Path, undisturbed: Undisturbed) -> None:
@@ -201,7 +201,7 @@ def test_a_restore_may_take_long_and_be_killed(corpus: Path, tmp_path: Path) -> 
     assert resumed.codes == [0, 0], resumed.output
     assert resumed_from(new) == (8, "store")
     assert sorted(resumed.losses) == [9, 10, 11, 12]
-    assert [one.step for one in CheckpointFolder(new.folder.checkpoints).all()] == [12]
+    assert [checkpoint.step for checkpoint in CheckpointFolder(new.folder.checkpoints).all()] == [12]
 
 
 def test_straight_to_the_store_with_kills_in_every_stage(
@@ -215,7 +215,9 @@ def test_straight_to_the_store_with_kills_in_every_stage(
         cluster = cluster_with(s3, tmp_path / f"machine-{number}", run)
         killed = cluster.train(faults=f"kill:rank={rank},step=8,point={point}")
         assert -signal.SIGKILL in killed.codes, killed.output
-        assert [one.step for one in in_store(s3).complete()] == ([4, 8] if point == "save.published" else [4])
+        assert [checkpoint.step for checkpoint in in_store(s3).complete()] == (
+            [4, 8] if point == "save.published" else [4]
+        )
         if number:
             assert resumed_from(cluster) == (4, "store")
     last = cluster_with(s3, tmp_path / "last", run)

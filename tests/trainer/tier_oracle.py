@@ -25,12 +25,12 @@ def newest_complete(
 def _pieces(places: list[Path], world_size: int) -> set[int]:
     """Steps whose manifest is on some node and each of whose pieces is whole on some node."""
     whole: set[int] = set()
-    for manifest in (one for place in places for one in place.glob("*/step-*/manifest.json")):
+    for manifest in (path for place in places for path in place.glob("*/step-*/manifest.json")):
         body = _body(manifest.read_bytes())
         step = manifest.parent.relative_to(manifest.parents[2])
         if body is None or body["world_size"] != world_size:
             continue
-        copies = {name: [one for place in places for one in place.glob(f"{step}/{name}")] for name in body["files"]}
+        copies = {name: [path for place in places for path in place.glob(f"{step}/{name}")] for name in body["files"]}
         if all(any(_is(one.read_bytes(), body["files"][name]) for one in copies[name]) for name in copies):
             whole.add(body["step"])
     return whole
@@ -42,7 +42,7 @@ def _folder_steps(checkpoints: Path) -> set[int]:
         body = _body(manifest.read_bytes())
         files = body["files"] if body else {}
         present = {name: manifest.parent / name for name in files}
-        if body and all(one.is_file() and _is(one.read_bytes(), files[name]) for name, one in present.items()):
+        if body and all(value.is_file() and _is(value.read_bytes(), files[name]) for name, value in present.items()):
             whole.add(body["step"])
     return whole
 

@@ -71,7 +71,7 @@ class Cluster:
 
     def pieces(self, number: int, tier: str) -> list[CheckpointFolder]:
         """The folders of runs in a node's tier: "memory" or "disk"."""
-        return [CheckpointFolder(one) for one in sorted((self.node(number) / tier).glob("*")) if one.is_dir()]
+        return [CheckpointFolder(path) for path in sorted((self.node(number) / tier).glob("*")) if path.is_dir()]
 
     def lose(self, number: int, tier: str | None = None) -> None:
         """Take a tier of a node away, or all of the node."""

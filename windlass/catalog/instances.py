@@ -61,13 +61,12 @@ def instance(name: str) -> Instance:
         return instances()[known]
     family = known.partition(".")[0]
     near = difflib.get_close_matches(known, instances(), 1, cutoff=0.6)
-    siblings = [name for name in instances() if name.partition(".")[0] == family]
+    families = {name: name.partition(".")[0] for name in instances()}
+    siblings = [name for name in families if families[name] == family]
     raise UserError(
         f"there is no GPU instance type {name!r} in the catalogue",
-        evidence=f"{family} has {', '.join(siblings)}" if siblings else f"families: {', '.join(_families())}",
+        evidence=f"{family} has {', '.join(siblings)}"
+        if siblings
+        else f"families: {', '.join(dict.fromkeys(families.values()))}",
         fix=f"resources.instance={near[0]}    or --instance {near[0]}" if near else None,
     )
-
-
-def _families() -> list[str]:
-    return list(dict.fromkeys(name.partition(".")[0] for name in instances()))

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from windlass.common.hub import is_hub_id
 from windlass.errors import UserError
 from windlass.spec.training import ModelSection
 
@@ -57,7 +58,7 @@ def known_config(model: ModelSection) -> dict[str, Any] | None:
         base = preset(model.preset).config
     else:
         folder = Path(model.path or "")
-        if not looks_local(model.path or ""):
+        if is_hub_id(model.path or ""):
             return None
         file = folder / "config.json"
         if not file.is_file():
@@ -74,11 +75,6 @@ def known_config(model: ModelSection) -> dict[str, Any] | None:
         except ValueError as error:
             raise UserError(f"{file} is not valid JSON", evidence=str(error)) from None
     return {**base, **model.config}
-
-
-def looks_local(path: str) -> bool:
-    """Whether a model or tokenizer path means a folder here rather than a hub id."""
-    return path.startswith((".", "/", "~")) or Path(path).is_dir() or path.count("/") != 1
 
 
 def default_tokenizer(model: ModelSection) -> str:

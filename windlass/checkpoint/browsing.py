@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from windlass.checkpoint.folder import NODE_TIERS, TIERS, Checkpoint, CheckpointFolder, Damage, damage
+from windlass.checkpoint.folder import NODE_TIERS, TIERS, Checkpoint, CheckpointFolder, Damage
 from windlass.checkpoint.managed import ManagedService
-from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest
+from windlass.checkpoint.manifest import MANIFEST_NAME, Manifest, piece_name
 from windlass.checkpoint.ownership import read_id
-from windlass.checkpoint.pieces import piece_name, pieces_here, readable_manifest
+from windlass.checkpoint.pieces import pieces_here, readable_manifest
 from windlass.checkpoint.proven import ProvenFiles
 from windlass.checkpoint.stored import StoredCheckpoint, StoredCheckpoints, current_id
 from windlass.common.files import read_json_lines
@@ -156,20 +154,13 @@ class ManagedView:
 
     def damages(self, step: int) -> Iterator[Damage]:
         manifest = self.service.manifest(step)
-        for rank in range(manifest.world_size if manifest else 0):
-            record = manifest.files[piece_name(rank)] if manifest else None
-            with tempfile.TemporaryDirectory(prefix="windlass-verify-") as folder:
-                path = Path(folder) / piece_name(rank)
-                try:
-                    content = self.service.get(step, rank)
-                except Exception as error:  # the client's own: damaged in the service
-                    yield Damage(path.name, str(error))
-                    continue
-                if content is not None:
-                    path.write_bytes(content)
-                reason = damage(path, record) if record else None
-                if reason:
-                    yield Damage(path.name, reason)
+        if manifest is None:
+            return
+        for rank in range(manifest.world_size):
+            name = piece_name(rank)
+            _, problem = self.service.proven(step, rank, manifest.files[name])
+            if problem:
+                yield Damage(name, problem)
 
     def has(self, step: int) -> bool:
         return any(manifest.step == step for manifest in self.service.published())
@@ -209,13 +200,11 @@ def _view(folder: RunFolder, name: str) -> TierView | None:
             return None
         endpoint = spec.managed_endpoint
         return ManagedView(ManagedService.connect(folder.name, run_id, rank=0, world_size=last, endpoint=endpoint))
-    return store_view(spec.store, folder.name, run_id) if spec.store else None
-
-
-def store_view(url: str, name: str, run_id: str | None) -> StoreView | None:
-    store = open_store(url, StoreOptions(patience_s=PATIENCE_S))
-    run_id = run_id or current_id(store, name)
-    return StoreView(StoredCheckpoints.of_run(store, name, run_id)) if run_id else None
+    if not spec.store:
+        return None
+    store = open_store(spec.store, StoreOptions(patience_s=PATIENCE_S))
+    run_id = run_id or current_id(store, folder.name)
+    return StoreView(StoredCheckpoints.of_run(store, folder.name, run_id)) if run_id else None
 
 
 def _world_size(folder: RunFolder) -> int | None:

@@ -6,14 +6,15 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME, FileRecord, Manifest, sha256_of
+from windlass.checkpoint.manifest import MANIFEST_NAME, METADATA_NAME, FileRecord, Manifest
 from windlass.checkpoint.pickles import pickle_problem
-from windlass.common.files import sync_directory, write_atomically
+from windlass.common.files import sha256_of, sync_directory, write_atomically
 from windlass.errors import UserError
 
 TIERS = ("memory", "local", "managed", "shared", "store")  # nearest first; of equal steps the nearest is taken
@@ -24,7 +25,11 @@ DAY_S = 86400.0
 CHANGED = "its contents changed: the SHA-256 does not match the manifest"
 
 
-@dataclass(frozen=True)
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+@dataclass(frozen=True, order=True)
 class Damage:
     file: str
     reason: str
@@ -49,19 +54,16 @@ class Checkpoint:
         return Manifest.parse((self.path / MANIFEST_NAME).read_text(encoding="utf-8"), step=self.step)
 
     def size_on_disk(self) -> int:
-        total = 0
-        for file in self.path.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # retention may be deleting it
-                total += file.stat().st_size if file.is_file() else 0
-        return total
+        return sum(status.st_size for status in self._statuses() if stat.S_ISREG(status.st_mode))
 
     def touched(self) -> float:
         """When anything in it was last written."""
-        last = 0.0
+        return max((status.st_mtime for status in self._statuses()), default=0.0)
+
+    def _statuses(self) -> Iterator[os.stat_result]:
         for path in (self.path, *self.path.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):
-                last = max(last, path.stat().st_mtime)
-        return last
+            with contextlib.suppress(FileNotFoundError):  # retention may be deleting it
+                yield path.stat()
 
     def damages(self, *, contents: bool = True, share: tuple[int, int] = (0, 1)) -> Iterator[Damage]:
         """Files that are not as they were written. `share` (i, n): look at every n-th file only, for n readers."""
@@ -80,6 +82,11 @@ class Checkpoint:
         """The one moment at which the checkpoint comes to exist."""
         write_atomically(self.path / MANIFEST_NAME, manifest.to_json())
 
+    def begin(self) -> None:
+        """Make its folder, without what a killed save or command left there."""
+        self.delete()
+        self.path.mkdir(parents=True)
+
     def prepare(self, manifest: Manifest) -> None:
         """Make an incoming checkpoint's folder ready: files that an attempt before brought stay, all others go."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -95,7 +102,6 @@ class Checkpoint:
             return True
         if damage(former.path / name, record) is not None:
             return False
-        (self.path / name).unlink(missing_ok=True)
         link_or_copy(former.path / name, self.path / name)
         return True
 
@@ -110,11 +116,11 @@ class CheckpointFolder:
     path: Path
 
     def at(self, step: int) -> Checkpoint:
-        return Checkpoint(self.path / f"step-{step:08d}", step)
+        return Checkpoint(self.path / step_name(step), step)
 
     def incoming(self, step: int) -> Checkpoint:
         """Where a checkpoint is put together on its way here, beside the one that it may replace."""
-        return Checkpoint(self.path / f"{INCOMING}step-{step:08d}", step)
+        return Checkpoint(self.path / f"{INCOMING}{step_name(step)}", step)
 
     def take(self, incoming: Checkpoint) -> Checkpoint:
         """Put a published incoming checkpoint in its place; one that is there is whole until then."""
@@ -226,6 +232,8 @@ def damage(path: Path, record: FileRecord, *, contents: bool = True) -> str | No
 
 
 def link_or_copy(source: Path, target: Path) -> None:
+    """Files of a checkpoint never change, so two can share them."""
+    target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:

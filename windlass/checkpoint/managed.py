@@ -8,11 +8,13 @@ metadata as a pickle, and cannot say of a step whether it is whole.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from typing import Any
 
-from windlass.checkpoint.manifest import Manifest
+from windlass.checkpoint.folder import CHANGED
+from windlass.checkpoint.manifest import FileRecord, Manifest
 from windlass.errors import UserError
 
 STEPS_RETAINED = 3
@@ -73,6 +75,16 @@ class ManagedService:
         """A rank's piece; None if it is not there. An exception if it is damaged or the service cannot be asked."""
         data: bytes | None = self.client.get_checkpoint(step=step, rank=rank)
         return data
+
+    def proven(self, step: int, rank: int, record: FileRecord) -> tuple[bytes, str | None]:
+        """A rank's piece, and what is wrong with it."""
+        try:
+            data = self.get(step, rank)
+        except Exception as error:  # the client's own: damaged in the service, or it cannot be asked
+            return b"", str(error) or type(error).__name__
+        if data is None:
+            return b"", "it is missing"
+        return data, None if hashlib.sha256(data).hexdigest() == record.sha256 else CHANGED
 
     def manifest(self, step: int) -> Manifest | None:
         data = self.client.get_checkpoint(step=step, metadata_index=0)

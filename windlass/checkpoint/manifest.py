@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from windlass.common.files import json_digest
+
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 METADATA_NAME = ".metadata"  # torch DCP's own description of the tensors: a pickle
@@ -57,7 +59,7 @@ class Manifest:
         for key in ("layout", "validation", "sequences"):
             if body[key] is None:
                 del body[key]
-        return json.dumps({"checksum": _checksum(body), **body}, indent=1)
+        return json.dumps({"checksum": json_digest(body), **body}, indent=1)
 
     @property
     def sequences_read(self) -> int:
@@ -72,7 +74,7 @@ class Manifest:
         each is joined to a folder on this machine. With `step`, the manifest must be of that step.
         """
         body = _parse_json(text)
-        if not isinstance(body, dict) or body.pop("checksum", None) != _checksum(body):
+        if not isinstance(body, dict) or body.pop("checksum", None) != json_digest(body):
             raise ValueError("its own checksum does not match: it was changed or damaged")
         if body.pop("format", None) != FORMAT_VERSION:
             raise ValueError("it was written by another version of windlass")
@@ -200,10 +202,6 @@ VALUES: dict[str, tuple[str, Callable[[object], bool]]] = {
 }
 
 
-def _checksum(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
 class Hashing:
     """The record of a file, made while it is written or read."""
 
@@ -236,8 +234,3 @@ def hash_file(path: Path) -> FileRecord:
         while data := file.read(CHUNK_BYTES):
             hashing.update(data)
     return hashing.record()
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,16 +19,6 @@ from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec.checkpoint import CheckpointSection
 
-__all__ = [
-    "clear_earlier_runs",
-    "make_private",
-    "piece_name",
-    "pieces_here",
-    "ranks_held",
-    "readable_manifest",
-    "tier_path",
-]
-
 
 def tier_path(spec: CheckpointSection, tier: str) -> Path | None:
     """Where a node tier lies on this node, environment variables filled in; None if the run has no such tier."""

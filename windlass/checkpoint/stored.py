@@ -11,7 +11,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.checkpoint.folder import NAME, Checkpoint, CheckpointFolder, Damage, damage, expired_steps
+from windlass.checkpoint.folder import (
+    DAY_S,
+    NAME,
+    Checkpoint,
+    CheckpointFolder,
+    Damage,
+    damage,
+    expired_steps,
+    step_name,
+)
 from windlass.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
 from windlass.checkpoint.proven import ProvenFiles
 from windlass.errors import UserError
@@ -20,7 +29,6 @@ from windlass.store import Entry, Store
 RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 CURRENT = "current"  # beside the ids: which of them the name stands for now
 WRITER = "writer"  # beside the steps: which attempt of the run saves them now
-DAY_S = 86400.0
 
 
 def current_id(store: Store, name: str) -> str | None:
@@ -49,7 +57,7 @@ class StoredCheckpoint:
 
     @property
     def name(self) -> str:
-        return f"step-{self.step:08d}"
+        return step_name(self.step)
 
     @property
     def complete(self) -> bool:
@@ -89,11 +97,11 @@ class StoredCheckpoints:
 
     def at(self, step: int) -> Store:
         """The place of a step."""
-        return self.store.below(_name(step))
+        return self.store.below(step_name(step))
 
     def manifest(self, step: int) -> Manifest:
         """ValueError says what is wrong with it; FileNotFoundError if it is not there."""
-        return Manifest.parse(self.store.read(f"{_name(step)}/{MANIFEST_NAME}").decode("utf-8"), step=step)
+        return Manifest.parse(self.store.read(f"{step_name(step)}/{MANIFEST_NAME}").decode("utf-8"), step=step)
 
     def files(self, step: int) -> ProvenFiles:
         try:
@@ -103,7 +111,7 @@ class StoredCheckpoints:
 
     def holds(self, step: int, name: str, record: FileRecord) -> bool:
         """Whether a file is there as it was written, so that it need not be sent again."""
-        entry = self.store.stat(f"{_name(step)}/{name}")
+        entry = self.store.stat(f"{step_name(step)}/{name}")
         return entry is not None and (entry.size, entry.sha256) == (record.size, record.sha256)
 
     def put(self, checkpoint: Checkpoint, name: str, record: FileRecord) -> None:
@@ -112,7 +120,7 @@ class StoredCheckpoints:
 
     def publish(self, manifest: Manifest) -> None:
         """The one moment at which the checkpoint comes to exist in the store."""
-        self.store.write(f"{_name(manifest.step)}/{MANIFEST_NAME}", manifest.to_json().encode())
+        self.store.write(f"{step_name(manifest.step)}/{MANIFEST_NAME}", manifest.to_json().encode())
 
     def claim(self) -> str:
         """Let this attempt be the one that saves here; an earlier one that still runs finds out (`claimed_by`)."""
@@ -126,7 +134,7 @@ class StoredCheckpoints:
     def fetch(self, step: int, name: str, record: FileRecord, folder: Path) -> Damage | None:
         """Bring one file into a folder and prove it."""
         try:
-            self.store.get(f"{_name(step)}/{name}", folder / name)
+            self.store.get(f"{step_name(step)}/{name}", folder / name)
         except FileNotFoundError:
             return Damage(name, "it is missing")
         reason = damage(folder / name, record)
@@ -192,11 +200,7 @@ def fetch_whole(stored: StoredCheckpoints, step: int, target: CheckpointFolder) 
 
 def _damaged(stored: StoredCheckpoints, step: int, damaged: Damage) -> UserError:
     return UserError(
-        f"{stored.store.url}/{_name(step)} is damaged",
+        f"{stored.store.url}/{step_name(step)} is damaged",
         evidence=f"{damaged.file}: {damaged.reason}",
         fix="take another step: windlass ckpt ls NAME --tier store",
     )
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"

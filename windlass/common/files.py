@@ -43,6 +43,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def json_digest(value: Any) -> str:
+    """SHA-256 of a value as JSON has it, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one record in one write, starting on a new line even after a torn one."""
     line = json.dumps(record, allow_nan=False, separators=(",", ":"), default=str) + "\n"

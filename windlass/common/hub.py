@@ -27,14 +27,14 @@ def is_hub_id(path: str) -> bool:
     return not (path.startswith((".", "/", "~")) or Path(path).is_dir() or path.count("/") != 1)
 
 
-def local_folder(path: str, *, files: tuple[str, ...], what: str, revision: str | None = None) -> Path:
+def local_folder(path: str, *, files: tuple[str, ...], what: str) -> Path:
     """The folder that a path means; of a hub id the one its files are in here, fetched where they are not."""
     if not is_hub_id(path):
         return Path(path).expanduser()
-    here = fetched(path, files, revision=revision)
+    here = fetched(path, files)
     if here is not None and all((here / name).is_file() for name in files):
         return here  # every rank of a run comes here: one of them asked the hub
-    return fetch(path, files, what=what, revision=revision)
+    return fetch(path, files, what=what)
 
 
 def fetch(hub_id: str, files: tuple[str, ...], *, what: str, revision: str | None = None, kind: str = "model") -> Path:

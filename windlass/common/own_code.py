@@ -62,14 +62,13 @@ def check(path: str, key: str, code: str | None) -> None:
     if module_name in (GIVEN, "__main__"):
         return
     parts = module_name.split(".")
-    folders = [Path(code).expanduser()] if code else [Path.cwd()]
-    for folder in folders:
-        for file in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
-            if file.is_file():
-                _check_defines(file, path, key, name.split(".")[0])
-                return
+    folder = Path(code).expanduser() if code else Path.cwd()
+    for file in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
+        if file.is_file():
+            _check_defines(file, path, key, name.split(".")[0])
+            return
     if importlib.util.find_spec(parts[0]) is None:
-        raise _missing(path, key, f"neither {folders[0]}/ nor this Python has a module {parts[0]}")
+        raise _missing(path, key, f"neither {folder}/ nor this Python has a module {parts[0]}")
 
 
 def use_folder(code: str | None) -> None:

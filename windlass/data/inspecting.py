@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windlass.data.build.cache import open_shards
+from windlass.data.build.tokenizing import Progress
 from windlass.data.sequences.mixing import Mixture
 from windlass.data.sequences.opening import open_sequences
 from windlass.data.sequences.packing import PackedRows
-from windlass.data.sequences.sequences import Progress
 from windlass.data.sequences.windows import Windows
 from windlass.data.shards.folder import LOSS_BIT, TokenShards
 from windlass.data.sources.files import size_of
@@ -147,13 +147,8 @@ def inspect_shards(source: ShardSource | StoreShardSource, samples: int) -> Insp
 
 def document_text(shards: TokenShards, tokenizer: Tokenizer, number: int) -> str:
     """A document of shards; of an example all of it, with what is trained on between marks."""
-    if not shards.index.loss_bit:
-        return shortened(tokenizer.decode(shards.document(number)[:1000]))
-    lengths = shards.document_lengths()
-    begin = int(lengths[:number].sum())
-    tokens, _, trained = shards.read_marked(begin, begin + int(lengths[number]))
-    assert trained is not None
-    return marked_text(tokenizer, tokens, trained)
+    tokens, trained = shards.document(number)
+    return shortened(tokenizer.decode(tokens[:1000])) if trained is None else marked_text(tokenizer, tokens, trained)
 
 
 def marked_text(tokenizer: Tokenizer, tokens: NDArray[np.int64], trained: NDArray[np.bool_]) -> str:

@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from windlass.catalog.models import known_config, looks_local
+from windlass.catalog.models import known_config
 from windlass.common import own_code
+from windlass.common.hub import is_hub_id
 from windlass.errors import UserError
 from windlass.plan.layout import (
     OWN_ATTENTION,
@@ -26,7 +27,7 @@ from windlass.spec import Run
 # Fields of a configuration that change what is computed and no weight's shape or meaning.
 KEEPS_WEIGHTS = re.compile(r"^rope_|^max_position_embeddings$|^is_decoder$|dropout|_pdrop$|^router_aux_loss_coef$")
 FOLLOWS_LENGTH = ("longrope", "dynamic")  # kinds of RoPE whose frequencies depend on the last position of a batch
-FP8_SMALLEST = 1024  # of fp8.py in the trainer: narrower products gain less than their quantisation costs
+FP8_SMALLEST = 1024  # narrower products (keys, values) gain less than their quantisation costs
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -182,7 +183,7 @@ def check_fp8(run: Run, config: dict[str, Any] | None) -> None:
 def check_weights(run: Run) -> None:
     """The files of a local model's weights are there; what is in them the trainer sees when it reads them."""
     model = run.model
-    if model.init != "pretrained" or not model.path or not looks_local(model.path):
+    if model.init != "pretrained" or not model.path or is_hub_id(model.path):
         return
     folder = Path(model.path)
     missing = [WEIGHT_FILES[0]]
@@ -283,8 +284,8 @@ def check_split(run: Run, world_size: int, local_world_size: int | None = None) 
         (run.train.loss is not None, "train.loss", whole),
         (run.model.own_class is not None, "model.class", whole),
     )
-    for there, what, fix in excluded:
-        if there:
+    for is_set, what, fix in excluded:
+        if is_set:
             raise UserError(f"parallel.tensor, context and expert do not go with {what}", fix=fix)
     if parallel.tensor > 1 and run.train.fused_head is False:
         raise UserError("parallel.tensor needs the fused head", fix="train.fused_head=null")

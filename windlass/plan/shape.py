@@ -38,31 +38,31 @@ class ModelShape:
     @classmethod
     def of(cls, config: dict[str, Any] | None) -> Self | None:
         """None where the layout of the family is not known here."""
-        count = num_parameters(config)
-        if config is None or count is None:
+        if not config or config.get("model_type") not in LLAMA_LIKE or config.get("attention_bias"):
             return None
         width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         head_dim = int(config.get("head_dim") or width // heads)
-        kv_width = int(config.get("num_key_value_heads") or heads) * head_dim
+        query_width, kv_width = heads * head_dim, int(config.get("num_key_value_heads") or heads) * head_dim
         experts = config.get("num_local_experts", 0) if config["model_type"] == "mixtral" else 0
         met = int(config.get("num_experts_per_tok") or experts) if experts else 1
         layers, ffn_width = int(config["num_hidden_layers"]), int(config["intermediate_size"])
         tied = bool(config.get("tie_word_embeddings"))
         vocabulary = int(config["vocab_size"])
+        feed_forward = 3 * width * ffn_width * (experts or 1) + width * experts
+        block = 2 * width * (query_width + kv_width) + feed_forward + 2 * width
         outside = vocabulary * width * (1 if tied else 2) + width
-        block = (count - outside) // layers
         return cls(
             family=str(config["model_type"]),
             layers=layers,
             width=width,
             ffn_width=ffn_width * met,
-            query_width=heads * head_dim,
+            query_width=query_width,
             kv_width=kv_width,
             heads=heads,
             head_dim=head_dim,
             vocabulary=vocabulary,
             tied=tied,
-            parameters=count,
+            parameters=layers * block + outside,
             block_parameters=block,
             active_block_parameters=block - 3 * width * ffn_width * (experts - met) if experts else block,
             expert_parameters=3 * width * ffn_width * experts,
@@ -90,17 +90,8 @@ BYTES_PER_PARAMETER_SAVED = 12  # fp32 weight and two fp32 AdamW moments
 
 def num_parameters(config: dict[str, Any] | None) -> int | None:
     """Parameters of a Llama-like configuration; None for families whose layout is not known here."""
-    if not config or config.get("model_type") not in LLAMA_LIKE or config.get("attention_bias"):
-        return None
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or hidden // heads
-    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    experts = config.get("num_local_experts", 0) if config["model_type"] == "mixtral" else 0
-    feed_forward = 3 * hidden * config["intermediate_size"] * (experts or 1) + hidden * experts
-    embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return int(layers * (attention + feed_forward + 2 * hidden) + hidden + embeddings)
+    shape = ModelShape.of(config)
+    return shape.parameters if shape else None
 
 
 def num_experts(config: dict[str, Any]) -> int:
@@ -111,7 +102,6 @@ def num_experts(config: dict[str, Any]) -> int:
 
 def checkpoint_bytes(run: Run) -> int | None:
     """Bytes of one checkpoint; None where the model's size is not known before it is built."""
-
     shape = ModelShape.of(known_config(run.model))
     if shape is None:
         return None

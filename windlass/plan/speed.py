@@ -13,9 +13,8 @@ from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Layout
 from windlass.plan.shape import ModelShape
 
-MATMUL_SHARE = (
-    0.66  # of the dense peak over a whole step: large products alone reach 0.8, power limits and gaps cost the rest
-)
+# Of the dense peak over a whole step: large products alone reach 0.8, power limits and gaps cost the rest.
+MATMUL_SHARE = 0.66
 FP8_FACTOR = 1.65  # of the bf16 rate in the blocks, of the 2 in the data sheet
 FP32_SHARE = 0.80
 BANDWIDTH_SHARE = 0.90  # 4.3 of the H200's 4.8 TB/s
@@ -27,9 +26,8 @@ EAGER_FACTOR = 4.8  # traffic of unfused elementwise work over fused, on the H20
 # Per parameter and micro-batch: casts, copies into and out of the collectives' buffers. bf16 shards need no cast.
 FSDP_COPY_BYTES, FSDP_BF16_BYTES = 34.0, 28.0
 DOCUMENT_TOKENS = 1024  # of a packed document, where nobody has read the data yet
-FOUR_BIT_TRAFFIC = 2 * (
-    0.5 + 4 / 64 + 2
-)  # per weight and pass over a micro-batch's blocks: read, brought back, both ways
+# Per weight and pass over a micro-batch's blocks: read, brought back, both ways.
+FOUR_BIT_TRAFFIC = 2 * (0.5 + 4 / 64 + 2)
 AUTOCAST_BYTES = 12.0  # per parameter and micro-batch: weights down to bf16, gradients up to fp32
 FEED_FORWARD_AGAIN = 0.5  # of a block's forward products: gate and up, where only attention's are kept
 LINK_SHARE = 0.75  # of a link's rate that collectives reach

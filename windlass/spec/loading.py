@@ -329,7 +329,8 @@ def _unknown(key: str, near: str | None) -> str:
 def _nearest_key(error: Any) -> str | None:
     """The key that was probably meant by one that is not there."""
     *section, _ = error["loc"]
-    siblings = [".".join([*map(str, section), key]) for key in _keys_at(section)]
+    place = _section_at(section)
+    siblings = [".".join([*map(str, section), key]) for key in (place.model_fields if place else ())]
     return _nearest(_place(error), [*siblings, *_all_keys()])
 
 
@@ -357,11 +358,6 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple):
         return next((kind for arg in typing.get_args(annotation) if (kind := _model_of(arg))), None)
     return None
-
-
-def _keys_at(place: Sequence[Any]) -> list[str]:
-    section = _section_at(place)
-    return list(section.model_fields) if section else []
 
 
 def _section_at(place: Sequence[Any]) -> type[BaseModel] | None:

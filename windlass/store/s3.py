@@ -51,6 +51,7 @@ CREDENTIALS = {
     "AllAccessDisabled",
     "403",
 }
+MISSING = {"NoSuchKey", "404", "NotFound", "NoSuchUpload"}  # the file or upload, and not the bucket
 ELSEWHERE = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
 
 
@@ -214,10 +215,8 @@ class S3Store:
             marks = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
     def abort(self, upload: Upload) -> None:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self._ask("abort_multipart_upload", Key=self._key(upload.name), UploadId=upload.key)
-        except FileNotFoundError:
-            return
 
     def below(self, prefix: str) -> Store:
         return S3Store(self.bucket, self._key(prefix).strip("/"), self.options, self.client)
@@ -276,10 +275,8 @@ class S3Store:
             return {"ETag": entry.version}
 
     def _abort_quietly(self, upload: Upload) -> None:
-        try:
+        with contextlib.suppress(Exception):  # the first failure is the one to show; `unfinished` finds it again
             self.client.abort_multipart_upload(Bucket=self.bucket, Key=self._key(upload.name), UploadId=upload.key)
-        except Exception:  # the first failure is the one to show; `unfinished` finds this upload again
-            return
 
     def _in_parallel(self, action: Callable[[int], Value], starts: range) -> list[Value]:
         if len(starts) <= 1:
@@ -314,7 +311,7 @@ class S3Store:
                 ),
             )
         except Exception as error:
-            if is_missing(error) or code_of(error) == "NoSuchUpload":
+            if code_of(error) in MISSING:
                 raise FileNotFoundError(f"{self.url}: {error}") from None
             known = in_words(error, self.url, self.client.meta.endpoint_url)
             if known is None:
@@ -415,11 +412,6 @@ def passes_by_itself(error: BaseException) -> bool:
         | ConnectionError
         | TimeoutError,
     )
-
-
-def is_missing(error: BaseException) -> bool:
-    """The file is not there (and not: the bucket is not there)."""
-    return code_of(error) in ("NoSuchKey", "404", "NotFound") and code_of(error) != "NoSuchBucket"
 
 
 def in_words(error: BaseException, url: str, endpoint: str) -> UserError | None:

@@ -30,12 +30,11 @@ from windlass.trainer.checkpointing.materialize import obtain_to_read
 from windlass.trainer.checkpointing.resuming import check_same_model, model_settings
 from windlass.trainer.checkpointing.tensor_files import TensorReader
 from windlass.trainer.model.adapters import open_adapter, write_adapter
-from windlass.trainer.model.hub_files import Located, locate_alone
+from windlass.trainer.model.hub_files import Located, locate
 from windlass.trainer.model.lora import lora_layers
 from windlass.trainer.model.new_tokens import ROWS, rows_modules
-from windlass.trainer.model.pretrained import Weights, find_weights, read_tensor
-from windlass.trainer.model.safetensors_files import digest_of
-from windlass.trainer.model.structure import facts, meta_model
+from windlass.trainer.model.pretrained import Weights, find_weights, one_digest, read_tensor
+from windlass.trainer.model.structure import facts, meta_model, trained_parameters
 from windlass.trainer.model.weights import materialize, restore_buffers
 from windlass.trainer.model.whole_models import Values, saved_tensors, write_model
 from windlass.trainer.preparation import structure
@@ -154,7 +153,7 @@ def opened(folder: RunFolder, run: Run, checkpoint: ProvenFiles) -> Opened:
     damages = checkpoint.misfits() or list(checkpoint.damages(checkpoint.unproven()))
     if damages:
         raise _unfit(checkpoint, damages[0], folder)
-    located = locate_alone(run)
+    located = locate(run)
     config, _, reference = structure(run, located, open_adapter(run))
     check_same_model(
         checkpoint.manifest.model,
@@ -206,7 +205,7 @@ def _export(
 def read_trained(checkpoint: ProvenFiles, reference: nn.Module) -> dict[str, Tensor]:
     """What the checkpoint holds of the parameters that were trained."""
     read = CheckpointValues(checkpoint)
-    return {name: read(name, value) for name, value in reference.named_parameters() if value.requires_grad}
+    return {name: read(name, value) for name, value in trained_parameters(reference).items()}
 
 
 class CheckpointValues:
@@ -270,7 +269,7 @@ def whole_model(run: Run, parts: Opened, checkpoint: ProvenFiles) -> nn.Module:
 
 
 def check_same_weights(weights: Weights, checkpoint: ProvenFiles) -> None:
-    expected, actual = checkpoint.manifest.model["frozen"]["sha256"], digest_of(weights.hashes())
+    expected, actual = checkpoint.manifest.model["frozen"]["sha256"], one_digest(weights.hashes())
     if actual != expected:
         raise UserError(
             f"{weights.folder} is not the model that this adapter was trained beside",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 
 from windlass.common import own_code
@@ -23,6 +21,7 @@ from windlass.trainer.callbacks.stragglers import Stragglers
 from windlass.trainer.callbacks.validation import Validation
 from windlass.trainer.checkpointing.tiers import Progress
 from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.model.structure import named_seed
 from windlass.trainer.state import Attempt, StepResult, begin
 from windlass.trainer.step import sum_over_ranks
 
@@ -90,6 +89,5 @@ def train(attempt: Attempt) -> ExitCode:
 
 def seed_dropout(seed: int, step: int, ranks: Ranks) -> None:
     """Random draws inside a step depend on the step and the rank alone, so there is no generator state to save."""
-    key = hashlib.blake2b(f"{seed}:{step}:{ranks.rank}".encode(), digest_size=8).digest()
     seed_here = torch.default_generator.manual_seed if ranks.device.type == "cpu" else torch.manual_seed
-    seed_here(int.from_bytes(key, "little") >> 1)  # torch's own walks the stack for GPUs that are not there
+    seed_here(named_seed(seed, f"{step}:{ranks.rank}"))  # torch's own walks the stack for GPUs that are not there

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from windlass.common import own_code
 from windlass.errors import UserError
 from windlass.spec.training import TrainSection
+from windlass.trainer.model.structure import trained_parameters
 
 OWN_KEY = "train.optimizer"
 
@@ -82,13 +83,13 @@ class AdamW:
     def __init__(self, model: nn.Module, train: TrainSection, *, bf16_copies: bool, num_micro: int) -> None:
         self.train = train
         self.step = 0
-        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        masters = {name: parameter.detach().clone() for name, parameter in trained.items()} if bf16_copies else {}
+        masters: dict[str, Tensor] = {}
         if bf16_copies:
+            masters = {name: parameter.detach().clone() for name, parameter in trained_parameters(model).items()}
             compute_in_bf16(model)
-            trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.slots = [
-            self._slot(name, parameter, masters.get(name), num_micro=num_micro) for name, parameter in trained.items()
+            self._slot(name, parameter, masters.get(name), num_micro=num_micro)
+            for name, parameter in trained_parameters(model).items()
         ]
         device = self.slots[0].parameter.device
         self._on_gpu = device.type == "cuda"
@@ -133,8 +134,7 @@ class AdamW:
         gradients = [slot.local_gradient() for slot in self.slots]
         norm = self._norm(gradients)
         self._healthy *= norm.isfinite() & loss.isfinite().to(norm.device)  # gradients may be offloaded to the host
-        limit = self.train.grad_clip
-        scale = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else torch.ones_like(norm)
+        scale = clipping(norm, self.train.grad_clip)
         if self._on_gpu:
             self._apply_on_gpu(gradients, scale, rate)
         elif bool(self._healthy):
@@ -209,7 +209,7 @@ class OwnOptimizer:
 
     def __init__(self, model: nn.Module, train: TrainSection, *, goes_on: bool) -> None:
         self.train = train
-        self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.parameters = trained_parameters(model)
         make = own_code.load(train.optimizer or "", OWN_KEY)
         self.inner = make(list(self.parameters.items()), train)
         if not isinstance(self.inner, torch.optim.Optimizer):
@@ -275,10 +275,9 @@ class OwnOptimizer:
                 raise UserError(f"the loss does not reach {name}: it has no gradient after the backward pass")
             gradients.append(local(parameter.grad))
         norm = self.norm(gradients)
-        limit = self.train.grad_clip
         self.healthy = self.healthy and math.isfinite(float(norm)) and math.isfinite(float(loss))
         if self.healthy:
-            scale = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else torch.ones_like(norm)
+            scale = clipping(norm, self.train.grad_clip)
             for gradient in gradients:
                 gradient.mul_(scale.to(gradient.device))
             for group, share in zip(self.inner.param_groups, self.shares, strict=True):
@@ -301,6 +300,11 @@ def _move_gradient_to(fp32_sum: Tensor) -> Callable[[Tensor], None]:
         parameter.grad = None
 
     return move
+
+
+def clipping(norm: Tensor, limit: float) -> Tensor:
+    """By which gradients are multiplied to be no longer than a limit, if there is one."""
+    return torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else torch.ones_like(norm)
 
 
 class GradientNorm:

@@ -23,7 +23,7 @@ from windlass.errors import UserError
 from windlass.plan.fitting import batch_shape
 from windlass.plan.layout import LEAN, Facts, Layout, effective_sharding, flash4_unsuited
 from windlass.spec import Run
-from windlass.trainer.distributed.ranks import Ranks, local_world_size
+from windlass.trainer.distributed.ranks import Ranks, gloo_group, local_world_size
 from windlass.trainer.fast.attention import obstacle_to_flash4
 from windlass.trainer.fast.lean_lora import obstacle_to_lean_lora
 from windlass.trainer.model.adapters import Adapter, check_adapter, open_adapter
@@ -108,8 +108,7 @@ def share_streams(sequences: Sequences | None, ranks: Ranks) -> None:
     if ranks.world_size < 2 or not any(isinstance(stream, Stream) for stream in streams):
         return
     # A group of its own: batches are read by a thread, while the loop uses the others. Slow networks are no hang.
-    group = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
-    assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+    group = gloo_group(timedelta(hours=2))
 
     def exchange(lanes: Collection[int], num_lanes: int) -> list[int]:
         needs_file = torch.zeros(num_lanes, dtype=torch.uint8)
@@ -121,9 +120,7 @@ def share_streams(sequences: Sequences | None, ranks: Ranks) -> None:
     sequences.share(exchange)
 
 
-def structure(
-    run: Run, located: Located, adapter: Adapter | None = None
-) -> tuple[Any, tuple[int, int] | None, nn.Module]:
+def structure(run: Run, located: Located, adapter: Adapter | None) -> tuple[Any, tuple[int, int] | None, nn.Module]:
     """The configuration, the ids of added tokens, and the model on the meta device with what is added to it."""
     added = added_tokens(run, located.tokenizer)
     config = model_config(run, folder=located.model, vocab_size=added[1] if added else 0)

@@ -87,13 +87,11 @@ class Reporter:
             sequences,
         )
         record = {"kind": "validation", "step": step, "loss": loss, "sequences": sequences, "tokens": tokens}
-        record |= {"perplexity": perplexity, "accuracy": accuracy}
-        self._append({**record, "attempt": self.attempt, "time": round(time.time(), 3)})
+        self._append_now({**record, "perplexity": perplexity, "accuracy": accuracy})
 
     def ranks_compared(self, step: int, comparison: dict[str, Any]) -> None:
         """How the ranks' times compare; see callbacks/stragglers.py."""
-        record = {"kind": "ranks", "step": step, **comparison, "attempt": self.attempt}
-        self._append({**record, "time": round(time.time(), 3)})
+        self._append_now({"kind": "ranks", "step": step, **comparison})
 
     def experts(self, step: int, shares: list[list[float]]) -> None:
         """Of every block, the share of tokens that each expert was sent."""
@@ -101,8 +99,10 @@ class Reporter:
             return
         used = [share for block in shares for share in block]
         log.info("step %d · experts were sent %.1f to %.1f %% of tokens", step, 100 * min(used), 100 * max(used))
-        record = {"kind": "experts", "step": step, "shares": shares, "attempt": self.attempt}
-        self._append({**record, "time": round(time.time(), 3)})
+        self._append_now({"kind": "experts", "step": step, "shares": shares})
+
+    def _append_now(self, record: dict[str, Any]) -> None:
+        self._append({**record, "attempt": self.attempt, "time": round(time.time(), 3)})
 
     def _append(self, record: dict[str, Any]) -> None:
         """A disk that is full while a save fails must not end the run: lines wait for the next step."""

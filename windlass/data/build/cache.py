@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import shutil
 import tempfile
@@ -11,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from windlass.common.cache import CACHE_VARIABLE, cache_root
+from windlass.common.files import json_digest
 from windlass.common.locks import locked
-from windlass.data.build.tokenizing import tokenize
+from windlass.data.build.tokenizing import Progress, tokenize
 from windlass.data.shards.folder import VERSION, TokenShards
 from windlass.data.shards.store_shards import open_store_shards
 from windlass.data.sources.files import file_fingerprint
@@ -27,7 +26,7 @@ def open_shards(
     source: ShardSource | StoreShardSource | FileSource,
     *,
     tokenizer: str,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     cache_gib: float | None = None,
     load: Callable[[str], Tokenizer] = load_tokenizer,
 ) -> TokenShards:
@@ -56,7 +55,7 @@ def cache_key(source: FileSource, tokenizer_fingerprint: str) -> str:
         facts.append("no byte order marks")  # what earlier versions cached has them
     if source.skip_bad:
         facts.append("without bad records")
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    return json_digest(facts)[:32]
 
 
 def check_cache() -> None:

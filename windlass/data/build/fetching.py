@@ -8,19 +8,19 @@ from __future__ import annotations
 import base64
 import datetime
 import gzip
-import io
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from io import BufferedWriter
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from windlass.common.cache import cache_root, name_digest
 from windlass.common.files import sha256_of, write_atomically
 from windlass.data.build.destinations import PARTS, SHARDS, Destination, FolderDestination, destination
 from windlass.data.build.progress import PROGRESS, Work, clear, clear_remains, published_before, read_object, work_in
-from windlass.data.build.tokenizing import tokenize
+from windlass.data.build.tokenizing import Progress, tokenize
 from windlass.data.shards.folder import Index
 from windlass.data.sources.hub import HubFiles, pinned
 from windlass.data.sources.source import FileSource, HubSource, compression, file_format
@@ -28,7 +28,6 @@ from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import UserError
 
 PART_BYTES = 64 << 20
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def fetch(
         folder = work.path / "parts"
         folder.mkdir(exist_ok=True)
         report = progress or (lambda done, total: None)
-        following = iter(()) if reached.complete else parts(HubFiles(source), wanted, work, reached, report)
+        following = () if reached.complete else parts(HubFiles(source), wanted, work, reached, report)
         for reached in following:
             part = reached.parts[-1]
             out.take(folder / part.name, part.name, part.sha256)
@@ -252,12 +251,9 @@ class _OpenPart:
         self.path = folder / f"part-{number:05d}{wanted.suffix}"
         self.records = self.raw_bytes = 0
         self._file = self.path.open("wb")
-        # Without a time and a name in it, so that the same records are the same bytes.
-        self._out: BinaryIO = (
-            cast("BinaryIO", gzip.GzipFile(filename="", mode="wb", fileobj=self._file, mtime=0))
-            if wanted.compress
-            else cast("BinaryIO", io.BufferedWriter(cast("io.RawIOBase", self._file)))
-        )
+        self._out: BufferedWriter | gzip.GzipFile = self._file
+        if wanted.compress:  # without a time and a name in it, so that the same records are the same bytes
+            self._out = gzip.GzipFile(filename="", mode="wb", fileobj=self._file, mtime=0)
 
     def write(self, line: bytes) -> None:
         self._out.write(line)

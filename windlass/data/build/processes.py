@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -16,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from windlass.common.files import sha256_of
 from windlass.data.build.worker import Done, Job
 from windlass.data.sources.reading import Unit
 from windlass.data.tokenizers.tokenizer import Tokenizer
@@ -70,13 +70,9 @@ def finished(part: Path) -> bool:
     """Whether a unit's files are there, each as its process wrote it."""
     try:
         done = Done(**json.loads(part.with_suffix(".done").read_text()))
-        for suffix, expected in done.sha256.items():
-            with part.with_suffix(f".{suffix}").open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                    return False
+        return all(sha256_of(part.with_suffix(f".{suffix}")) == expected for suffix, expected in done.sha256.items())
     except (OSError, ValueError, TypeError):
         return False
-    return True
 
 
 def remove_part(part: Path) -> None:

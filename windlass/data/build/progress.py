@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from windlass.common.files import write_atomically
+from windlass.common.files import parse_record, write_atomically
 from windlass.common.locks import FileLock, locked
 from windlass.errors import ExitCode, UserError
 
@@ -114,7 +114,6 @@ def clear_remains(path: Path) -> None:
 
 def read_object(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return parse_record(path.read_bytes())
+    except OSError:
         return None
-    return value if isinstance(value, dict) else None

@@ -20,7 +20,7 @@ from windlass.data.sources.source import FileSource, HubSource
 from windlass.data.tokenizers.tokenizer import Tokenizer
 
 SHARD_TOKENS = 100_000_000
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # (done, total), in bytes of text
 
 
 def tokenize(

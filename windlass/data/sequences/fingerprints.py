@@ -8,14 +8,13 @@ server says of them (ETag), files here by their size and a digest of their conte
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from windlass.common.cache import cache_root
-from windlass.common.files import write_atomically
+from windlass.common.files import json_digest, sha256_of, write_atomically
 from windlass.data.sequences.mixing import Mixture
 from windlass.data.sequences.own import OwnDataset
 from windlass.data.sequences.sequences import Sequences
@@ -62,7 +61,7 @@ def part_fingerprint(part: Sequences) -> str | None:
 
 def shards_fingerprint(shards: TokenShards) -> str:
     index = shards.index
-    return digest_of(
+    return json_digest(
         [
             index.dtype,
             index.loss_bit,
@@ -87,7 +86,7 @@ def files_fingerprint(files: list[DataFile]) -> str | None:
             digests.append(file.origin or None)
     if not digests or None in digests:
         return None
-    return digest_of(digests)
+    return json_digest(digests)
 
 
 def hub_digests(urls: list[str]) -> dict[str, str]:
@@ -115,7 +114,7 @@ def hub_digests(urls: list[str]) -> dict[str, str]:
 def file_digest(path: Path) -> str:
     """Of a file's content, kept in the cache for as long as its size and time are the same."""
     status = path.stat()
-    key = digest_of([str(path.resolve()), status.st_size, status.st_mtime_ns, BLOCKS, BLOCK_BYTES, WHOLE_BYTES])
+    key = json_digest([str(path.resolve()), status.st_size, status.st_mtime_ns, BLOCKS, BLOCK_BYTES, WHOLE_BYTES])
     kept = cache_root() / "digests" / key
     try:
         return kept.read_text()
@@ -130,15 +129,11 @@ def file_digest(path: Path) -> str:
 
 
 def content_digest(path: Path, size: int) -> str:
+    if size <= WHOLE_BYTES:
+        return sha256_of(path)
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        if size <= WHOLE_BYTES:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256()
         for block in range(BLOCKS):
             file.seek(block * (size - BLOCK_BYTES) // (BLOCKS - 1), os.SEEK_SET)
             digest.update(file.read(BLOCK_BYTES))
     return digest.hexdigest()
-
-
-def digest_of(facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -143,7 +143,7 @@ class Mixture:
         self._remote = any(isinstance(part, Windows) and part.shards.remote is not None for part in parts)
         for number, part in enumerate(self.parts):
             if isinstance(part, Stream):
-                part.deal(SharedDealing(self.turns, number))
+                part.dealing = SharedDealing(self.turns, number)
 
     @property
     def vocab_size(self) -> int:

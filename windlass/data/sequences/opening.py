@@ -6,17 +6,11 @@ import logging
 from pathlib import Path
 
 from windlass.data.build.cache import open_shards
+from windlass.data.build.tokenizing import Progress
 from windlass.data.sequences.mixing import LONGEST_CYCLE, Mixture, whole_counts
 from windlass.data.sequences.own import open_own
 from windlass.data.sequences.packing import PackedRows
-from windlass.data.sequences.sequences import (
-    Part,
-    Progress,
-    Sequences,
-    check_format,
-    examples_of_a_stream,
-    holdout_of_a_stream,
-)
+from windlass.data.sequences.sequences import Part, Sequences, check_format, check_stream
 from windlass.data.sequences.stream import Stream, open_stream
 from windlass.data.sequences.windows import Windows
 from windlass.data.shards.folder import TokenShards
@@ -45,10 +39,7 @@ def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress |
         return open_mixture(run, part, tokenizer=tokenizer, progress=progress)
     source = parse_source(data, "validation" if own_validation else "train")
     if isinstance(source, HubSource):
-        if data.holdout and not own_validation:
-            raise holdout_of_a_stream(data.source)
-        if data.format != "text":
-            raise examples_of_a_stream(data.source, data.format)
+        check_stream(data, training=not own_validation)
         return open_stream(
             source,
             load_tokenizer(tokenizer).with_added(data.special_tokens),
@@ -58,9 +49,7 @@ def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress |
         )
     if isinstance(source, PythonSource):
         items = open_own(source.path, run, part if own_validation else "train", tokenizer=tokenizer)
-        if own_validation or not data.holdout:
-            return items
-        return items.split(data.holdout)[part == "validation"]
+        return items if own_validation else items.split(data.holdout)[part == "validation"]
     shards = open_shards(
         source,
         tokenizer=tokenizer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from functools import lru_cache
 
 ROUNDS = 12
 MASK = (1 << 64) - 1
@@ -47,6 +48,12 @@ class Permutation:
             low ^= mix(high ^ key) & self._low_mask
             high ^= mix(low ^ next(keys)) & self._high_mask
         return high << self._low_bits | low
+
+
+@lru_cache(maxsize=128)
+def permutation(size: int, seed: int, epoch: int, purpose: str = "windows") -> Permutation:
+    """The same again for a run that reads on in one epoch: its keys are worked out once."""
+    return Permutation(size, seed=seed, epoch=epoch, purpose=purpose)
 
 
 def mix(value: int) -> int:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from windlass.common import own_code
-from windlass.data.sequences.sequences import Batch, Part, Sequence
-from windlass.data.sequences.windows import all_held_out, permutation
+from windlass.data.sequences.sequences import Part, Sequence
+from windlass.data.sequences.windows import Numbered
 from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import UserError
 from windlass.spec import Run
@@ -20,40 +19,18 @@ SAMPLED = 16  # items that a fingerprint is made of
 
 
 @dataclass(frozen=True)
-class OwnDataset:
-    """Items [first, first + num_sequences) of a dataset, each one sequence. Without a seed they come in order.
-
-    Which item is read when follows from seed, step and position alone, so that a resume needs nothing but the step and
-    the order is the same on any number of ranks. It holds as long as an item is the same whenever it is asked for.
+class OwnDataset(Numbered):
+    """Items of a dataset, each one sequence. The order is the same after a resume as long as an item is the same
+    whenever it is asked for.
     """
 
     items: Any
-    name: str
-    sequence_length: int
     vocab_size: int
     tokenizer: tuple[str, str]  # name and fingerprint
-    first: int
-    num_sequences: int
-    seed: int | None = None
 
     @property
     def description(self) -> str:
         return f"{self.name}, {self.num_sequences:,} items, sequences of {self.sequence_length:,}"
-
-    def batch(self, step: int, global_batch: int, positions: list[int]) -> Batch:
-        begin = step * global_batch
-        return Batch(
-            sequences=[self.sequence(self.index(begin + position)) for position in positions],
-            state=None,
-            epoch=(begin + global_batch) / self.num_sequences,
-        )
-
-    def index(self, place: int) -> int:
-        """The item read at `place` of the endless sequence of epochs."""
-        epoch, inside = divmod(place, self.num_sequences)
-        if self.seed is not None:
-            inside = permutation(self.num_sequences, self.seed, epoch)[inside]
-        return self.first + inside
 
     def sequence(self, index: int) -> Sequence:
         """An item as a sequence: a shorter one is filled up with tokens that do not count."""
@@ -80,15 +57,6 @@ class OwnDataset:
             loss=None if mask is None and not filling else np.pad(counts, (0, filling)),
         )
 
-    def split(self, holdout: float) -> tuple[OwnDataset, OwnDataset]:
-        """The items to train on, and the last ones, kept out of training."""
-        held_out = math.ceil(holdout * self.num_sequences)
-        training = self.num_sequences - held_out
-        if training < 1:
-            raise all_held_out(self.name, self.num_sequences, self.sequence_length, holdout)
-        later = replace(self, first=self.first + training, num_sequences=held_out, seed=None)
-        return replace(self, num_sequences=training), later
-
     def fingerprint(self) -> str:
         """Of its length and of some of its items, spread evenly."""
         digest = hashlib.sha256(str(self.num_sequences).encode())
@@ -97,9 +65,6 @@ class OwnDataset:
             sequence = self.sequence(self.first + number * self.num_sequences // sampled)
             digest.update(sequence.tokens.tobytes() + (b"" if sequence.loss is None else sequence.loss.tobytes()))
         return digest.hexdigest()
-
-    def restore(self, step: int, state: dict[str, Any] | None) -> None:
-        """Nothing to do: the order follows from the step."""
 
 
 def open_own(path: str, run: Run, part: Part, *, tokenizer: str) -> OwnDataset:
@@ -123,7 +88,6 @@ def open_own(path: str, run: Run, part: Part, *, tokenizer: str) -> OwnDataset:
         sequence_length=run.data.sequence_length,
         vocab_size=int(getattr(items, "vocab_size", loaded.vocab_size)),
         tokenizer=(loaded.name, loaded.fingerprint),
-        first=0,
         num_sequences=len(items),
         seed=run.train.seed if run.data.shuffle and part == "train" else None,
     )

@@ -79,7 +79,7 @@ class PackedRows(Windows):
                 f"{packing.num_unlabelled:,}",
                 f"{sequence_length:,}",
             )
-        return cls(shards, name, sequence_length, first=0, num_sequences=len(packing.rows), packing=packing)
+        return cls(shards, name=name, sequence_length=sequence_length, num_sequences=len(packing.rows), packing=packing)
 
     @property
     def description(self) -> str:

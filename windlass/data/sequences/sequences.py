@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -14,7 +13,6 @@ from windlass.errors import UserError
 from windlass.spec.data import DataSection
 
 Part = Literal["train", "validation"]
-Progress = Callable[[int, int], None]  # (done, total), in bytes of text
 
 
 @dataclass(frozen=True)
@@ -73,17 +71,17 @@ def check_format(shards: TokenShards, name: str, data: DataSection) -> None:
         )
 
 
-def examples_of_a_stream(source: str, form: str) -> UserError:
-    return UserError(
-        f"data.format={form} cannot be read from the stream {source}",
-        cause="examples are packed whole, and a stream has no known lengths",
-        fix=f"windlass data tokenize {source} --format {form} -o FOLDER, then data.source=FOLDER",
-    )
-
-
-def holdout_of_a_stream(source: str) -> UserError:
-    return UserError(
-        f"data.holdout cannot be taken from the stream {source}",
-        cause="a stream has no known end, so no share of it can be kept apart",
-        fix="data.holdout=0 data.validation_source=… (for allenai/c4: data.validation_source=hf:allenai/c4)",
-    )
+def check_stream(data: DataSection, *, training: bool) -> None:
+    """What cannot be done with a source that has neither known lengths nor an end."""
+    if data.format != "text":
+        raise UserError(
+            f"data.format={data.format} cannot be read from the stream {data.source}",
+            cause="examples are packed whole, and a stream has no known lengths",
+            fix=f"windlass data tokenize {data.source} --format {data.format} -o FOLDER, then data.source=FOLDER",
+        )
+    if training and data.holdout:
+        raise UserError(
+            f"data.holdout cannot be taken from the stream {data.source}",
+            cause="a stream has no known end, so no share of it can be kept apart",
+            fix="data.holdout=0 data.validation_source=… (for allenai/c4: data.validation_source=hf:allenai/c4)",
+        )

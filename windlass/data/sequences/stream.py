@@ -15,11 +15,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any, Protocol
 
 from windlass.data.sequences.lane import START, DocumentShuffle, Lane, LanePosition
-from windlass.data.sequences.order import Permutation
+from windlass.data.sequences.order import permutation
 from windlass.data.sequences.sequences import Batch, Sequence
 from windlass.data.sources.hub import DocumentFiles, HubFiles, empty_source
 from windlass.data.sources.source import HubSource
@@ -42,15 +41,9 @@ def open_stream(
     """The stream of a `datasets` source; a dataset that is missing, empty or has other fields is an error here."""
     tokenizer.require_eos()
     files = HubFiles(source)
-    find_a_document(files)
+    if not any(text for file in range(files.num_files) for text in files.documents(file, 0)):
+        raise empty_source(files.name)
     return Stream(files, tokenizer, sequence_length=sequence_length, seed=seed, shuffle_window=shuffle_window)
-
-
-def find_a_document(files: DocumentFiles) -> None:
-    for file in range(files.num_files):
-        if any(files.documents(file, 0)):
-            return
-    raise empty_source(files.name)
 
 
 class Dealing(Protocol):
@@ -103,11 +96,7 @@ class Stream:
         self._next_step = 0  # that the open lanes are at
         self._next_entry = 0  # of the file list, to be handed out
         self._saved: tuple[int, dict[str, list[Any]]] | None = None  # (step, lanes)
-        self._dealing: Dealing = EveryPosition()
-
-    def deal(self, dealing: Dealing) -> None:
-        """Fill only some of the positions."""
-        self._dealing = dealing
+        self.dealing: Dealing = EveryPosition()
 
     def share(self, exchange: Exchange) -> None:
         """Read only the lanes of this reader's positions, and agree with other readers on who is handed which file."""
@@ -145,12 +134,12 @@ class Stream:
     def file_of(self, entry: int) -> int:
         """The file that an entry of the endless list is."""
         epoch, place = divmod(entry, self.files.num_files)
-        return place if self._seed is None else file_order(self.files.num_files, self._seed, epoch)[place]
+        return place if self._seed is None else permutation(self.files.num_files, self._seed, epoch, "files")[place]
 
     def _read_step(self, step: int) -> dict[int, Sequence]:
         """The windows of the open lanes in one step, by their positions."""
         mine = {
-            number: self._dealing.positions(step, self.positions_of(number), self._global_batch)
+            number: self.dealing.positions(step, self.positions_of(number), self._global_batch)
             for number in self._lanes
         }
         asking = dict(mine)
@@ -223,7 +212,7 @@ class Stream:
             raise ValueError(f"the restored state has no lane {number}; it has {', '.join(sorted(saved))}")
         _, num_lanes, num_files, position = saved[str(number)]
         expected = (self.num_lanes, self.files.num_files)
-        before = self._dealing.before(self._next_step, self.positions_of(number), self._global_batch)
+        before = self.dealing.before(self._next_step, self.positions_of(number), self._global_batch)
         if (num_lanes, num_files) != expected or position.num_windows != before:
             raise UserError(
                 f"the checkpoint's place in {self.files.name} does not fit this run",
@@ -246,8 +235,3 @@ class Stream:
             position.block,
             position.number,
         ]
-
-
-@lru_cache(maxsize=64)
-def file_order(num_files: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(num_files, seed=seed, epoch=epoch, purpose="files")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
-from windlass.data.sequences.order import Permutation
+from windlass.data.sequences.order import permutation
 from windlass.data.sequences.sequences import Batch, Sequence
 from windlass.data.shards.folder import TokenShards
 from windlass.errors import UserError
@@ -31,27 +30,69 @@ class Lookahead:
         return range(begin, end)
 
 
-@dataclass(frozen=True)
-class Windows:
-    """The windows [first, first + num_sequences) of a token stream, each overlapping the next by one token.
+@dataclass(frozen=True, kw_only=True)
+class Numbered:
+    """The sequences [first, first + num_sequences) of something that has them by number.
 
-    So every token but the last few is a target exactly once. Without a seed they come in order.
+    Without a seed they come in order. Which is read when follows from seed, step and position alone, so that a resume
+    needs nothing but the step and the order is the same on any number of ranks.
+    """
+
+    name: str
+    sequence_length: int
+    first: int = 0
+    num_sequences: int
+    seed: int | None = None
+
+    def sequence(self, number: int) -> Sequence:
+        raise NotImplementedError
+
+    def number_at(self, index: int) -> int:
+        """The sequence read at `index` of the endless row of epochs."""
+        epoch, place = divmod(index, self.num_sequences)
+        if self.seed is not None:
+            place = permutation(self.num_sequences, self.seed, epoch)[place]
+        return self.first + place
+
+    def at(self, index: int) -> Sequence:
+        return self.sequence(self.number_at(index))
+
+    def batch(self, step: int, global_batch: int, positions: list[int]) -> Batch:
+        begin = step * global_batch
+        return Batch(
+            sequences=[self.at(begin + position) for position in positions],
+            state=None,
+            epoch=(begin + global_batch) / self.num_sequences,
+        )
+
+    def split(self, holdout: float) -> tuple[Self, Self]:
+        """The sequences to train on, and the last ones, kept out of training, which come in order."""
+        held_out = math.ceil(holdout * self.num_sequences)
+        training = self.num_sequences - held_out
+        if holdout and training < 1:
+            raise all_held_out(self.name, self.num_sequences, self.sequence_length, holdout)
+        later = replace(self, first=self.first + training, num_sequences=held_out, seed=None)
+        return replace(self, num_sequences=training), later
+
+    def restore(self, step: int, state: dict[str, Any] | None) -> None:
+        """Nothing to do: the order follows from the step."""
+
+
+@dataclass(frozen=True)
+class Windows(Numbered):
+    """Windows of a token stream, each overlapping the next by one token: so every token but the last few is a target
+    exactly once.
     """
 
     shards: TokenShards
-    name: str
-    sequence_length: int
-    first: int
-    num_sequences: int
-    seed: int | None = None
-    _ahead: Lookahead = field(default_factory=Lookahead, compare=False, repr=False)
+    _ahead: Lookahead = field(default_factory=Lookahead, init=False, compare=False, repr=False)
 
     @classmethod
     def whole(cls, shards: TokenShards, name: str, sequence_length: int) -> Windows:
         count = max(0, shards.num_tokens - 1) // sequence_length
         if count < 1:
             raise too_little(name, shards.num_tokens, sequence_length)
-        return cls(shards, name, sequence_length, first=0, num_sequences=count)
+        return cls(shards, name=name, sequence_length=sequence_length, num_sequences=count)
 
     @property
     def vocab_size(self) -> int:
@@ -73,50 +114,26 @@ class Windows:
         """What of the source is not here, in words."""
         return "".join(f", {count:,} {reason} left out" for reason, count in self.shards.index.left_out.items())
 
-    def split(self, holdout: float) -> tuple[Windows, Windows]:
-        """The windows to train on, and the last ones, kept out of training."""
-        held_out = math.ceil(holdout * self.num_sequences)
-        training = self.num_sequences - held_out
-        if holdout and training < 1:
-            raise all_held_out(self.name, self.num_sequences, self.sequence_length, holdout)
-        return (
-            replace(self, num_sequences=training, _ahead=Lookahead()),
-            replace(self, first=self.first + training, num_sequences=held_out, _ahead=Lookahead()),
-        )
-
-    def shuffled(self, seed: int) -> Windows:
-        return replace(self, seed=seed, _ahead=Lookahead())
-
-    def window(self, index: int) -> int:
-        """The window read at `index` of the endless sequence of epochs."""
-        epoch, place = divmod(index, self.num_sequences)
-        if self.seed is not None:
-            place = permutation(self.num_sequences, self.seed, epoch)[place]
-        return self.first + place
+    def shuffled(self, seed: int) -> Self:
+        return replace(self, seed=seed)
 
     def batch(self, step: int, global_batch: int, positions: list[int]) -> Batch:
-        begin = step * global_batch
         if self.shards.worth_prefetching:
             for later in self._ahead.steps(step, len(positions)):
                 for position in positions:
                     self.prefetch(later * global_batch + position)
-        return Batch(
-            sequences=[self.at(begin + position) for position in positions],
-            state=None,
-            epoch=(begin + global_batch) / self.num_sequences,
-        )
+        return super().batch(step, global_batch, positions)
 
     def at(self, index: int) -> Sequence:
-        """The sequence read at `index` of the endless sequence of epochs."""
         window = self._ahead.windows.pop(index, None)
-        return self.sequence(self.window(index) if window is None else window)
+        return self.sequence(self.number_at(index) if window is None else window)
 
     def prefetch(self, index: int) -> None:
         """Fetch the tokens of a sequence in the background: it will be read soon."""
         windows = self._ahead.windows
         if len(windows) > MOST_AHEAD:  # left over from places that were jumped away from
             windows.clear()
-        window = windows[index] = self.window(index)
+        window = windows[index] = self.number_at(index)
         for begin, end in self.spans(window):
             self.shards.prefetch(begin, end)
 
@@ -129,9 +146,6 @@ class Windows:
         begin = window * self.sequence_length
         tokens, starts = self.shards.read(begin, begin + self.sequence_length + 1)
         return Sequence(f"window:{window}", tokens, starts)
-
-    def restore(self, step: int, state: dict[str, Any] | None) -> None:
-        """Nothing to do: the order follows from the step."""
 
 
 def too_little(name: str, num_tokens: int, sequence_length: int) -> UserError:
@@ -148,8 +162,3 @@ def all_held_out(name: str, num_sequences: int, sequence_length: int, holdout: f
         evidence=f"{name} holds {num_sequences} sequence of {sequence_length:,} tokens",
         fix="data.holdout=0, a shorter data.sequence_length or more text",
     )
-
-
-@lru_cache(maxsize=64)
-def permutation(size: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(size, seed=seed, epoch=epoch)

@@ -91,6 +91,11 @@ class Index:
         """Bytes of a token."""
         return DTYPES[self.dtype].itemsize
 
+    def file_sizes(self) -> dict[str, int]:
+        """Bytes of every shard's tokens and documents, by the names of the files."""
+        tokens = {shard.tokens_file: shard.num_tokens * self.itemsize for shard in self.shards}
+        return tokens | {shard.documents_file: shard.num_documents * DOCUMENT_DTYPE.itemsize for shard in self.shards}
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 
@@ -123,10 +128,9 @@ class TokenShards:
         """The shards of a folder, each file's size checked against the index."""
         folder = Path(folder)
         shards = cls(folder, read_index(folder))
-        itemsize = shards.dtype.itemsize
-        for shard in shards.index.shards:
-            check_size(folder / shard.tokens_file, shard.num_tokens * itemsize)
-            check_size(folder / shard.documents_file, shard.num_documents * DOCUMENT_DTYPE.itemsize)
+        for name, expected in shards.index.file_sizes().items():
+            path = folder / name
+            check_size(str(path), path.stat().st_size if path.exists() else None, expected)
         return shards
 
     @property
@@ -195,11 +199,14 @@ class TokenShards:
         tokens, starts, _ = self.read_marked(begin, end)
         return tokens, starts
 
-    def _read(self, begin: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def read_marked(
+        self, begin: int, end: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None]:
+        """The same, and which of the tokens are trained on; None: all of them."""
         if not 0 <= begin <= end <= self.num_tokens:
             raise IndexError(f"tokens [{begin}, {end}) of {self.num_tokens}")
         tokens = np.empty(end - begin, dtype=np.int64)
-        starts: list[NDArray[np.int64]] = []
+        starts = [np.empty(0, dtype=np.int64)]
         shard = bisect_right(self._bounds, begin) - 1
         here = begin
         while here < end:
@@ -210,16 +217,9 @@ class TokenShards:
             starts.append(documents[low:high].astype(np.int64) + (base - begin))
             here = stop
             shard += 1
-        return tokens, np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
-
-    def read_marked(
-        self, begin: int, end: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None]:
-        """The same, and which of the tokens are trained on; None: all of them."""
-        tokens, starts = self._read(begin, end)
         if not self.index.loss_bit:
-            return tokens, starts, None
-        return tokens & ~LOSS_BIT, starts, tokens >= LOSS_BIT
+            return tokens, np.concatenate(starts), None
+        return tokens & ~LOSS_BIT, np.concatenate(starts), tokens >= LOSS_BIT
 
     def document_lengths(self) -> NDArray[np.int64]:
         """Tokens of each document, its end token included."""
@@ -229,19 +229,12 @@ class TokenShards:
         ]
         return np.concatenate(lengths) if lengths else np.empty(0, dtype=np.int64)
 
-    def document(self, number: int) -> NDArray[np.int64]:
-        """The tokens of one document, counted over all shards."""
-        left = number
-        for place, shard in enumerate(self.index.shards):
-            if left < shard.num_documents:
-                documents = self._documents(place)
-                begin = int(documents[left])
-                end = int(documents[left + 1]) if left + 1 < shard.num_documents else shard.num_tokens
-                tokens = np.empty(end - begin, dtype=np.int64)
-                self._copy_tokens(place, begin, end, tokens)
-                return tokens & ~LOSS_BIT if self.index.loss_bit else tokens
-            left -= shard.num_documents
-        raise IndexError(f"document {number} of {self.num_documents}")
+    def document(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """The tokens of one document, counted over all shards, and which are trained on; None: all of them."""
+        lengths = self.document_lengths()
+        begin = int(lengths[:number].sum())
+        tokens, _, trained = self.read_marked(begin, begin + int(lengths[number]))
+        return tokens, trained
 
     def verify(self) -> Iterator[tuple[str, int]]:
         """Compare every file with its checksum; yields each file's name and size once it is found right."""
@@ -319,16 +312,13 @@ def check_index(index: Index) -> None:
         raise ValueError("the tokenizer's name")
 
 
-def check_size(path: Path, expected: int) -> None:
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise UserError(f"the shard file {path} is missing", fix="copy the folder again, or tokenize again") from None
+def check_size(file: str, size: int | None, expected: int) -> None:
+    """`size` is None where there is no such file."""
     if size != expected:
-        verb = "truncated" if size < expected else "too long"
+        wrong = "missing" if size is None else "truncated" if size < expected else "too long"
         raise UserError(
-            f"the shard file {path} is {verb}",
-            evidence=f"{size:,} bytes; the index says {expected:,}",
+            f"the shard file {file} is {wrong}",
+            evidence=None if size is None else f"{size:,} bytes; the index says {expected:,}",
             fix="copy the folder again, or tokenize again",
         )
 

@@ -9,7 +9,7 @@ from windlass.common.files import sha256_of, write_atomically
 from windlass.common.locks import locked
 from windlass.data.shards.block_cache import THREADS, BlockCache, RemoteFile
 from windlass.data.shards.eviction import one_at_a_time
-from windlass.data.shards.folder import DOCUMENT_DTYPE, Index, RemoteShards, TokenShards, parse_index
+from windlass.data.shards.folder import RemoteShards, TokenShards, check_size, parse_index
 from windlass.data.sources.source import INDEX_NAME, StoreShardSource
 from windlass.data.tokenizers.tokenizer import SHARD_TOKENIZER, TOKENIZER_FILES
 from windlass.errors import UserError
@@ -36,7 +36,10 @@ def open_store_shards(source: StoreShardSource, cache_gib: float | None = None) 
             f"{source.url} was made by an older windlass, without checksums of its blocks",
             fix=f"windlass data tokenize FILES -o {source.url} --overwrite",
         )
-    check_sizes(store, index)
+    sizes = {entry.name: entry.size for entry in store.entries("shard-")}
+    names = [name for shard in index.shards for name in shard.checksums()]
+    for name, expected in ({name: sizes.get(name, 0) for name in names} | index.file_sizes()).items():
+        check_size(f"{store.url}/{name}", sizes.get(name), expected)
     root = cache_root() / "blocks"
     # Named after the index: other shards at the same place are another folder.
     folder = root / name_digest(source.url + text)
@@ -69,27 +72,6 @@ def open_store_shards(source: StoreShardSource, cache_gib: float | None = None) 
             name=source.url,
         )
     return TokenShards(folder, index, RemoteShards(whole, cache))
-
-
-def check_sizes(store: Store, index: Index) -> None:
-    """Every file of the index is there and as long as it says."""
-    sizes = {entry.name: entry.size for entry in store.entries("shard-")}
-    for shard in index.shards:
-        expected = {
-            shard.tokens_file: shard.num_tokens * index.itemsize,
-            shard.documents_file: shard.num_documents * DOCUMENT_DTYPE.itemsize,
-        }
-        for name in shard.checksums():
-            if name not in sizes:
-                raise UserError(f"the shard file {store.url}/{name} is missing", fix="copy the folder again")
-            announced = expected.get(name, sizes[name])
-            if sizes[name] != announced:
-                verb = "truncated" if sizes[name] < announced else "too long"
-                raise UserError(
-                    f"the shard file {store.url}/{name} is {verb}",
-                    evidence=f"{sizes[name]:,} bytes; the index says {announced:,}",
-                    fix="copy the folder again, or tokenize again",
-                )
 
 
 def fetched(store: Store, name: str, path: Path, sha256: str) -> Path:

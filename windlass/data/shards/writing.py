@@ -124,11 +124,9 @@ class _OpenShard:
         self._documents = _HashedFile(folder / f"{self.name}.documents")
         if state:
             self.num_tokens, self.num_documents = state["num_tokens"], state["num_documents"]
-            self._tokens.go_on(self.num_tokens * dtype.itemsize, state["tokens_sha256"])
-            self._documents.go_on(self.num_documents * DOCUMENT_DTYPE.itemsize, state["documents_sha256"])
-        else:
-            self._tokens.begin()
-            self._documents.begin()
+        self._tokens.open(self.num_tokens * dtype.itemsize, state["tokens_sha256"] if state else "")
+        sha256 = state["documents_sha256"] if state else ""
+        self._documents.open(self.num_documents * DOCUMENT_DTYPE.itemsize, sha256)
 
     def append(self, tokens: NDArray[Any], lengths: NDArray[Any]) -> None:
         ends = np.cumsum(lengths, dtype=np.int64) + self.num_tokens
@@ -188,13 +186,10 @@ class _HashedFile:
         self._path, self._written = path, written
         self._hash = hashlib.sha256()
 
-    def begin(self) -> None:
-        self._file = self._path.open("wb")
-
-    def go_on(self, size: int, sha256: str) -> None:
-        """Take the file up again as it was at `size`; what was written after that is cut off."""
+    def open(self, size: int, sha256: str) -> None:
+        """Begin the file, or take it up again as it was at `size`; what was written after that is cut off."""
         if not size:
-            self.begin()
+            self._file = self._path.open("wb")
             return
         try:
             with self._path.open("rb+") as file:

@@ -125,8 +125,13 @@ def pause_or_give_up(error: Exception, failures: int, name: str, failure: str) -
     """Seconds to wait before another try; raises where it is clear that it would not help."""
     if isinstance(error, UserError):
         raise error
-    network = is_network_error(error)
-    if failures > (allowed_network_errors(error) if network else allowed_data_errors(error)):
+    network, requested_s = is_network_error(error), min(retry_after(error) or 0.0, LONGEST_WAIT_S)
+    if network:  # a server that says when to come again is taken at its word for longer than one that is not there
+        allowed = RATE_LIMIT_RETRIES if requested_s else RETRIES
+    else:  # a file cut short by a lost connection can look like bad data: worth one more look; what is not there is not
+        missing = any(isinstance(link, FileNotFoundError | PermissionError) for link in chain(error))
+        allowed = 0 if missing or str(error).startswith(("BuilderConfig", "Bad split", "Unknown split")) else 1
+    if failures > allowed:
         tries = f" after {failures} tries" if failures > 1 else ""
         raise UserError(
             f"{name} {failure}{tries}",
@@ -137,7 +142,7 @@ def pause_or_give_up(error: Exception, failures: int, name: str, failure: str) -
             else "check the name, data.config, data.split and data.files (fetch: --config, --split, --file)",
             exit_code=ExitCode.FAILED if network else ExitCode.BAD_INPUT,
         ) from error
-    pause = max(doubling(FIRST_DELAY_S, failures), requested_wait(error))
+    pause = max(doubling(FIRST_DELAY_S, failures), requested_s)
     log.warning("%s %s (%s); trying again in %.1f s", name, failure, describe(error), pause)
     return pause
 
@@ -199,22 +204,6 @@ def is_network_error(error: BaseException) -> bool:
         if type(link).__module__.split(".")[0] in NETWORK_MODULES and not isinstance(link, ValueError | TypeError):
             return True
     return False
-
-
-def allowed_network_errors(error: Exception) -> int:
-    """A server that says when to come again is taken at its word for longer than one that is not there."""
-    return RATE_LIMIT_RETRIES if requested_wait(error) else RETRIES
-
-
-def requested_wait(error: Exception) -> float:
-    """Seconds that a busy server asked for."""
-    return min(retry_after(error) or 0.0, LONGEST_WAIT_S)
-
-
-def allowed_data_errors(error: BaseException) -> int:
-    """A file cut short by a lost connection can look like bad data: worth one more look; what is not there is not."""
-    missing = any(isinstance(link, FileNotFoundError | PermissionError) for link in chain(error))
-    return 0 if missing or str(error).startswith(("BuilderConfig", "Bad split", "Unknown split")) else 1
 
 
 def describe(error: BaseException) -> str:

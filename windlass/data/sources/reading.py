@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from windlass.common.hub import first_line
 from windlass.data.sources.files import InputFile, open_input, size_of, version_of
 from windlass.data.sources.hub import HubFiles
 from windlass.data.sources.records import BadRecordError, columns, example_text, is_selector, require_unicode
@@ -153,14 +154,14 @@ def documents(piece: Piece, skipped: Skipped | None = None) -> Iterator[str]:
                     raise UserError(
                         f"{piece.path} is a text; chats and instructions are records of .jsonl, .csv or .parquet"
                     )
-                texts = whole_texts(piece, skipped)
+                texts = iter([read_record(piece, skipped, whole_text, piece)])
     return (text for text in texts if text)
 
 
-def read_record(read: Callable[[], str], piece: FilePiece, skipped: Skipped) -> str:
-    """The text of a record; "" where it cannot be read and such records are left out."""
+def read_record(piece: FilePiece, skipped: Skipped, read: Callable[..., str], *record: Any) -> str:
+    """The text that `read` makes of a record; "" where it cannot be read and such records are left out."""
     try:
-        return read()
+        return read(*record)
     except BadRecordError as error:
         if not piece.skip_bad:
             raise
@@ -187,7 +188,7 @@ def json_texts(piece: FilePiece, skipped: Skipped) -> Iterator[str]:
                     return
                 place += len(line)
                 if not line.isspace():
-                    yield read_record(lambda line=line, number=number: text_of(line, piece, number), piece, skipped)  # type: ignore[misc]
+                    yield read_record(piece, skipped, text_of, line, piece, number)
         except UNREADABLE as error:
             raise UserError(f"{piece.path} cannot be read", evidence=f"after line {number + 1}: {error}") from None
 
@@ -204,8 +205,7 @@ def csv_texts(piece: FilePiece, skipped: Skipped) -> Iterator[str]:
         try:
             rows.fieldnames = column_names(piece, list(rows.fieldnames or ()))
             for row in rows:
-                where = f"{piece.path}:{begin}"
-                yield read_record(lambda row=row, where=where: csv_text(row, piece, where), piece, skipped)  # type: ignore[misc]
+                yield read_record(piece, skipped, csv_text, row, piece, f"{piece.path}:{begin}")
                 begin = rows.line_num + 1
         except csv.Error as error:
             raise UserError(f"{piece.path}:{begin} is not valid CSV", evidence=str(error)) from None
@@ -326,12 +326,8 @@ def line_number(piece: FilePiece, number: int) -> int:
     return before + number + (1 if starts_a_line else 2)
 
 
-def whole_texts(piece: FilePiece, skipped: Skipped) -> Iterator[str]:
-    """A text file is one document."""
-    yield read_record(lambda: whole_text(piece), piece, skipped)
-
-
 def whole_text(piece: FilePiece) -> str:
+    """A text file is one document."""
     try:
         with open_piece(piece) as file:
             text = file.read()
@@ -362,11 +358,7 @@ def parquet_texts(piece: FilePiece, skipped: Skipped) -> Iterator[str]:
         for batch in parquet_batches(file, group, wanted, piece.path):
             for row in range(batch.num_rows):
                 where = f"{piece.path}, row group {group}, row {number}"
-                yield read_record(
-                    lambda batch=batch, row=row, where=where: parquet_text(batch, row, field, where),  # type: ignore[misc]
-                    piece,
-                    skipped,
-                )
+                yield read_record(piece, skipped, parquet_text, batch, row, field, where)
                 number += 1
 
 
@@ -422,10 +414,6 @@ def import_pyarrow(what: str) -> Any:
     except ImportError:
         raise UserError(f"{what} need pyarrow", fix="pip install 'windlass[train]'") from None
     return pyarrow
-
-
-def first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @lru_cache(maxsize=8)

@@ -102,12 +102,8 @@ def example_text(record: Any, field: str, where: str) -> str:
         names = [SHAREGPT_FIELD]
     for name in names:
         if name not in record:
-            raise BadRecordError(
-                f"{where} has no field {name!r}",
-                evidence=f"fields there: {', '.join(map(str, record)) or 'none'}",
-                cause=f"data.format is {kind}",
-                fix=f"data.{'messages' if kind == 'chat' else 'prompt' if name == names[0] else 'completion'}_field=…",
-            )
+            part = "messages" if kind == "chat" else "prompt" if name == names[0] else "completion"
+            raise missing_field(record, name, where, kind, part)
     if kind == "chat":
         messages = with_roles(without_nulls(parsed(record[names[0]])), record)
         example: dict[str, Any] = {"messages": check_messages(messages, where)}
@@ -130,12 +126,7 @@ def preference(record: dict[str, Any], names: list[str], where: str) -> dict[str
     pair: dict[str, Any] = {}
     for part, name, answer in zip(("chosen", "rejected"), names[1:], answers, strict=True):
         if answer is None:
-            raise BadRecordError(
-                f"{where} has no field {name!r}",
-                evidence=f"fields there: {', '.join(map(str, record)) or 'none'}",
-                cause="data.format is preference",
-                fix=f"data.{part}_field=…",
-            )
+            raise missing_field(record, name, where, "preference", part)
         if isinstance(answer, str):
             if not isinstance(prompt, str):
                 raise BadRecordError(f"{where}: the {part} answer is a text, and the prompt {names[0]!r} is none")
@@ -151,6 +142,15 @@ def preference(record: dict[str, Any], names: list[str], where: str) -> dict[str
     if record.get("tools"):
         pair["tools"] = without_nulls(parsed(record["tools"]))
     return pair
+
+
+def missing_field(record: dict[str, Any], name: str, where: str, kind: str, part: str) -> BadRecordError:
+    return BadRecordError(
+        f"{where} has no field {name!r}",
+        evidence=f"fields there: {', '.join(map(str, record)) or 'none'}",
+        cause=f"data.format is {kind}",
+        fix=f"data.{part}_field=…",
+    )
 
 
 def parsed_messages(value: Any) -> Any:

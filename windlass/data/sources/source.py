@@ -104,18 +104,9 @@ Source = ShardSource | StoreShardSource | FileSource | HubSource | PythonSource
 
 def parse_source(data: DataSection, part: Literal["train", "validation"]) -> Source:
     """The source that a run trains on, or the one it validates on."""
-    if part == "train":
-        return source_named(
-            data.source,
-            config=data.config,
-            split=data.split,
-            files=data.files,
-            text_field=selector(data),
-            revision=data.revision,
-            skip_bad=data.bad_records == "skip",
-        )
-    text = data.validation_source or ""
-    if text.startswith(HUB_PREFIX) and text.removeprefix(HUB_PREFIX) in FILE_BUILDERS:
+    training = part == "train"
+    text = data.source if training else data.validation_source or ""
+    if not training and text.startswith(HUB_PREFIX) and text.removeprefix(HUB_PREFIX) in FILE_BUILDERS:
         raise UserError(
             f"data.validation_source={text} names no files: data.files are those of the training data",
             fix="data.validation_source=PATH    with the validation file itself",
@@ -123,8 +114,8 @@ def parse_source(data: DataSection, part: Literal["train", "validation"]) -> Sou
     return source_named(
         text,
         config=data.config if text == data.source else None,
-        split=data.validation_split,
-        files=(),
+        split=data.split if training else data.validation_split,
+        files=data.files if training else (),
         text_field=selector(data),
         revision=data.revision if text == data.source else None,
         skip_bad=data.bad_records == "skip",
@@ -165,26 +156,20 @@ def source_named(
     revision: str | None = None,
     skip_bad: bool = False,
 ) -> Source:
-    source = _source_named(text, config=config, split=split, files=files, text_field=text_field)
-    if isinstance(source, HubSource):
-        return replace(source, revision=revision, skip_bad=skip_bad)
-    return replace(source, skip_bad=skip_bad) if isinstance(source, FileSource) else source
-
-
-def _source_named(text: str, *, config: str | None, split: str, files: tuple[str, ...], text_field: str) -> Source:
     if text.startswith(HUB_PREFIX):
-        return hub_source(text, config=config, split=split, files=files, text_field=text_field)
+        hub = hub_source(text, config=config, split=split, files=files, text_field=text_field)
+        return replace(hub, revision=revision, skip_bad=skip_bad)
     if files:
         raise UserError(
             "data.files belongs to a hf: source", evidence=f"data.source={text}", fix=f"data.source={files[0]}"
         )
-    if text.startswith(CORPUS_PREFIX):
-        return corpus(text)
     if text.startswith(PYTHON_PREFIX):
         return PythonSource(text.removeprefix(PYTHON_PREFIX))
-    if "://" in text:
-        return store_source(text, text_field)
-    return local_source(text, text_field)
+    if text.startswith(CORPUS_PREFIX):
+        source: Source = corpus(text)
+    else:
+        source = store_source(text, text_field) if "://" in text else local_source(text, text_field)
+    return replace(source, skip_bad=skip_bad) if isinstance(source, FileSource) else source
 
 
 def hub_source(text: str, *, config: str | None, split: str, files: tuple[str, ...], text_field: str) -> HubSource:
@@ -343,9 +328,8 @@ def closest(path: Path) -> Path | None:
     if not path.parent.is_dir():
         return None
     names = {child.name: child.name.partition(".")[0] for child in path.parent.iterdir()}
-    stems = difflib.get_close_matches(
-        path.name.partition(".")[0], set(names.values()), 1
-    )  # .jsonl alone is no likeness
+    own_stem = path.name.partition(".")[0]  # .jsonl alone is no likeness
+    stems = difflib.get_close_matches(own_stem, set(names.values()), 1)
     alike = [name for name, stem in names.items() if stem in stems]
     near = difflib.get_close_matches(path.name, alike, 1, cutoff=0.0)
     return path.parent / near[0] if near else None

@@ -5,7 +5,6 @@ A marked token has the top bit of its 32 set, so that the marks travel wherever 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from windlass.common.files import json_digest
 from windlass.data.tokenizers.templates import ChatTemplateError, Template
 from windlass.data.tokenizers.tokenizer import Tokenizer
 from windlass.errors import UserError
@@ -36,8 +36,7 @@ class ExampleTokenizer(Tokenizer):
     @cached_property
     def fingerprint(self) -> str:
         template = self.chat_templates.get(self.template_name) if self.form != "instruction" else None
-        facts = [super().fingerprint, self.form, self.train_on, template, MARKS_VERSION]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return json_digest([super().fingerprint, self.form, self.train_on, template, MARKS_VERSION])
 
     @cached_property
     def _exact(self) -> Any:
@@ -111,14 +110,14 @@ class ExampleTokenizer(Tokenizer):
         """
         ids: list[int] = []
         for example in (pair["chosen"], pair["rejected"]):
-            if "messages" in example:
+            is_chat = "messages" in example
+            if is_chat:
                 text, spans = completions(self._template, {**pair, **example}, last_only=True)
-                encoding = self._exact.encode(text, add_special_tokens=False)
-                half = mark(encoding.ids, encoding.offsets, [(spans[0][0], len(text))])
             else:
-                text = example["prompt"] + example["completion"]
-                encoding = self._exact.encode(text, add_special_tokens=False)
-                half = mark(encoding.ids, encoding.offsets, [(len(example["prompt"]), len(text))])
+                text, spans = example["prompt"] + example["completion"], [(len(example["prompt"]), 0)]
+            encoding = self._exact.encode(text, add_special_tokens=False)
+            half = mark(encoding.ids, encoding.offsets, [(spans[0][0], len(text))])
+            if not is_chat:
                 half = [*self.prefix, *half, self.require_eos() | TRAINED]
             ids += [half[0] & ~TRAINED, *half[1:]]
         return ids
@@ -193,15 +192,11 @@ def shown(template: Template, example: dict[str, Any]) -> tuple[list[dict[str, A
         if texts == objects:
             raise
     else:
-        arguments_given = [arguments for message in objects for arguments in arguments_of(message)]
-        printed = [arguments for arguments in arguments_given if isinstance(arguments, dict)]
+        given = [call["function"].get("arguments") for message in objects for call in calls_of(message)]
+        printed = [arguments for arguments in given if isinstance(arguments, dict)]
         if not any(repr(arguments) in text and json.dumps(arguments) not in text for arguments in printed):
             return objects, text, blocks
     return texts, *template.render(texts, tools)
-
-
-def arguments_of(message: dict[str, Any]) -> list[Any]:
-    return [call["function"].get("arguments") for call in calls_of(message)]
 
 
 def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ Special tokens spelt out in a text are read as those tokens, as transformers doe
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windlass.common.files import json_digest
 from windlass.common.hub import fetch
 from windlass.data.sources.source import assets, nearest
 from windlass.data.tokenizers.chunking import ChunkEncoder, chunk_encoder
@@ -92,8 +92,7 @@ class Tokenizer:
         definition = json.loads(self.definition)
         for setting in ("truncation", "padding"):  # not used here
             definition.pop(setting, None)
-        facts = json.dumps([definition, self.prefix, self.eos_id], sort_keys=True, ensure_ascii=True)
-        return hashlib.sha256(facts.encode()).hexdigest()
+        return json_digest([definition, self.prefix, self.eos_id])
 
     @property
     def chat_templates(self) -> dict[str, str]:

@@ -27,8 +27,8 @@ class Saving(Callback):
         state.checkpointer.finish()
 
     def on_close(self, state: TrainState) -> None:
-        told_at = None
+        sigterm_at = None
         if state.preempted:
             state.save(wait=True)  # the last validation may have been cut off, of a run that saves nothing at its end
-            told_at = state.preemption.since or time.monotonic()
-        state.only_local = state.checkpointer.close(state.step, told_at=told_at)
+            sigterm_at = state.preemption.since or time.monotonic()
+        state.only_local = state.checkpointer.close(state.step, sigterm_at=sigterm_at)

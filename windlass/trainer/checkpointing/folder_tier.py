@@ -23,23 +23,19 @@ class SharedTier:
     def __init__(
         self, spec: CheckpointSection, folder: CheckpointFolder, ranks: Ranks, faults: Faults, *, is_shared: bool
     ) -> None:
-        self.spec, self.folder, self.ranks, self.faults = spec, folder, ranks, faults
+        self.every, self.folder, self.ranks, self.faults = spec.every, folder, ranks, faults
         self.is_shared = is_shared  # otherwise each node may have a folder of its own
         self.agreement = Agreement(ranks, ranks.saving)
-
-    def due(self, step: int) -> bool:
-        return step % self.spec.every == 0
 
     def save(self, step: int, state: dict[str, Tensor], describe: Describe) -> int:
         checkpoint, together = self.folder.at(step), self.agreement.together
         place = FolderStore(checkpoint.path)
         self.faults.reach("save.staged", step)
         try:
-            together(lambda: _make_room(checkpoint), first_rank_only=True)
+            together(checkpoint.begin, first_rank_only=True)
             records = together(lambda: save_tensors(state, place, self.ranks.saving))
             self.faults.reach("save.written", step)
             files = {name: record for part in records for name, record in part.items()}
-            self.faults.reach("save.hashed", step)
             together(lambda: self._publish(checkpoint, describe(files)), first_rank_only=True)
         except SaveFailedError:
             if self.ranks.is_first:
@@ -59,17 +55,9 @@ class SharedTier:
             steps = sorted(set.intersection(*seen))
         return [self._offer(self.folder.at(step)) for step in steps]
 
-    def clear(self) -> None:
-        """Never: this is what a run leaves behind."""
-
     def _offer(self, checkpoint: Checkpoint) -> WholeOffer:
         return WholeOffer(self.name, checkpoint.step, FolderStore(checkpoint.path), self.ranks, self.faults)
 
     def _publish(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
         self.faults.reach("save.manifest", checkpoint.step)
         checkpoint.publish(manifest)
-
-
-def _make_room(checkpoint: Checkpoint) -> None:
-    checkpoint.delete()  # what an earlier, killed save of the same step left
-    checkpoint.path.mkdir(parents=True)

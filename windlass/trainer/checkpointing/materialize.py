@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from windlass.checkpoint.browsing import FolderView, ManagedView, Row, StoreView, TierView, views
 from windlass.checkpoint.folder import Checkpoint, CheckpointFolder, damage
-from windlass.checkpoint.manifest import Manifest
-from windlass.checkpoint.pieces import piece_name
+from windlass.checkpoint.manifest import Manifest, piece_name
 from windlass.checkpoint.proven import ProvenFiles
 from windlass.checkpoint.stored import fetch_whole
 from windlass.errors import UserError
@@ -37,15 +36,15 @@ def obtain(
 
 def obtain_to_read(folder: RunFolder, step: int | None = None) -> Checkpoint | ProvenFiles:
     """As `obtain`, from the run folder first; but what a store has is not brought here."""
+    own = CheckpointFolder(folder.checkpoints)
 
     def take(row: Row, view: TierView) -> Checkpoint | ProvenFiles:
         if isinstance(view, StoreView):
             return view.stored.files(row.step)
-        return _bring(row, view, CheckpointFolder(folder.checkpoints), in_place=True)
+        return _bring(row, view, own, in_place=True)
 
-    here = [row for row in FolderView("shared", CheckpointFolder(folder.checkpoints)).rows() if row.complete]
-    here = [row for row in here if step in (None, row.step)]
-    return CheckpointFolder(folder.checkpoints).at(here[-1].step) if here else _from_nearest(folder, step, None, take)
+    here = [checkpoint for checkpoint in own.complete() if step in (None, checkpoint.step)]
+    return here[-1] if here else _from_nearest(folder, step, None, take)
 
 
 def _from_nearest(
@@ -86,8 +85,7 @@ def _copy(checkpoint: Checkpoint, target: CheckpointFolder, *, in_place: bool) -
     if in_place or target.at(checkpoint.step).path.resolve() == checkpoint.path.resolve():
         return checkpoint
     copy, manifest = target.incoming(checkpoint.step), checkpoint.manifest()
-    copy.delete()
-    copy.path.mkdir(parents=True)
+    copy.begin()
     for name in manifest.files:
         shutil.copyfile(checkpoint.path / name, copy.path / name)
     copy.publish(manifest)

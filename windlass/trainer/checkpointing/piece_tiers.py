@@ -22,8 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windlass.checkpoint import CheckpointFolder, FileRecord, Manifest, damage
+from windlass.checkpoint.folder import Damage
 from windlass.checkpoint.managed import ManagedService
-from windlass.checkpoint.pieces import piece_name, ranks_held, readable_manifest
+from windlass.checkpoint.manifest import piece_name
+from windlass.checkpoint.pieces import ranks_held, readable_manifest
 from windlass.errors import UserError
 from windlass.trainer.checkpointing.pieces import Piece, fill, read_piece, reserve, write_piece
 from windlass.trainer.checkpointing.tiers import Describe, Offer
@@ -62,11 +64,8 @@ class Nodes:
     def ranks(self, node: int) -> list[int]:
         return [rank for rank, home in enumerate(self.of_rank) if home == node]
 
-    def first_rank(self, node: int) -> int:
-        return self.of_rank.index(node)
-
     def is_first_of_node(self, rank: int) -> bool:
-        return self.first_rank(self.of_rank[rank]) == rank
+        return self.of_rank.index(self.of_rank[rank]) == rank
 
     def replication(self) -> list[Transfer]:
         """Every piece goes to the next node, to the rank there that has the same place in its node."""
@@ -92,7 +91,10 @@ def carry_out(
     mine = [
         transfer for transfer in transfers if rank in (transfer.sender, transfer.receiver) and sizes[transfer.piece]
     ]
-    mapped = {transfer.piece: _mapped(files[transfer.piece], sizes[transfer.piece]) for transfer in mine}
+    mapped = {
+        piece: torch.from_file(str(files[piece]), shared=True, size=sizes[piece], dtype=torch.uint8)
+        for piece in (transfer.piece for transfer in mine)
+    }
     num_chunks = {transfer.piece: -(-sizes[transfer.piece] // CHUNK_BYTES) for transfer in mine}
     for index in range(max(num_chunks.values(), default=0)):
         under_way: list[Any] = []
@@ -108,10 +110,6 @@ def carry_out(
             work.wait()
 
 
-def _mapped(path: Path, size: int) -> Tensor:
-    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-
-
 class NodeTier:
     def __init__(self, name: str, every: int, folder: CheckpointFolder, ranks: Ranks, faults: Faults) -> None:
         self.name, self.every, self.folder, self.ranks, self.faults = name, every, folder, ranks, faults
@@ -119,9 +117,6 @@ class NodeTier:
         self.leads = self.nodes.is_first_of_node(ranks.rank)  # does for the node what is done once
         self.replication = self.nodes.replication() if name == "memory" else []
         self.agreement = Agreement(ranks, ranks.saving)
-
-    def due(self, step: int) -> bool:
-        return step % self.every == 0
 
     def save(self, step: int, state: dict[str, Tensor], describe: Describe) -> int:
         checkpoint, together, rank = self.folder.at(step), self.agreement.together, self.ranks.rank
@@ -189,12 +184,9 @@ class NodeTier:
     def check_room(self, state: dict[str, Tensor]) -> None:
         """Two steps, each with its double, must fit beside each other; said before the first step is paid for."""
         sizes = self.ranks.gather(Piece.of(state).size)
-        copies = [size for rank, size in enumerate(sizes) if self.nodes.of_rank[rank] == self._node]
-        copies += [
-            sizes[transfer.piece]
-            for transfer in self.replication
-            if self.nodes.of_rank[transfer.receiver] == self._node
-        ]
+        here = self.nodes.ranks(self.nodes.of_rank[self.ranks.rank])
+        copies = [sizes[rank] for rank in here]
+        copies += [sizes[transfer.piece] for transfer in self.replication if transfer.receiver in here]
         problem = None
         if self.leads:
             self.folder.path.mkdir(parents=True, exist_ok=True)
@@ -211,10 +203,6 @@ class NodeTier:
                 fix=f"checkpoint.{self.name}_path=/a/larger/place, or checkpoint.{self.name}_every=null",
             )
 
-    @property
-    def _node(self) -> int:
-        return self.nodes.of_rank[self.ranks.rank]
-
 
 class PiecesOffer:
     """A step of a node tier; `holders` says which nodes have a piece of the right size."""
@@ -225,7 +213,7 @@ class PiecesOffer:
         self.where = f"step {manifest.step} in the {tier.name} tier of {tier.nodes.count} nodes"
         self._needed: list[Transfer] = []
 
-    def prove(self) -> list[tuple[str, str]]:
+    def prove(self) -> list[Damage]:
         """Each rank hashes its own piece; where one is missing or damaged, a node that has a copy hashes that."""
         tier, rank, nodes = self.owner, self.owner.ranks.rank, self.owner.nodes
         unsound = {
@@ -245,17 +233,18 @@ class PiecesOffer:
         }
         self._needed = [Transfer(piece, sources[piece], piece) for piece in sorted(unsound) if piece in sources]
         return [
-            (piece_name(piece), f"{problem}, and no other node has it whole")
+            Damage(piece_name(piece), f"{problem}, and no other node has it whole")
             for piece, problem in sorted(unsound.items())
             if piece not in sources
         ]
 
-    def load(self, state: dict[str, Tensor]) -> list[tuple[str, str]]:
+    def load(self, state: dict[str, Tensor]) -> list[Damage]:
         tier, rank = self.owner, self.owner.ranks.rank
         self._bring(self._needed)
         read_piece(self._path(rank), state)
         # What a lost node doubled must be doubled again before the next node may be lost.
-        whole = tier.ranks.gather(self._held(), patient=True)
+        here = ranks_held(tier.folder.at(self.step), self.manifest)  # by their sizes
+        whole = tier.ranks.gather(here, patient=True)
         self._bring(transfer for transfer in tier.replication if transfer.piece not in whole[transfer.receiver])
         if tier.leads and readable_manifest(tier.folder.at(self.step)) != self.manifest:
             tier.folder.at(self.step).publish(self.manifest)
@@ -274,10 +263,6 @@ class PiecesOffer:
         problems = [problem for piece in incoming if (problem := self._problem(piece))]
         for problem in itertools.chain(*tier.ranks.gather(problems, patient=True)):
             raise OSError(f"a piece of step {self.step} was damaged on its way from a peer node: {problem}")
-
-    def _held(self) -> list[int]:
-        """Pieces on this rank's node, by their sizes."""
-        return ranks_held(self.owner.folder.at(self.step), self.manifest)
 
     def _problem(self, piece: int) -> str | None:
         return damage(self._path(piece), self._record(piece))
@@ -298,9 +283,6 @@ class ManagedTier:
         self.every, self.service, self.ranks, self.faults = every, service, ranks, faults
         self.agreement = Agreement(ranks, ranks.saving)
         on_first_rank(ranks, service.open)
-
-    def due(self, step: int) -> bool:
-        return step % self.every == 0
 
     def save(self, step: int, state: dict[str, Tensor], describe: Describe) -> int:
         together = self.agreement.together
@@ -333,25 +315,16 @@ class ManagedOffer:
     def __init__(self, owner: ManagedTier, manifest: Manifest) -> None:
         self.owner, self.manifest, self.step = owner, manifest, manifest.step
         self.where = f"step {manifest.step} in the managed tier, {owner.service.namespace}"
-        self._content: bytes | None = None
+        self._content = b""
 
-    def prove(self) -> list[tuple[str, str]]:
+    def prove(self) -> list[Damage]:
         rank = self.owner.ranks.rank
         name = piece_name(rank)
-        record = self.manifest.files[name]
-        problem = None
-        try:
-            self._content = self.owner.service.get(self.step, rank)
-        except Exception as error:
-            problem = str(error) or type(error).__name__
-        if problem is None and self._content is None:
-            problem = "it is missing"
-        if problem is None and hashlib.sha256(self._content or b"").hexdigest() != record.sha256:
-            problem = "its contents changed: the SHA-256 does not match the manifest"
-        problems = self.owner.ranks.gather((name, problem) if problem else None, patient=True)
+        self._content, problem = self.owner.service.proven(self.step, rank, self.manifest.files[name])
+        problems = self.owner.ranks.gather(Damage(name, problem) if problem else None, patient=True)
         return [damaged for damaged in problems if damaged]
 
-    def load(self, state: dict[str, Tensor]) -> list[tuple[str, str]]:
-        fill(bytearray(self._content or b""), state)
-        self._content = None
+    def load(self, state: dict[str, Tensor]) -> list[Damage]:
+        fill(bytearray(self._content), state)
+        self._content = b""
         return []

@@ -19,11 +19,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, FileRecord, Manifest, hash_file
-from windlass.trainer.model.safetensors_files import DTYPES, NAMES, parse_header
+from windlass.trainer.model.safetensors_files import DTYPES, NAMES, make_header, narrowed, own_part, parse_header
 
 PARTS = "windlass-parts"  # in a file's metadata: what the parts in it are parts of
 
@@ -34,21 +32,7 @@ class Sink(Protocol):
 
 def local_parts(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """What this rank holds of every tensor, sharing its memory."""
-    return {
-        name: (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-        for name, tensor in sorted(state.items())
-    }
-
-
-def _places(state: dict[str, Tensor]) -> dict[str, Any]:
-    """Of every tensor: the shape of the whole, and where in it this rank's part begins."""
-    places: dict[str, Any] = {}
-    for name, tensor in state.items():
-        offsets: Any = [0] * tensor.ndim
-        if isinstance(tensor, DTensor):
-            _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        places[name] = [list(tensor.shape), list(offsets)]
-    return places
+    return {name: own_part(tensor)[0].detach() for name, tensor in sorted(state.items())}
 
 
 @dataclass(frozen=True)
@@ -60,18 +44,10 @@ class Piece:
 
     @classmethod
     def of(cls, state: dict[str, Tensor]) -> Piece:
-        parts, end = local_parts(state), 0
-        described: dict[str, Any] = {"__metadata__": {PARTS: json.dumps(_places(state))}}
-        for name, tensor in parts.items():
-            begin, end = end, end + tensor.numel() * tensor.element_size()
-            described[name] = {
-                "dtype": NAMES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [begin, end],
-            }
-        text = json.dumps(described, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return cls(len(text).to_bytes(8, "little") + text, parts)
+        # Of every tensor: the shape of the whole, and where in it this rank's part begins.
+        places = {name: [list(tensor.shape), list(own_part(tensor)[1])] for name, tensor in state.items()}
+        parts = local_parts(state)
+        return cls(make_header(parts, {PARTS: json.dumps(places)}), parts)
 
     @property
     def size(self) -> int:
@@ -105,17 +81,13 @@ def write_piece(path: Path, piece: Piece, *, sync: bool) -> FileRecord:
 def reserve(files: Iterable[tuple[Path, int]]) -> None:
     """Take the room of files now, so that filling them cannot fail half way."""
     for path, size in files:
-        _reserve(path, size)
-
-
-def _reserve(path: Path, size: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        if size:
-            os.posix_fallocate(handle, 0, size)
-    finally:
-        os.close(handle)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            if size:
+                os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
 
 
 def read_piece(path: Path, state: dict[str, Tensor]) -> None:
@@ -166,8 +138,7 @@ def assemble(place: Path, manifest: Manifest, target: CheckpointFolder) -> Check
     for name in sorted(manifest.files):
         _add(place / name, state)
     checkpoint = target.incoming(manifest.step)
-    checkpoint.delete()
-    checkpoint.path.mkdir(parents=True)
+    checkpoint.begin()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch points out that one process saves: it is meant to
         dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint.path), no_dist=True)
@@ -186,6 +157,4 @@ def _add(path: Path, state: dict[str, Tensor]) -> None:
             if 0 in facts["shape"]:
                 continue
             values = _values(content, start, facts)
-            for axis, (offset, size) in enumerate(zip(offsets, facts["shape"], strict=True)):
-                whole = whole.narrow(axis, offset, size)
-            whole.copy_(values)
+            narrowed(whole, offsets, facts["shape"]).copy_(values)

@@ -5,21 +5,17 @@ Begin a new run with a checkpoint of another: it is linked into the new run's fo
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from windlass.checkpoint import TIERS, CheckpointFolder, Manifest
+from windlass.checkpoint.folder import Damage, link_or_copy, step_name
 from windlass.checkpoint.pruning import LASTING
-from windlass.common.files import read_json_lines
+from windlass.common.files import json_digest, read_json_lines
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.trainer.checkpointing.saving import Checkpointer
@@ -49,7 +45,7 @@ def newest_whole(checkpointer: Checkpointer) -> Offer | None:
     not are named and passed over.
     """
     folder, ranks = checkpointer.folder, checkpointer.ranks
-    offers = [offer for tier in (*checkpointer.quick, checkpointer.shared) for offer in tier.offers()]
+    offers = [offer for tier in checkpointer.quick for offer in tier.offers()] + checkpointer.shared.offers()
     if checkpointer.stored:
         further, problem = store_offers(checkpointer.stored, ranks, checkpointer.faults)
         if problem and not offers:
@@ -89,12 +85,12 @@ def load(offer: Offer, state: dict[str, Tensor], checkpointer: Checkpointer) -> 
     return not damages
 
 
-def _pass_over(offer: Offer, damages: list[tuple[str, str]], checkpointer: Checkpointer) -> None:
-    name = f"step-{offer.step:08d}"
+def _pass_over(offer: Offer, damages: list[Damage], checkpointer: Checkpointer) -> None:
+    name = step_name(offer.step)
     checkpointer.damaged.add((offer.tier, offer.step))
-    for file, reason in damages if checkpointer.ranks.is_first else ():
-        log.warning("%s is damaged and passed over: %s: %s (%s tier)", name, file, reason, offer.tier)
-        checkpointer.folder.record("checkpoint-damaged", checkpoint=name, file=file, reason=reason, tier=offer.tier)
+    for damage in damages if checkpointer.ranks.is_first else ():
+        log.warning("%s is damaged and passed over: %s: %s (%s tier)", name, damage.file, damage.reason, offer.tier)
+        checkpointer.folder.record("checkpoint-damaged", checkpoint=name, **asdict(damage), tier=offer.tier)
 
 
 def _cannot_serve(offer: Offer, layout: dict[str, Any]) -> str | None:
@@ -188,36 +184,26 @@ def model_settings(config: Any, reference: nn.Module) -> dict[str, Any]:
     scales = sorted({layer.lora_scale for layer in lora_layers(reference).values()})
     if scales:
         settings["lora_scale"] = scales
-    text = json.dumps(settings, sort_keys=True)
     return {
         "settings": settings,
-        "settings_fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "settings_fingerprint": json_digest(settings)[:16],
         "transformers": transformers.__version__,
     }
 
 
 def _differing_settings(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[str]:
-    mine = ours["settings"]
     if "settings" not in theirs:  # of an older windlass, which noted only what differs from the class's defaults
-        return _differences(_plain(theirs.get("config") or {}), mine, theirs_alone=False, ours_alone=False)
+        return _differences(_plain(theirs.get("config") or {}), ours["settings"], same_keys=False)
     same = theirs.get("transformers") == ours["transformers"]  # another version knows other settings
-    return _differences(_plain(theirs["settings"]), mine, theirs_alone=same, ours_alone=same)
+    return _differences(_plain(theirs["settings"]), ours["settings"], same_keys=same)
 
 
-def _differences(theirs: Any, ours: Any, *, theirs_alone: bool, ours_alone: bool, name: str = "") -> Iterator[str]:
-    """Every setting that differs, by its dotted name; those that only one side knows where it is asked for."""
+def _differences(theirs: Any, ours: Any, *, same_keys: bool, name: str = "") -> Iterator[str]:
+    """Every setting that differs, by its dotted name; with `same_keys` also those that only one side has."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in sorted({*theirs, *ours}):
-            their_value, our_value = theirs.get(key, ABSENT), ours.get(key, ABSENT)
-            if (their_value is ABSENT and not ours_alone) or (our_value is ABSENT and not theirs_alone):
-                continue
-            yield from _differences(
-                their_value,
-                our_value,
-                theirs_alone=theirs_alone,
-                ours_alone=ours_alone,
-                name=f"{name}.{key}" if name else key,
-            )
+        for key in sorted(theirs.keys() | ours if same_keys else theirs.keys() & ours):
+            inner = f"{name}.{key}" if name else key
+            yield from _differences(theirs.get(key, ABSENT), ours.get(key, ABSENT), same_keys=same_keys, name=inner)
     elif theirs != ours:
         saved, current = ("not set" if value is ABSENT else repr(value) for value in (theirs, ours))
         yield f"{name}: {saved} there, {current} here"
@@ -270,7 +256,7 @@ def take_over(branch_from: str, folder: RunFolder, *, order: dict[str, Any]) -> 
     own.path.mkdir(parents=True, exist_ok=True)
     try:
         for file in manifest.files:
-            _link(checkpoint.path / file, own.path / file)
+            link_or_copy(checkpoint.path / file, own.path / file)
     except FileNotFoundError as error:
         raise UserError(
             f"{branch_from} was removed while it was branched from",
@@ -282,12 +268,3 @@ def take_over(branch_from: str, folder: RunFolder, *, order: dict[str, Any]) -> 
     data = f"other data, from its beginning: {'; '.join(changed)}" if changed else "the data goes on"
     folder.record("branched", source=name, step=checkpoint.step, data=data)
     log.info("branched from step %d of %s; %s", checkpoint.step, name, data)
-
-
-def _link(source: Path, to: Path) -> None:
-    """Files of a checkpoint never change, so both runs can share them; where links are not possible they are copied."""
-    to.unlink(missing_ok=True)
-    try:
-        os.link(source, to)
-    except OSError:
-        shutil.copy2(source, to)

@@ -31,12 +31,10 @@ from windlass.trainer.checkpointing.folder_tier import SharedTier
 from windlass.trainer.checkpointing.piece_tiers import ManagedTier, NodeTier
 from windlass.trainer.checkpointing.pieces import local_parts
 from windlass.trainer.checkpointing.store_tier import StoreTier, Uploads
-from windlass.trainer.checkpointing.tiers import Offer, Progress, Tier
+from windlass.trainer.checkpointing.tiers import NearTier, Offer, Progress, Tier
 from windlass.trainer.distributed.agreement import SaveFailedError, on_every_rank, on_first_rank
 from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.ranks import Ranks
-
-__all__ = ["Checkpointer", "Progress"]
 
 log = logging.getLogger(__name__)
 GRACE_MARGIN_S = 5.0  # of the time between SIGTERM and SIGKILL: for the ranks to leave
@@ -71,7 +69,7 @@ class Checkpointer:
         self.damaged: set[tuple[str, int]] = set()  # tier and step of what a resume passed over
         self.shared = SharedTier(self.spec, self.checkpoints, ranks, faults, is_shared=not saves_directly(run))
         opened = open_tiers(run, folder, ranks, faults, self.protected)
-        self.quick: list[Tier] = opened.quick
+        self.quick = opened.quick
         self.stored, self.direct, self.uploads = opened.stored, opened.direct, opened.uploads
         self.lasting: SharedTier | StoreTier = self.direct or self.shared
         self.saved_step: int | None = None  # of the newest checkpoint that is published in the lasting tier
@@ -115,7 +113,7 @@ class Checkpointer:
         return step in self.direct.published if self.direct else self.checkpoints.at(step).complete
 
     def due(self, step: int) -> bool:
-        return any(tier.due(step) for tier in (*self.quick, self.lasting))
+        return any(step % tier.every == 0 for tier in (*self.quick, self.lasting))
 
     def save(
         self, progress: Progress, state: dict[str, Tensor], *, wait: bool, shared: bool = False, hurried: bool = False
@@ -126,8 +124,8 @@ class Checkpointer:
         `hurried`: the ranks may be killed before it is in the lasting tier, so nearer tiers get it first.
         """
         started = time.perf_counter()
-        to_lasting = wait or shared or self.lasting.due(progress.step)
-        tiers = [tier for tier in self.quick if hurried or (not wait and tier.due(progress.step))]
+        to_lasting = wait or shared or progress.step % self.lasting.every == 0
+        tiers: list[Tier] = [tier for tier in self.quick if hurried or (not wait and progress.step % tier.every == 0)]
         tiers += [self.lasting] if to_lasting else []
         if not wait and self._pending is not None and self._pending_step == progress.step and self._pending_lasting:
             return time.perf_counter() - started  # it is being written this moment
@@ -180,15 +178,15 @@ class Checkpointer:
                     exit_code=ExitCode.FAILED,
                 ) from None
 
-    def close(self, step: int, *, told_at: float | None) -> list[int]:
-        """The end: wait for the last upload, or as long as a SIGTERM at `told_at` leaves time; what is only here.
+    def close(self, step: int, *, sigterm_at: float | None) -> list[int]:
+        """The end: wait for the last upload, or as long as a SIGTERM at `sigterm_at` leaves time; what is only here.
 
         A run that is finished but whose last step the store lacks is an error: its machine may be gone tomorrow.
         """
         self.finish()
         only_here: list[int] = []
         if self.uploads and self.stored:
-            deadline = None if told_at is None else told_at + self.spec.grace_seconds - GRACE_MARGIN_S
+            deadline = None if sigterm_at is None else sigterm_at + self.spec.grace_seconds - GRACE_MARGIN_S
             only_here = self.uploads.finish(deadline)
         if self.saved_step == step:  # further than the quick tiers can be: they have done their work
             for tier in self.quick:
@@ -197,7 +195,7 @@ class Checkpointer:
             steps = ", ".join(map(str, only_here))
             log.warning("not in %s: steps %s, only in %s", self.spec.store, steps, self.checkpoints.path)
             self.folder.record("only-local", steps=only_here, store=self.spec.store)
-        if only_here and told_at is None and step in only_here:
+        if only_here and sigterm_at is None and step in only_here:
             raise UserError(
                 f"the run is trained to its end, but step {step} is not in {self.spec.store}",
                 evidence=f"`windlass show {self.folder.name}` has the events: upload-failed",
@@ -325,7 +323,7 @@ class Checkpointer:
 
 @dataclass(frozen=True)
 class OpenTiers:
-    quick: list[Tier]  # beside the run folder, in the order they are written
+    quick: list[NearTier]  # beside the run folder, in the order they are written
     stored: StoredCheckpoints | None = None
     direct: StoreTier | None = None  # checkpoints go straight into the store, or ...
     uploads: Uploads | None = None  # ... copies of the run folder's do
@@ -334,11 +332,11 @@ class OpenTiers:
 def open_tiers(run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protected: set[int]) -> OpenTiers:
     """The tiers that a run asks for; what is wrong with one is said here, before anything is trained."""
     spec = run.checkpoint
-    quick: list[Tier] = []
+    quick: list[NearTier] = []
     if not any((spec.memory_every, spec.local_every, spec.managed_every, spec.store)):
         return OpenTiers(quick)
     store = open_store(spec.store, StoreOptions(patience_s=float(spec.upload_seconds))) if spec.store else None
-    run_id = _agree_on_id(folder, store, ranks)
+    run_id = str(on_first_rank(ranks, lambda: _find_id(folder, store)))
     for name in NODE_TIERS:
         root, every = tier_path(spec, name), getattr(spec, f"{name}_every")
         if root and every:
@@ -371,12 +369,8 @@ def saves_directly(run: Run) -> bool:
     return apart and run.checkpoint.store is not None and (run.resources.nodes or 1) > 1
 
 
-def _agree_on_id(folder: RunFolder, store: Store | None, ranks: Ranks) -> str:
-    """The id in the run folder; on a new machine the one that the store knows; else a new one."""
-    return str(on_first_rank(ranks, lambda: _find_id(folder, store)))
-
-
 def _find_id(folder: RunFolder, store: Store | None) -> str:
+    """The id in the run folder; on a new machine the one that the store knows; else a new one."""
     run_id = read_id(folder)
     if store is None:
         return run_id or begin_anew(folder)

@@ -11,7 +11,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 
-import torch.distributed as dist
 from torch import Tensor
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, Manifest
@@ -24,9 +23,9 @@ from windlass.spec.checkpoint import CheckpointSection
 from windlass.trainer.checkpointing.tensor_files import save_tensors
 from windlass.trainer.checkpointing.tiers import Describe, Offer
 from windlass.trainer.checkpointing.whole_offer import WholeOffer
-from windlass.trainer.distributed.agreement import Agreement, SaveFailedError
+from windlass.trainer.distributed.agreement import Agreement, SaveFailedError, root_cause
 from windlass.trainer.distributed.faults import Faults
-from windlass.trainer.distributed.ranks import Ranks
+from windlass.trainer.distributed.ranks import Ranks, gloo_group
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +38,11 @@ class StoreTier:
     def __init__(
         self, spec: CheckpointSection, stored: StoredCheckpoints, ranks: Ranks, faults: Faults, protected: set[int]
     ) -> None:
-        self.spec, self.stored, self.ranks, self.faults = spec, stored, ranks, faults
+        self.every, self.stored, self.ranks, self.faults = spec.every, stored, ranks, faults
         self.agreement = Agreement(ranks, ranks.saving)
         self.retention = Retention(spec, stored, faults, protected)
         self.published: set[int] = set()  # by this attempt
         self._claim: str | None = None  # rank 0's right to save in the store
-
-    def due(self, step: int) -> bool:
-        return step % self.spec.every == 0
 
     def save(self, step: int, state: dict[str, Tensor], describe: Describe) -> int:
         together, place = self.agreement.together, self.stored.at(step)
@@ -67,15 +63,9 @@ class StoreTier:
         self.faults.reach("save.published", step)
         return manifest.size
 
-    def offers(self) -> list[Offer]:
-        return store_offers(self.stored, self.ranks, self.faults)[0]
-
     def has(self, step: int) -> bool:
         """As far as is known: a store that was out of reach when this attempt began is not waited for again."""
         return self._claim is not None and self.stored.at(step).stat(MANIFEST_NAME) is not None
-
-    def clear(self) -> None:
-        """Never: this is what a run leaves behind."""
 
     def clear_unfinished(self) -> None:
         """What killed saves left. Nobody else writes below this run's id, and an earlier attempt that still does must
@@ -138,7 +128,7 @@ class Retention:
                 self.stored.clear_leftovers()  # of other days
                 self._cleared = True
         except (UserError, OSError) as error:
-            log.warning("%s could not be tidied: %s", self.stored.store.url, _in_short(error))
+            log.warning("%s could not be tidied: %s", self.stored.store.url, root_cause(error))
 
     def _best_there(self) -> set[int]:
         """The best step, and until the store has it the best one that it has: of two bests the later is better."""
@@ -169,9 +159,7 @@ class Uploads:
         self.local = CheckpointFolder(folder.checkpoints)
         self.lock = threading.Lock()
         self.reserved: set[int] = set()  # steps to be read by the round under way: whoever deletes asks, under the lock
-        group = dist.new_group(backend="gloo", timeout=timedelta(hours=6))
-        assert isinstance(group, dist.ProcessGroup)
-        self.agreement = Agreement(ranks, group)
+        self.agreement = Agreement(ranks, gloo_group(timedelta(hours=6)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._rounds: list[Future[None]] = []
         self._requested = 0
@@ -238,7 +226,7 @@ class Uploads:
         try:
             stored = {checkpoint.step for checkpoint in self.stored.complete()}
         except (UserError, OSError) as error:
-            return self._missing[::-1], _in_short(error)
+            return self._missing[::-1], root_cause(error)
         self._missing = [step for step in self._missing if step not in stored]
         return self._missing[::-1], None
 
@@ -289,9 +277,3 @@ def store_offers(stored: StoredCheckpoints, ranks: Ranks, faults: Faults) -> tup
             problem = str(error)
     steps, problem = ranks.broadcast((steps, problem), patient=True)
     return [WholeOffer("store", step, stored.at(step), ranks, faults) for step in steps], problem
-
-
-def _in_short(error: BaseException) -> str:
-    if isinstance(error, UserError):
-        return f"{error.what} ({error.evidence})" if error.evidence else error.what
-    return f"{type(error).__name__}: {error}"

@@ -29,6 +29,7 @@ from windlass.checkpoint.pickles import UnsafePickleError, load_pickle
 from windlass.checkpoint.proven import ProvenFiles
 from windlass.store import Sink, Store
 from windlass.trainer.checkpointing.blocks import BlockReader, Blocks, Readers
+from windlass.trainer.model.safetensors_files import narrowed
 
 SLAB_BYTES = BLOCK_BYTES  # of a tensor, filled at once
 SMALL_BYTES = 2**14  # an item of so few values is read whole
@@ -179,9 +180,7 @@ class TensorReader(dcp.StorageReader):
                 target = planner.resolve_tensor(slab.item).detach()
                 values = slab.values(blocks)
                 if values is not None:
-                    for axis, (begin, length) in enumerate(zip(slab.within, slab.lengths, strict=True)):
-                        target = target.narrow(axis, begin, length)
-                    target.copy_(values)
+                    narrowed(target, slab.within, slab.lengths).copy_(values)
         for item in plan.items:
             planner.commit_tensor(item, planner.resolve_tensor(item))
         done: torch.futures.Future[None] = torch.futures.Future()
@@ -198,31 +197,14 @@ class TensorReader(dcp.StorageReader):
         size = math.prod(chunk.sizes) * dtype.itemsize
         begin = getattr(place, "values_at", None)
         if not (isinstance(begin, int) and 0 <= begin <= place.length - size):
-            yield Slab(
-                item=item,
-                file=place.relative_path,
-                start=place.offset,
-                size=place.length,
-                dtype=None,
-                strides=None,
-                offsets=tuple(item.storage_offsets),
-                lengths=tuple(item.lengths),
-                within=(0,) * len(item.lengths),
-            )
+            bounds = tuple(item.storage_offsets), tuple(item.lengths)
+            yield Slab(item, place.relative_path, place.offset, place.length, *bounds)
             return
         for offsets, lengths in slabs_of(chunk.sizes, item.storage_offsets, item.lengths, SLAB_BYTES // dtype.itemsize):
             first, last = span(chunk.sizes, offsets, lengths)
-            yield Slab(
-                item=item,
-                file=place.relative_path,
-                start=place.offset + begin + first * dtype.itemsize,
-                size=(last + 1 - first) * dtype.itemsize,
-                dtype=dtype,
-                strides=strides_of(chunk.sizes),
-                offsets=offsets,
-                lengths=lengths,
-                within=tuple(at - start for at, start in zip(offsets, item.storage_offsets, strict=True)),
-            )
+            start, size = place.offset + begin + first * dtype.itemsize, (last + 1 - first) * dtype.itemsize
+            layout = dtype, strides_of(chunk.sizes)
+            yield Slab(item, place.relative_path, start, size, offsets, lengths, layout)
 
 
 @dataclass(frozen=True)
@@ -233,11 +215,14 @@ class Slab:
     file: str
     start: int
     size: int
-    dtype: torch.dtype | None  # None: all of an item, as torch.save wrote it
-    strides: tuple[int, ...] | None
     offsets: tuple[int, ...]  # in the saved tensor
     lengths: tuple[int, ...]
-    within: tuple[int, ...]  # where it begins in what the rank needs of that tensor
+    layout: tuple[torch.dtype, tuple[int, ...]] | None = None  # and strides; None: an item, as torch.save wrote it
+
+    @property
+    def within(self) -> tuple[int, ...]:
+        """Where it begins in what the rank needs of that tensor."""
+        return tuple(at - start for at, start in zip(self.offsets, self.item.storage_offsets, strict=True))
 
     def blocks(self) -> Iterator[tuple[str, int]]:
         last = (self.start + self.size - 1) // BLOCK_BYTES
@@ -252,12 +237,11 @@ class Slab:
                 return None
             first, last = max(self.start, begin), min(self.start + self.size, begin + len(block))
             content[first - self.start : last - self.start] = block[first - begin : last - begin]
-        if self.dtype is None or self.strides is None:
+        if self.layout is None:
             saved: Tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            for axis, (begin, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
-                saved = saved.narrow(axis, begin, length)
-            return saved
-        return torch.frombuffer(content, dtype=self.dtype).as_strided(self.lengths, self.strides)
+            return narrowed(saved, self.offsets, self.lengths)
+        dtype, strides = self.layout
+        return torch.frombuffer(content, dtype=dtype).as_strided(self.lengths, strides)
 
 
 def slabs_of(sizes: Any, offsets: Any, lengths: Any, limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

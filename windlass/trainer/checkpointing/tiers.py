@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from windlass.checkpoint import FileRecord, Manifest
+from windlass.checkpoint.folder import Damage
 
 Describe = Callable[[dict[str, FileRecord]], Manifest]
 
@@ -28,12 +29,15 @@ class Tier(Protocol):
     """All ranks call every method together; `save` from the thread that writes, the others from the main one."""
 
     name: str
-
-    def due(self, step: int) -> bool: ...
+    every: int  # steps between saves
 
     def save(self, step: int, state: dict[str, Tensor], describe: Describe) -> int:
         """Write and publish a step; its bytes over all ranks. SaveFailedError on all ranks leaves nothing behind."""
         ...
+
+
+class NearTier(Tier, Protocol):
+    """A tier beside the one that lasts, which alone is what a run leaves behind."""
 
     def offers(self) -> list[Offer]:
         """The published steps of this tier, as far as can be told without reading them."""
@@ -56,13 +60,11 @@ class Offer(Protocol):
         """Of a step that is proven."""
         ...
 
-    def prove(self) -> list[tuple[str, str]]:
-        """Whether it can be loaded, as far as that is known before; what is wrong with it, the same on all ranks:
-        (file, reason).
-        """
+    def prove(self) -> list[Damage]:
+        """Whether it can be loaded, as far as that is known before; what is wrong with it, the same on all ranks."""
         ...
 
-    def load(self, state: dict[str, Tensor]) -> list[tuple[str, str]]:
+    def load(self, state: dict[str, Tensor]) -> list[Damage]:
         """Fill the tensors in place, after a proof that found nothing. What turns out to be damaged while it is read:
         then the tensors are worth nothing, and another step must be loaded.
         """

@@ -19,7 +19,7 @@ from windlass.store import Store
 from windlass.trainer.checkpointing.blocks import Readers
 from windlass.trainer.checkpointing.piece_tiers import Nodes
 from windlass.trainer.checkpointing.tensor_files import TensorReader
-from windlass.trainer.distributed.agreement import on_every_rank, on_first_rank
+from windlass.trainer.distributed.agreement import on_every_rank, on_first_rank, root_cause
 from windlass.trainer.distributed.faults import Faults
 from windlass.trainer.distributed.ranks import Ranks
 
@@ -39,7 +39,7 @@ class WholeOffer:
         assert self._manifest is not None, "known after prove"
         return self._manifest
 
-    def prove(self) -> list[tuple[str, str]]:
+    def prove(self) -> list[Damage]:
         """What the manifest, a listing and DCP's description say: rank 0 reads them for all. Tensors are proven while
         they are loaded; only files of older versions, which have no proofs of blocks, are read here.
         """
@@ -47,9 +47,9 @@ class WholeOffer:
         if not damages:
             on_every_rank(self.ranks, lambda: damages.extend(self._in_reach(self._unproven_damages)))
             damages = [damage for part in self.ranks.gather(damages, patient=True) for damage in part]
-        return _as_pairs(damages)
+        return sorted(set(damages))
 
-    def load(self, state: dict[str, Tensor]) -> list[tuple[str, str]]:
+    def load(self, state: dict[str, Tensor]) -> list[Damage]:
         nodes = Nodes.meet(self.ranks, "")
         files = ProvenFiles(self.place, self.manifest)
         self.faults.reach("restore.begin", self.step)
@@ -61,7 +61,7 @@ class WholeOffer:
         if self.ranks.is_first:
             read, size = (amount / 2**20 for amount in (sum(read for read, _ in outcomes), self.manifest.size))
             log.info("step %d: %.1f MiB read and proven, of %.1f MiB in %s", self.step, read, size, self.where)
-        return _as_pairs([damage for _, problems in outcomes for damage in problems])
+        return sorted({damage for _, problems in outcomes for damage in problems})
 
     def _open(self) -> tuple[Manifest | None, bytes, list[Damage]]:
         manifest, description = None, b""
@@ -91,12 +91,8 @@ class WholeOffer:
         except UserError as error:
             raise UserError(
                 f"step {self.step} cannot be read from {self.where}",
-                evidence=f"{error.what}: {error.evidence}" if error.evidence else error.what,
+                evidence=root_cause(error),
                 cause="it may be whole: to go on from an older step would throw away what was trained since",
                 fix="start the run again when the store answers",
                 exit_code=ExitCode.FAILED,
             ) from None
-
-
-def _as_pairs(damages: list[Damage]) -> list[tuple[str, str]]:
-    return sorted({(damage.file, damage.reason) for damage in damages})

@@ -66,13 +66,12 @@ def on_every_rank(ranks: Ranks, action: Callable[[], Any]) -> None:
         action()
     except UserError as error:
         problem = error.as_dict()
-    for one in ranks.gather(problem, patient=True):
-        if one:
-            raise UserError.from_dict(one)
+    for raised in filter(None, ranks.gather(problem, patient=True)):
+        raise UserError.from_dict(raised)
 
 
 def root_cause(error: BaseException) -> str:
-    """The error below DCP's wrapping that a person can act on."""
+    """The error, below DCP's wrapping, that a person can act on."""
     failures = getattr(error, "failures", None)
     if failures:
         rank, wrapped = next(iter(failures.items()))

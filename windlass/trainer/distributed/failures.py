@@ -35,7 +35,7 @@ def class_of(error: BaseException) -> str:
     if isinstance(error, UserError):  # a full disk, say, is told as one too
         system_error = re.search(r"\[Errno \d+\].*", error.evidence or "")
         return rule_of(Raised("OSError", system_error[0])).name if system_error else "user_arguments"
-    frames = tuple((one.filename, one.line or "") for one in traceback.extract_tb(error.__traceback__))
+    frames = tuple((frame.filename, frame.line or "") for frame in traceback.extract_tb(error.__traceback__))
     name = rule_of(Raised(type(error).__name__, str(error), frames)).name
     if name == "user_code" and isinstance(error, RuntimeError) and DEVICE_STATUS.search(str(error)):
         return "illegal_memory_access"

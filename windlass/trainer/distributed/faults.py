@@ -28,7 +28,6 @@ POINTS = (
     "validation.batch",
     "save.staged",
     "save.written",
-    "save.hashed",
     "save.manifest",
     "save.published",
     "save.retention",
@@ -60,7 +59,7 @@ class Fault:
 
 def parse_faults(text: str) -> list[Fault]:
     faults = []
-    for index, part in enumerate(filter(None, (one.strip() for one in text.split(";")))):
+    for index, part in enumerate(filter(None, map(str.strip, text.split(";")))):
         action, _, rest = part.partition(":")
         keys = {key: value for key, _, value in (pair.partition("=") for pair in rest.split(",") if pair)}
         unknown = set(keys) - {"rank", "step", "point", "seconds"}

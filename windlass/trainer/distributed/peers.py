@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -28,11 +28,11 @@ from windlass.trainer.distributed.ranks import Ranks
 log = logging.getLogger(__name__)
 
 BEAT_S = 1.0  # between two messages of a rank
-SILENT_S = (
-    120.0  # a rank that sends nothing for so long is lost, and named after a quarter of it; less than timeout_minutes
-)
+# A rank that sends nothing for so long is lost, and named after a quarter of it; less than timeout_minutes.
+SILENT_S = 120.0
 GRACE_S = 5.0  # for a rank's own main thread to leave with an error of its own, which usually says more
 CONNECT_S = 10.0
+ABORT_S = 5.0
 SEND_S = 5.0
 LONGEST_MESSAGE = 1 << 16
 HELLO_S = 15.0  # for a connection to say which rank it is
@@ -139,7 +139,7 @@ class PeerWatch:
         problem = self._connect(hosts, port) if listening is None else None
         self._thread = threading.Thread(target=self._serve, args=(listening,), name="peers", daemon=True)
         self._thread.start()
-        problems = [f"rank {rank}: {one}" for rank, one in enumerate(ranks.gather(problem)) if one]
+        problems = [f"rank {rank}: {why}" for rank, why in enumerate(ranks.gather(problem)) if why]
         if problems and ranks.is_first:
             log.warning("a rank that is lost will be noticed by timeouts only: %s", problems[0])
 
@@ -160,11 +160,12 @@ class PeerWatch:
 
     def ask_for_stacks(self, silent: Sequence[Standing]) -> None:
         """Have every rank write its stacks, and one rank of each node those of its neighbours that do not answer."""
-        asked: set[str] = set()
+        asked_hosts: set[str] = set()
         for standing in self.standings():
-            first_here = standing not in silent and standing.host not in asked
-            neighbours = {one.rank: one.pid for one in silent if first_here and one.host == standing.host and one.pid}
-            asked |= {standing.host} if first_here else set()
+            first_here = standing not in silent and standing.host not in asked_hosts
+            mates = [mate for mate in silent if first_here and mate.host == standing.host]
+            neighbours = {mate.rank: mate.pid for mate in mates if mate.pid}
+            asked_hosts |= {standing.host} if first_here else set()
             if standing.rank == self.ranks.rank:
                 self.on_stacks(neighbours)
             for peer in self._peers:
@@ -177,9 +178,8 @@ class PeerWatch:
         if self._thread is None:
             self.on_lost(lost)
             return
-        message = {"rank": rank, "host": host, "why": why, "detail": None}
         for peer in list(self._peers):
-            peer.send(lost=message)
+            peer.send(lost=asdict(lost))
         self.lost = self.lost or lost
 
     def close(self, failure: str | None = None) -> None:
@@ -239,7 +239,7 @@ class PeerWatch:
                     if peer.rank is not None and not peer.left:
                         peer.send(**message, **({"times": times} if times and not self.ranks.is_first else {}))
             self._look_for_silence(now)
-            for stranger in [one for one in self._strangers if now - one.came > HELLO_S]:
+            for stranger in [peer for peer in self._strangers if now - peer.came > HELLO_S]:
                 self._drop(stranger, selector)
         if self.lost is not None:
             self._leave()
@@ -327,10 +327,9 @@ class PeerWatch:
         if self.lost is not None or peer.rank is None:
             return
         self.lost = Lost(peer.rank, peer.host, why, detail or self._missed(peer))
-        message = {"rank": peer.rank, "host": peer.host, "why": why, "detail": self.lost.detail}
         for other in self._peers:
             if other is not peer and not other.left:
-                other.send(lost=message)
+                other.send(lost=asdict(self.lost))
 
     def _leave(self) -> None:
         """Let the main thread leave by itself if it can: it may be in a collective that never ends."""
@@ -383,23 +382,16 @@ class Collective:
         return f"{self.operation} of {self.sizes}, number {self.number} of group {self.group}{self.purpose}"
 
 
-def _recorders() -> Iterator[tuple[str, Callable[..., str]]]:
-    """torch's flight recorders: NCCL's, and since 2.12 gloo's."""
-    c10d: Any = dist.distributed_c10d
+def _dumps(**options: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What torch's flight recorders hold: NCCL's, and since 2.12 gloo's."""
     import torch._C._distributed_c10d as native
 
     for backend, name in (("nccl", "_dump_nccl_trace_json"), ("gloo", "_dump_fr_trace_json")):
         dump = getattr(native, name, None)
-        if dump is not None and (backend != "nccl" or c10d.is_nccl_available()):
-            yield backend, dump
-
-
-def _dumps(**options: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    for backend, dump in _recorders():
-        try:
-            yield backend, json.loads(dump(**options))
-        except (RuntimeError, TypeError, ValueError):
+        if dump is None or (backend == "nccl" and not dist.is_nccl_available()):
             continue
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            yield backend, json.loads(dump(**options))
 
 
 def enqueued_collectives() -> dict[str, int]:
@@ -436,19 +428,19 @@ def pending_collectives() -> list[Collective]:
             number, group = int(entry.get("collective_seq_id") or 0), str(entry.get("pg_id", name))
             if number <= int((status.get(group) or {}).get("last_completed_collective") or 0):
                 continue
-            one = Collective(
+            collective = Collective(
                 group=f"{backend}:{group}",
                 number=number,
                 operation=str(entry.get("profiling_name")),
                 sizes=" ".join(str(size) for size in (entry.get("input_sizes") or [])[:3]),
                 purpose="" if purpose in ("", "undefined") else f" ({purpose})",
             )
-            if one.group not in oldest or number < oldest[one.group][1].number:
-                oldest[one.group] = (int(entry.get("time_created_ns") or 0), one)
+            if collective.group not in oldest or number < oldest[collective.group][1].number:
+                oldest[collective.group] = (int(entry.get("time_created_ns") or 0), collective)
     return [part for _, part in sorted(oldest.values(), key=lambda pair: -pair[0])]
 
 
-def abort_device_groups(limit_s: float = 5.0) -> None:
+def abort_device_groups() -> None:
     """End kernels that wait for a lost peer, so that the process can leave the GPU. Bounded: it may hang itself."""
 
     def abort() -> None:
@@ -462,4 +454,4 @@ def abort_device_groups(limit_s: float = 5.0) -> None:
 
     thread = threading.Thread(target=abort, name="abort", daemon=True)
     thread.start()
-    thread.join(limit_s)
+    thread.join(ABORT_S)

@@ -65,7 +65,7 @@ class Ranks:
         tensor = torch.tensor(values, dtype=torch.float64)
         if self.world_size > 1:
             dist.all_reduce(tensor, group=self.host)
-        return [float(one) for one in tensor]
+        return [float(total) for total in tensor]
 
     def gather(self, value: Any, *, patient: bool = False) -> list[Any]:
         """Every rank's value, on every rank. `patient`: after work that may take some ranks hours, such as a download,
@@ -108,9 +108,9 @@ def join_ranks(run: Run) -> Ranks:
         world_size=world_size,
         local_rank=local_rank,
         device=device,
-        host=_gloo(timeout),
-        saving=_gloo(timedelta(hours=2)),  # a slow file system is not a hang
-        patient=_gloo(timedelta(days=30)),  # a rank that dies is noticed all the same: its connections close
+        host=gloo_group(timeout),
+        saving=gloo_group(timedelta(hours=2)),  # a slow file system is not a hang
+        patient=gloo_group(timedelta(days=30)),  # a rank that dies is noticed all the same: its connections close
         tensor=run.parallel.tensor,
         context=run.parallel.context,
     )
@@ -121,30 +121,31 @@ def local_world_size() -> int | None:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or None
 
 
-def _gloo(timeout: timedelta) -> dist.ProcessGroup:
+def gloo_group(timeout: timedelta) -> dist.ProcessGroup:
+    """All ranks, over the host, in a group that one thread alone uses."""
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)  # every rank is a member
     return group
 
 
 def _device(run: Run, local_rank: int) -> torch.device:
-    asked = run.resources.gpus_per_node
-    there = torch.cuda.device_count()
-    if asked == 0 or (asked is None and there == 0):
+    requested = run.resources.gpus_per_node
+    present = torch.cuda.device_count()
+    if requested == 0 or (requested is None and present == 0):
         if run.resources.threads_per_process:
             torch.set_num_threads(run.resources.threads_per_process)
         return torch.device("cpu")
-    if asked is not None and asked > there:
+    if requested is not None and requested > present:
         raise UserError(
-            f"{asked} GPUs per node are asked for, {socket.gethostname()} has {there}",
-            fix=f"resources.gpus_per_node={there}",
+            f"{requested} GPUs per node are asked for, {socket.gethostname()} has {present}",
+            fix=f"resources.gpus_per_node={present}",
         )
-    if local_rank >= there and there and os.environ.get(SHARE_GPUS) == "1":
-        local_rank %= there
-    if local_rank >= there:
+    if local_rank >= present and present and os.environ.get(SHARE_GPUS) == "1":
+        local_rank %= present
+    if local_rank >= present:
         raise UserError(
-            f"rank {local_rank} of {socket.gethostname()} has no GPU: there are {there}",
-            fix=f"torchrun --nproc-per-node {there}",
+            f"rank {local_rank} of {socket.gethostname()} has no GPU: there are {present}",
+            fix=f"torchrun --nproc-per-node {present}",
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

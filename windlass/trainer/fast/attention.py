@@ -84,9 +84,9 @@ def broken(config: Any, ranks: Ranks, *, documents: bool) -> str:
     return ""
 
 
-def largest_difference(config: Any, device: torch.device, *, documents: bool, length: int = 384) -> float:
+def largest_difference(config: Any, device: torch.device, *, documents: bool) -> float:
     """The largest relative difference of output and gradients; with `documents` over some of unequal length."""
-    heads, groups = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+    length, heads, groups = 384, config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
     drawn = torch.Generator(device).manual_seed(0)
     q, k, v, grad = (
         torch.randn((1, count, length, head_size(config)), generator=drawn, device=device).bfloat16()

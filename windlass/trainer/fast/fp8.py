@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from windlass.errors import UserError
+from windlass.plan.checks import FP8_SMALLEST as SMALLEST
 from windlass.plan.layout import Layout
 from windlass.trainer.model.structure import blocks, projections
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-SMALLEST = 1024  # narrower products (keys, values) gain less than their quantisation costs
 MULTIPLE = 16  # what the hardware asks of every dimension
 
 

@@ -82,11 +82,9 @@ def num_right(logits_nv: Tensor, labels_n: Tensor) -> Tensor:
     return (logits_nv.argmax(dim=-1) == labels_n).sum()
 
 
-def measure_blocks(
-    hidden_nd: Tensor, weight_vd: Tensor, labels_n: Tensor, *, logits_per_block: int = LOGITS_PER_BLOCK
-) -> Tensor:
+def measure_blocks(hidden_nd: Tensor, weight_vd: Tensor, labels_n: Tensor) -> Tensor:
     """(summed cross-entropy, number of right labels), logits a block at a time."""
-    rows = rows_per_block(weight_vd.shape[0], hidden_nd.shape[0], logits_per_block)
+    rows = rows_per_block(weight_vd.shape[0], hidden_nd.shape[0])
     total = torch.zeros(2, dtype=torch.promote_types(hidden_nd.dtype, torch.float32), device=hidden_nd.device)
     for start in range(0, hidden_nd.shape[0], rows):
         logits_nv, labels = hidden_nd[start : start + rows] @ weight_vd.T, labels_n[start : start + rows]

@@ -22,6 +22,7 @@ from windlass.trainer.fast.kernels.cublas import product_plus
 from windlass.trainer.fast.lean_parts import norm_backward, swiglu_backward
 from windlass.trainer.model.lora import LoraLinear, QuantizedLoraLinear
 from windlass.trainer.model.nf4 import dequantize_into
+from windlass.trainer.model.structure import projections
 
 MULTIPLE = 8  # columns are added by so many: rows stay aligned to 16 bytes
 
@@ -319,9 +320,7 @@ class Joint:
 
 def obstacle_to_lean_lora(block: Any) -> str:
     """Why a llama block with adapters cannot be a lean one; empty where it can."""
-    attention, mlp = block.self_attn, block.mlp
-    layers = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    layers += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    layers = [layer for reading_the_same in projections(block) for layer in reading_the_same]
     if not all(isinstance(layer, LoraLinear) for layer in layers):
         return "model.lora.targets leaves out some of the blocks' projections"
     if any(layer.lora_dropout for layer in layers):

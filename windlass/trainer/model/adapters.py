@@ -17,6 +17,7 @@ from windlass.spec import Run
 from windlass.trainer.model.lora import lora_layers
 from windlass.trainer.model.new_tokens import ROWS, rows_modules
 from windlass.trainer.model.safetensors_files import StoredTensor, fill_from, read_header
+from windlass.trainer.model.structure import trained_parameters, weights_path
 
 log = logging.getLogger(__name__)
 PREFIX = "base_model.model."
@@ -49,9 +50,9 @@ def open_adapter(run: Run) -> Adapter | None:
         module, attribute = split_key(key, facts.folder)
         tensors[f"{module}.{attribute}"] = tensor
     adapter = Adapter(facts.folder, tensors, remarks.get(MODEL_REMARK))
-    if adapter.model_sha256 is None and facts.model and Path(facts.model).name != Path(model_name(run)).name:
-        log.warning("the adapter %s was trained beside %s; this run's model is %s", lora.adapter, facts.model,
-                    model_name(run))  # fmt: skip
+    if adapter.model_sha256 is None and facts.model and Path(facts.model).name != Path(weights_path(run.model)).name:
+        ours = weights_path(run.model)
+        log.warning("the adapter %s was trained beside %s; this run's model is %s", lora.adapter, facts.model, ours)
     return adapter
 
 
@@ -66,12 +67,6 @@ def split_key(key: str, folder: Path) -> tuple[str, str]:
     )
 
 
-def model_name(run: Run) -> str:
-    from windlass.trainer.model.structure import weights_path
-
-    return weights_path(run.model)
-
-
 def check_adapter(adapter: Adapter, reference: nn.Module, *, model_sha256: str) -> None:
     """An adapter of another model, or with other shapes, must not be trained on by accident."""
     if adapter.model_sha256 not in (None, model_sha256):
@@ -80,12 +75,12 @@ def check_adapter(adapter: Adapter, reference: nn.Module, *, model_sha256: str) 
             evidence=f"trained beside weights with SHA-256 {adapter.model_sha256}\nthe run's have {model_sha256}",
             fix="model.path=… (the model that it was trained beside)",
         )
-    wanted = {name: tuple(one.shape) for name, one in reference.named_parameters() if one.requires_grad}
-    there = {name: tensor.shape for name, tensor in adapter.tensors.items()}
+    wanted = {name: tuple(parameter.shape) for name, parameter in trained_parameters(reference).items()}
+    given = {name: tensor.shape for name, tensor in adapter.tensors.items()}
     wrong = [
-        f"{name}: {there.get(name, 'nothing')} in the adapter, {wanted.get(name, 'nothing')} in the model"
-        for name in sorted(wanted.keys() | there.keys())
-        if wanted.get(name) != there.get(name)
+        f"{name}: {given.get(name, 'nothing')} in the adapter, {wanted.get(name, 'nothing')} in the model"
+        for name in sorted(wanted.keys() | given.keys())
+        if wanted.get(name) != given.get(name)
     ]
     if wrong:
         raise UserError(
@@ -96,9 +91,8 @@ def check_adapter(adapter: Adapter, reference: nn.Module, *, model_sha256: str) 
 
 
 def load_adapter(model: nn.Module, adapter: Adapter) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            fill_from(parameter, adapter.tensors[name])
+    for name, parameter in trained_parameters(model).items():
+        fill_from(parameter, adapter.tensors[name])
 
 
 def write_adapter(
@@ -118,7 +112,7 @@ def write_adapter(
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": model_name(run),
+        "base_model_name_or_path": weights_path(run.model),
         "revision": run.model.revision,
         "inference_mode": True,
         "r": lora.rank,
@@ -148,11 +142,11 @@ def short_names(model: nn.Module) -> list[str]:
 
 def token_indices(model: nn.Module) -> dict[str, list[int]]:
     """Ids of the tokens whose rows are in the adapter, by module; of a tied head the embedding says it."""
-    found: dict[str, list[int]] = {}
+    indices: dict[str, list[int]] = {}
     seen: set[int] = set()
     for name, module in rows_modules(model).items():
         rows: Tensor = getattr(module, ROWS)
         if id(rows) not in seen:
-            found[name.rpartition(".")[2]] = list(range(module.first_new, module.first_new + rows.shape[0]))
+            indices[name.rpartition(".")[2]] = list(range(module.first_new, module.first_new + rows.shape[0]))
             seen.add(id(rows))
-    return found
+    return indices

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from windlass.data.sources.source import only_shards
 from windlass.data.tokenizers.tokenizer import TOKENIZER_FILES
 from windlass.errors import UserError
 from windlass.spec import Run
+from windlass.trainer.distributed.agreement import on_every_rank
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.model.safetensors_files import weight_files
 from windlass.trainer.model.structure import weights_path
@@ -33,17 +33,15 @@ class Located:
     tokenizer: str
 
 
-def locate(run: Run, ranks: Ranks) -> Located:
-    """Every rank calls this together; one rank per node downloads, or one of all where nodes share the cache."""
-    return _located(run, lambda hub_id, files, revision: once_per_node(hub_id, files, ranks, revision))
+def locate(run: Run, ranks: Ranks | None = None) -> Located:
+    """Every rank calls this together; one rank per node downloads, or one of all where nodes share the cache.
 
+    Without `ranks` this process is alone.
+    """
 
-def locate_alone(run: Run) -> Located:
-    """The same in one process."""
-    return _located(run, lambda hub_id, files, revision: complete(hub_id, files, revision))
+    def get(hub_id: str, files: tuple[str, ...], revision: str | None) -> Path:
+        return once_per_node(hub_id, files, ranks, revision) if ranks else complete(hub_id, files, revision)
 
-
-def _located(run: Run, get: Callable[[str, tuple[str, ...], str | None], Path]) -> Located:
     assert run.data.tokenizer  # resolved
     model, tokenizer = run.model, run.data.tokenizer
     pretrained = model.init == "pretrained"
@@ -70,15 +68,8 @@ def complete(hub_id: str, files: tuple[str, ...], revision: str | None) -> Path:
 
 def once_per_node(hub_id: str, files: tuple[str, ...], ranks: Ranks, revision: str | None) -> Path:
     shared = cache_is_shared(ranks)
-    problem: UserError | None = None
-    if ranks.is_first or (ranks.local_rank == 0 and not shared):
-        try:
-            complete(hub_id, files, revision)
-        except UserError as error:
-            problem = error
-    problems = [one for one in ranks.gather(problem.as_dict() if problem else None, patient=True) if one]
-    if problems:
-        raise UserError.from_dict(problems[0])
+    downloads = ranks.is_first or (ranks.local_rank == 0 and not shared)
+    on_every_rank(ranks, lambda: complete(hub_id, files, revision) if downloads else None)
     folder = fetched(hub_id, files, revision=revision)
     if folder is None:
         raise UserError(f"{hub_id} was downloaded, but rank {ranks.rank} does not find it")

@@ -6,7 +6,6 @@ Shapes: N tokens, I inputs, O outputs, R rank.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -20,7 +19,7 @@ from windlass.spec import Run
 from windlass.spec.training import LoraSection
 from windlass.trainer.model.nf4 import NF4Weight, product
 from windlass.trainer.model.safetensors_files import fill
-from windlass.trainer.model.structure import blocks
+from windlass.trainer.model.structure import blocks, named_seed
 
 ROUTERS = {"gate", "router", "shared_expert_gate"}  # linear layers that choose experts: not projections
 
@@ -112,12 +111,12 @@ def target_names(model: nn.Module, patterns: Sequence[str] | None) -> list[str]:
         return projections
     chosen: set[str] = set()
     for pattern in patterns:
-        found = {linear for linear in linears if matches(linear, pattern)}
-        if not found:
+        named = {linear for linear in linears if matches(linear, pattern)}
+        if not named:
             raise no_such_target(model, pattern, projections)
-        chosen |= found
+        chosen |= named
     head = model.get_output_embeddings()  # type: ignore[operator]
-    outside = [one for one in chosen if model.get_submodule(one) is head]
+    outside = [name for name in chosen if model.get_submodule(name) is head]
     if outside:
         raise UserError(
             f"model.lora.targets names the head {outside[0]}, which LoRA is not put beside",
@@ -146,8 +145,7 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLinear]:
 def draw_adapters(model: nn.Module, *, seed: int) -> None:
     """First values: A uniform by its inputs, B zero, so that the model is what it was; the same on any ranks."""
     for name, layer in lora_layers(model).items():
-        key = hashlib.blake2b(f"{seed}:{name}.lora_a".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+        generator = torch.Generator().manual_seed(named_seed(seed, f"{name}.lora_a"))
         bound = 1 / math.sqrt(layer.in_features)
         drawn = torch.empty(layer.lora_a.shape).uniform_(-bound, bound, generator=generator)
         fill(layer.lora_a, drawn)

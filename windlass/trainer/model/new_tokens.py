@@ -64,4 +64,4 @@ def add_rows(model: nn.Module, first: int, count: int) -> None:
 
 
 def rows_modules(model: nn.Module) -> dict[str, RowsEmbedding | RowsHead]:
-    return {name: one for name, one in model.named_modules() if isinstance(one, RowsEmbedding | RowsHead)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, RowsEmbedding | RowsHead)}

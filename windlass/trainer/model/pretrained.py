@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from windlass.checkpoint.manifest import sha256_of
+from windlass.common.files import json_digest, sha256_of
 from windlass.errors import UserError
+from windlass.trainer.distributed.agreement import on_every_rank
 from windlass.trainer.distributed.ranks import Ranks
 from windlass.trainer.model.lora import QuantizedLoraLinear
 from windlass.trainer.model.new_tokens import ROWS, rows_modules
 from windlass.trainer.model.safetensors_files import (
     StoredTensor,
-    digest_of,
     fill,
     fill_from,
     mean_row,
@@ -39,6 +39,16 @@ class Source:
     parts: tuple[StoredTensor, ...]
     convert: Callable[[], Tensor] | None  # None: the one part is the parameter
 
+    def whole(self) -> Tensor:
+        return self.convert() if self.convert else self.parts[0].whole()
+
+    def read_into(self, target: Tensor) -> None:
+        """This rank's part. Rows that the files lack become the mean of those they have."""
+        if self.convert is None:
+            fill_from(target, self.parts[0])
+        else:
+            fill(target, self.convert())
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -52,11 +62,16 @@ class Weights:
     def digest(self, ranks: Ranks) -> str:
         """One SHA-256 of all files; every rank reads its share of them."""
         parts = ranks.gather(self.hashes(ranks.rank, ranks.world_size), patient=True)
-        return digest_of({name: value for part in parts for name, value in part.items()})
+        return one_digest({name: value for part in parts for name, value in part.items()})
 
     def hashes(self, index: int = 0, count: int = 1) -> dict[str, str]:
         """SHA-256 of every count-th file."""
         return {path.name: sha256_of(path) for path in self.files[index::count]}
+
+
+def one_digest(hashes: dict[str, str]) -> str:
+    """One SHA-256 for a set of files, from each one's own."""
+    return json_digest(sorted(hashes.items()))
 
 
 def find_weights(folder: Path, reference: nn.Module, *, trusted: bool) -> Weights:
@@ -139,10 +154,10 @@ def check_complete(folder: Path, sources: dict[str, Source], reference: nn.Modul
         if source is None:
             missing.append(name)
         elif source.convert is None:
-            there, wanted = source.parts[0].shape, tuple(parameter.shape)
-            grows = name in resizable and there[1:] == wanted[1:] and there[0] <= wanted[0]
-            if there != wanted and not grows:
-                wrong.append(f"{name}: {there} in the files, {wanted} in the model")
+            stored, wanted = source.parts[0].shape, tuple(parameter.shape)
+            grows = name in resizable and stored[1:] == wanted[1:] and stored[0] <= wanted[0]
+            if stored != wanted and not grows:
+                wrong.append(f"{name}: {stored} in the files, {wanted} in the model")
     if missing or wrong:
         raise UserError(
             f"the weights of {folder} cannot be loaded",
@@ -178,28 +193,28 @@ def load_pretrained(model: nn.Module, weights: Weights, ranks: Ranks, *, new_row
         log.info("rank 0 reads all of %s and sends the others their parts: slices cannot be read of it", weights.folder)
         _load_through_first_rank(model, weights, ranks)
         return
-    problem = None
-    try:
-        _read(model, weights.sources, new_rows=new_rows)
-    except OSError as error:
-        problem = f"rank {ranks.rank}: {error}"
-    problems = [one for one in ranks.gather(problem, patient=True) if one]
-    if problems:
-        raise UserError(f"the weights of {weights.folder} cannot be loaded", evidence=problems[0])
+    sources = weights.sources
+
+    def read() -> None:
+        try:
+            _read(model, sources, new_rows=new_rows)
+        except OSError as error:
+            raise _cannot_load(weights, f"rank {ranks.rank}: {error}") from None
+
+    on_every_rank(ranks, read)
+
+
+def _cannot_load(weights: Weights, evidence: str) -> UserError:
+    return UserError(f"the weights of {weights.folder} cannot be loaded", evidence=evidence)
 
 
 def _read(model: nn.Module, sources: dict[str, Source], *, new_rows: bool) -> None:
-    quantized = {f"{name}.weight": one for name, one in model.named_modules() if isinstance(one, QuantizedLoraLinear)}
-    for name, layer in quantized.items():
-        layer.nf4.set(_whole(sources[name]))
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLoraLinear):
+            module.nf4.set(sources[f"{name}.weight"].whole())
     for name, target in model.named_parameters():
-        if name.endswith(ADDED):
-            continue
-        source = sources[name]
-        if source.convert is None:
-            fill_from(target, source.parts[0])
-        else:
-            fill(target, source.convert())
+        if not name.endswith(ADDED):
+            sources[name].read_into(target)
     for name, module in rows_modules(model).items() if new_rows else ():
         rows: Tensor = getattr(module, ROWS)
         whole = sources.get(f"{name}.weight")
@@ -215,18 +230,11 @@ def first_rows(stored: StoredTensor, first: int, count: int) -> Tensor:
     return rows
 
 
-def _whole(source: Source) -> Tensor:
-    return source.convert() if source.convert else source.parts[0].whole()
-
-
 def read_tensor(weights: Weights, name: str, like: Tensor) -> Tensor:
-    """One tensor of a model's files, whole and in fp32. Rows that they lack become the mean of those they have."""
+    """One tensor of a model's files, whole and in fp32."""
     assert weights.sources is not None  # adapters are not trained beside others
-    source, value = weights.sources[name], torch.empty(like.shape)
-    if source.convert is None:
-        fill_from(value, source.parts[0])
-    else:
-        value.copy_(source.convert())
+    value = torch.empty(like.shape)
+    weights.sources[name].read_into(value)
     return value
 
 
@@ -237,14 +245,14 @@ def _load_through_first_rank(model: nn.Module, weights: Weights, ranks: Ranks) -
     if ranks.is_first:
         try:
             source = _read_through_transformers(weights)
-            lacking = [n for n, _ in model.named_parameters() if n not in source]
+            lacking = [name for name, _ in model.named_parameters() if name not in source]
             if lacking:
                 raise ValueError(f"the model has {lacking[0]}, the files do not")
         except Exception as error:  # of whatever kind: the other ranks wait to hear of it
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
     problem = ranks.broadcast(problem, patient=True)
     if problem:
-        raise UserError(f"the weights of {weights.folder} cannot be loaded", evidence=problem)
+        raise _cannot_load(weights, problem)
     for name, target in model.named_parameters():
         full = torch.empty(target.shape, dtype=target.dtype, device=ranks.device)
         if ranks.is_first:

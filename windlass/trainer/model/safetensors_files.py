@@ -5,11 +5,10 @@ Put a rank's part of a full tensor into its parameter, from memory or from a fil
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,17 +106,22 @@ def parse_header(content: mmap.mmap | bytearray) -> tuple[dict[str, Any], dict[s
     return entries, entries.pop("__metadata__", {}), 8 + length
 
 
-def write_tensors(path: Path, described: dict[str, Tensor], tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """A file of the tensors that `described` has the shapes and types of, in its order; one is in memory at a time."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def make_header(described: dict[str, Tensor], remarks: dict[str, str]) -> bytes:
+    """What a file of these tensors begins with; their values follow in the same order."""
+    entries: dict[str, Any] = {"__metadata__": remarks}
     end = 0
     for name, tensor in described.items():
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
+        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_tensors(path: Path, described: dict[str, Tensor], tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """A file of the tensors that `described` has the shapes and types of, in its order; one is in memory at a time."""
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(make_header(described, {"format": "pt"}))
         for (name, tensor), expected in zip(tensors, described, strict=True):
             if name != expected or (tensor.shape, tensor.dtype) != (described[name].shape, described[name].dtype):
                 raise RuntimeError(f"{name} {tuple(tensor.shape)} was to be {expected}")
@@ -147,17 +151,12 @@ def read_header(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     return tensors, remarks
 
 
-def digest_of(parts: dict[str, str]) -> str:
-    """One SHA-256 for a set of files, from each one's own."""
-    return hashlib.sha256(json.dumps(sorted(parts.items())).encode()).hexdigest()
-
-
 def fill(target: Tensor, value: Tensor) -> None:
     """Copy this rank's slice of a full tensor into a parameter."""
     with torch.no_grad():
         if isinstance(target, DTensor):
             local, offsets = own_part(target)
-            local.copy_(part_of(value, local, offsets))
+            local.copy_(narrowed(value, offsets, local.shape))
         else:
             target.copy_(value)
 
@@ -173,9 +172,9 @@ def own_part(target: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return local, tuple(offsets)
 
 
-def part_of(full: Tensor, local: Tensor, offsets: tuple[int, ...]) -> Tensor:
-    """What of a full tensor lies in a rank's part that begins at `offsets`."""
-    for axis, (first, size) in enumerate(zip(offsets, local.shape, strict=True)):
+def narrowed(full: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """The part of a full tensor that begins at `offsets`: a view."""
+    for axis, (first, size) in enumerate(zip(offsets, sizes, strict=True)):
         full = full.narrow(axis, first if size else 0, size)
     return full
 
@@ -187,13 +186,13 @@ def fill_from(target: Tensor, stored: StoredTensor) -> None:
         target.copy_(stored.whole())
         return
     local, (first, *columns) = own_part(target)
-    last, there = first + local.shape[0], stored.shape[0]
-    for row, part in stored.chunks(first, min(last, there)):
+    last, num_stored = first + local.shape[0], stored.shape[0]
+    for row, part in stored.chunks(first, min(last, num_stored)):
         rows = local[row - first : row - first + part.shape[0]]
-        rows.copy_(part_of(part, rows, (0, *columns)))
-    if last > there and last > first:
+        rows.copy_(narrowed(part, (0, *columns), rows.shape))
+    if last > num_stored and last > first:
         mean = mean_row(stored)
-        local[max(there, first) - first :].copy_(part_of(mean, local[0], tuple(columns)))
+        local[max(num_stored, first) - first :].copy_(narrowed(mean, columns, local.shape[1:]))
 
 
 def mean_row(stored: StoredTensor) -> Tensor:

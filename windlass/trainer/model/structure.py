@@ -133,23 +133,24 @@ def meta_model(config: Any, run: Run) -> nn.Module:
 
     if run.model.own_class:
         return own_model(run.model, config)
-    asked = run.model.attention
+    requested = run.model.attention
+    by_name = requested not in ("auto", "flash4")
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 config,
                 # our own names become torch's attention, or eager where a family has no other (its sinks, its biases);
                 # attention.py takes it from there
-                attn_implementation=None if asked in ("auto", "flash4") else asked,
+                attn_implementation=requested if by_name else None,
                 dtype=torch.float32,  # master weights
                 trust_remote_code=run.model.trust_remote_code,
             )
     except (ValueError, ImportError, NotImplementedError) as error:
-        attention = asked not in ("auto", "flash4")
+        attention = f" with model.attention={requested}" if by_name else ""
         raise UserError(
-            f"transformers cannot build {config.model_type}" + (f" with model.attention={asked}" if attention else ""),
+            f"transformers cannot build {config.model_type}{attention}",
             evidence=str(error).strip().splitlines()[0],
-            fix="model.attention=auto" if attention else None,
+            fix="model.attention=auto" if by_name else None,
         ) from None
     check_text_only(model)
     model.config.use_cache = False
@@ -162,6 +163,12 @@ def attention_name(model: nn.Module) -> str:
     if name == "eager":
         return "eager: transformers has nothing faster for this family"
     return name
+
+
+def named_seed(seed: int, name: str) -> int:
+    """For a generator of torch: what is drawn depends on the run's seed and on a name alone."""
+    key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(key, "little") >> 1
 
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -231,7 +238,7 @@ def shape_of(model: nn.Module, config: Any) -> ModelShape | None:
         return None
     parts = blocks(model)
     inside = sum(parameter.numel() for block in parts.values() for parameter in block.parameters())
-    told = facts(model)
+    counted = facts(model)
     met = getattr(text, "num_experts_per_tok", None) or 1
     ffn_width = _first_int(text, "moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner") or 4 * width
     experts = _first_int(text, "num_local_experts", "num_experts", "n_routed_experts") or 0
@@ -247,9 +254,9 @@ def shape_of(model: nn.Module, config: Any) -> ModelShape | None:
         kv_width=(_first_int(text, "num_key_value_heads") or heads) * head_dim,
         heads=heads,
         head_dim=head_dim,
-        vocabulary=told.vocab_size,
-        tied=told.tied,
-        parameters=told.num_parameters,
+        vocabulary=counted.vocab_size,
+        tied=counted.tied,
+        parameters=counted.num_parameters,
         block_parameters=block,
         active_block_parameters=max(block - idle, block // max(experts, 1)),
         expert_parameters=min(block, 3 * width * ffn_width * experts),
@@ -258,8 +265,12 @@ def shape_of(model: nn.Module, config: Any) -> ModelShape | None:
 
 
 def _first_int(config: Any, *names: str) -> int | None:
-    found = (getattr(config, name, None) for name in names)
-    return next((value for value in found if isinstance(value, int) and value > 0), None)
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ Every rank ends up with its slice of the same full tensors, whatever the number 
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from windlass.errors import UserError
 from windlass.trainer.model.own import fresh_buffers, is_plain
 from windlass.trainer.model.safetensors_files import fill
-from windlass.trainer.model.structure import blocks
+from windlass.trainer.model.structure import blocks, named_seed
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +60,8 @@ def _units(reference: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _draw_unit(reference: nn.Module, name: str, unit: nn.Module, seed: int, device: torch.device) -> dict[str, Tensor]:
     own = copy.deepcopy(unit).to_empty(device=device)
-    key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
-        torch.manual_seed(int.from_bytes(key, "little") >> 1)
+        torch.manual_seed(named_seed(seed, name))
         for parameter in own.parameters():  # what the family's own rule leaves alone must not pass for a weight
             parameter.fill_(float("nan"))
         for module in _children_first(own):
@@ -89,7 +87,8 @@ def _rule(module: nn.Module, reference: nn.Module) -> Callable[[nn.Module], None
 
 def _fill_constants(module: nn.Module) -> None:
     """What the family's rule leaves to the module itself: learned constants of an activation."""
-    left = {name: one for name, one in module.named_parameters(recurse=False) if bool(one.isnan().all())}
+    own = module.named_parameters(recurse=False)
+    left = {name: parameter for name, parameter in own if bool(parameter.isnan().all())}
     if not left or module._modules or len(left) < len(module._parameters):
         return
     try:
@@ -152,7 +151,7 @@ def _fresh_module(module: nn.Module, reference: nn.Module, device: torch.device)
             if buffer.is_floating_point():
                 buffer.fill_(float("nan"))
         _rule(own, reference)(own)
-    if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in own.buffers(recurse=False)):
+    if any(buffer.is_floating_point() and not bool(buffer.isfinite().all()) for buffer in own.buffers(recurse=False)):
         try:
             return type(module)().to(device)  # constants of an activation, which take no configuration
         except TypeError:

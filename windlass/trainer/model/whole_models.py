@@ -18,13 +18,13 @@ Values = Callable[[str, Tensor], Tensor]  # of a tensor, by its name in the mode
 Named = dict[str, Tensor]
 
 
-def write_model(folder: Path, model: nn.Module, values: Values, *, largest_file: int = LARGEST_FILE) -> None:
+def write_model(folder: Path, model: nn.Module, values: Values) -> None:
     """`model` is on the meta device, in the type to write; names and layout are those of published files."""
     model.save_pretrained(folder, state_dict={})  # type: ignore[operator]  # all but the weights
     (folder / WEIGHTS_FILE).unlink(missing_ok=True)
     tensors = saved_tensors(model)
     parts = [(names, published(model, {name: tensors[name] for name in names})) for names in units(model, tensors)]
-    files = list(files_of(parts, largest_file))
+    files = list(files_of(parts, LARGEST_FILE))
     index: dict[str, str] = {}
     for number, file in enumerate(files):
         name = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else WEIGHTS_FILE

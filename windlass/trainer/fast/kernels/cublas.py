@@ -65,9 +65,10 @@ class Product:
             _call("cublasLtMatmulPreferenceSetAttribute", preference, MAX_WORKSPACE_BYTES, ctypes.byref(room), 8)
             offer, count = _Offer(), ctypes.c_int()
             layouts = self._weight, self._a, self._out, self._out
-            asked = _handle(device), self._operation, *layouts, preference, 1, ctypes.byref(offer), ctypes.byref(count)
+            results = ctypes.byref(offer), ctypes.byref(count)
+            arguments = _handle(device), self._operation, *layouts, preference, 1, *results
             try:
-                _call("cublasLtMatmulAlgoGetHeuristic", *asked)
+                _call("cublasLtMatmulAlgoGetHeuristic", *arguments)
             finally:
                 _call("cublasLtMatmulPreferenceDestroy", preference)
             if count.value < 1 or offer.state:
