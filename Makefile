@@ -28,7 +28,7 @@ help:  ## this list
 setup: $(READY)  ## make .venv with everything in it
 
 $(READY): pyproject.toml constraints.txt
-	PYTHON=$(PYTHON) tools/setup $(VENV) -c constraints.txt -e '.[train,tensorboard,k8s,aws,image,ui,mcp,flash,dev]'
+	PYTHON=$(PYTHON) tools/setup $(VENV) -c constraints.txt -e '.[train,tensorboard,wandb,k8s,aws,image,ui,mcp,flash,dev]'
 	@touch $@
 
 demo: setup  ## train a small Llama on two processes, kill one, watch it recover

@@ -71,7 +71,7 @@ def test_tools_say_what_they_do_and_nothing_acts_without_a_plan(tmp_path):
         for name, one in tools.items():
             assert one.output_schema, name
             assert one.description, name
-        written = await tool(client, "write_run_file", path="my.yaml", task="pretrain")
+        written = await tool(client, "write_run_file", run_file="my.yaml", task="pretrain")
         assert written["path"] == "my.yaml"
         estimate = await tool(client, "estimate_run", run_file="my.yaml", overrides=["train.steps=7"])
         assert estimate["resolved"]["train"]["steps"] == 7
@@ -109,7 +109,7 @@ def test_a_plan_is_void_when_its_file_is_gone(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("write_run_file", {"path": "--force"}),  # would overwrite
+        ("write_run_file", {"run_file": "--force"}),  # would overwrite
         ("check_cluster", {"run_file": "--deep"}),  # would run pods
         ("compare_runs", {"names": ["my", "--plot=loss.png"]}),  # would write a file
     ],

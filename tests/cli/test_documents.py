@@ -62,9 +62,9 @@ def test_init_writes_a_short_file_for_every_task(windlass, tmp_path, task, full)
 
 
 def test_init_needs_a_model_to_fine_tune(windlass, tmp_path):
-    answer = windlass("init", "my.yaml", "--task", "lora")
+    answer = windlass("init", "my.yaml", "--task", "lora", "--data", "talks.jsonl")
     assert answer.code == 2
-    assert "--model HUB_ID_OR_FOLDER" in answer.err
+    assert "windlass init my.yaml --task lora --model HUB_ID_OR_FOLDER --data talks.jsonl" in answer.err
     assert not (tmp_path / "my.yaml").exists()
 
 

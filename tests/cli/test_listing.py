@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -202,6 +203,24 @@ def test_show_says_what_matters_first(windlass, make):
     assert (facts["started"], facts["seconds"]) == (1000.0, 3600.0)
     assert facts["model"] == "llama-tiny"
     assert facts["summary"]["learning_rate"] == 0.0003
+
+
+def test_evaluations_are_shown_and_reported(windlass, make, tmp_path):
+    folder = make()
+    task = {"task": "arc_easy", "metric": "acc", "filter": None, "value": 0.25, "stderr": 0.0125}
+    task |= {"higher_is_better": True, "shots": 0, "samples": 2376}
+    record = {"name": "small", "step": 4, "time": 5.0, "limit": None, "results": [task]}
+    newer = {**record, "time": 6.0, "results": [{**task, "value": 0.5}, {"task": "of another version"}, "odd"]}
+    for line in (record, {"results": 3}, newer, {**record, "step": 6, "results": [{**task, "value": 0.75}]}):
+        append_json_line(folder.evaluations, line)
+    values = [
+        (row["step"], row["task"], row["value"]) for row in windlass("show", "small", "--json").json["evaluations"]
+    ]
+    assert values == [(4, "arc_easy", 0.5), (6, "arc_easy", 0.75)]
+    assert re.search(r"arc_easy +acc +0.7500 +± 0.0125 +6 +0 +2,376", windlass("show", "small").out)
+    assert windlass("report", "small").code == 0
+    page = (tmp_path / "small.html").read_text()
+    assert "<th>arc_easy, acc</th><td>0.75 ± 0.0125 at step 6, 2,376 examples</td>" in page
 
 
 def test_ls_sorts(windlass, make):

@@ -123,6 +123,14 @@ def test_without_a_scheduler_there_is_a_way_out(nowhere, tmp_path):
         assert "--dry-run --offline" in answer.json["fix"]
 
 
+def test_a_missing_kubeconfig_is_what_is_missing(nowhere, tmp_path):
+    (tmp_path / "run.yaml").write_text("model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\n")
+    error = nowhere("run", "run.yaml", "--on", "kubernetes", "--dry-run", "--json").json
+    assert (error["error"], error["code"]) == ("no Kubernetes cluster is configured here", "no-answer")
+    assert "not known how many GPUs" in error["cause"]
+    assert "resources.gpus_per_node=8" in error["fix"]
+
+
 def test_offline_does_not_blame_permissions(nowhere, tmp_path):
     (tmp_path / "run.yaml").write_text("model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\n")
     answer = nowhere("run", "run.yaml", "--on", "kubernetes", "--dry-run", "--offline", "image.name=a/b:1")

@@ -1,10 +1,13 @@
 """The root of the command line: quick, lean, and every error shown once."""
 
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +36,19 @@ def test_help_answers_at_once():
         subprocess.run([sys.executable, "-m", "windlass.cli.main", "--help"], capture_output=True, check=True)
         seconds.append(time.perf_counter() - begin)
     assert min(seconds) <= 0.25, statistics.median(seconds)
+
+
+def test_ctrl_c_while_commands_are_imported_shows_no_traceback(tmp_path):
+    (tmp_path / "click.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    path = f"{tmp_path}:{Path(__file__).parents[2]}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "windlass", "ls"],
+        env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "interrupted\n")
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -44,6 +44,9 @@ def test_dry_run_prints_the_request_and_creates_nothing(windlass, run_file, tmp_
     answer = windlass("run", run_file, "train.steps=9", "--dry-run", "--inject", "kill:rank=1,step=3")
     assert answer.code == 0
     assert "steps: 9" in answer.out
+    assert "processes_per_node: 2" in answer.out  # decided
+    assert "cache_gib" not in answer.out  # a default
+    assert len(answer.out.splitlines()) < 50
     assert "torch.distributed.run --standalone --nproc-per-node 2 -m windlass.trainer runs/small/run.yaml" in answer.out
     assert "WINDLASS_FAULTS=kill:rank=1,step=3" in answer.out
     as_json = windlass("run", run_file, "--dry-run", "--json").json

@@ -60,7 +60,10 @@ def test_a_schema_can_be_asked_for(windlass):
     refused = windlass("schema", "output", "ckpt", "list", "--json")
     assert refused.code == 2
     assert refused.json["fix"] == "windlass schema output ckpt ls"
-    assert windlass("schema", "of-nothing").code == 2
+    below = windlass("schema", "output", "ckpt").json["$defs"]
+    assert {"ListedCheckpoint", "Exported"} <= below.keys()
+    assert "ListedRun" not in below
+    assert "windlass schema output run" in windlass("schema", "run").err
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def test_what_cannot_be_split_is_refused_in_words(overrides: tuple[str, ...], wo
     with pytest.raises(UserError) as raised:
         check(run, ranks) or Layout.planned(run, ranks, 1, shape)
     assert words in f"{raised.value.what} {raised.value.evidence}"
+    if "cannot be cut" in raised.value.what:
+        assert raised.value.fix in ("parallel.tensor=8", "parallel.context=1")
 
 
 def test_added_tokens_leave_a_vocabulary_that_can_be_cut() -> None:

@@ -49,6 +49,13 @@ def test_text(plan):
         assert word in out
 
 
+def test_a_gpu_alone_is_one_on_each_node_and_that_is_said(plan):
+    code, _, err = plan("--gpu", "H200", "--nodes", "4")
+    assert code == 0
+    assert "4 GPUs, 1 on each of 4 nodes" in err
+    assert "GPUs, 1 on each" not in plan("--gpu", "H200", "--nodes", "4", "gpus_per_node=8")[2]
+
+
 def test_what_does_not_fit_says_what_does(plan):
     code, out, err = plan("--gpu", "H200", "micro_batch=32")
     assert code == 2

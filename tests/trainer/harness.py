@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,12 @@ def start(
     port: int | None = None,
     nodes: int = 1,
     prelude: Callable[[int], None] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Job:
-    """Start `run` on so many processes with its run folder under `root`; `prelude(rank)` is called in each first."""
+    """Start `run` on so many processes with its run folder under `root`; `prelude(rank)` is called in each first.
+
+    Ranks have the environment of the server that they are forked from, and `variables`.
+    """
     root.mkdir(parents=True, exist_ok=True)
     name = run.get("name", "run")
     run_file = root / f"{name}.yaml"
@@ -123,6 +127,7 @@ def start(
             "WINDLASS_ATTEMPT": str(attempt),
             "WINDLASS_CACHE": os.environ["WINDLASS_CACHE"],
             "OMP_NUM_THREADS": "1",
+            **(variables or {}),
         }
         log = root / f"console-{rank}.txt"
         process = context.Process(target=be_rank, args=(environment, log, [str(run_file), *overrides], prelude))

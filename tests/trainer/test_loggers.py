@@ -44,23 +44,26 @@ class Sink:
 """
 
 
-def killed_and_resumed(corpus: Path, root: Path, *loggers: str, **settings: Any) -> tuple[RunFolder, str]:
-    run = tiny_run(corpus, train__steps=6, train__loggers=list(loggers), checkpoint__every=2, **settings)
-    killed = train(root, run, faults="kill:rank=0,step=5")
+def killed_and_resumed(
+    corpus: Path, root: Path, loggers: list[str], variables: dict[str, str], **settings: Any
+) -> tuple[RunFolder, str]:
+    run = tiny_run(corpus, train__steps=6, train__loggers=loggers, checkpoint__every=2, **settings)
+    killed = train(root, run, faults="kill:rank=0,step=5", variables=variables)
     assert killed.codes == [-9], killed.output
-    return resume(root, run).folder, killed.output
+    return resume(root, run, variables=variables).folder, killed.output
 
 
 @pytest.mark.train
 def test_sinks_and_traces_of_a_run_that_is_killed(corpus: Path, tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("wandb", reason="pip install 'windlass[wandb]'")
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "sinks.py").write_text(SINK)
     folder, said = killed_and_resumed(
         corpus,
         tmp_path,
-        "tensorboard",
-        "sinks:Sink",
+        ["tensorboard", "wandb", "sinks:Sink"],
+        {"WANDB_MODE": "offline"},
         code=str(tmp_path / "code"),
         train__profile={"first": 3, "steps": 2},
     )
@@ -75,6 +78,10 @@ def test_sinks_and_traces_of_a_run_that_is_killed(corpus: Path, tmp_path: Path) 
     board = events.EventAccumulator(str(folder.path / "tensorboard"))
     board.Reload()
     assert [point.step for point in board.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    identity = json.loads((folder.path / "loggers.json").read_text())["wandb"]
+    offline = sorted((folder.path / "wandb").glob("offline-run-*"))
+    assert [path.name.rpartition("-")[2] for path in offline] == [identity, identity]
+    assert logged_steps(next(offline[1].glob("*.wandb"))) == [1, 2, 3, 4, 5, 6]
     (trace,) = (folder.path / "profile").glob("*.trace.json.gz")
     assert trace.name.startswith("steps-3-4-rank-0000")
     names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
@@ -82,8 +89,24 @@ def test_sinks_and_traces_of_a_run_that_is_killed(corpus: Path, tmp_path: Path) 
     assert "aten::mm" in next((folder.path / "profile").glob("*.txt")).read_text()
 
 
+def logged_steps(path: Path) -> list[int]:
+    """The steps of a W&B file: records of protobuf in the form of LevelDB's log, here all within one block."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, place, steps = path.read_bytes(), 7, []
+    while place + 7 <= len(content):
+        length = int.from_bytes(content[place + 4 : place + 6], "little")
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(content[place + 7 : place + 7 + length])
+        place += 7 + length
+        items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+        if "step" in items:
+            steps.append(json.loads(items["step"]))
+    return steps
+
+
 @pytest.fixture
-def mlflow() -> Iterator[str]:
+def mlflow(tmp_path: Path) -> Iterator[str]:
     """A real server, of whichever mlflow there is: WINDLASS_MLFLOW names its program."""
     program = os.environ.get("WINDLASS_MLFLOW") or shutil.which("mlflow")
     if program is None:
@@ -92,12 +115,22 @@ def mlflow() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    command = [program, "server", "--port", str(port), "--backend-store-uri", "sqlite://", "--workers", "1"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        program,
+        "server",
+        "--port",
+        str(port),
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "--workers",
+        "1",
+    ]
+    variables = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # three more processes
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables)
     try:
         for _ in range(600):
             try:
-                urllib.request.urlopen(f"{address}/health", timeout=1)
+                ask(address, "experiments/search", max_results=1)  # the first request makes the database
                 break
             except OSError:
                 time.sleep(0.2)
@@ -122,9 +155,8 @@ def ask(address: str, what: str, **values: Any) -> Any:
 @pytest.mark.campaign
 @pytest.mark.campaign_only
 @pytest.mark.train
-def test_mlflow_knows_one_run(corpus: Path, tmp_path: Path, mlflow: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow)
-    folder, _ = killed_and_resumed(corpus, tmp_path, "mlflow", data__holdout=0.1)
+def test_mlflow_knows_one_run(corpus: Path, tmp_path: Path, mlflow: str) -> None:
+    folder, _ = killed_and_resumed(corpus, tmp_path, ["mlflow"], {"MLFLOW_TRACKING_URI": mlflow}, data__holdout=0.1)
     identity = json.loads((folder.path / "loggers.json").read_text())["mlflow"]
     experiments = ask(mlflow, "experiments/search", max_results=10, filter="name = 'windlass'")["experiments"]
     (run,) = ask(mlflow, "runs/search", experiment_ids=[experiments[0]["experiment_id"]])["runs"]
@@ -132,37 +164,7 @@ def test_mlflow_knows_one_run(corpus: Path, tmp_path: Path, mlflow: str, monkeyp
     points = ask(mlflow, f"GET metrics/get-history?run_id={identity}&metric_key=train/loss")["metrics"]
     assert {int(point["step"]) for point in points} == {1, 2, 3, 4, 5, 6}
     assert {"train/loss", "validation/loss"} <= {metric["key"] for metric in run["data"]["metrics"]}
-    assert {"train.steps": "6"}.items() <= {one["key"]: one["value"] for one in run["data"]["params"]}.items()
-
-
-@pytest.mark.campaign
-@pytest.mark.campaign_only
-@pytest.mark.train
-def test_wandb_offline_goes_on_under_one_id(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="pip install 'windlass[wandb]'")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    folder, _ = killed_and_resumed(corpus, tmp_path, "wandb")
-    identity = json.loads((folder.path / "loggers.json").read_text())["wandb"]
-    written = sorted((folder.path / "wandb").glob("offline-run-*"))
-    assert len(written) == 2
-    assert {path.name.rpartition("-")[2] for path in written} == {identity}
-    assert logged_steps(next(written[1].glob("*.wandb"))) == [1, 2, 3, 4, 5, 6]
-
-
-def logged_steps(path: Path) -> list[int]:
-    """The steps of a W&B file: records of protobuf in the form of LevelDB's log, here all within one block."""
-    from wandb.proto import wandb_internal_pb2
-
-    content, place, steps = path.read_bytes(), 7, []
-    while place + 7 <= len(content):
-        length = int.from_bytes(content[place + 4 : place + 6], "little")
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(content[place + 7 : place + 7 + length])
-        place += 7 + length
-        items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
-        if "step" in items:
-            steps.append(json.loads(items["step"]))
-    return steps
+    assert {"train.steps": "6"}.items() <= {param["key"]: param["value"] for param in run["data"]["params"]}.items()
 
 
 class Refusing(BaseHTTPRequestHandler):

@@ -155,7 +155,7 @@ async def watch_run(
 
 
 def write_run_file(
-    path: str,
+    run_file: str,
     task: Literal["pretrain", "chat", "lora", "dpo"] = "pretrain",
     preset: str | None = None,
     model: str | None = None,
@@ -163,7 +163,7 @@ def write_run_file(
 ) -> runs.InitResult:
     """Write a run file to start from. One that is there is not overwritten."""
     options = {"--task": task, "--preset": preset, "--model": model, "--data": data_source}
-    return call(runs.InitResult, "init", path, *_options(options))
+    return call(runs.InitResult, "init", run_file, *_options(options))
 
 
 def stop_run(name: str, on: str | None = None) -> runs.StopResult:

@@ -17,7 +17,7 @@ from windlass.api.lookup import find, load_run
 from windlass.api.preparation import is_under_way
 from windlass.api.schemas.runs import LogLine, RunResult, ShownRun, Status, StopResult, WhyResult
 from windlass.api.submission import result_of
-from windlass.api.summary import History, compared_ranks, goodput_of, loss_points, summarize
+from windlass.api.summary import History, compared_ranks, evaluated_tasks, goodput_of, loss_points, summarize
 from windlass.common.files import read_json_lines, whole
 from windlass.errors import UserError
 from windlass.runfolder import steps_of
@@ -183,6 +183,7 @@ def shown_run(
         started=history.began,
         seconds=history.seconds(time.time()) if is_timed else None,
         summary=summarize(job.folder, history),
+        evaluations=evaluated_tasks(read_json_lines(job.folder.evaluations)),
         goodput=goodput_of(job.folder, under_way=is_under_way(status)),
         history=list(history.records),
         history_left_out=history.left_out,

@@ -35,6 +35,9 @@ def planned(requested: Run, gpu_name: str | None = None) -> Planned:
     num_ranks = hardware.ranks if hardware else world_size(run)
     check_on(run, num_ranks, hardware)
     warnings = check_data(run)
+    if gpu_name and requested.resources.gpus_per_node is None and run.resources.nodes > 1:
+        nodes = run.resources.nodes
+        warnings.append(f"planned for {nodes} GPUs, 1 on each of {nodes} nodes; for 8 each: resources.gpus_per_node=8")
     expected = forecast(run, hardware) if hardware else None
     rows = describe(run, num_ranks, hardware.gpu if hardware else None)
     on_cpus = memory_on_cpus(run, target(run.target), num_ranks)

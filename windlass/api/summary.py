@@ -9,11 +9,14 @@ import bisect
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windlass.api.schemas.runs import RunGoodput, Summary
+from pydantic import ValidationError
+
+from windlass.api.schemas.runs import EvaluatedTask, RunGoodput, Summary
 from windlass.common.files import bounded_lines, parse_record, read_json_lines, real, whole, words
 from windlass.goodput.accounting import account, read_metrics
 from windlass.runfolder import RunFolder
@@ -209,6 +212,19 @@ def goodput_of(folder: RunFolder, *, under_way: bool) -> RunGoodput:
     now = time.time() if under_way else None
     told = account(read_json_lines(folder.history), read_metrics(folder.metrics), now=now)
     return RunGoodput.model_validate(told.as_dict())
+
+
+def evaluated_tasks(records: Iterable[Record]) -> list[EvaluatedTask]:
+    """The results in records of evaluations.jsonl; of one task, step and limit the newest."""
+    tasks: dict[tuple[object, ...], EvaluatedTask] = {}
+    for record in records:
+        results = record.get("results")
+        for result in results if isinstance(results, list) else ():
+            about = {key: record.get(key) for key in ("step", "time", "limit")}
+            with suppress(TypeError, ValidationError):  # a line of another version
+                task = EvaluatedTask.model_validate({**result, **about})
+                tasks[task.task, task.metric, task.filter, task.step, task.limit] = task
+    return list(tasks.values())
 
 
 def compared_ranks(folder: RunFolder) -> dict[str, Any] | None:

@@ -65,7 +65,7 @@ def init(
     if list_presets:
         _list_presets(as_json=as_json)
         return
-    values = _settings(task, preset, model, source)
+    values = _settings(task, preset, model, source, path)
     name = preset or ("llama-tiny" if task == "pretrain" and not model else task)
     path = path or Path(f"{name}.yaml")
     text = run_file_text(values) if full else short_text(task, values)
@@ -82,7 +82,7 @@ def init(
         click.echo(f"wrote {path}\n  windlass plan {path}    what it would do\n  windlass run {path}")
 
 
-def _settings(task: str, preset: str | None, model: str | None, source: str | None) -> Values:
+def _settings(task: str, preset: str | None, model: str | None, source: str | None, path: Path | None) -> Values:
     """The keys that a run file for the task sets."""
     from windlass.catalog.models import preset as find_preset
     from windlass.targets.launch.machine import this_machine
@@ -100,7 +100,8 @@ def _settings(task: str, preset: str | None, model: str | None, source: str | No
         if not model and not from_preset:
             raise UserError(
                 f"--task {task} starts from a pretrained model, and none is named",
-                fix=f"windlass init --task {task} --model HUB_ID_OR_FOLDER --data {EXPECTED[task][0]}",
+                fix=f"windlass init {path or f'{task}.yaml'} --task {task} --model HUB_ID_OR_FOLDER "
+                f"--data {source or EXPECTED[task][0]}",
             )
         chosen = {"path": model} if model else {"preset": preset}
         chosen["init"] = "pretrained"

@@ -31,7 +31,7 @@ def schema(what: tuple[str, ...], list_keys: bool, as_json: bool) -> None:
     \b
     windlass schema                  of the run file
     windlass schema output           of what every command prints
-    windlass schema output ckpt ls   of what this one prints
+    windlass schema output ckpt ls   of what this one prints; output ckpt: of all below ckpt
     windlass schema output error     of what every command prints when it fails
 
     \b
@@ -50,7 +50,11 @@ def schema(what: tuple[str, ...], list_keys: bool, as_json: bool) -> None:
     elif what[0] == "output" and not list_keys:
         print_json(_schema_of_output(" ".join(what[1:])))
     else:
-        raise UserError(f"there is no schema of {' '.join(what)!r}", fix="windlass schema --help")
+        raise UserError(
+            f"there is no schema of {' '.join(what)!r}",
+            evidence="there are: the run file's, without a word; output: what commands print; output COMMAND",
+            fix=f"windlass schema output {' '.join(what)}    or of the run file: windlass schema --keys",
+        )
 
 
 def _schema_of_output(command: str) -> dict[str, Any]:
@@ -58,7 +62,7 @@ def _schema_of_output(command: str) -> dict[str, Any]:
 
     from windlass.api.schemas import OUTPUTS, schema_of
 
-    chosen = [output for output in OUTPUTS if not command or output.command == command]
+    chosen = [output for output in OUTPUTS if not command or f"{output.command} ".startswith(f"{command} ")]
     if not chosen:
         names = list(dict.fromkeys(output.command for output in OUTPUTS))
         near = difflib.get_close_matches(command, names, 1)

@@ -325,19 +325,22 @@ def check_divisible(config: dict[str, Any], run: Run) -> None:
         )
     if expert > 1 and not experts:
         raise UserError(f"{family} models have no experts to share", fix="parallel.expert=1")
-    for name, number, parts in (
-        ("data.sequence_length", run.data.sequence_length, tensor * (2 * context if context > 1 else 1)),
-        ("num_attention_heads", heads, tensor),
-        ("num_key_value_heads", config.get("num_key_value_heads") or heads, tensor),
-        ("intermediate_size", config.get("intermediate_size"), tensor),
-        ("vocab_size", config.get("vocab_size"), tensor),
-        ("the number of experts", experts, expert),
+    halves = 2 * context if context > 1 else 1
+    for name, number, key, size, times in (
+        ("data.sequence_length", run.data.sequence_length, "tensor", tensor, halves),
+        ("num_attention_heads", heads, "tensor", tensor, 1),
+        ("num_key_value_heads", config.get("num_key_value_heads") or heads, "tensor", tensor, 1),
+        ("intermediate_size", config.get("intermediate_size"), "tensor", tensor, 1),
+        ("vocab_size", config.get("vocab_size"), "tensor", tensor, 1),
+        ("the number of experts", experts, "expert", expert, 1),
     ):
+        parts = size * times
         if number and number % parts:
+            smaller = next((less for less in range(size - 1, 0, -1) if number % (less * times) == 0), None)
             raise UserError(
                 f"{name} is {number} and cannot be cut into {parts} equal parts",
                 evidence=f"parallel.tensor is {tensor}, context {context}, expert {expert}",
-                fix="smaller ones that divide it",
+                fix=f"parallel.{key}={smaller}" if smaller else "parallel.context=1",
             )
 
 

@@ -52,6 +52,7 @@ class Sources:
     verdict: Callable[[RunFolder], dict[str, Any]]  # as `windlass why --json` prints it
     summary: Callable[[RunFolder], dict[str, Any]]  # as `windlass show --json` prints it
     goodput: Callable[[RunFolder], float | None]  # time training over time paid
+    evaluations: Callable[[RunFolder], list[dict[str, Any]]]  # as `windlass show --json` prints them
 
 
 class UnknownRunError(KeyError):

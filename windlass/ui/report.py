@@ -96,6 +96,7 @@ def report(folder: RunFolder, sources: Sources) -> str:
         _heading(folder, row),
         _verdict(sources.verdict(folder)) if row.get("state") == "failed" else "",
         _section("Results", _table(_results(row, sources.summary(folder), sources.goodput(folder)))),
+        _evaluations(sources.evaluations(folder)),
         _section("Curves", _charts(folder.name, view)),
         _section("Time line", _timeline(view)),
         _section("Checkpoints", _checkpoints(folder)),
@@ -133,6 +134,20 @@ def _results(row: Mapping[str, Any], summary: Mapping[str, Any], goodput: float 
     yield "goodput", "–" if goodput is None else f"{goodput:.1%} of the time trained steps that count"
     yield "restarts", summary.get("restarts")
     yield "steps repeated", summary.get("steps_repeated")
+
+
+def _evaluations(tasks: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        (
+            f"{task['task']}, {task['metric']}" + (f" ({task['filter']})" if task["filter"] else ""),
+            _number(task["value"])
+            + (f" ± {_number(task['stderr'])}" if task["stderr"] is not None else "")
+            + (f" at step {task['step']}" if task["step"] is not None else "")
+            + (f", {task['samples']:,} examples" if task["samples"] else ""),
+        )
+        for task in tasks
+    ]
+    return _section("Evaluations", _table(rows)) if rows else ""
 
 
 def _charts(name: str, view: RunView) -> str:

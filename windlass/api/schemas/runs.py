@@ -408,6 +408,32 @@ class RanksCompared(Printed):
     ranks: list[RankTimes]
 
 
+class TaskResult(Printed):
+    """One metric of one task, or of a group of tasks."""
+
+    task: str
+    metric: str
+    filter: str | None
+    """How answers were extracted, where the task has several ways."""
+    value: float | None
+    """Null: not a finite number."""
+    stderr: float | None
+    higher_is_better: bool | None
+    shots: int | None
+    samples: int | None
+
+
+class EvaluatedTask(TaskResult):
+    """What `windlass eval` measured of a run."""
+
+    step: int | None
+    """Of the checkpoint."""
+    time: float
+    """When it was done, in seconds since 1970."""
+    limit: int | None
+    """Of examples per task; null: all."""
+
+
 class ShownRun(Status):
     """Where a run stands, and how it came there."""
 
@@ -420,6 +446,8 @@ class ShownRun(Status):
     seconds: float | None
     """From the first start to the last end, or to now."""
     summary: Summary
+    evaluations: list[EvaluatedTask]
+    """Results of `windlass eval`; of a task that a step was measured on twice the newest."""
     history: list[dict[str, Any]]
     """Records of history.jsonl."""
     history_left_out: int
@@ -476,21 +504,6 @@ class Generated(Printed):
     text: str
     tokens: int
     seconds: float
-
-
-class TaskResult(Printed):
-    """One metric of one task, or of a group of tasks."""
-
-    task: str
-    metric: str
-    filter: str | None
-    """How answers were extracted, where the task has several ways."""
-    value: float | None
-    """Null: not a finite number."""
-    stderr: float | None
-    higher_is_better: bool | None
-    shots: int | None
-    samples: int | None
 
 
 class Evaluation(Printed):

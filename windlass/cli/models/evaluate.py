@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -46,10 +46,12 @@ def evaluate(
 
     The tasks are those of EleutherAI's lm-evaluation-harness (the extra `eval`), or your own. Of a run the newest
     complete checkpoint is read, an adapter merged into its model; of a FOLDER what `ckpt export` wrote, or any Hugging
-    Face model. Results are added to evaluations.jsonl of the run folder; the next `ckpt export` of that step names them
-    in the model card. On a GPU where there is one.
+    Face model. Results are added to evaluations.jsonl of the run folder: `show` and `report` list them, and the next
+    `ckpt export` of that step names them in the model card. On a GPU where there is one.
     """
+    from windlass.api.summary import evaluated_tasks
     from windlass.cli.output import print_json
+    from windlass.cli.runs.summary import print_evaluations
     from windlass.common.files import append_json_line
     from windlass.errors import UserError
     from windlass.runfolder import RunFolder
@@ -77,7 +79,7 @@ def evaluate(
     if as_json:
         print_json({**result, "path": str(run_folder.evaluations) if run_folder else None})
         return
-    _print_results(result["results"])
+    print_evaluations(evaluated_tasks([result]))
     if run_folder is not None:
         click.echo(f"kept in {run_folder.evaluations}")
 
@@ -88,15 +90,3 @@ def _run_of(export: Path) -> RunFolder | None:
 
     folder = RunFolder(export.absolute().parent)
     return folder if folder.run_file.is_file() else None
-
-
-def _print_results(rows: list[dict[str, Any]]) -> None:
-    from windlass.cli.output import number, print_table
-
-    cells = []
-    for row in rows:
-        metric = f"{row['metric']} ({row['filter']})" if row["filter"] else row["metric"]
-        stderr = f"± {number(row['stderr'])}" if row["stderr"] is not None else ""
-        counts = [str(row["shots"] if row["shots"] is not None else "–"), f"{row['samples'] or 0:,}"]
-        cells.append([row["task"], metric, number(row["value"]), stderr, *counts])
-    print_table(["TASK", "METRIC", "VALUE", "", "SHOTS", "EXAMPLES"], cells)

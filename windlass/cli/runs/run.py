@@ -257,7 +257,16 @@ def _prepare_dry(
     try:
         asked = prepared(False)
     except NoAnswerError as error:
-        return prepared(True), [f"{error.what}: this is rendered from the run file alone, as --offline does"]
+        try:
+            return prepared(True), [f"{error.what}: this is rendered from the run file alone, as --offline does"]
+        except UserError as refusal:
+            raise UserError(
+                error.what,
+                evidence=error.evidence,
+                cause=f"and the run file alone cannot be rendered: {refusal.what}",
+                fix="\n".join(fix for fix in (error.fix, refusal.fix) if fix),
+                error_code=error.error_code,
+            ) from None
     try:
         alone = prepared(True)
     except UserError:  # the run file leaves open what the cluster tells
@@ -270,10 +279,11 @@ def _prepare_dry(
 
 
 def _print_request(prepared: Prepared, notes: list[str], loop: Any, *, as_json: bool) -> int:
+    import yaml
+
     from windlass.api.schemas.model import printed
     from windlass.api.submission import dry_run_of
     from windlass.cli.output import print_json, warn
-    from windlass.spec import dump_run
 
     for note in notes:
         click.echo(f"note: {note}" if note is notes[0] else f"  {note}", err=True)
@@ -283,8 +293,9 @@ def _print_request(prepared: Prepared, notes: list[str], loop: Any, *, as_json: 
     else:
         for warning in prepared.warnings:
             warn(warning)
-        click.echo(f"# {prepared.folder.run_file}")
-        click.echo(dump_run(prepared.run))
+        click.echo(f"# {prepared.folder.run_file}: what is set and what was decided (with --json: every key)")
+        decided = prepared.run.model_dump(mode="json", exclude_defaults=True)
+        click.echo(yaml.safe_dump(decided, sort_keys=False, allow_unicode=True))
         click.echo("# command")
         click.echo(str(prepared.request))
         if loop is not None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST_PODS = 32  # in the table; --json has them all
 MOST_NEWS = 12
+MOST_EVALUATIONS = 32
 
 
 @click.command(short_help="Show where a run stands.")
@@ -32,7 +33,7 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
     from windlass.api.schemas.model import printed
     from windlass.api.summary import History
     from windlass.cli.output import print_json, print_pairs
-    from windlass.cli.runs.summary import draw_loss, goodput_rows, print_ranks, summary_rows
+    from windlass.cli.runs.summary import draw_loss, goodput_rows, print_evaluations, print_ranks, summary_rows
 
     target, job = find(name, place)
     if tells_story and not as_json:
@@ -48,6 +49,9 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
     print_pairs([*rows, *summary_rows(shown.summary), *goodput_rows(shown.goodput), ("folder", shown.folder)])
     if shown.pods:
         _print_pods(shown.pods)
+    if shown.evaluations:
+        click.echo()
+        print_evaluations(shown.evaluations[-MOST_EVALUATIONS:])
     _print_news(history)
     if by_rank:
         print_ranks(shown.ranks)

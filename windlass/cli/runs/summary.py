@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from windlass.api.schemas.runs import RanksCompared, RunGoodput, Summary
+from windlass.api.schemas.runs import EvaluatedTask, RanksCompared, RunGoodput, Summary
 from windlass.api.summary import loss_points
 from windlass.cli.output import count, duration, line_width, moment, number, print_table
 from windlass.runfolder import RunFolder
@@ -73,6 +73,21 @@ def print_ranks(compared: RanksCompared | None) -> None:
         for row in compared.ranks
     ]
     print_table(["RANK", "HOST", "STEP", "DATA", "BEHIND", "SLOW SINCE"], rows)
+
+
+def print_evaluations(tasks: Sequence[EvaluatedTask]) -> None:
+    rows = [
+        [
+            task.task,
+            f"{task.metric} ({task.filter})" if task.filter else task.metric,
+            number(task.value),
+            f"± {number(task.stderr)}" if task.stderr is not None else "",
+            *(str("–" if value is None else value) for value in (task.step, task.shots)),
+            count(task.samples),
+        ]
+        for task in tasks
+    ]
+    print_table(["TASK", "METRIC", "VALUE", "", "STEP", "SHOTS", "EXAMPLES"], rows)
 
 
 def draw_curve(

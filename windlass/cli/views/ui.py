@@ -99,8 +99,9 @@ def _listen(host: str, port: int | None) -> socket.socket:
 def sources(places: tuple[str, ...] = ()) -> Sources:
     """What the other commands know about runs, for the page."""
     from windlass.api.listing import RowReader, elsewhere
-    from windlass.api.summary import summarize
+    from windlass.api.summary import evaluated_tasks, summarize
     from windlass.cli.runs.follow import describe_event
+    from windlass.common.files import read_json_lines
     from windlass.ui.library import Sources
 
     reader = RowReader()
@@ -112,6 +113,7 @@ def sources(places: tuple[str, ...] = ()) -> Sources:
         verdict=verdict_of,
         summary=lambda folder: summarize(folder).model_dump(),
         goodput=goodput_of,
+        evaluations=lambda folder: [task.model_dump() for task in evaluated_tasks(read_json_lines(folder.evaluations))],
     )
 
 
