@@ -54,6 +54,7 @@ NAMED = (
     "mysql -uroot -p{} db", "sshpass -p {} ssh a@b", "curl -u bob:{} https://x", "curl --user bob:{} https://x", "postgresql://bob:p@{}@db/x", "DB_PASS={}", "MYSQL_PW={}", "LICENSE_KEY={}", '{{"private_key_id": "{}"}}',
     "SharedAccessSignature=sv=2020&sig={}", '"{{\\"api_key\\": \\"{}\\"}}"', "password: |\n  {}\n", 'secret_key = """{}"""', "['train.py', '--wandb-key', '{}']", '["train.py", "--hf_token", "{}"]', "TOKEN_B64={}", "the password is {}",
     "https://hooks.slack-gov.com/services/T01/B02/{}", "https://corp.webhook.office.com/webhookb2/{}", "https://api.telegram.org/bot123:{}/sendMessage", ".dockerconfigjson: {}", "hvs.AAAAAAAAAAAAAAAA{}", "glcbt-bbbbbbbbbbbbbbbb{}",
+    "db.example.com:5432:train:bob:{}", "*:*:*:postgres:{}", "connects as bob:{}@db.example.com:5432/train", "broker=bob:{}@mq/jobs", "cannot open bob:{}@[fd00::1]:6379",
 )  # fmt: skip
 
 
@@ -142,6 +143,9 @@ def test_ordinary_logs_stay_as_they_are_and_mean_the_same():
     "Loading tokenizer from /models/x", "num_key_value_heads: 8", "key=value", "primary_key: 3", "the secret of a good run is patience", "password authentication is off", "basic training finished",
     "AssertionError: token ids must be below vocab_size", "https://huggingface.co/meta-llama/Llama-3.1-8B/resolve/main/config.json", "ssh-keygen is not installed", "signature of forward() changed",
     "ran for 600029 milliseconds", "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "commit 3b18e512dba79e4c8300dd08aeb37f8e728b8dad", "tokens_per_second: 1234", "cookie monster dataset",
+    "nvcr.io/nvidia/pytorch:24.05-py3@sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "mailto:jane.doe@example.com", "Author:jane.doe@example.com", "git@github.com:org/repo.git", "ssh bob@node-1:22",
+    "12:30:45@node-1:22", "rank:0@node-1:29500", "2001:db8:1234:5678:9abc:def0:1234:5678", "02:42:ac:11:00:02", "train.py:120:5:error:unused", "train.py:1200: in <module>", "arn:aws:iam::123456789012:role/train", "image:v1@registry.example.com/train",
+    "fe80::42:acff:fe11:2", "src/model.py:1024:4:E501", "pip install torch@https://example.com/torch.whl", "tcp:host:29500:0:1", "2026-11-16T12:30:45:123:abc", "GPU:0000:3b:00:0", "0:1024:a:b:c1d2e3",
 ])  # fmt: skip
 def test_ordinary_words_are_not_removed(text):
     assert REMOVED not in clean_text(text)

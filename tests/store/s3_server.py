@@ -23,15 +23,21 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-STATUS = {"500": (500, "InternalError"), "503": (503, "ServiceUnavailable"), "SlowDown": (503, "SlowDown")}
-KINDS = (*STATUS, "latency", "truncated", "dropped", "dropped-after", "403")
+STATUS = {
+    "403": (403, "AccessDenied"),
+    "500": (500, "InternalError"),
+    "503": (503, "ServiceUnavailable"),
+    "SlowDown": (503, "SlowDown"),
+    "NoSuchUpload": (404, "NoSuchUpload"),
+}
+KINDS = (*STATUS, "latency", "truncated", "dropped", "dropped-after")
 
 
 @dataclass
 class Fault:
     """What happens to the next `times` matching requests.
 
-    500, 503, SlowDown, 403: answered so, without asking the store.   latency: `seconds` late.
+    403, 500, 503, SlowDown, NoSuchUpload: answered so, without asking the store.   latency: `seconds` late.
     truncated: the answer's body breaks off half way.   dropped: the connection is closed before the store hears of it;
     dropped-after: it did hear of it, but the answer is lost.
     """
@@ -198,8 +204,8 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(fault.seconds)
         if kind == "dropped":
             return self._hang_up()
-        if kind in STATUS or kind == "403":
-            return self._refuse(*STATUS.get(kind, (403, "AccessDenied")))
+        if kind in STATUS:
+            return self._refuse(*STATUS[kind])
         status, headers, content = self._forward(body)
         if kind == "dropped-after":
             return self._hang_up()

@@ -50,12 +50,22 @@ def test_a_write_survives(kind: str, size: int, s3: FaultyS3, tmp_path: Path) ->
 def test_the_answer_to_a_completion_is_lost(s3: FaultyS3, tmp_path: Path) -> None:
     """The upload is complete, but nobody heard it; asking again is refused: no such upload."""
     path = file_of(tmp_path, 5 * MiB + 1000)
-    fault = Fault("dropped-after", method="POST", path="uploadId=")
-    s3.inject(fault)
+    faults = [Fault(kind, method="POST", path="uploadId=") for kind in ("dropped-after", "NoSuchUpload")]
+    s3.inject(*faults)
     store = open_store("s3://bucket", QUICK)
     store.put(path, "file")
-    assert fault.met == 1
+    assert [fault.met for fault in faults] == [1, 1]
     assert store.read("file") == path.read_bytes()
+
+
+def test_an_upload_that_is_gone_is_not_taken_for_the_file_of_before(s3: FaultyS3, tmp_path: Path) -> None:
+    """Somebody gave it up. What lies there has as many parts, but a manifest would vouch for what it is not."""
+    store, path = open_store("s3://bucket", QUICK), file_of(tmp_path, 5 * MiB + 1000)
+    store.put(path, "file")
+    path.write_bytes(bytes(path.stat().st_size))
+    s3.inject(Fault("NoSuchUpload", method="POST", path="uploadId="))
+    with pytest.raises(FileNotFoundError, match="NoSuchUpload"):
+        store.put(path, "file")
 
 
 def write_and_fail(file: Sink) -> None:

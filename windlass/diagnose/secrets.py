@@ -47,6 +47,13 @@ SIGNED = re.compile(
 ASSIGNED = re.compile(rf"({NAME}\\*[\"']?\]?\s*(?:=>|:=|=|:)\s*)(?!{PROSE})({VALUE})", re.IGNORECASE)
 FLAG = re.compile(rf"(--?{NAME}[\"']?,?\s+)(?!-)({VALUE})", re.IGNORECASE)
 BLOCK = re.compile(rf"({NAME}: *[|>][-+]? *\n)((?:[ \t]+\S.*(?:\n|\Z))+)", re.IGNORECASE)  # of YAML
+PGPASS = re.compile(
+    r"(\s*(?:\*|[\w.-]*[A-Za-z][\w.-]*|[\d.]{7,}):(?:\*|\d{4,5}):(?:\*|[A-Za-z_][\w-]*):[A-Za-z_][\w.-]*:)([^\s:]+)"
+)
+ADDRESS = re.compile(  # without a scheme, so with a port or a path: NAME:VALUE@HOST alone may be an e-mail address
+    r"((?<![\w/.:-])[A-Za-z_][\w.-]*:)([^\s:/@\"']{6,})(?=@(?:\[[0-9a-f:]+\]|(?!sha\d)[\w.-]+)(?::\d{2,5}\b|/\w))",
+    re.IGNORECASE,
+)
 NETRC = re.compile(r"(\blogin\s+\S+\s+password\s+)(\S+)", re.IGNORECASE)
 TYPED = re.compile(  # docker, kubectl, mysql, sshpass, curl, wandb, a person
     r"(\blogin\b.{0,200}?\s-p[ =]?|--from-literal[= ][^=\s]+=|\bsshpass\s+-p\s*|\b(?:mysql|mariadb)\w*\b.{0,200}?\s-p"
@@ -104,7 +111,9 @@ def clean_text(text: str, known: set[str] | None = None) -> str:
             line = BEARER.sub(lambda match: f"{match[1]}{REMOVED}", HEADER.sub(assigned, line))
             for pattern in (TYPED, ASSIGNED, FLAG, NETRC):
                 line = pattern.sub(assigned, line)
-        lines[index] = line
+        if "@" in line:
+            line = ADDRESS.sub(assigned, line)
+        lines[index] = PGPASS.sub(assigned, line) if PGPASS.fullmatch(line) else line
     text = "\n".join(lines)
     for value in noted:
         if len(value) >= SHORTEST:
