@@ -82,6 +82,8 @@ def _described(base: Base, tag: str) -> Base:
         return replace(
             base,
             family="cuda",
+            # -cudnn- without a number came with 12.4.1: ENV NV_CUDNN_VERSION of 12.5.1 (9.3), 12.6.3 (9.5), 12.8.0 (9.7),
+            # 12.8.1 (9.8), 12.9.2 and 13.0.1 (9.13) in copies of NVIDIA's Dockerfiles, read on 2026-11-16
             cudnn=(_search(r"cudnn(\d*)", tag) or "9") if "cudnn" in tag else "",
             cuda=_search(r"cuda(\d+\.\d+)" if deep else r"^(\d+\.\d+)", tag),
             system=system,

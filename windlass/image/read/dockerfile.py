@@ -191,7 +191,7 @@ def _instructions(text: str) -> Iterator[Instruction]:
         flags: dict[str, str] = {}
         rest = rest.lstrip()
         while found := FLAG.match(rest + " "):
-            flags[found[1]] = found[2] or ""
+            flags[found[1]] = f"{flags.get(found[1], '')} {found[2] or ''}".strip()
             rest = rest[found.end() :].lstrip()
         told = tuple(sources[len(sources) - rest.count("\n") - 1 :])
         yield Instruction(keyword.upper(), rest, flags, first + 1, min(number, len(lines)), tuple(heredocs), -1, told)

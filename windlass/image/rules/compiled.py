@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from windlass.image.facts.table import facts, minor
@@ -76,6 +78,34 @@ def build_modules(case: Case) -> Iterator[Finding]:
                 "build-module",
                 f"{package.name} is built without isolation and needs {', '.join(lacking)}, which no earlier step "
                 "installs",
+                package.where,
+            )
+
+
+def build_tools(case: Case) -> Iterator[Finding]:
+    """An old source is built by the setuptools that it names, or by today's."""
+    for package, compiled, _ in built_here(case):
+        source, python = _source(case, package), Version(compiled.python or "3")
+        written = [
+            Requirement(text) for text in source.written if canonicalize_name(re.split(r"\W", text)[0]) == "setuptools"
+        ]
+        bounds = next(iter(written), Requirement("setuptools")).specifier
+        if not compiled.isolated or package.page:
+            continue
+        if python >= Version("3.12") and not any(
+            bounds.contains(one) for one in ("66.1.0", "70.0.0", "80.0.0", "81.0.0")
+        ):
+            yield case.error(
+                "no-wheel",
+                f"{package.name} {package.version} has no wheel for Python {python}, and its source is built with "
+                f"setuptools{bounds}, which does not run on Python 3.12 and newer",
+                package.where,
+            )
+        elif "pkg_resources" in source.imports and bounds.contains("82.0.0"):
+            yield case.error(
+                "build-module",
+                f"{package.name} {package.version} is built from source, and its setup.py imports pkg_resources, which "
+                "setuptools 82 and newer, that pip builds it with, do not have",
                 package.where,
             )
 

@@ -277,11 +277,7 @@ def _alone(texts: Texts, case: Case, package: Package) -> Texts | None:
     except InvalidVersion:
         plain = written.text
     text = texts.dockerfile or ""
-    if (
-        len([one for one in step.wanted if not one.constraint]) == 1
-        and written.place.file == texts.name
-        and not written.url
-    ):
+    if len([one for one in step.wanted if not one.constraint]) == 1 and written.place.file == texts.name:
         return _with_option(texts, step.where, "--no-build-isolation")
     command = "uv pip install" if step.by_uv else "pip install"
     if written.place.file == texts.name:
