@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from windlass.image.facts.bases import CODENAMES
+from windlass.image.facts.bases import CODENAMES, no_such_image
 from windlass.image.facts.table import at_or_below, driver_cuda, facts, gpu_in_table
 from windlass.image.read.installs import PYTHON
 from windlass.image.rules.finding import Case, Finding
@@ -182,9 +182,9 @@ def start(case: Case) -> Iterator[Finding]:
     if torch and "torch" not in own and final.active in (SYSTEM, prefix):
         yield case.error(
             "another-python",
-            f"{command.words[0]} is started here, and it is not the Python that {torch.where} installs torch into: "
+            f"{where.place} starts {command.words[0]}, which is not the Python that {torch.where} installs torch into: "
             "no module named torch",
-            torch.where if prefix == other != SYSTEM else where,
+            where,
         )
 
 
@@ -298,7 +298,11 @@ def _compat(case: Case, compat: str | None, where: Where) -> Iterator[Finding]:
 
 
 def platform(case: Case) -> Iterator[Finding]:
-    """A stage for another machine than the nodes."""
+    """A base image that is not there, or is for another machine than the nodes."""
+    for stage in (stage for stage in case.dockerfile.stages if stage.number in case.trace.used_stages):
+        own = case.trace.states[stage.number].base
+        if stage.parent is None and (reason := no_such_image(own)):
+            yield case.error("no-such-image", f"{own.image} is not in the registry: {reason}", case.base_where(stage))
     base = case.trace.final.base
     if base.platforms and case.node.platform not in base.platforms:
         yield case.error(

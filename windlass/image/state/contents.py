@@ -42,7 +42,7 @@ def source_of(index: Index, name: str, version: str) -> Source:
 
 def imports_of(index: Index, importer: Found) -> list[list[str]]:
     """What importing a wheel takes from other packages without condition: module and name."""
-    return index.kept("imported", importer.url, lambda: _imported(importer)) or []
+    return index.kept("imports", importer.url, lambda: _imported(importer)) or []
 
 
 def broken_import(index: Index, importer: Found, imported: Found | None, packages: Iterable[str]) -> str | None:
@@ -53,7 +53,7 @@ def broken_import(index: Index, importer: Found, imported: Found | None, package
             continue
         if imported is None:
             return module
-        kept = index.kept("lacks", [imported.url, module, name], partial(_lacks, imported, module, name))
+        kept = index.kept("lacking", [imported.url, module, name], partial(_lacks, imported, module, name))
         if kept:
             return str(kept)
     return None
@@ -229,11 +229,11 @@ def _has(wheel: Wheel, module: str, name: str) -> bool:
         return module.split(".")[0] not in wheel.modules
     if re.search(rf"\b{re.escape(name)}\b", text) or name.startswith("__"):
         return True
-    if re.search(r"def __getattr__|_LazyModule|globals\(\)|setattr\(|import_module|\.so\b", text):
-        made = re.compile(
-            rf"(?m)^\s*(?:class|def|async def)\s+{re.escape(name)}\b|^{re.escape(name)}\b|['\"]{re.escape(name)}['\"]"
-        )
-        return any(made.search(wheel.text(other) or "") for other in wheel.modules)
+    if re.search(r"def __getattr__|_LazyModule|globals\(\)|setattr\(|import_module", text):  # made as it runs
+        own = re.escape(name)
+        made = re.compile(rf"(?m)^\s*(?:class|def|async def)\s+{own}\b|^{own}\b|['\"]{own}['\"]")
+        native = any(file.endswith(".so") for file in wheel.archive.namelist())
+        return native or any(made.search(wheel.text(other) or "") for other in wheel.modules)
     folder = f"{module.replace('.', '/')}/{name}"
     if any(one.startswith((f"{folder}.", f"{folder}/")) for one in wheel.archive.namelist()):
         return True

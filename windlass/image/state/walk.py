@@ -142,6 +142,7 @@ class _Walker(Installer):
             }  # fmt: skip
         managed = bool(known.get("managed")) and not own and base.family != "nvidia-torch"
         environment = Environment(SYSTEM, python, interpreter, managed, packages)
+        version = re.match(r"\d+\.\d+\.\d+", base.tag or "") if base.repository.endswith("nvidia/cuda") else None
         environment.unseeded = base.family == "python" and Version(python or "3") >= Version("3.12")
         return State(
             base=base,
@@ -153,6 +154,7 @@ class _Walker(Installer):
             nvcc_known=base.has_nvcc is not None,
             programs=base.programs if base.family in ("python", "cuda", "system") else None,
             interpreters=frozenset({interpreter} if python else ()),
+            variables={"CUDA_VERSION": version[0]} if version else {},
         )
 
     def _instruction(self, one: Instruction, given: Mapping[str, str]) -> None:
