@@ -21,7 +21,7 @@ RULES: tuple[Rule, ...] = (
     packages.wheel_tags,
     compiled.torch_while_building,
     compiled.build_modules,
-    compiled.build_tools,
+    compiled.old_source,
     compiled.nvcc,
     compiled.architecture_list,
     compiled.compiler,
