@@ -50,6 +50,7 @@ class Installer:
         self.instruction: Instruction
         self.cwd = "/"
         self.active: str | None = None  # an environment that a command activated for the rest of its RUN
+        self.piped = ""  # the command whose output the next one reads
         self.inline: dict[str, tuple[str, int]] = {}  # files that a heredoc writes
 
     # pip and uv

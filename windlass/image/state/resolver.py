@@ -111,7 +111,7 @@ class Index:
     torch_index: bool | None = None  # whether download.pytorch.org is there; None: find out
 
     def resolve(self, question: Question) -> Answer:
-        key = _key("resolved", asdict(question))
+        key = _key("resolution", asdict(question))
         kept = self._kept(key, self.max_age)
         if kept is not None:
             return Answer(**{**kept, "packages": tuple(Found(**package) for package in kept["packages"]),
@@ -328,9 +328,12 @@ def _not_on_torch_index(question: Question) -> str | None:
     """torch's own index, asked in place of PyPI, has little beside torch."""
     if torch_tag(question.index or "") is None or any(not torch_tag(index) for index in question.extra_indexes):
         return None
+    tags = [torch_tag(url) or "" for url in (question.index or "", *question.extra_indexes)]
+    served = {stub["name"] for tag in tags for stub in table_stubs(tag, question.python, question.platform)}
     for text in question.requirements:
         name = canonicalize_name(re.split(r"[\s\[=<>!~;@]", text, maxsplit=1)[0])
-        if not any(re.fullmatch(package, name) for package in facts()["torch_index"]["packages"]):
+        others = any(re.fullmatch(package, name) for package in facts()["torch_index"]["packages"])
+        if name not in served and (name == "torch" or not others):
             return f"Because {name} was not found in the package registry {question.index} and you require {text}"
     return None
 

@@ -269,6 +269,7 @@ class _Walker(Installer):
 
     def _command(self, command: Command) -> None:
         self._check_program(command)
+        self.piped = self.piped if command.after == "|" else str(command)
         self.state.other_archives |= bool(OTHER_ARCHIVES.search(str(command)))
         install = pip_install(command)
         if install:
@@ -337,7 +338,7 @@ class _Walker(Installer):
                     environment.owner = "given away"
         elif program in SHELLS or words[0].endswith(".sh"):
             self._script(command)
-        elif PYTHON.match(program) and any("get-pip" in word or word == "ensurepip" for word in words):
+        elif PYTHON.match(program) and re.search("get-pip|ensurepip", f"{command} {self.piped}"):
             self._pip_of(version_in(program) or self.state.links.get(program))
         elif program == "pip" or (program == "uv" and words[1:2] == ["python"]):
             self._configure(words)
