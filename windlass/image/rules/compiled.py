@@ -211,6 +211,14 @@ def compiler(case: Case) -> Iterator[Finding]:
                 "nothing installs before",
                 package.where,
             )
+        if need in ("nvcc", "c++", "compiler") and not compiled.headers and not _source(case, package).fetches:
+            yield case.error(
+                "missing-header",
+                f"{package.name} is compiled, and Python.h is not there: nothing installs the headers of the system's "
+                "Python before",
+                package.where,
+                *apt_install(case, package.where, "python3-dev"),
+            )
         if lacks and need in ("nvcc", "c++", "compiler"):
             yield case.error(
                 "no-compiler",

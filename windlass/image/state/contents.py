@@ -33,11 +33,13 @@ class Source:
     imports: tuple[str, ...] = ()  # packages that setup.py imports, which isolation would bring
     requires: tuple[str, ...] = ()  # packages of [build-system]
     written: tuple[str, ...] = ()  # the same as they are written, with their versions
+    fetches: bool = False  # setup.py looks for a ready wheel first
 
 
 def source_of(index: Index, name: str, version: str) -> Source:
-    kept = index.kept("built", [name, version], lambda: _source(index, name, version)) or {}
-    return Source(kept.get("needs", ""), *(tuple(kept.get(key, ())) for key in ("imports", "requires", "written")))
+    kept = index.kept("source", [name, version], lambda: _source(index, name, version)) or {}
+    lists = (tuple(kept.get(key, ())) for key in ("imports", "requires", "written"))
+    return Source(kept.get("needs", ""), *lists, fetches=kept.get("fetches", False))
 
 
 def imports_of(index: Index, importer: Found) -> list[list[str]]:
@@ -117,7 +119,8 @@ def _source(index: Index, name: str, version: str) -> dict[str, object] | None:
         needs = "nvcc" if "CUDAExtension" in setup else "c++"
     elif {"setuptools-rust", "maturin"} & set(requires):
         needs = "rust"
-    return {"needs": needs, "imports": sorted(imports), "requires": requires, "written": build.get("requires", [])}
+    return {"needs": needs, "imports": sorted(imports), "requires": requires, "written": build.get("requires", []),
+            "fetches": "urlretrieve" in setup}  # fmt: skip
 
 
 def _project(text: str) -> str:

@@ -350,9 +350,21 @@ class Installer:
             and not variables.get("UV_NO_BUILD_ISOLATION")
         )
         seeded = {"setuptools", "wheel"} if not environment.unseeded else set()
-        return Compiled(isolated, before.get("torch"), self.state.nvcc, self.state.nvcc_known, self.state.programs,
-                        variables, text, frozenset(before) | seeded,
-                        self.state.base.family in ("python", "cuda", "system"), environment.python)  # fmt: skip
+        programs = self.state.programs
+        of_system = environment.interpreter.startswith("/usr/bin/")
+        return Compiled(
+            isolated,
+            before.get("torch"),
+            self.state.nvcc,
+            self.state.nvcc_known,
+            programs,
+            variables,
+            text,
+            frozenset(before) | seeded,
+            bare=self.state.base.family in ("python", "cuda", "system"),
+            python=environment.python,
+            headers=programs is None or "headers" in programs or not of_system,
+        )
 
     def _cuda_of(self, name: str, version: str, environment: Environment | None) -> str | None:
         if name not in ("torch", "torchvision", "torchaudio"):

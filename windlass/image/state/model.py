@@ -75,6 +75,7 @@ class Compiled:
     installed: frozenset[str] = frozenset()  # packages, before the step
     bare: bool = False  # the environment has nothing that is not in `installed`
     python: str | None = None
+    headers: bool = True  # of that Python
 
 
 @dataclass

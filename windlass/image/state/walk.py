@@ -46,7 +46,7 @@ PROVIDES = {  # Debian's package → programs
     "git": {"git"}, "curl": {"curl"}, "wget": {"wget"}, "build-essential": {"gcc", "g++", "make"}, "gcc": {"gcc"},
     "g++": {"g++", "gcc"}, "clang": {"gcc", "g++"}, "make": {"make"}, "python3-pip": {"pip"}, "cmake": {"cmake"},
     "ninja-build": {"ninja"}, "python3-dev": {"headers"}, "python-is-python3": set(), "git-lfs": {"git"},
-    "python3-full": {"pip"}, "cargo": {"cargo"}, "rustc": {"cargo"},
+    "python3-full": {"pip", "headers"}, "nvidia-cuda-toolkit": {"gcc", "g++"}, "cargo": {"cargo"}, "rustc": {"cargo"},
 }  # fmt: skip
 INSTALL_NOTHING = (
     *("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "VOLUME", "HEALTHCHECK", "SHELL", "STOPSIGNAL", "MAINTAINER", "FROM"),
@@ -483,6 +483,10 @@ class _Walker(Installer):
             where = self._where(word.line, command)
             state.apt[name] = where
             self._provide(PROVIDES.get(name, set()))
+            if name == "python3-pip" and not any("no-install-recommends" in word for word in command.words):
+                self._provide({"gcc", "g++", "make", "headers"})  # it recommends build-essential and python3-dev
+            if re.fullmatch(r"python3\.\d+-(dev|full)", name):
+                self._provide({"headers"})
             if python := re.fullmatch(r"python(3\.\d+)(-\w+)?", name):
                 state.interpreters |= {f"/usr/bin/python{python[1]}"}
             if name == "python-is-python3":
