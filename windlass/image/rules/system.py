@@ -149,6 +149,9 @@ def archive(case: Case) -> Iterator[Finding]:
             and not (served and re.match(r"python3\.", name))
         }  # fmt: skip
         absent = lacking(case.index, system, codenames[system], asked) if asked else []
+        if absent is None and "ppa:deadsnakes/ppa" in state.apt and not served:
+            own = facts()["systems"][system]["python"]
+            absent = [name for name in asked if re.match(r"python3\.", name) and not name.startswith(f"python{own}")]
         if absent is None:
             case.trace.unknown.append(f"{state.base.image}: whether the archive of {system} has what apt-get installs")
         for where in {asked[name]: None for name in absent or ()}:
