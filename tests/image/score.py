@@ -1,7 +1,6 @@
 """Score the judgement on a folder of cases: `python -m tests.image.score FOLDER [--verbose]`.
 
-A case is a folder with a Dockerfile, the files of its context, and expect.json: the target and what is wrong where.
-wrong on which line.
+A case is a folder with a Dockerfile, the files of its context, and expect.json: the target, and what is wrong where.
 A conflict counts as found where an error names one of its lines. Of the files only totals are printed unless asked.
 """
 
@@ -58,13 +57,16 @@ class RecordingIndex(Index):
 
     def _kept(self, key: str, max_age: float | None) -> Any:
         value = super()._kept(key, max_age)
-        if value is not None:
-            self.used[key] = value
+        self._use(key, value)
         return value
 
     def _keep(self, key: str, value: Any) -> None:
-        self.used[key] = value
+        self._use(key, value)
         super()._keep(key, value)
+
+    def _use(self, key: str, value: Any) -> None:
+        if value is not None and not (isinstance(value, list) and len(value) > 5000):  # not the archives' whole lists
+            self.used[key] = value
 
 
 def recorded_index(folder: Path) -> Index:

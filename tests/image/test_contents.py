@@ -11,7 +11,7 @@ import pytest
 from windlass.image.facts.node import node_named
 from windlass.image.judge import judge
 from windlass.image.read.texts import Texts
-from windlass.image.state.contents import broken_import, imports_of, source_of
+from windlass.image.state.contents import broken_import, imports_of, modules_of, source_of
 from windlass.image.state.fetch import open_wheel, written_requires
 from windlass.image.state.resolver import Found, Index
 from windlass.image.state.walk import walk
@@ -53,21 +53,35 @@ def test_only_what_an_import_runs_without_condition_counts(index, wheel):
 def test_names_that_a_release_no_longer_has_are_found(index, wheel):
     old = wheel("old_user", **{"old_user/__init__.py": "from lib.tools import gone\nfrom lib import kept\n"})
     lib = wheel("lib", "2.0", **{"lib/__init__.py": "from .tools import *\n", "lib/tools.py": "kept = 1\n"})
-    assert broken_import(index, old, lib, "lib") == "gone of lib.tools"
+    assert broken_import(index, old, lib, ["lib"]) == "gone of lib.tools"
     fits = wheel("lib", "1.0", **{"lib/__init__.py": "kept = 1\n", "lib/tools.py": "gone = kept = 1\n"})
-    assert broken_import(index, old, fits, "lib") is None
+    assert broken_import(index, old, fits, ["lib"]) is None
     user = wheel("np_user", **{"np_user/__init__.py": "import numpy as np\nX = np.float_\n"})
     expired = {"numpy/__init__.py": "def __getattr__(name): ...\n", "numpy/_expired_attrs_2_0.py": '{"float_": "…"}'}
-    assert broken_import(index, user, wheel("numpy", "2.1", **expired), "numpy") == "float_ of numpy"
+    assert broken_import(index, user, wheel("numpy", "2.1", **expired), ["numpy"]) == "float_ of numpy"
+
+
+def test_names_that_a_module_makes_as_it_runs_are_looked_for_in_the_whole_package(index, wheel):
+    user = wheel("user", **{"user/__init__.py": '__import__("lib.gone")\nfrom lib import lazy, dropped\n'})
+    lazy = "def __getattr__(name):\n    ...\n"
+    lib = wheel("lib", "2.0", **{"lib/__init__.py": lazy, "lib/tools.py": "class lazy: ...\ndropped = 1\n"})
+    assert ["lib.gone", ""] in imports_of(index, user)
+    assert broken_import(index, user, lib, ["lib"]) == "lib.gone"
+    fits = wheel("lib", "3.0", **{"lib/__init__.py": lazy, "lib/gone.py": "", "lib/tools.py": "class lazy: ...\n"})
+    assert broken_import(index, user, fits, ["lib"]) == "dropped of lib"
+    assert modules_of(index, wheel("ns", **{"google/protobuf/__init__.py": "", "six.py": ""})) == [
+        "google.protobuf",
+        "six",
+    ]
 
 
 def test_pkg_resources_and_generated_code_are_of_their_time(index, wheel):
     user = wheel("metrics", **{"metrics/__init__.py": "from pkg_resources import parse_version\n"})
-    assert broken_import(index, user, None, "pkg_resources") == "pkg_resources"
-    assert broken_import(index, user, wheel("setuptools", "82.0"), "pkg_resources") == "pkg_resources"
+    assert broken_import(index, user, None, ["pkg_resources"]) == "pkg_resources"
+    assert broken_import(index, user, wheel("setuptools", "82.0"), ["pkg_resources"]) == "pkg_resources"
     board = wheel("board", **{"board/__init__.py": "", "board/a_pb2.py": GENERATED})
-    assert "protoc before 3.19" in str(broken_import(index, board, wheel("protobuf", "4.25"), "google.protobuf"))
-    assert broken_import(index, board, wheel("protobuf", "3.20"), "google.protobuf") is None
+    assert "protoc before 3.19" in str(broken_import(index, board, wheel("protobuf", "4.25"), ["google.protobuf"]))
+    assert broken_import(index, board, wheel("protobuf", "3.20"), ["google.protobuf"]) is None
 
 
 def archive(**files: str) -> bytes:
@@ -92,7 +106,7 @@ def archive(**files: str) -> bytes:
 def test_a_source_says_what_its_build_takes(files, needs, index, tmp_path, monkeypatch):
     path = tmp_path / "x-1.0.tar.gz"
     path.write_bytes(archive(**files))
-    monkeypatch.setattr(Index, "source_url", lambda *_: path.as_uri())  # the index is no matter of this test
+    monkeypatch.setattr(Index, "files", lambda *_: [(path.as_uri(), "2024-01-01")])  # the index is no matter here
     source = source_of(index, "x", "1.0")
     assert source.needs == needs
     assert ("packaging" in source.imports) == ("packaging" in files.get("setup.py", ""))
@@ -135,6 +149,33 @@ def test_deadsnakes_serves_systems_that_ubuntu_supports(tmp_path):
     text = "FROM ubuntu:{}\nRUN add-apt-repository ppa:deadsnakes/ppa && apt-get install -y python3.13\n"
     assert verdicts(text.format("22.04"), tmp_path) == set()
     assert verdicts(text.format("20.04"), tmp_path) == {("no-such-python", 2)}
+
+
+START = "FROM ubuntu:22.04\nRUN apt-get update && apt-get install -y python3 python3-pip python3-venv\n"
+VENV = "RUN python3 -m venv /v && /v/bin/pip install torch==2.5.1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"{START}{VENV}CMD ['python3', 't.py']\n".replace("'", '"'), {("another-python", 4)}),
+        (f"{START}{VENV}ENV PATH=/v/bin:$PATH\nCMD python3 t.py\n", set()),
+        (f"{START}{VENV}CMD /v/bin/python t.py\n", set()),
+        (f"{START}RUN pip install torch==2.5.1\nCMD python t.py\n", {("missing-program", 4)}),
+        (f"{START}RUN ln -s /usr/bin/python3 /usr/bin/python && pip install torch==2.5.1\nCMD python t.py\n", set()),
+        ("FROM ubuntu:22.04\nRUN apt-get install -y git\n", {("missing-package", 2)}),
+        ("FROM ubuntu:22.04\nRUN apt-get update && rm -rf /var/lib/apt/lists/*\nRUN apt-get install -y git\n",
+         {("missing-package", 3)}),
+        ("FROM ubuntu:22.04\nRUN --mount=type=cache,target=/var/lib/apt --mount=type=cache,target=/x apt install git\n",
+         set()),
+        ("FROM ubuntu:22.04\nRUN apt-get update && apt-get install -y python3\nRUN python3 -m venv /v\n",
+         {("missing-program", 3)}),
+        ("FROM nvidia/cuda:12.4.1-cudnn8-devel-ubuntu22.04\n", {("no-such-image", 1)}),
+        ("FROM pytorch/pytorch:2.5.1-cuda12.6-cudnn9-devel\n", {("no-such-image", 1)}),
+    ],
+)  # fmt: skip
+def test_what_is_started_and_what_apt_can_do(text, found, tmp_path):
+    assert verdicts(text, tmp_path) == found
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from packaging.version import Version
 
-from windlass.image.facts.table import at_or_below, companion, facts, minor
+from windlass.image.facts.table import at_or_below, companion, facts, minor, release
 
 CODENAMES = {
     "bionic": "ubuntu18.04",
@@ -82,6 +82,8 @@ def _described(base: Base, tag: str) -> Base:
         return replace(
             base,
             family="cuda",
+            # -cudnn- without a number came with 12.4.1: NV_CUDNN_VERSION of 12.5.1 (9.3), 12.6.3 (9.5), 12.8.0 (9.7),
+            # 12.8.1 (9.8), 12.9.2 and 13.0.1 (9.13) in copies of NVIDIA's Dockerfiles, read on 2026-11-16
             cudnn=(_search(r"cudnn(\d*)", tag) or "9") if "cudnn" in tag else "",
             cuda=_search(r"cuda(\d+\.\d+)" if deep else r"^(\d+\.\d+)", tag),
             system=system,
@@ -161,6 +163,30 @@ def _described(base: Base, tag: str) -> Base:
         nccl=_search(r"nccl(\d+\.\d+\.\d+)", tag),
         system=system,
     )
+
+
+def no_such_image(base: Base) -> str | None:
+    """Why a registry answers `manifest unknown`, for names that tell it.
+
+    nvidia/cuda: NVIDIA/nvidia-docker issues 1454 (latest), 1735 (two numbers), 1768 (CUDA 10); pytorch/pytorch#125632
+    (cudnn has no number from 12.4 on, and one before). pytorch/pytorch: the builds of each release.
+    """
+    tag = base.tag or "latest"
+    if base.digest:
+        return None
+    if base.repository in ("nvidia/cuda", "nvcr.io/nvidia/cuda") and "$" not in tag:
+        version = re.match(r"(\d+\.\d+\.\d+)-", tag)
+        if version is None or not re.search(r"-(ubuntu|ubi|rocky|centos|opensuse)", tag):
+            return "its tags name a CUDA release by three numbers, and the system: 12.4.1-devel-ubuntu22.04"
+        if Version(version[1]).major < 11:
+            return "NVIDIA has deleted the images of CUDA 10 and older"
+        numbered = re.search(r"-cudnn(\d*)-", tag)
+        if numbered and bool(numbered[1]) == (Version(version[1]) >= Version("12.4")):
+            return "its tags say -cudnn- from 12.4.1 on, and -cudnn8- or -cudnn9- before"
+    known = release(base.torch) if base.repository == "pytorch/pytorch" and base.torch and base.cuda else None
+    if known and base.cuda and known.build(base.cuda) is None:
+        return f"torch {known.version} is built with CUDA {', '.join(build.cuda for build in known.builds)}"
+    return None
 
 
 def _official(base: Base, tag: str, devel: bool | None, compilers: frozenset[str]) -> Base:

@@ -181,7 +181,8 @@ def table_stubs(tag: str, python: str, platform: str) -> list[dict[str, Any]]:
     """What torch's own index has under a tag (`cu121`, `cpu`, `all`), as the resolver wants it."""
     found = []
     for one in releases():
-        cudas = [build.cuda for build in one.builds if platform in build.platforms]
+        served = {build.cuda: {*build.platforms, *_index_platforms(one.version, build.cuda)} for build in one.builds}
+        cudas = [cuda for cuda, platforms in served.items() if platform in platforms]
         for local in ["cpu", *(f"cu{cuda.replace('.', '')}" for cuda in cudas)]:
             if tag not in (local, "all"):
                 continue

@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
-VARIABLE = re.compile(r"(?P<escaped>\\\$)|\$(?:\{(?P<braced>\w+)(?:(?P<kind>:[-+])(?P<word>[^}]*))?\}|(?P<plain>\w+))")
+VARIABLE = re.compile(
+    r"(?P<escaped>\\\$)|\$(?:\{(?P<braced>\w+)(?:(?P<kind>:[-+]|##?|%%?|//?)(?P<word>[^}]*))?\}|(?P<plain>\w+))"
+)
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 FLAG = re.compile(r"--([\w-]+)(?:=(\S+))?\s+")
 PREDEFINED = {
@@ -116,9 +119,24 @@ def substitute(text: str, values: Mapping[str, str]) -> str:
             return known or substitute(match["word"], values)
         if match["kind"] == ":+":
             return substitute(match["word"], values) if known else ""
+        if known is not None and match["kind"]:
+            return _trimmed(known, match["kind"], match["word"])
         return match[0] if known is None else known
 
     return VARIABLE.sub(value, text)
+
+
+def _trimmed(value: str, kind: str, word: str) -> str:
+    """${NAME%.*}, ${NAME#v}, ${NAME//./}: a value less its end, its beginning, or with a part replaced."""
+    if kind[0] == "/":
+        old, _, new = word.partition("/")
+        return value.replace(old, new, -1 if kind == "//" else 1)
+    cuts = range(len(value) + 1)
+    if kind[0] == "%":
+        fitting = [value[:cut] for cut in cuts if fnmatchcase(value[cut:], word)]
+    else:
+        fitting = [value[cut:] for cut in cuts if fnmatchcase(value[:cut], word)]
+    return (min if len(kind) == 2 else max)(fitting, key=len, default=value)
 
 
 def _stage(one: Instruction, number: int, earlier: list[Stage], values: Mapping[str, str]) -> Stage:
@@ -191,7 +209,7 @@ def _instructions(text: str) -> Iterator[Instruction]:
         flags: dict[str, str] = {}
         rest = rest.lstrip()
         while found := FLAG.match(rest + " "):
-            flags[found[1]] = found[2] or ""
+            flags[found[1]] = f"{flags.get(found[1], '')} {found[2] or ''}".strip()
             rest = rest[found.end() :].lstrip()
         told = tuple(sources[len(sources) - rest.count("\n") - 1 :])
         yield Instruction(keyword.upper(), rest, flags, first + 1, min(number, len(lines)), tuple(heredocs), -1, told)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from windlass.image.facts.table import facts, minor
 from windlass.image.rules.finding import Case, Finding
-from windlass.image.rules.repairs import after_torch, apt_install, devel_base
+from windlass.image.rules.repairs import after_torch, apt_install, devel_base, other_python
 from windlass.image.rules.torch import torch_environments
 from windlass.image.state.contents import Source, source_of
 from windlass.image.state.model import Compiled, Package
@@ -78,6 +79,43 @@ def build_modules(case: Case) -> Iterator[Finding]:
                 "installs",
                 package.where,
             )
+
+
+def old_source(case: Case) -> Iterator[Finding]:
+    """A source that is older than the Python or the setuptools that build it."""
+    for package, compiled, _ in built_here(case):
+        source, python = _source(case, package), compiled.python or "3"
+        if outgrown := _outgrown(case, package, compiled):
+            yield case.error(
+                "no-wheel",
+                f"{package.name} {package.version} has wheels up to Python {outgrown[-1]}, and none for {python}, "
+                "which came after it: its source does not build there",
+                package.where,
+                *other_python(case, package, python, outgrown[-1]),
+            )
+        elif compiled.isolated and "pkg_resources" in source.imports:
+            texts = [text for text in source.written if re.match(r"setuptools\b", text)]
+            if all(
+                Requirement(text).specifier.contains(facts()["change_names"]["setuptools_without"]) for text in texts
+            ):
+                yield case.error(
+                    "build-module",
+                    f"the setup.py of {package.name} {package.version} imports pkg_resources, which setuptools has no "
+                    "more since 82, and pip builds it with the newest",
+                    package.where,
+                )
+
+
+def _outgrown(case: Case, package: Package, compiled: Compiled) -> list[str]:
+    """The Pythons that a release has compiled wheels for, where it is older than the Python of the image."""
+    came = facts()["python_released"].get(compiled.python or "")
+    if not came or not package.version or not package.uploaded or package.uploaded >= came or package.page:
+        return []
+    tags = re.findall(
+        r"-cp3(\d+)-cp3\d+m?-manylinux",
+        " ".join(url for url, _ in case.index.files(package.name, package.version) or ()),
+    )
+    return [f"3.{minor}" for minor in sorted({int(tag) for tag in tags})]
 
 
 def nvcc(case: Case) -> Iterator[Finding]:
@@ -163,6 +201,8 @@ def architecture_list(case: Case) -> Iterator[Finding]:
 def compiler(case: Case) -> Iterator[Finding]:
     """A package that is compiled where there is no C compiler."""
     for package, compiled, need in built_here(case):
+        if _outgrown(case, package, compiled):
+            continue
         lacks = compiled.programs is not None and not compiled.programs & {"gcc", "g++"}
         if need == "rust" and compiled.programs is not None and "cargo" not in compiled.programs:
             yield case.error(
@@ -170,6 +210,14 @@ def compiler(case: Case) -> Iterator[Finding]:
                 f"{package.name} {package.version} has no wheel for this image and is compiled with Rust, which "
                 "nothing installs before",
                 package.where,
+            )
+        if need in ("nvcc", "c++", "compiler") and not compiled.headers and not _source(case, package).fetches:
+            yield case.error(
+                "missing-header",
+                f"{package.name} is compiled, and Python.h is not there: nothing installs the headers of the system's "
+                "Python before",
+                package.where,
+                *apt_install(case, package.where, "python3-dev"),
             )
         if lacks and need in ("nvcc", "c++", "compiler"):
             yield case.error(

@@ -16,7 +16,7 @@ from windlass.image.facts.table import facts
 from windlass.image.read.requirements import Wanted, wheel_of
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import companion_of_torch, hold_version, pin_below, resolvable
-from windlass.image.state.contents import broken_import, imports_of
+from windlass.image.state.contents import broken_import, imports_of, modules_of
 from windlass.image.state.model import Environment, Package, Step, Where
 
 # A wrong version of these fails at import or in the first step; of others it is a remark.
@@ -24,6 +24,9 @@ CRITICAL = re.compile(
     r"torch.*|numpy|triton|nvidia-.*|transformers|tokenizers|huggingface-hub|xformers|vllm|flash-attn.*|deepspeed|"
     r"accelerate|peft|pydantic|protobuf|setuptools|ray"
 )
+
+
+NEVER_IMPORTS = re.compile(r"torch$|triton$|nvidia-|cuda-")  # large, and made with what they require
 
 
 def unresolvable(case: Case) -> Iterator[Finding]:
@@ -88,21 +91,25 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
 
 def imports(case: Case) -> Iterator[Finding]:
     """A release that imports from another package what that does not have: no metadata says it, the files do."""
-    modules = facts()["change_names"]["modules"]
     for environment in case.trace.final.environments.values():
         pairs = [
-            (package, other, module)
-            for name, module in modules.items()
+            (package, environment.packages.get(name))
             for package in environment.packages.values()
-            if (other := environment.packages.get(name)) is not package and _may_break(case, environment, package, name)
+            if package.url and package.uploaded and not NEVER_IMPORTS.match(package.name)
+            for name in sorted({*_required(case, package), "setuptools"} - {package.name})
+            if _may_break(case, environment, package, name)
         ]
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda found: imports_of(case.index, found), {package.found for package, _, _ in pairs}))
-        for package, other, module in pairs:
-            lacking = broken_import(case.index, package.found, other.found if other else None, module)
+            list(pool.map(lambda found: imports_of(case.index, found), {package.found for package, _ in pairs}))
+            list(pool.map(lambda found: modules_of(case.index, found), {other.found for _, other in pairs if other}))
+        for package, other in pairs:
+            modules = (
+                ["pkg_resources"] if not other or other.name == "setuptools" else modules_of(case.index, other.found)
+            )
+            lacking = broken_import(case.index, package.found, other.found if other else None, modules)
             if not lacking:
                 continue
-            has = f"{other.name} {other.version} has none" if other else f"no {module} is installed"
+            has = f"{other.name} {other.version} has none" if other else "no setuptools is installed"
             decides = other if other and _order(case, other) > _order(case, package) and package.pinned else package
             yield case.error(
                 f"import-of-{package.name}",
@@ -125,9 +132,7 @@ def _may_break(case: Case, environment: Environment, package: Package, name: str
     apart = 60 if package.pinned or (other and other.pinned) else 180
     if other is None or abs(_days(package) - _days(other)) < apart:
         return False  # released side by side
-    if name == "numpy" and not (package.uploaded < facts()["numpy2"]["released"] and other.at_least("2")):
-        return False
-    return _requires(case, package, name)
+    return name != "numpy" or (package.uploaded < facts()["numpy2"]["released"] and other.at_least("2"))
 
 
 def _apt(case: Case) -> set[str]:
@@ -135,9 +140,9 @@ def _apt(case: Case) -> set[str]:
     return names | ({"python3-setuptools"} if "python3-pip" in names else set())
 
 
-def _requires(case: Case, package: Package, name: str) -> bool:
+def _required(case: Case, package: Package) -> set[str]:
     needs = (require for require in case.index.requires(package.found) if "extra" not in require.partition(";")[2])
-    return any(canonicalize_name(re.split(r"[\s\[(=<>!~;]", require, maxsplit=1)[0]) == name for require in needs)
+    return {canonicalize_name(re.split(r"[\s\[(=<>!~;]", require, maxsplit=1)[0]) for require in needs}
 
 
 def _days(package: Package) -> int:
@@ -200,7 +205,7 @@ def numpy_abi(case: Case) -> Iterator[Finding]:
         for package in environment.packages.values():
             compiled = bool(package.wheel) and not (package.wheel or "").endswith("-any.whl")
             before = package.uploaded is not None and package.uploaded < known["compiles_since"]
-            if compiled and before and package.name != "torch" and _requires(case, package, "numpy"):
+            if compiled and before and package.name != "torch" and "numpy" in _required(case, package):
                 old.append(package)
         if old:
             names = ", ".join(f"{one.name} {one.version}" for one in old[:3])

@@ -138,13 +138,21 @@ def resolvable(case: Case, step: Step, blamed: Wanted | None) -> tuple[Repair, .
     python, base = step.environment.python, case.trace.states[step.stage].base
     if known and python and base.family == "python" and python not in known.python:
         nearest = min(known.python, key=lambda one: abs(Version(one).minor - Version(python).minor))
-        found.append(
-            Repair(
-                f"build on Python {nearest}, for which torch {known.version} has wheels",
-                lambda texts: _with_base_text(texts, case, python, nearest),
-            )
-        )
+        found += other_python(case, None, python, nearest)
     return tuple(found)
+
+
+def other_python(case: Case, package: Package | None, python: str, other: str) -> tuple[Repair, ...]:
+    """The image of another Python, where the base is one."""
+    base = case.trace.states[_stage_of(case, package) if package else case.trace.final_stage].base
+    if base.family != "python":
+        return ()
+    return (
+        Repair(
+            f"build on Python {other}, for which there are wheels",
+            lambda texts: _with_base_text(texts, case, python, other),
+        ),
+    )
 
 
 def after_torch(case: Case, package: Package) -> tuple[Repair, ...]:
@@ -277,11 +285,7 @@ def _alone(texts: Texts, case: Case, package: Package) -> Texts | None:
     except InvalidVersion:
         plain = written.text
     text = texts.dockerfile or ""
-    if (
-        len([one for one in step.wanted if not one.constraint]) == 1
-        and written.place.file == texts.name
-        and not written.url
-    ):
+    if len([one for one in step.wanted if not one.constraint]) == 1 and written.place.file == texts.name:
         return _with_option(texts, step.where, "--no-build-isolation")
     command = "uv pip install" if step.by_uv else "pip install"
     if written.place.file == texts.name:

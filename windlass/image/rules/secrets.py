@@ -84,10 +84,13 @@ def _environment(case: Case, one: Instruction, arguments: dict[str, Instruction]
 def _copied(case: Case, one: Instruction) -> Iterator[Finding]:
     for word in one.words.strip("[]").replace(",", " ").split()[:-1]:
         plain = word.strip("\"'")
-        text = case.texts.files.get(posixpath.normpath(plain), "")
-        if (FILES.search(plain) and not plain.endswith((".example", ".sample", ".template"))) or CONTENT.search(text):
-            yield _found(case, "secret-copied", f"{plain} is copied into the image, where all can read it",
-                         one.first, plain.rsplit("/", 1)[-1].strip("."))  # fmt: skip
+        folder = posixpath.normpath(plain.lstrip("/") or ".")
+        inside = [name for name in case.texts.files if folder == "." or name.startswith(f"{folder}/")]
+        for name in [plain, *(name for name in inside if CONTENT.search(case.texts.files[name]))]:
+            text = case.texts.files.get(posixpath.normpath(name), "")
+            if (FILES.search(name) and not name.endswith((".example", ".sample", ".template"))) or CONTENT.search(text):
+                yield _found(case, "secret-copied", f"{name} is copied into the image, where all can read it",
+                             one.first, name.rsplit("/", 1)[-1].strip("."))  # fmt: skip
 
 
 def _run(case: Case, one: Instruction) -> Iterator[Finding]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from packaging.version import Version
 
-from windlass.image.facts.table import at_or_below, facts
+from windlass.image.facts.bases import CODENAMES, no_such_image
+from windlass.image.facts.table import at_or_below, driver_cuda, facts, gpu_in_table
+from windlass.image.read.installs import PYTHON
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import apt_install, environment_line, replace_in_instruction
-from windlass.image.state.model import Package, State
+from windlass.image.state.archive import lacking
+from windlass.image.state.install import SYSTEM, lacks_python, version_in
+from windlass.image.state.model import Package, State, Where
 
-SYSTEM = "system"
+NVIDIA = re.compile(r"cuda|libcu|libnccl|libnv|nsight|nvidia|tensorrt")  # of the archive that their images have
 CUPY = re.compile(r"cupy-cuda(\d+)x")
 
 
@@ -24,7 +29,12 @@ def missing_program(case: Case) -> Iterator[Finding]:
         if one.program in seen:
             continue
         seen.add(one.program)
-        package = {"pip": "python3-pip"}.get(one.program, one.program)
+        if one.program == "apt-get update":
+            yield case.error("missing-package", "apt-get has no lists here, and finds no package: nothing updates them "
+                             "before", one.where, replace_in_instruction(one.where, "apt-get install",
+                             "apt-get update && apt-get install"))  # fmt: skip
+            continue
+        package = {"pip": "python3-pip", "python": "python-is-python3"}.get(one.program, one.program)
         repairs = apt_install(case, one.where, package) if one.program != "uv" else ()
         yield case.error(
             "missing-program", f"{one.program} is called here, and nothing installs it before", one.where, *repairs
@@ -124,30 +134,61 @@ def copied_environment(case: Case) -> Iterator[Finding]:
             )
 
 
-def python_of_system(case: Case) -> Iterator[Finding]:
-    """A Python that the archive of the system does not have."""
+def archive(case: Case) -> Iterator[Finding]:
+    """What the archive of the system does not have, or has no more."""
+    codenames = {system: name for name, system in CODENAMES.items()}
     for number, state in enumerate(case.trace.states):
-        known = facts()["systems"].get(state.system or "")
-        ppa = state.apt.get("ppa:deadsnakes/ppa")
-        if not known or number not in case.trace.used_stages or (ppa and known.get("deadsnakes")):
+        system = state.system or ""
+        if number not in case.trace.used_stages or system not in codenames or state.other_archives:
             continue
-        for name, where in state.apt.items():
-            found = re.fullmatch(r"python(3\.\d+)(-\w+)?", name)
-            own = {
-                known["python"],
-                *(("3.11",) if state.system == "ubuntu22.04" else ()),
-                *(("3.9",) if state.system == "ubuntu20.04" else ()),
-            }
-            if found and found[1] not in own:
-                yield case.error(
-                    "no-such-python",
-                    f"{state.system} has Python {known['python']} and no {name}: apt cannot locate it"
-                    + (
-                        ", and the deadsnakes archive does not serve this system" if ppa else " without another archive"
-                    ),
-                    where,
-                )
-                break
+        served = "ppa:deadsnakes/ppa" in state.apt and facts()["systems"][system].get("deadsnakes")
+        asked = {
+            name: where
+            for name, where in state.apt.items()
+            if re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", name) and not (state.base.cuda and NVIDIA.match(name))
+            and not (served and re.match(r"python3\.", name))
+        }  # fmt: skip
+        absent = lacking(case.index, system, codenames[system], asked) if asked else []
+        if absent is None and "ppa:deadsnakes/ppa" in state.apt and not served:
+            own = facts()["systems"][system]["python"]
+            absent = [name for name in asked if re.match(r"python3\.", name) and not name.startswith(f"python{own}")]
+        if absent is None:
+            case.trace.unknown.append(f"{state.base.image}: whether the archive of {system} has what apt-get installs")
+        for where in {asked[name]: None for name in absent or ()}:
+            names = [name for name in absent or () if asked[name].first == where.first]
+            gone = len(absent or ()) == len(asked) and len(asked) > 2
+            python = any(name.startswith("python3.") for name in names)
+            yield case.error(
+                "no-such-python" if python else "missing-package",
+                f"the archive of {system} is gone: apt-get update ends with 404" if gone
+                else f"the archive of {system} has no {', '.join(names)}: apt-get cannot install it",
+                where,
+            )  # fmt: skip
+
+
+def start(case: Case) -> Iterator[Finding]:
+    """The command that the image starts finds its Python, and that one has torch."""
+    final = case.trace.final
+    command = next(iter(final.started.get("ENTRYPOINT") or final.started.get("CMD") or ()), None)
+    if command is None or not PYTHON.match(command.program) or final.base.family not in ("python", "cuda", "system"):
+        return
+    where = case.where_of(command.place.line)
+    if command.words[0] == "python" and lacks_python(final):
+        yield case.error("missing-program", f"python is started here, and {final.base.image} has python3 alone", where)
+        return
+    folder = posixpath.dirname(posixpath.dirname(command.words[0]))
+    version = version_in(command.program) or final.links.get(command.program)
+    other = f"python{version}" if version and version != final.environments[SYSTEM].python else SYSTEM
+    prefix = folder if folder in final.environments else other if final.active == SYSTEM else final.active
+    own = final.environments[prefix].packages if prefix in final.environments else {}
+    torch = next((package for _, package in final.everywhere if package.name == "torch"), None)
+    if torch and "torch" not in own and final.active in (SYSTEM, prefix):
+        yield case.error(
+            "another-python",
+            f"{where.place} starts {command.words[0]}, which is not the Python that {torch.where} installs torch into: "
+            "no module named torch",
+            where,
+        )
 
 
 def permission(case: Case) -> Iterator[Finding]:
@@ -226,20 +267,45 @@ def library_path(case: Case) -> Iterator[Finding]:
         value, where = final.variables.get(name, ""), final.exported.get(name)
         if where is None:
             continue
-        if re.search(r"cuda[^:\s]*/compat", value):
-            yield case.error(
-                "cuda-compat",
-                "CUDA's compatibility libraries hide the driver's own: error 803 or 804 where the driver is newer",
-                where,
-            )
+        if compat := re.search(r"cuda(?:-(\d+\.\d+))?[^:\s]*/compat", value):
+            yield from _compat(case, compat[1] or final.base.cuda, where)
+        older = re.search(r"/cuda(?:-(\d+\.\d+))?/(?:targets/|lib64|lib\b)", value)
+        cuda, torch = (older[1] or final.base.cuda) if older else None, final.torch
+        if cuda and torch and torch.origin == "pip" and torch.cuda not in (None, "cpu") and final.base.has_nvcc:
+            same_major = Version(cuda).major == Version(torch.cuda or "0").major == 12
+            if same_major and Version(cuda) < Version(torch.cuda or "0"):
+                yield case.error(
+                    "library-path",
+                    f"LD_LIBRARY_PATH puts CUDA {cuda} before the libraries that torch {torch.version} brings for CUDA "
+                    f"{torch.cuda}: libcusparse finds the older libnvJitLink, undefined symbol",
+                    where,
+                )
         if name == "LD_PRELOAD" and "libnccl.so" in value and final.torch:
             yield case.error(
                 "nccl-preloaded", "LD_PRELOAD puts another NCCL under torch than the one it is built with", where
             )
 
 
+def _compat(case: Case, compat: str | None, where: Where) -> Iterator[Finding]:
+    """Compatibility libraries carry an older driver of a datacenter GPU; in front of a newer one they break it."""
+    native = driver_cuda(case.node.driver) if case.node.driver else None
+    geforce = re.fullmatch(facts()["driver_branches"]["geforce"], gpu_in_table(case.node.gpu or "") or "")
+    if compat and native and Version(native) <= Version(compat) and not geforce:
+        return
+    yield case.error(
+        "cuda-compat",
+        "CUDA's compatibility libraries hide the driver's own: error 804 on this GPU" if geforce else
+        "CUDA's compatibility libraries hide the driver's own: error 803 where the driver is newer",
+        where,
+    )  # fmt: skip
+
+
 def platform(case: Case) -> Iterator[Finding]:
-    """A stage for another machine than the nodes."""
+    """A base image that is not there, or is for another machine than the nodes."""
+    for stage in (stage for stage in case.dockerfile.stages if stage.number in case.trace.used_stages):
+        own = case.trace.states[stage.number].base
+        if stage.parent is None and (reason := no_such_image(own)):
+            yield case.error("no-such-image", f"{own.image} is not in the registry: {reason}", case.base_where(stage))
     base = case.trace.final.base
     if base.platforms and case.node.platform not in base.platforms:
         yield case.error(

@@ -8,7 +8,7 @@ import re
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,30 +32,49 @@ class Source:
     needs: str = ""  # nvcc or c++: setup.py imports torch and compiles; compiler, rust: without torch; or nothing
     imports: tuple[str, ...] = ()  # packages that setup.py imports, which isolation would bring
     requires: tuple[str, ...] = ()  # packages of [build-system]
+    written: tuple[str, ...] = ()  # the same as they are written, with their versions
+    fetches: bool = False  # setup.py looks for a ready wheel first
 
 
 def source_of(index: Index, name: str, version: str) -> Source:
-    kept = index.kept("build", [name, version], lambda: _source(index, name, version))
-    kept = kept or {}
-    return Source(kept.get("needs", ""), tuple(kept.get("imports", ())), tuple(kept.get("requires", ())))
+    kept = index.kept("source", [name, version], lambda: _source(index, name, version)) or {}
+    lists = (tuple(kept.get(key, ())) for key in ("imports", "requires", "written"))
+    return Source(kept.get("needs", ""), *lists, fetches=kept.get("fetches", False))
 
 
 def imports_of(index: Index, importer: Found) -> list[list[str]]:
     """What importing a wheel takes from other packages without condition: module and name."""
-    return index.kept("imported", importer.url, lambda: _imported(importer)) or []
+    return index.kept("imports", importer.url, lambda: _imported(importer)) or []
 
 
-def broken_import(index: Index, importer: Found, imported: Found | None, package: str) -> str | None:
+def broken_import(index: Index, importer: Found, imported: Found | None, packages: Iterable[str]) -> str | None:
     """`EncoderDecoderCache of transformers`: what importing one wheel takes from another that has no such name."""
+    below = tuple(f"{package}." for package in packages)
     for module, name in imports_of(index, importer):
-        if f"{module}.".removeprefix(f"{package}.") == f"{module}.":
+        if not below or not f"{module}.".startswith(below):
             continue
         if imported is None:
             return module
-        kept = index.kept("lacks", [imported.url, module, name], partial(_lacks, imported, module, name))
+        kept = index.kept("lacking", [imported.url, module, name], partial(_lacks, imported, module, name))
         if kept:
             return str(kept)
     return None
+
+
+def modules_of(index: Index, wheel: Found) -> list[str]:
+    """The packages that a wheel brings: PIL of pillow, google.protobuf of protobuf."""
+    return index.kept("modules", wheel.url, lambda: _modules(wheel)) or []
+
+
+def _modules(wheel: Found) -> list[str] | None:
+    opened = open_wheel(wheel.url)
+    if opened is None:
+        return None
+    tops = {name for name in opened.modules if "." not in name}
+    within = {
+        ".".join(name.split(".")[:2]) for name in opened.modules if "." in name and name.split(".")[0] not in tops
+    }
+    return sorted(name for name in tops | within if name in opened.modules)
 
 
 def cuda_libraries(index: Index, wheel: Found) -> tuple[str, ...]:
@@ -71,7 +90,8 @@ def _cuda_libraries(wheel: Found) -> str | None:
 
 
 def _source(index: Index, name: str, version: str) -> dict[str, object] | None:
-    url = index.source_url(name, version)
+    files = [url for url, _ in index.files(name, version) or ()]
+    url = next((url for url in files if url.endswith(".tar.gz")), None)
     data = get_bytes(url) if url else None
     if data is None:
         return None
@@ -93,12 +113,14 @@ def _source(index: Index, name: str, version: str) -> dict[str, object] | None:
     compiles = re.search(r"ext_modules|Extension\(|cmake", setup) or str(build.get("build-backend")).startswith(
         BACKENDS
     )
-    needs = "compiler" if native and compiles else ""
+    elsewhere = any(one.endswith(".whl") and not one.endswith("-any.whl") for one in files)  # for another Python
+    needs = "compiler" if native and (compiles or elsewhere) else ""
     if "torch" in imports and "torch" not in requires:
         needs = "nvcc" if "CUDAExtension" in setup else "c++"
     elif {"setuptools-rust", "maturin"} & set(requires):
         needs = "rust"
-    return {"needs": needs, "imports": sorted(imports), "requires": requires}
+    return {"needs": needs, "imports": sorted(imports), "requires": requires, "written": build.get("requires", []),
+            "fetches": "urlretrieve" in setup}  # fmt: skip
 
 
 def _project(text: str) -> str:
@@ -167,6 +189,8 @@ def _taken(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[st
             for name in node.names:
                 numpy |= {name.asname or "numpy"} if name.name == "numpy" else set()
                 yield name.name, ""
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__import__":
+            yield from ((str(given.value), "") for given in node.args[:1] if isinstance(given, ast.Constant))
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in numpy:
             yield "numpy", node.attr  # which says itself what it has no more; names of others may be made as they run
 
@@ -185,7 +209,13 @@ def _lacks(imported: Found, module: str, name: str) -> str | None:
         if module not in wheel.modules:
             compiled = any(one.startswith(f"{module.replace('.', '/')}.") for one in wheel.archive.namelist())
             folder = any(one.startswith(f"{module.replace('.', '/')}/") for one in wheel.archive.namelist())
-            return "" if compiled or folder else module
+            above = module.rpartition(".")[0]
+            while above not in wheel.modules and "." in above:
+                above = above.rpartition(".")[0]
+            made = not wheel.modules.get(above, "__init__.py").endswith("__init__.py") or re.search(
+                r"sys\.modules\[(?!__name__\])|extend_path|__path__", wheel.text(above) or ""
+            )  # modules that are made as it runs
+            return "" if compiled or folder or made else module
         expired = wheel.text(f"{package}._expired_attrs_2_0") if module == "numpy" else None
         if expired and re.search(rf'"{re.escape(name)}":', expired):
             return f"{name} of {module}"
@@ -200,8 +230,13 @@ def _has(wheel: Wheel, module: str, name: str) -> bool:
     text = wheel.text(module)
     if text is None:
         return module.split(".")[0] not in wheel.modules
-    if "def __getattr__" in text or re.search(rf"\b{re.escape(name)}\b", text) or name.startswith("__"):
+    if re.search(rf"\b{re.escape(name)}\b", text) or name.startswith("__") or module.endswith("_pb2"):
         return True
+    if re.search(r"def __getattr__|_LazyModule|globals\(\)|setattr\(|import_module", text):  # made as it runs
+        own = re.escape(name)
+        made = re.compile(rf"(?m)^\s*(?:class|def|async def)\s+{own}\b|^{own}\b|['\"]{own}['\"]")
+        native = any(file.endswith(".so") for file in wheel.archive.namelist())
+        return native or any(made.search(wheel.text(other) or "") for other in wheel.modules)
     folder = f"{module.replace('.', '/')}/{name}"
     if any(one.startswith((f"{folder}.", f"{folder}/")) for one in wheel.archive.namelist()):
         return True

@@ -107,7 +107,10 @@ class Wheel:
 
 @lru_cache(32)
 def open_wheel(url: str | None) -> Wheel | None:
-    """None: out of reach."""
+    """Its source distribution where the address is of one. None: out of reach."""
+    if url and url.endswith(".tar.gz"):
+        data = get_bytes(url)
+        return _source(data) if data else None
     size = get_bytes(url, size=True) if url else None
     if not url or not size or not size.isdigit():
         return None
@@ -115,6 +118,20 @@ def open_wheel(url: str | None) -> Wheel | None:
         return Wheel(zipfile.ZipFile(Ranges(url, int(size))))
     except (OSError, zipfile.BadZipFile):
         return None
+
+
+def _source(data: bytes) -> Wheel | None:
+    """The Python files of a source distribution, where a wheel would have them."""
+    archive = zipfile.ZipFile(io.BytesIO(), "w")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as files:
+            for member in files:
+                name = re.sub(r"^[^/]+/(?:src/|lib/|python/)?", "", member.name)
+                if name.endswith(".py") and name != "setup.py" and (file := files.extractfile(member)):
+                    archive.writestr(name, file.read())
+    except tarfile.TarError:
+        return None
+    return Wheel(archive)
 
 
 def written_requires(archive: bytes) -> list[str]:

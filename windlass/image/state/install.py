@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from windlass.image.facts.node import Node
@@ -49,6 +50,7 @@ class Installer:
         self.instruction: Instruction
         self.cwd = "/"
         self.active: str | None = None  # an environment that a command activated for the rest of its RUN
+        self.piped = ""  # the command whose output the next one reads
         self.inline: dict[str, tuple[str, int]] = {}  # files that a heredoc writes
 
     # pip and uv
@@ -82,8 +84,13 @@ class Installer:
             more, own = self._file(word, where, constraint=constraint)
             wanted += more
             options += own
-        provided = {one.name for one in wanted} & {"uv", "poetry", "ninja", "cmake"}
-        self._provide(frozenset(provided))
+        names = {one.name for one in wanted}
+        self._provide(names & {"uv", "poetry", "ninja", "cmake"})
+        if "pip" in names and environment.prefix.startswith("python3"):
+            self._pip_of(environment.python)
+        folders = [posixpath.join(self.cwd, value) for value in install.arguments.values("--prefix", "--target")]
+        folders += [f"{self.state.home}/.local"] if install.arguments.has("--user") else []
+        self.state.overlays |= {posixpath.normpath(folder) for folder in folders}
         if wanted:
             self._resolve(wanted, where, str(install.command), environment, install, options)
 
@@ -132,10 +139,21 @@ class Installer:
         try:
             if folder is None:
                 raise NotUnderstoodError(f"{path} is not in the context")
+            self._check_python(folder, where, install)
             return project_requirements(self.texts.files, folder, extras)
         except NotUnderstoodError as error:
             self.trace.unknown.append(f"{where}: {error}")
             return []
+
+    def _check_python(self, folder: str, where: Where, install: PipInstall) -> None:
+        """pip refuses a project that asks for another Python."""
+        environment = self._environment(install.interpreter, install)
+        needs = python_of_project(self.texts.files, folder)
+        if needs and environment.python and not SpecifierSet(needs).contains(f"{environment.python}.99"):
+            trouble = (
+                f"the project requires Python {needs}, and Python {environment.python} does not satisfy Python{needs}"
+            )
+            self._record(where, str(install.command), environment.packages, environment, answer=Answer(trouble=trouble))
 
     def _file(self, word: Word, where: Where, *, constraint: bool) -> tuple[list[Wanted], list[tuple[str, str]]]:
         absolute = posixpath.normpath(posixpath.join(self.cwd, word))
@@ -332,9 +350,21 @@ class Installer:
             and not variables.get("UV_NO_BUILD_ISOLATION")
         )
         seeded = {"setuptools", "wheel"} if not environment.unseeded else set()
-        return Compiled(isolated, before.get("torch"), self.state.nvcc, self.state.nvcc_known, self.state.programs,
-                        variables, text, frozenset(before) | seeded,
-                        self.state.base.family in ("python", "cuda", "system"))  # fmt: skip
+        programs = self.state.programs
+        of_system = environment.interpreter.startswith("/usr/bin/")
+        return Compiled(
+            isolated,
+            before.get("torch"),
+            self.state.nvcc,
+            self.state.nvcc_known,
+            programs,
+            variables,
+            text,
+            frozenset(before) | seeded,
+            bare=self.state.base.family in ("python", "cuda", "system"),
+            python=environment.python,
+            headers=programs is None or "headers" in programs or not of_system,
+        )
 
     def _cuda_of(self, name: str, version: str, environment: Environment | None) -> str | None:
         if name not in ("torch", "torchvision", "torchaudio"):
@@ -387,7 +417,8 @@ class Installer:
         if "/" in interpreter and folder in state.environments:
             return state.environments[folder]
         name = self.active or state.active
-        version = version_in(posixpath.basename(interpreter))
+        program = posixpath.basename(interpreter)
+        version = version_in(program) or state.links.get(program)
         environment = state.environments[name]
         if version and environment.python and version != environment.python and name == SYSTEM:
             own = f"python{version}"
@@ -518,6 +549,12 @@ class Installer:
                     state.active = name
                     return
 
+    def _pip_of(self, python: str | None) -> None:
+        """pip, installed by an interpreter that is not the system's, is that one's from then on."""
+        self._provide({"pip"})
+        if python and python != self.state.environments[SYSTEM].python:
+            self.state.links |= {"pip": python, "pip3": python}
+
     def _miss(self, program: str, command: Command) -> None:
         self.trace.missing.append(Missing(program, self._where(command.words[0].line, command), str(command)))
 
@@ -560,6 +597,15 @@ def _plain(requirement: Requirement) -> str:
 
 def _not_on_an_index(package: Package) -> bool:
     return "+" in (package.version or "") or package.origin != "pip" or package.wheel is None
+
+
+def lacks_python(state: State) -> bool:
+    """Debian and Ubuntu have python3; python is there where somebody made it."""
+    folders = (state.variables.get("PATH") or "").split(":")
+    known = all(re.match(r"\$|/usr/|/s?bin$|/root/\.(local|cargo)/|$", folder) for folder in folders)
+    named = "python" in state.links or any("/usr/" not in path or "local" in path for path in state.interpreters)
+    return state.base.family in ("cuda", "system") and not state.base.alpine and state.active == SYSTEM and known and (
+        not named and "conda" not in (state.programs or ()) and not state.variables.get("VIRTUAL_ENV"))  # fmt: skip
 
 
 def version_in(text: str) -> str | None:

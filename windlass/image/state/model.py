@@ -11,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 from windlass.image.facts.bases import Base
 from windlass.image.facts.table import release
 from windlass.image.read.requirements import Place, Wanted
+from windlass.image.read.shell import Command
 from windlass.image.state.resolver import Answer, Found
 
 UV_PYTHON = "/root/.local/share/uv/python"  # where uv puts the interpreters that it downloads
@@ -73,6 +74,8 @@ class Compiled:
     command: str
     installed: frozenset[str] = frozenset()  # packages, before the step
     bare: bool = False  # the environment has nothing that is not in `installed`
+    python: str | None = None
+    headers: bool = True  # of that Python
 
 
 @dataclass
@@ -109,6 +112,11 @@ class State:
     )  # folder in the image → context path, or address it was cloned from
     workdir: str = "/"
     user: str = "root"
+    overlays: frozenset[str] = frozenset()  # folders that pip was told to install into: --user, --prefix, --target
+    links: dict[str, str] = field(default_factory=dict)  # python, pip → the version that the name was given
+    started: dict[str, tuple[Command, ...]] = field(default_factory=dict)  # by ENTRYPOINT and CMD
+    other_archives: bool = False  # apt was given more than the system's own
+    listed: bool = False  # apt has its lists
     efa: str | None = None
     efa_where: Where | None = None
     efa_copied: bool = False  # from another stage, without what its installer takes from apt
@@ -128,6 +136,10 @@ class State:
     @property
     def torch(self) -> Package | None:
         return self.packages.get("torch")
+
+    @property
+    def home(self) -> str:
+        return "/root" if self.user.split(":")[0] in ("root", "0", "") else f"/home/{self.user.split(':')[0]}"
 
     @property
     def everywhere(self) -> Iterator[tuple[Environment, Package]]:

@@ -46,6 +46,7 @@ UNREACHABLE = re.compile(
     r"connection refused|temporary failure|no route to host|network is unreachable|could not resolve host"
 )
 NO_WHEEL = re.compile(r"([A-Za-z0-9][\w.-]*?)((?:[<>=!~]=?[\w.*!]+,?)*) ha(?:s|ve) no usable wheels")
+UV_GLIBC = (17, 28, *range(31, 41))  # the platforms manylinux_2_N that uv knows
 SECONDS = 300
 DAY = 24 * 3600.0
 
@@ -110,7 +111,7 @@ class Index:
     torch_index: bool | None = None  # whether download.pytorch.org is there; None: find out
 
     def resolve(self, question: Question) -> Answer:
-        key = _key("resolve", asdict(question))
+        key = _key("resolution", asdict(question))
         kept = self._kept(key, self.max_age)
         if kept is not None:
             return Answer(**{**kept, "packages": tuple(Found(**package) for package in kept["packages"]),
@@ -135,7 +136,9 @@ class Index:
             if text is None:
                 return tuple(own)
             kept = re.findall(r"(?m)^Requires-Dist: (.+?)\r?$", text)
-            if not text:  # not every index has it apart from the wheel
+            if found.url.endswith(".tar.gz"):
+                kept = written_requires(get_bytes(found.url) or b"")
+            elif not text:  # not every index has it apart from the wheel
                 wheel = open_wheel(found.url)
                 kept = wheel.requires if wheel else own
             self._keep(key, kept)
@@ -155,16 +158,15 @@ class Index:
             self._keep(key, kept)
         return Stub(name, kept["version"], tuple(kept["requires"])) if kept and kept["version"] else None
 
-    def source_url(self, name: str, version: str) -> str | None:
-        """Where PyPI has the source of a release."""
-        text = get(f"https://pypi.org/pypi/{name}/json")
-        files = json.loads(text)["releases"].get(version, ()) if text else ()
-        return _source_url(name, files)
+    def files(self, name: str, version: str) -> list[tuple[str, str]] | None:
+        """Address and date of every file that PyPI has of a release; None: out of reach."""
+        found: list[tuple[str, str]] | None = self.kept("files", [name, version], lambda: _files(name, version))
+        return found
 
-    def kept(self, kind: str, value: Any, find: Callable[[], Any]) -> Any:
-        """An answer that never changes: kept for ever once it is found; None is asked again."""
+    def kept(self, kind: str, value: Any, find: Callable[[], Any], age: float | None = None) -> Any:
+        """An answer that is kept once it is found, for ever where it never changes; None is asked again."""
         key = _key(kind, value)
-        known = self._kept(key, None)
+        known = self._kept(key, None if self.max_age is None else age)
         if known is None and not self.offline and (known := find()) is not None:
             self._keep(key, known)
         return known
@@ -181,7 +183,7 @@ class Index:
             if packages is not None:
                 held = {name for name, _ in question.held}
                 found = tuple(
-                    replace(package, wheel=None, url=None)
+                    self._as_source(package)
                     if sources.get(package.name) == package.version
                     and package.name not in held
                     and not _is_table_stub(package, question)
@@ -204,6 +206,11 @@ class Index:
         checked = "No solution found" in told
         checked = checked and not (unknown and re.search("not found|no version", told))
         return Answer(trouble=told, checked=checked, notes=notes, unknown=unknown)
+
+    def _as_source(self, package: Found) -> Found:
+        files = self.files(package.name, package.version) or ()
+        url, uploaded = next(((url, day) for url, day in files if url.endswith(".tar.gz")), (None, None))
+        return replace(package, wheel=None, url=url, uploaded=uploaded)
 
     def _reachable(self, question: Question) -> tuple[Question, tuple[str, ...], tuple[str, ...]]:
         """Indexes out of reach: a mirror is PyPI, torch's own is in the table, of others nothing is known."""
@@ -270,13 +277,15 @@ def _source(name: str, specifier: SpecifierSet) -> dict[str, Any]:
         return {"version": None, "requires": []}
     if chosen == project["info"]["version"]:
         return {"version": chosen, "requires": project["info"].get("requires_dist") or []}
-    url = _source_url(name, project["releases"][str(chosen)])
+    url = next((url for url, _ in _files(name, str(chosen)) or () if url.endswith(".tar.gz")), None)
     return {"version": chosen, "requires": written_requires((get_bytes(url) if url else None) or b"")}
 
 
-def _source_url(name: str, files: Iterable[Mapping[str, Any]]) -> str | None:
-    urls = (urljoin(f"https://pypi.org/pypi/{name}/json", file["url"]) for file in files)
-    return next((url for url in urls if url.endswith(".tar.gz")), None)
+def _files(name: str, version: str) -> list[tuple[str, str]] | None:
+    address = f"https://pypi.org/pypi/{name}/json"
+    text = get(address)
+    files = json.loads(text)["releases"].get(version, ()) if text else None
+    return None if files is None else [(urljoin(address, file["url"]), file["upload_time"][:10]) for file in files]
 
 
 def find_uv() -> str:
@@ -319,9 +328,12 @@ def _not_on_torch_index(question: Question) -> str | None:
     """torch's own index, asked in place of PyPI, has little beside torch."""
     if torch_tag(question.index or "") is None or any(not torch_tag(index) for index in question.extra_indexes):
         return None
+    tags = [torch_tag(url) or "" for url in (question.index or "", *question.extra_indexes)]
+    served = {stub["name"] for tag in tags for stub in table_stubs(tag, question.python, question.platform)}
     for text in question.requirements:
         name = canonicalize_name(re.split(r"[\s\[=<>!~;@]", text, maxsplit=1)[0])
-        if not any(re.fullmatch(package, name) for package in facts()["torch_index"]["packages"]):
+        others = any(re.fullmatch(package, name) for package in facts()["torch_index"]["packages"])
+        if name not in served and (name == "torch" or not others):
             return f"Because {name} was not found in the package registry {question.index} and you require {text}"
     return None
 
@@ -353,10 +365,11 @@ def _run(question: Question) -> tuple[str, list[Found] | None]:
         command = [find_uv(), "pip", "compile", str(folder / "requirements.in"), "-c", str(folder / "constraints.txt")]
         command += ["--format", "pylock.toml", "-o", str(out), "--no-header", "--no-build", "--find-links", str(links)]
         command += ["--python-version", question.python, "--python-platform"]
-        musl = question.glibc == "musl"
-        command += [
-            f"{machine}-unknown-linux-musl" if musl else f"{machine}-manylinux_{question.glibc.replace('.', '_')}"
-        ]
+        if question.glibc == "musl":
+            command += [f"{machine}-unknown-linux-musl"]
+        else:
+            known = [minor for minor in UV_GLIBC if minor <= int(question.glibc.split(".")[1])]
+            command += [f"{machine}-manylinux_2_{max(known)}"]
         command += ["--color", "never", "-q", "--no-config", "--no-python-downloads", "--python", sys.executable]
         command += ["--default-index", question.index] if question.index else []
         for url in question.extra_indexes:

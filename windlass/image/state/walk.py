@@ -37,7 +37,7 @@ from windlass.image.read.project import NotUnderstoodError, conda_environment, p
 from windlass.image.read.requirements import Place, Wanted, project_name
 from windlass.image.read.shell import SHELLS, Command, Word, run_commands, script_commands
 from windlass.image.read.texts import Texts
-from windlass.image.state.install import DEFAULT_PYTHON, SYSTEM, Installer, version_in
+from windlass.image.state.install import DEFAULT_PYTHON, SYSTEM, Installer, lacks_python, version_in
 from windlass.image.state.model import Environment, Package, State, Trace, Where
 from windlass.image.state.resolver import Found, Index, Question
 
@@ -46,10 +46,13 @@ PROVIDES = {  # Debian's package → programs
     "git": {"git"}, "curl": {"curl"}, "wget": {"wget"}, "build-essential": {"gcc", "g++", "make"}, "gcc": {"gcc"},
     "g++": {"g++", "gcc"}, "clang": {"gcc", "g++"}, "make": {"make"}, "python3-pip": {"pip"}, "cmake": {"cmake"},
     "ninja-build": {"ninja"}, "python3-dev": {"headers"}, "python-is-python3": set(), "git-lfs": {"git"},
-    "python3-full": {"pip"}, "cargo": {"cargo"}, "rustc": {"cargo"},
+    "python3-full": {"pip", "headers"}, "nvidia-cuda-toolkit": {"gcc", "g++"}, "cargo": {"cargo"}, "rustc": {"cargo"},
 }  # fmt: skip
 INSTALL_NOTHING = (
     *("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "VOLUME", "HEALTHCHECK", "SHELL", "STOPSIGNAL", "MAINTAINER", "FROM"),
+)
+OTHER_ARCHIVES = re.compile(  # commands after which apt has more than the archive of the system
+    r"/sources\.list|\.sources\b|apt-add|apt-key|/setup_|keyring|\.deb\b|nodesource|packagecloud|ppa:(?!deadsnakes)"
 )
 CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
 
@@ -139,6 +142,7 @@ class _Walker(Installer):
             }  # fmt: skip
         managed = bool(known.get("managed")) and not own and base.family != "nvidia-torch"
         environment = Environment(SYSTEM, python, interpreter, managed, packages)
+        version = re.match(r"\d+\.\d+\.\d+", base.tag or "") if base.repository.endswith("nvidia/cuda") else None
         environment.unseeded = base.family == "python" and Version(python or "3") >= Version("3.12")
         return State(
             base=base,
@@ -150,6 +154,7 @@ class _Walker(Installer):
             nvcc_known=base.has_nvcc is not None,
             programs=base.programs if base.family in ("python", "cuda", "system") else None,
             interpreters=frozenset({interpreter} if python else ()),
+            variables={"CUDA_VERSION": version[0]} if version else {},
         )
 
     def _instruction(self, one: Instruction, given: Mapping[str, str]) -> None:
@@ -177,6 +182,8 @@ class _Walker(Installer):
             state.active = found[1] if found[1] in state.environments else state.active  # conda run -n NAME
         elif one.keyword in ("COPY", "ADD"):
             self._copy(one)
+        elif one.keyword in ("CMD", "ENTRYPOINT"):
+            state.started[one.keyword] = tuple(run_commands(one, self.texts.name, state.variables))
         elif one.keyword == "RUN":
             self.cwd, self.active = state.workdir, None
             for command in run_commands(one, self.texts.name, state.variables):
@@ -235,7 +242,9 @@ class _Walker(Installer):
         }
         site = re.fullmatch(r"(.*)/lib/python(3\.\d+)(?:/(?:site|dist)-packages)?", source)
         for prefix, environment in other.environments.items():
-            in_system = prefix == SYSTEM and (bool(site) or source in ("/usr/local", "/usr", "/usr/local/lib"))
+            whole = source in ("/usr/local", "/usr", "/usr/local/lib")
+            overlaid = any(folder == source or folder.startswith(within) for folder in other.overlays)
+            in_system = prefix == SYSTEM and (bool(site) or whole or overlaid)
             below = prefix != SYSTEM and (prefix == source or prefix.startswith(source.rstrip("/") + "/"))
             if not (in_system or below):
                 continue
@@ -260,6 +269,8 @@ class _Walker(Installer):
 
     def _command(self, command: Command) -> None:
         self._check_program(command)
+        self.piped = self.piped if command.after == "|" else str(command)
+        self.state.other_archives |= bool(OTHER_ARCHIVES.search(str(command)))
         install = pip_install(command)
         if install:
             if install.arguments.has("--dry-run", "--help"):
@@ -287,6 +298,8 @@ class _Walker(Installer):
             if program in ("gcc", "make", "nvcc"):
                 return
             self._miss(program, command)
+        elif program == "python" and lacks_python(self.state):
+            self._miss(program, command)
 
     def _other(self, command: Command) -> None:
         words, program = [str(word) for word in command.words], command.program
@@ -295,6 +308,7 @@ class _Walker(Installer):
         elif program == "git" and "clone" in words:
             self._clone(words)
         elif program == "add-apt-repository":
+            self.state.listed = True
             self.state.apt |= {word: self._where(command.words[0].line, command) for word in words[1:]}
         elif program in ("source", ".") and len(words) > 1 and words[1].endswith("/bin/activate"):
             self._activate(posixpath.normpath(posixpath.join(self.cwd, words[1].removesuffix("/bin/activate"))))
@@ -305,23 +319,27 @@ class _Walker(Installer):
         elif (
             PYTHON.match(program) and words[1:3] in (["-m", "venv"], ["-m", "virtualenv"])
         ) or program == "virtualenv":
-            self._venv(words, python=version_in(program))
+            self._venv(words, version_in(program), command)
         elif program == "uv" and words[1:2] == ["venv"]:
             self._uv_venv(words)
         elif program in ("poetry", "pdm") and "install" in words:
             self._poetry(command)
         elif PYTHON.match(program) and len(words) > 2 and words[1].endswith("setup.py"):
             self._setup_py(command, words)
-        elif program in ("ln", "update-alternatives") and (found := re.search(r"python(3\.\d+)", " ".join(words))):
-            self._link_python(found[1], words)
+        elif program in ("ln", "update-alternatives") and any("python" in word for word in words):
+            self._link_python(words)
+        elif program == "rm" and any(word.startswith("/var/lib/apt/lists") for word in words):
+            self.state.listed = False
+        elif program in ("apt", "apt-get") and "update" in words:
+            self.state.listed = True
         elif program in ("chown", "chmod") and len(words) > 2:
             for prefix, environment in self.state.environments.items():
                 if any(prefix == one.rstrip("/") or prefix.startswith(one.rstrip("/") + "/") for one in words[2:]):
                     environment.owner = "given away"
         elif program in SHELLS or words[0].endswith(".sh"):
             self._script(command)
-        elif PYTHON.match(program) and any("get-pip" in word for word in words):
-            self._provide({"pip"})
+        elif PYTHON.match(program) and re.search("get-pip|ensurepip", f"{command} {self.piped}"):
+            self._pip_of(version_in(program) or self.state.links.get(program))
         elif program == "pip" or (program == "uv" and words[1:2] == ["python"]):
             self._configure(words)
         elif "efa_installer.sh" in words[0]:
@@ -384,7 +402,11 @@ class _Walker(Installer):
             self._command(Command(tuple(rest), command.file, command.variables, command.after))
         self.active = before
 
-    def _venv(self, words: list[str], python: str | None) -> None:
+    def _venv(self, words: list[str], python: str | None, command: Command) -> None:
+        of_system = self.state.base.family in ("cuda", "system") and self.state.active == SYSTEM and not self.active
+        brought = {"python3-venv", "python3-full", f"python{python}-venv", f"python{python}-full"} & set(self.state.apt)
+        if of_system and "venv" in words and not brought and "--without-pip" not in words and "/" not in words[0]:
+            self._miss(f"python{python or 3}-venv", command)
         plain = [word for word in words[1:] if not word.startswith("-") and word not in ("venv", "virtualenv")]
         if plain:
             current = self.state.environments[SYSTEM]
@@ -412,13 +434,16 @@ class _Walker(Installer):
         prefix = posixpath.normpath(posixpath.join(self.cwd, plain[-1] if plain else ".venv"))
         self._new_uv_environment(prefix, version_in(version or ""))
 
-    def _link_python(self, version: str, words: list[str]) -> None:
+    def _link_python(self, words: list[str]) -> None:
+        """python3 is the interpreter of Debian's pip; python alone is a name of its own."""
+        system, found = self.state.environments[SYSTEM], version_in(" ".join(words))
+        if any(re.search(r"/python$", word) for word in words):
+            self.state.links["python"] = found or system.python or DEFAULT_PYTHON
         if (
-            any(re.search(r"/python3?$", word) for word in words)
-            and f"/usr/bin/python{version}" in self.state.interpreters
+            any(re.search(r"/python3$", word) for word in words)
+            and f"/usr/bin/python{found}" in self.state.interpreters
         ):
-            system = self.state.environments[SYSTEM]
-            system.python, system.interpreter, system.managed = version, f"/usr/bin/python{version}", False
+            system.python, system.interpreter, system.managed = found, f"/usr/bin/python{found}", False
 
     def _script(self, command: Command) -> None:
         word = next((one for one in command.words if one.endswith(".sh")), None)
@@ -450,13 +475,22 @@ class _Walker(Installer):
     def _apt(self, packages: Sequence[Word], command: Command) -> None:
         state = self.state
         known = facts()["systems"].get(state.system or "", {})
+        cached = "/var/lib/apt" in self.instruction.flags.get("mount", "")
+        if not state.listed and not state.other_archives and not cached and state.programs is not None:
+            self._miss("apt-get update", command)
         for word in packages:
             name = re.split(r"[=:/]", word)[0]
             where = self._where(word.line, command)
             state.apt[name] = where
             self._provide(PROVIDES.get(name, set()))
+            if name == "python3-pip" and not any("no-install-recommends" in word for word in command.words):
+                self._provide({"gcc", "g++", "make", "headers"})  # it recommends build-essential and python3-dev
+            if re.fullmatch(r"python3\.\d+-(dev|full)", name):
+                self._provide({"headers"})
             if python := re.fullmatch(r"python(3\.\d+)(-\w+)?", name):
                 state.interpreters |= {f"/usr/bin/python{python[1]}"}
+            if name == "python-is-python3":
+                state.links["python"] = known.get("python", DEFAULT_PYTHON)
             if name in ("python3", "python3-pip", "python3-dev") and known:
                 state.interpreters |= {f"/usr/bin/python{known['python']}"}
             if gcc := re.fullmatch(r"(gcc|g\+\+)-(\d+)", name):
