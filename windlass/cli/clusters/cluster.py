@@ -44,9 +44,8 @@ def ls(region: str | None, no_aws: bool, as_json: bool) -> None:
         print_json({"clusters": [row.as_dict() for row in rows], "warnings": warnings})
         return
     if not rows:
-        click.echo(
-            f"no context in your kubeconfig, and {'AWS was not asked' if no_aws else 'no cluster in the region'}"
-        )
+        account = "AWS was not asked" if no_aws else "AWS did not answer" if warnings else "no cluster in the region"
+        click.echo(f"no context in your kubeconfig, and {account}")
         click.echo("  windlass cluster ls --region REGION    or windlass cluster create")
     else:
         print_table(
