@@ -94,6 +94,7 @@ def test_training_here_goes_on_with_the_same_settings_alone(here, run_file):
             other.kill()
 
 
+@pytest.mark.train
 def test_two_programs_do_not_train_in_one_folder(here, run_file):
     settings = ("resources.processes_per_node=1", "train.steps=100000")
     program = f"import windlass; windlass.train(windlass.load({str(run_file)!r}, *{settings}))"
