@@ -52,6 +52,8 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
     if shown.evaluations:
         click.echo()
         print_evaluations(shown.evaluations[-MOST_EVALUATIONS:])
+        if len(shown.evaluations) > MOST_EVALUATIONS:
+            click.echo(f"and {len(shown.evaluations) - MOST_EVALUATIONS} older")
     _print_news(history)
     if by_rank:
         print_ranks(shown.ranks)
