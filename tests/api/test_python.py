@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 import windlass as api
 from windlass.api.schemas.model import printed
+from windlass.runfolder import RunFolder
 
 
 @pytest.fixture
@@ -72,7 +75,6 @@ def test_plans_and_dry_runs_are_what_the_commands_print(here, windlass, run_file
 
 def test_training_here_goes_on_with_the_same_settings_alone(here, run_file):
     from windlass.plan import resolve
-    from windlass.runfolder import RunFolder
 
     run = api.load(run_file, "resources.processes_per_node=1")
     folder = RunFolder.of(run)
@@ -92,18 +94,16 @@ def test_training_here_goes_on_with_the_same_settings_alone(here, run_file):
             other.kill()
 
 
+@pytest.mark.train
 def test_two_programs_do_not_train_in_one_folder(here, run_file):
-    """One holds the folder as `windlass.train` does while it trains; the other is refused, and may when it has gone."""
-    program = (
-        "import sys, windlass, windlass.trainer.main as trainer\n"
-        "def wait(folder, run): print('trains', flush=True); sys.stdin.read(); raise SystemExit\n"
-        "trainer.train_here = wait\n"
-        f"windlass.train(windlass.load({str(run_file)!r}, 'resources.processes_per_node=1'))\n"
-    )
-    run = api.load(run_file, "resources.processes_per_node=1")
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True) as other:
-        assert other.stdout.readline() == "trains\n"
+    settings = ("resources.processes_per_node=1", "train.steps=100000")
+    program = f"import windlass; windlass.train(windlass.load({str(run_file)!r}, *{settings}))"
+    run = api.load(run_file, *settings)
+    with subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "OMP_NUM_THREADS": "1"}) as other:
+        metrics = RunFolder.of(run).metrics
+        while not metrics.exists():
+            assert other.poll() is None
+            time.sleep(0.05)
         with pytest.raises(api.UserError, match="already running") as refused:
             api.train(run)
         assert refused.value.error_code == "under-way"

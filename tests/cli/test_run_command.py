@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from windlass.api.summary import seconds_lost
+from windlass.api.summary import Steps
 from windlass.common.files import append_json_line
 from windlass.plan import resolve
 from windlass.runfolder import RunFolder
@@ -138,10 +138,12 @@ def test_ls_of_nothing(windlass):
     assert windlass("ls", "--json").json == []
 
 
-def test_a_pause_between_two_starts_by_hand_is_not_lost_time():
-    steps = [{"step": 1, "attempt": 1, "time": 0.0}, {"step": 2, "attempt": 2, "time": 3600.0, "step_s": 1.0}]
-    assert seconds_lost(steps, restarts=set()) == 0.0
-    assert seconds_lost(steps, restarts={2}) == 3599.0
+def test_a_pause_between_two_starts_by_hand_is_not_lost_time(tmp_path):
+    for step, when in ((1, 0.0), (2, 3600.0)):
+        record = {"kind": "step", "step": step, "attempt": step, "time": when, "step_s": 1.0}
+        append_json_line(tmp_path / "metrics.jsonl", record)
+    assert Steps.of(tmp_path / "metrics.jsonl", restarts=set()).seconds_lost == 0.0
+    assert Steps.of(tmp_path / "metrics.jsonl", restarts={2}).seconds_lost == 3599.0
 
 
 def test_fewer_steps_than_a_run_has_are_not_called_its_length(windlass, run_file, ended):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from windlass.cli.clusters.exec import _split
+from windlass.cli.clusters.pods import _split
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import dump_run, load_run, parse_run

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from windlass.cli.jobs import json_option
+
 
 @click.group(short_help="Coding agents: an MCP server, skills.")
 def agent() -> None:
@@ -35,7 +37,7 @@ def mcp() -> None:
 )
 @click.option("--to", "project", type=click.Path(file_okay=False, path_type=Path), default=".", show_default=True)
 @click.option("--mcp", "with_server", is_flag=True, help="Also name the MCP server in .mcp.json or opencode.json.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def install(agents: tuple[str, ...], project: Path, with_server: bool, as_json: bool) -> None:
     """Write skills and slash commands for coding agents into a project.
 

@@ -125,8 +125,8 @@ class Job:
     def wait(self, timeout: float | None = None) -> RunResult:
         """Wait until the run has ended, or for `timeout` seconds; where it stands then, and its error if it failed.
 
-        The folder here fills meanwhile, also of a run on a cluster. A job that failed is not submitted again; that is
-        what `windlass run` does.
+        The folder here fills meanwhile, also of a run on a cluster. It submits nothing again: the retry loop that
+        `submit` leaves does.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         target, job = self._target, self._ref

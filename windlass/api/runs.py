@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from windlass.api import listing
+from windlass.api import lookup
 from windlass.api.jobs import Job
 from windlass.api.planning import planned
 from windlass.api.preparation import Prepared, prepare
@@ -73,7 +73,7 @@ def job(name: str, on: str | None = None) -> Job:
 
 def jobs(on: str | None = None) -> list[ListedRun]:
     """The runs there are; `on`: also those that a cluster, kubernetes[:CONTEXT], knows itself."""
-    return [ListedRun.model_validate(row) for row in listing.rows(on)]
+    return [ListedRun.model_validate(row) for row in lookup.rows(on)]
 
 
 def _prepared(

@@ -148,16 +148,6 @@ def _lost(before: Record, after: Record, restarts: set[int]) -> float:
     return 0.0 if when is None or until is None else max(0.0, until - when - (real(after.get("step_s")) or 0.0))
 
 
-def seconds_lost(steps: Iterable[Record], restarts: set[int]) -> float:
-    lost, furthest = 0.0, None
-    for record in steps:
-        if furthest is not None and record["step"] <= furthest["step"]:
-            continue  # repeated
-        lost += _lost(furthest, record, restarts) if furthest is not None else 0.0
-        furthest = record
-    return lost
-
-
 def _lines(path: Path) -> Iterator[tuple[int | None, bytes]]:
     """The lines of metrics.jsonl, with the step of those that are a step's. Nothing is parsed that need not be."""
     try:

@@ -16,6 +16,7 @@ from typing import Literal
 
 import click
 
+from windlass.cli.jobs import json_option
 from windlass.errors import ExitCode
 from windlass.runfolder import runs_root
 from windlass.targets.launch.disk import free_bytes
@@ -44,7 +45,7 @@ class Row:
 
 
 @click.command(short_help="Say whether this machine can train.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def doctor(as_json: bool) -> int:
     """Say whether this machine can train.
 

@@ -1,16 +1,16 @@
-"""What the shell can complete: names of runs, keys of the run file, presets, targets; options that commands share."""
+"""What the shell can complete, `windlass completion`, which teaches it to, and options that commands share."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import click
 
 
-def run_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The names of existing runs, for the shell to complete."""
+def _names_of_runs() -> list[str]:
     from windlass.runfolder import runs_root
 
-    names = sorted(path.parent.name for path in runs_root().glob("*/run.yaml"))
-    return [name for name in names if name.startswith(incomplete)]
+    return sorted(path.parent.name for path in runs_root().glob("*/run.yaml"))
 
 
 def complete_overrides(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -53,21 +53,29 @@ def preset_names() -> list[str]:
     return sorted(presets())
 
 
-def complete_preset(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in preset_names() if name.startswith(incomplete)]
-
-
-def complete_gpu(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+def _gpu_names() -> list[str]:
     from windlass.catalog.gpus import gpus
 
-    return [name for name in sorted(gpus()) if name.lower().startswith(incomplete.lower())]
+    return sorted(gpus())
 
 
-def complete_target(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+def _target_kinds() -> list[str]:
     from windlass.targets import KINDS
 
-    return [kind for kind in KINDS if kind.startswith(incomplete)]
+    return list(KINDS)
 
+
+def _completing(names: Callable[[], list[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+        return [name for name in names() if name.lower().startswith(incomplete.lower())]
+
+    return complete
+
+
+run_names = _completing(_names_of_runs)
+complete_preset = _completing(preset_names)
+complete_gpu = _completing(_gpu_names)
+complete_target = _completing(_target_kinds)
 
 on_option = click.option(
     "--on",
@@ -76,4 +84,32 @@ on_option = click.option(
     shell_complete=complete_target,
     help="Ask the cluster, kubernetes[:CONTEXT], where no run folder is here.",
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+context_option = click.option(
+    "--context", metavar="CONTEXT", help="Context of your kubeconfig. Default: the run file's, or the current."
+)
+namespace_option = click.option(
+    "-n", "--namespace", metavar="NAMESPACE", help="Namespace. Default: the run file's, or the context's."
+)
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+
+
+@click.command(short_help="Print the completion script of a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    bash    eval "$(windlass completion bash)"                  in ~/.bashrc
+    zsh     eval "$(windlass completion zsh)"                   in ~/.zshrc
+    fish    windlass completion fish > ~/.config/fish/completions/windlass.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from windlass.cli.main import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None, shell
+    script = kind(cli, {}, "windlass", "_WINDLASS_COMPLETE").source()
+    # in bash no space after `train.steps=`: its value comes next
+    click.echo(script.replace("COMPREPLY+=($value)", "COMPREPLY+=($value); [[ $value == *= ]] && compopt -o nospace"))

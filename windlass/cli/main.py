@@ -32,10 +32,10 @@ COMMANDS = {
     "ui": ("windlass.cli.views.ui:ui", "Show the runs on a page in the browser."),
     "rm": ("windlass.cli.runs.rm:rm", "Delete runs that have ended."),
     "cluster": ("windlass.cli.clusters.cluster:cluster", "Clusters: list, use, check, fix, create."),
-    "exec": ("windlass.cli.clusters.exec:exec_command", "Run a command where a rank runs."),
-    "top": ("windlass.cli.clusters.top:top", "Show what every pod of a run uses."),
-    "debug": ("windlass.cli.clusters.debug:debug", "Measure the network between the pods of a run."),
-    "sync": ("windlass.cli.clusters.sync:sync", "Send changed code to a run's pods."),
+    "exec": ("windlass.cli.clusters.pods:exec_command", "Run a command where a rank runs."),
+    "top": ("windlass.cli.clusters.pods:top", "Show what every pod of a run uses."),
+    "debug": ("windlass.cli.clusters.pods:debug", "Measure the network between the pods of a run."),
+    "sync": ("windlass.cli.clusters.pods:sync", "Send changed code to a run's pods."),
     "generate": ("windlass.cli.models.generate:generate", "Go on with a prompt, as a run's model would."),
     "eval": ("windlass.cli.models.evaluate:evaluate", "Evaluate a run's model on benchmark tasks."),
     "ckpt": ("windlass.cli.models.ckpt:ckpt", "List, verify, fetch and export checkpoints."),
@@ -44,7 +44,7 @@ COMMANDS = {
     "agent": ("windlass.agent.command:agent", "Coding agents: an MCP server, skills."),
     "doctor": ("windlass.cli.doctor:doctor", "Say whether this machine can train."),
     "schema": ("windlass.cli.schema:schema", "Print the schema of the run file."),
-    "completion": ("windlass.cli.completion:completion", "Print the completion script of a shell."),
+    "completion": ("windlass.cli.jobs:completion", "Print the completion script of a shell."),
 }
 
 
@@ -215,30 +215,20 @@ def _of_the_disk(error: OSError) -> UserError | None:
 
 # Packages of the extras that commands import; pyproject.toml has the whole list.
 EXTRAS = {
-    "train": (
-        "torch",
-        "numpy",
-        "transformers",
-        "tokenizers",
-        "datasets",
-        "safetensors",
-        "pyarrow",
-        "aiohttp",
-        "jinja2",
-    ),
-    "eval": ("lm_eval", "accelerate", "peft"),
-    "k8s": ("httpx2",),
-    "aws": ("boto3", "botocore"),
-    "image": ("packaging",),
-    "ui": ("starlette", "uvicorn", "resvg_py"),
-    "mcp": ("mcp", "anyio"),
+    "train": "torch numpy transformers tokenizers datasets safetensors pyarrow aiohttp jinja2",
+    "eval": "lm_eval accelerate peft",
+    "k8s": "httpx2",
+    "aws": "boto3 botocore",
+    "image": "packaging",
+    "ui": "starlette uvicorn resvg_py",
+    "mcp": "mcp anyio",
 }
 
 
 def _of_an_extra(error: ModuleNotFoundError) -> UserError | None:
     """A package that only some commands need, and that is not installed."""
     package = (error.name or "").partition(".")[0]
-    extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+    extra = next((name for name, packages in EXTRAS.items() if package in packages.split()), None)
     if extra is None:
         return None
     return UserError(

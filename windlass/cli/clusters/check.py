@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from windlass.cli.clusters.options import context_option, json_option, namespace_option
+from windlass.cli.jobs import context_option, json_option, namespace_option
 
 if TYPE_CHECKING:
     from windlass.clusters.fixing import Proposal
@@ -36,10 +36,8 @@ class Checked:
 @click.command(short_help="Say whether a cluster can take a run.")
 @click.argument("run_file", required=False)
 @click.argument("overrides", nargs=-1)
-@click.option(
-    "--context", metavar="CONTEXT", help="Context of your kubeconfig. Default: the run file's, or the current one."
-)
-@click.option("-n", "--namespace", metavar="NAMESPACE", help="Namespace. Default: the run file's, or the context's.")
+@context_option
+@namespace_option
 @click.option("--deep", is_flag=True, help="Run pods too: names, links, collectives, disks, and a short training.")
 @click.option("--train/--no-train", default=True, help="With --deep: train a tiny model at last. On by default.")
 @click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JUnit XML too.")

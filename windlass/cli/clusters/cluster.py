@@ -8,8 +8,9 @@ import click
 
 from windlass.cli.clusters.check import check, fix
 from windlass.cli.clusters.create import create, delete
-from windlass.cli.clusters.options import json_option, region_option
-from windlass.cli.clusters.shell import shell
+from windlass.cli.jobs import context_option, json_option, namespace_option
+
+region_option = click.option("--region", metavar="REGION", help="AWS region. Default: that of your AWS configuration.")
 
 
 @click.group(short_help="Clusters: list, use, check, fix, create.")
@@ -17,7 +18,7 @@ def cluster() -> None:
     """Clusters: list, use, check, fix, create."""
 
 
-for command in (check, fix, create, delete, shell):
+for command in (check, fix, create, delete):
     cluster.add_command(command)
 
 
@@ -45,9 +46,8 @@ def ls(region: str | None, no_aws: bool, as_json: bool) -> None:
         print_json({"clusters": [asdict(row) for row in rows], "warnings": warnings})
         return
     if not rows:
-        click.echo(
-            f"no context in your kubeconfig, and {'AWS was not asked' if no_aws else 'no cluster in the region'}"
-        )
+        account = "AWS was not asked" if no_aws else "AWS did not answer" if warnings else "no cluster in the region"
+        click.echo(f"no context in your kubeconfig, and {account}")
         click.echo("  windlass cluster ls --region REGION    or windlass cluster create")
     else:
         print_table(
@@ -102,3 +102,40 @@ def token(name: str, region: str | None) -> None:
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=kubeconfig.TOKEN_SECONDS)
     status = {"expirationTimestamp": until.strftime("%Y-%m-%dT%H:%M:%SZ"), "token": kubeconfig.token(name, region)}
     click.echo(json.dumps({"apiVersion": kubeconfig.EXEC_API, "kind": "ExecCredential", "status": status}))
+
+
+@cluster.command(short_help="Open a shell on a node.")
+@click.argument("node")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--debug-pod", metavar="IMAGE", help="By a privileged pod of this image; the node's files are under /host."
+)
+@context_option
+@namespace_option
+def shell(
+    node: str, command: tuple[str, ...], debug_pod: str | None, context: str | None, namespace: str | None
+) -> int:
+    """Open a shell on a node: an SSM session on AWS, or a privileged pod with --debug-pod IMAGE.
+
+    The exit code is the shell's. The pod is deleted when it ends.
+    """
+    import difflib
+
+    from windlass.clusters import shell as shells
+    from windlass.errors import UserError
+    from windlass.targets.kubernetes.api.http import Api
+    from windlass.targets.kubernetes.api.kubeconfig import access
+
+    api = Api(access(context, namespace))
+    found = api.find(f"/api/v1/nodes/{node}")
+    if found is None:
+        names = [value["metadata"]["name"] for value in api.items("/api/v1/nodes")]
+        near = difflib.get_close_matches(node, names, 1) or names[:1]
+        raise UserError(
+            f"there is no node {node}",
+            evidence=f"nodes: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}",
+            fix=f"windlass cluster shell {near[0]}" if near else None,
+        )
+    if debug_pod is None:
+        return shells.ssm(found)
+    return shells.debug_pod(api, found, api.access.namespace, debug_pod, command or ("/bin/sh",))

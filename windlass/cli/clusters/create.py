@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from windlass.cli.clusters.options import json_option
+from windlass.cli.jobs import json_option
 
 
 @click.command(short_help="Make an EKS or HyperPod cluster.")

@@ -40,15 +40,8 @@ RECORD_OPTIONS = (
     click.option("--chat-template", default="default", help="Name of the template, of a tokenizer that has several."),
 )
 RECORD_KEYS = (
-    "text_field",
-    "format",
-    "messages_field",
-    "prompt_field",
-    "completion_field",
-    "chosen_field",
-    "rejected_field",
-    "train_on",
-    "chat_template",
+    *("text_field", "format", "messages_field", "prompt_field", "completion_field"),
+    *("chosen_field", "rejected_field", "train_on", "chat_template"),
 )
 
 

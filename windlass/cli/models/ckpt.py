@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windlass.checkpoint import TIERS
+from windlass.cli.jobs import json_option
 from windlass.cli.output import must_be_asked, print_json
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def list_checkpoints(name: str, tier: str | None, as_json: bool) -> None:
     Of memory and local disks those of this node are shown.
     """
     from windlass.checkpoint.browsing import views
-    from windlass.cli.clusters.clusters import rows_in_cluster
+    from windlass.cli.clusters.pods import rows_in_cluster
     from windlass.runfolder import RunFolder
 
     shown = views(RunFolder.find(name), tier) if tier != "cluster" else []
@@ -129,10 +130,10 @@ def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None
 @click.option("--step", type=int, help="Default: the newest complete one.")
 @tier_option
 @click.option("--to", type=click.Path(path_type=Path), help="A folder. Default: checkpoints/ of the run folder.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def get(name: str, step: int | None, tier: str | None, to: Path | None, as_json: bool) -> None:
     """Bring a checkpoint of any tier into a folder, proven, in the form that any number of ranks can read."""
-    from windlass.cli.clusters.clusters import fetch_from_cluster
+    from windlass.cli.clusters.pods import fetch_from_cluster
     from windlass.runfolder import RunFolder
     from windlass.trainer.checkpointing.materialize import obtain
 
@@ -154,7 +155,7 @@ def get(name: str, step: int | None, tier: str | None, to: Path | None, as_json:
 @click.option("--keep-every", type=click.IntRange(min=1), help="Also keep multiples of this. Default: as the run says.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def prune(
     name: str, tier: str | None, keep: int | None, keep_every: int | None, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
@@ -202,7 +203,7 @@ def prune(
 @click.option("--private", is_flag=True, help="With --push: a new repository is private; a public one is refused.")
 @click.option("--revision", metavar="BRANCH", help="With --push: onto this branch, made if need be. Default: main.")
 @click.option("--dry-run", is_flag=True, help="With --push: check that it may be written to; export and send nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def export(
     name: str,
     step: int | None,

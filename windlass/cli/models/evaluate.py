@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from windlass.cli.jobs import run_names
+from windlass.cli.jobs import json_option, run_names
 
 if TYPE_CHECKING:
     from windlass.runfolder import RunFolder
+
+FOLDER = click.Path(exists=True, file_okay=False)
 
 
 @click.command("eval", short_help="Evaluate a run's model on benchmark tasks.")
@@ -18,19 +20,13 @@ if TYPE_CHECKING:
 @click.option(
     "--tasks", required=True, metavar="TASK,…", help="Of lm-evaluation-harness: names, groups or patterns, with commas."
 )
-@click.option(
-    "--include-path",
-    "include_paths",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False),
-    help="A folder with tasks of your own, as YAML files. May be given several times.",
-)
+@click.option("--include-path", "include_paths", multiple=True, type=FOLDER, help="Folders with tasks, as YAML files.")
 @click.option("--shots", type=click.IntRange(min=0), help="Examples before each question. Default: the task's own.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N examples of every task alone.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Requests at once.")
 @click.option("--step", type=int, metavar="N", help="Of this checkpoint. Default: the newest complete one.")
 @click.option("--chat", is_flag=True, help="Put requests through the tokenizer's chat template.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def evaluate(
     name: str,
     tasks: str,

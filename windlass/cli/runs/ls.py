@@ -32,11 +32,11 @@ COLOURS = {"running": "green", "waiting": "cyan", "failed": "red", "stopped": "y
 @click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
 def ls(place: str | None, sort: str, reverse: bool, quiet: bool, as_json: bool) -> None:
     """List the runs."""
-    from windlass.api import listing
+    from windlass.api.lookup import rows as rows_of
     from windlass.cli.output import plain, print_json
     from windlass.runfolder import runs_root
 
-    rows = listing.rows(place)
+    rows = rows_of(place)
     rows.sort(key=lambda row: _sort_key(row, sort), reverse=reverse)
     if as_json:
         print_json(rows)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.cli.jobs import on_option, quiet_option, run_names
+from windlass.cli.jobs import json_option, on_option, quiet_option, run_names
 
 if TYPE_CHECKING:
     from windlass.targets.launch.notifications import Ledger, Notice, Receiver
@@ -22,7 +22,7 @@ POLL_SECONDS = 1.0
 @click.option("--since", type=float, hidden=True, help="Seconds since 1970: earlier events are not told.")
 @on_option
 @quiet_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def notify(name: str, is_test: bool, since: float | None, place: str | None, quiet: bool, as_json: bool) -> int:
     """Tell people when a run ends, fails or hangs.
 

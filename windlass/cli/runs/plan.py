@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from windlass.cli.jobs import complete_gpu, complete_overrides
+from windlass.cli.jobs import complete_gpu, complete_overrides, json_option
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "--instance", "instance_name", metavar="TYPE", help="Plan for this instance type; sets resources.instance."
 )
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def plan(
     run_file: str,
     overrides: tuple[str, ...],

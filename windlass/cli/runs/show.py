@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.cli.jobs import on_option, run_names
+from windlass.cli.jobs import json_option, on_option, run_names
 
 if TYPE_CHECKING:
     from windlass.api.schemas.runs import Pod, ShownRun, Status
@@ -25,7 +25,7 @@ MOST_EVALUATIONS = 32
 @click.option("--ranks", "by_rank", is_flag=True, help="Compare the ranks: which is slow, by how much, since when.")
 @click.option("--history", "tells_story", is_flag=True, help="Everything that happened, with every decision and why.")
 @on_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | None, as_json: bool) -> None:
     """Show where a run stands."""
     from windlass.api.jobs import shown_run
@@ -52,6 +52,8 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
     if shown.evaluations:
         click.echo()
         print_evaluations(shown.evaluations[-MOST_EVALUATIONS:])
+        if len(shown.evaluations) > MOST_EVALUATIONS:
+            click.echo(f"and {len(shown.evaluations) - MOST_EVALUATIONS} older")
     _print_news(history)
     if by_rank:
         print_ranks(shown.ranks)

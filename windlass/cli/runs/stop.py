@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from windlass.cli.jobs import on_option, quiet_option, run_names
+from windlass.cli.jobs import json_option, on_option, quiet_option, run_names
 
 
 @click.command(short_help="Save a checkpoint and stop a run.")
@@ -12,7 +12,7 @@ from windlass.cli.jobs import on_option, quiet_option, run_names
 @click.option("--now", is_flag=True, help="Kill it; what is newer than the last checkpoint is lost.")
 @on_option
 @quiet_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def stop(name: str, now: bool, place: str | None, quiet: bool, as_json: bool) -> None:
     """Save a checkpoint and stop a run.
 

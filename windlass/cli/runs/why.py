@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from windlass.cli.jobs import on_option, run_names
+from windlass.cli.jobs import json_option, on_option, run_names
 
 if TYPE_CHECKING:
     from windlass.api.schemas.runs import WhyResult
@@ -28,7 +28,7 @@ SURE, LIKELY = 0.8, 0.5
 )
 @click.option("--namespace", "-n", metavar="NAMESPACE", help="Of KIND/NAME on Kubernetes.")
 @on_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def why(
     job: str | None, facts_file: Path | None, save: Path | None, namespace: str | None, place: str | None, as_json: bool
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.cli.jobs import run_names
+from windlass.cli.jobs import json_option, run_names
 from windlass.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw losses: .svg, .png."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def compare(names: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
     """Compare runs: settings and results.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from windlass.cli.jobs import run_names
+from windlass.cli.jobs import json_option, run_names
 from windlass.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ METRICS = (
 )
 @click.option("--log", "logarithmic", is_flag=True, help="A logarithmic scale.")
 @click.option("--size", default="800x450", metavar="WxH", help="Default: 800x450; a PNG has twice as many pixels.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def plot(
     names: tuple[str, ...],
     output: Path,

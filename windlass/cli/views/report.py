@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from windlass.cli.jobs import run_names
+from windlass.cli.jobs import json_option, run_names
 
 
 @click.command(short_help="Write a run as one page to send.")
@@ -14,7 +14,7 @@ from windlass.cli.jobs import run_names
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Default: NAME.html in this folder."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def report(name: str, output: Path | None, as_json: bool) -> None:
     """Write a run as one page to send.
 

@@ -98,7 +98,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
 
 def sources(places: tuple[str, ...] = ()) -> Sources:
     """What the other commands know about runs, for the page."""
-    from windlass.api.listing import RowReader, elsewhere
+    from windlass.api.lookup import RowReader, elsewhere
     from windlass.api.summary import evaluated_tasks, summarize
     from windlass.cli.runs.follow import describe_event
     from windlass.common.files import read_json_lines
