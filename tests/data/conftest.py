@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from windlass.data.checks import check_data
 from windlass.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from windlass.errors import ExitCode, UserError
 from windlass.spec import Run, parse_run
 
 WORDS = [
@@ -40,6 +42,14 @@ def texts(count: int, seed: int = 0, longest: int = 60) -> list[str]:
 
 def json_lines(some: list[str]) -> bytes:
     return "".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(some)).encode()
+
+
+def refusal(source: Path | str, *, thorough: bool = False, **data: Any) -> str:
+    """What is said of a run's data that cannot be what it says."""
+    with pytest.raises(UserError) as caught:
+        check_data(run_on(str(source), **data), thorough=thorough)
+    assert caught.value.exit_code == ExitCode.BAD_INPUT
+    return str(caught.value)
 
 
 def run_on(source: str, *, seed: int = 0, steps: int = 1, **data: Any) -> Run:

@@ -326,7 +326,7 @@ def test_marks_travel_with_the_shards(shards: TokenShards) -> None:
     assert 0 < loss.sum() < len(loss)
     assert tokens.max() < shards.vocab_size
     assert np.array_equal(shards.read(0, shards.num_tokens)[0], tokens)
-    assert np.array_equal(shards.document(0)[0], tokens[: starts[1]])
+    assert np.array_equal(shards.document(0), tokens[: starts[1]])
 
 
 def test_rows_hold_whole_examples_once_each(shards: TokenShards) -> None:
@@ -339,7 +339,7 @@ def test_rows_hold_whole_examples_once_each(shards: TokenShards) -> None:
         assert sequence.loss is not None
         bounds = [*sequence.document_starts.tolist(), 129]
         for example, begin, end in zip(rows.packing.rows[window], bounds, bounds[1:], strict=False):
-            assert np.array_equal(sequence.tokens[begin:end], shards.document(example)[0])
+            assert np.array_equal(sequence.tokens[begin:end], shards.document(example))
             whole = shards.read_marked(*rows.packing.place(example))[2]
             assert whole is not None
             assert np.array_equal(sequence.loss[begin + 1 : end], whole[1:])

@@ -7,26 +7,18 @@ import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.data.conftest import json_lines, run_on, texts
+from tests.data.conftest import json_lines, refusal, run_on, texts
 from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
 from windlass.data.sequences.opening import tokenizer_of
 from windlass.data.shards.folder import TokenShards
 from windlass.data.sources.source import FileSource
 from windlass.data.tokenizers.tokenizer import Tokenizer
-from windlass.errors import ExitCode, UserError
+from windlass.errors import UserError
 from windlass.spec import parse_run
-
-
-def fails(source: Path | str, **data: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        check_data(run_on(str(source), **data))
-    assert caught.value.exit_code == ExitCode.BAD_INPUT
-    return str(caught.value)
 
 
 @pytest.fixture
@@ -75,90 +67,90 @@ def test_data_that_is_read_hundreds_of_times(text: Path, shards: Path) -> None:
 
 
 def test_missing_file(text: Path) -> None:
-    message = fails(text.with_name("novl.jsonl"))
+    message = refusal(text.with_name("novl.jsonl"))
     assert "there is no file or folder" in message
     assert f"data.source={text}" in message
-    assert "the folder /no/where does not exist".replace("/where", "") in fails("/no/where/x.jsonl")
-    assert "hf:owner/name" in fails("owner/name")
+    assert "the folder /no/where does not exist".replace("/where", "") in refusal("/no/where/x.jsonl")
+    assert "hf:owner/name" in refusal("owner/name")
 
 
 def test_nothing_there(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "is an empty folder" in fails(empty)
-    assert "no file matches" in fails(tmp_path / "*.jsonl")
+    assert "is an empty folder" in refusal(empty)
+    assert "no file matches" in refusal(tmp_path / "*.jsonl")
     (empty / "blank.jsonl").write_text("")
-    assert "blank.jsonl is empty" in fails(empty / "blank.jsonl")
+    assert "blank.jsonl is empty" in refusal(empty / "blank.jsonl")
     (empty / "other.txt").write_text("")
-    assert "all 2 files of empty are empty" in fails(empty)
+    assert "all 2 files of empty are empty" in refusal(empty)
     (empty / "blank.jsonl").write_text('{"text": ""}\n')
-    assert "holds no text in the field 'text'" in fails(empty / "blank.jsonl")
-    assert "data.source is empty" in fails(" ")
+    assert "holds no text in the field 'text'" in refusal(empty / "blank.jsonl")
+    assert "data.source is empty" in refusal(" ")
 
 
 def test_other_folders_and_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("x")
-    message = fails(tmp_path)
+    message = refusal(tmp_path)
     assert "holds neither token shards nor text files" in message
     assert "model.safetensors" in message
-    assert "is of no known kind" in fails(tmp_path / "model.safetensors")
+    assert "is of no known kind" in refusal(tmp_path / "model.safetensors")
 
 
 def test_records(tmp_path: Path, text: Path) -> None:
-    message = fails(text, text_field="body")
+    message = refusal(text, text_field="body")
     assert "novel.jsonl:1 has no field 'body'" in message
     assert "fields there: text, id" in message
     torn = tmp_path / "torn.jsonl.gz"
     torn.write_bytes(gzip.compress(b'{"text": "x'))
-    assert "torn.jsonl.gz:1 is not valid JSON" in fails(torn)
+    assert "torn.jsonl.gz:1 is not valid JSON" in refusal(torn)
     noise = tmp_path / "noise.parquet"
     noise.write_bytes(b"noise")
-    assert "is not a parquet file" in fails(noise)
+    assert "is not a parquet file" in refusal(noise)
     import pyarrow
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), noise)
-    assert "fields there: body" in fails(noise)
+    assert "fields there: body" in refusal(noise)
 
 
 def test_shard_folders(shards: Path, tmp_path: Path, tiny: Tokenizer) -> None:
-    assert "fewer than one sequence" in fails(shards, sequence_length=100_000)
+    assert "fewer than one sequence" in refusal(shards, sequence_length=100_000)
     other = tmp_path / "other-tokenizer"
     tiny.save(other)
     config = json.loads((other / "tokenizer_config.json").read_text())
     (other / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|begin|>"}))
-    message = fails(shards, tokenizer=str(other))
+    message = refusal(shards, tokenizer=str(other))
     assert "made with another tokenizer" in message
     assert "data.tokenizer=tiny" in message
     path = shards / "shard-00000.tokens"
     path.write_bytes(path.read_bytes()[:-1])
-    assert "shard-00000.tokens is truncated" in fails(shards)
+    assert "shard-00000.tokens is truncated" in refusal(shards)
     (shards / "index.json").write_text("{}")
-    assert "not an index of token shards" in fails(shards)
+    assert "not an index of token shards" in refusal(shards)
 
 
 def test_holdout_of_little(tmp_path: Path, tiny: Tokenizer) -> None:
     path = tmp_path / "little.txt"
     path.write_text("It is a truth universally acknowledged, that a single man")
     tokenize([FileSource((path,), "text", "little")], tmp_path / "out", tiny)
-    assert "leaves nothing to train on" in fails(tmp_path / "out", holdout=0.5)
+    assert "leaves nothing to train on" in refusal(tmp_path / "out", holdout=0.5)
 
 
 def test_names(text: Path) -> None:
-    assert "there is no corpus 'bronte'" in fails("corpus:bronte")
-    assert "names no dataset" in fails("hf:")
-    assert "names no dataset" in fails("hf:a/b/c")
-    assert "needs data.files" in fails("hf:json")
-    assert "data.files is for hf:json" in fails("hf:allenai/c4", files=["x"])
-    assert "data.files belongs to a hf: source" in fails(text, files=["x"])
-    assert "cannot be taken from the stream" in fails("hf:allenai/c4", holdout=0.1)
-    assert "names no files" in fails("hf:json", files=["x"], validation_source="hf:json")
-    assert "there is no file or folder" in fails(text, validation_source="nowhere.txt")
+    assert "there is no corpus 'bronte'" in refusal("corpus:bronte")
+    assert "names no dataset" in refusal("hf:")
+    assert "names no dataset" in refusal("hf:a/b/c")
+    assert "needs data.files" in refusal("hf:json")
+    assert "data.files is for hf:json" in refusal("hf:allenai/c4", files=["x"])
+    assert "data.files belongs to a hf: source" in refusal(text, files=["x"])
+    assert "cannot be taken from the stream" in refusal("hf:allenai/c4", holdout=0.1)
+    assert "names no files" in refusal("hf:json", files=["x"], validation_source="hf:json")
+    assert "there is no file or folder" in refusal(text, validation_source="nowhere.txt")
 
 
 def test_datasets_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "needs the `datasets` library" in fails("hf:allenai/c4")
+    assert "needs the `datasets` library" in refusal("hf:allenai/c4")
 
 
 def test_it_imports_no_heavy_library(tmp_path: Path) -> None:
@@ -200,7 +192,7 @@ def test_shards_of_the_hubs_tokenizer_need_no_hub(hub_shards: Path, tiny: Tokeni
 
 
 def test_shards_of_another_name_are_not_taken_at_their_word(hub_shards: Path) -> None:
-    assert "cannot be fetched" in fails(hub_shards, tokenizer="acme/others")
+    assert "cannot be fetched" in refusal(hub_shards, tokenizer="acme/others")
     check_data(run_on(str(hub_shards), tokenizer="tiny"))  # another name, the same tokens
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.data.conftest import json_lines, run_on, texts
+from tests.data.conftest import json_lines, refusal, run_on, texts
 from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
 from windlass.data.sequences.packing import PackedRows
@@ -259,10 +259,7 @@ def test_prompts_that_fill_a_sequence_are_left_out(tmp_path: Path, tiny: Tokeniz
 
 def test_what_is_found_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(path: Path, **data: Any) -> str:
-        with pytest.raises(UserError) as caught:
-            check_data(run_on(str(path), **{"tokenizer": "tiny", **data}), thorough=True)
-        assert caught.value.exit_code == ExitCode.BAD_INPUT
-        return str(caught.value)
+        return refusal(path, thorough=True, **{"tokenizer": "tiny", **data})
 
     little = tmp_path / "little.jsonl"
     little.write_bytes(json_lines(["a few words"]))

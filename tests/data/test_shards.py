@@ -61,7 +61,7 @@ def test_round_trip(
     assert tokens.tolist() == stream[begin:end]
     assert starts.tolist() == [one - begin for one in begins if begin <= one < end]
     number = data.draw(st.integers(0, len(documents) - 1))
-    assert shards.document(number)[0].tolist() == documents[number]
+    assert shards.document(number).tolist() == documents[number]
     assert len(list(shards.verify())) == 3 * len(shards.index.shards)  # tokens, documents, blocks
 
 

@@ -53,7 +53,7 @@ def made(path: Path, out: Path, tiny: Tokenizer, **options: Any) -> TokenShards:
 
 
 def contents(shards: TokenShards, tiny: Tokenizer) -> list[str]:
-    return [tiny.decode(shards.document(i)[0][:-1]) for i in range(shards.num_documents)]
+    return [tiny.decode(shards.document(i)[:-1]) for i in range(shards.num_documents)]
 
 
 @pytest.fixture

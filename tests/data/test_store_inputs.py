@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.data.conftest import json_lines, run_on, texts
+from tests.data.conftest import json_lines, refusal, run_on, texts
 from tests.store.s3_server import Fault, FaultyS3
 from windlass.data import open_sequences
 from windlass.data.build.tokenizing import tokenize
@@ -74,18 +74,12 @@ def test_a_run_on_text_in_a_store(kinds: FaultyS3, tmp_path: Path) -> None:
 
 
 def test_mistakes(kinds: FaultyS3) -> None:
-    def fails(source: str, **data: Any) -> str:
-        with pytest.raises(UserError) as caught:
-            check_data(run_on(source, **data))
-        assert caught.value.exit_code == 2
-        return str(caught.value)
-
-    assert "a.jsonl:1 has no field 'body'" in fails("s3://bucket/kinds/a.jsonl", text_field="body")
-    assert "there is nothing at s3://bucket/kinds/*.csv" in fails("s3://bucket/kinds/*.csv")
+    assert "a.jsonl:1 has no field 'body'" in refusal("s3://bucket/kinds/a.jsonl", text_field="body")
+    assert "there is nothing at s3://bucket/kinds/*.csv" in refusal("s3://bucket/kinds/*.csv")
     kinds.client().put_object(Bucket="bucket", Key="other/model.bin", Body=b"x")
-    assert "holds neither token shards nor text files" in fails("s3://bucket/other")
+    assert "holds neither token shards nor text files" in refusal("s3://bucket/other")
     kinds.client().put_object(Bucket="bucket", Key="other/empty.jsonl", Body=b"")
-    assert "empty.jsonl is empty" in fails("s3://bucket/other/empty.jsonl")
+    assert "empty.jsonl is empty" in refusal("s3://bucket/other/empty.jsonl")
 
 
 def test_a_file_that_changes_while_it_is_read(kinds: FaultyS3, tmp_path: Path, tiny: Tokenizer) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.conftest import json_lines, run_on, texts
+from tests.data.conftest import json_lines, refusal, run_on, texts
 from tests.forking import context
 from tests.store.s3_server import Fault, FaultyS3
 from windlass.common.cache import cache_root
@@ -210,25 +210,19 @@ def test_damage_is_named(remote: FaultyS3, local: Path) -> None:
 
 
 def test_mistakes(remote: FaultyS3, local: Path, tmp_path: Path) -> None:
-    def fails(source: str, **data: Any) -> str:
-        with pytest.raises(UserError) as caught:
-            check_data(run_on(source, **data))
-        assert caught.value.exit_code == 2
-        return str(caught.value)
-
-    assert "there is nothing at s3://bucket/data/shrads" in fails("s3://bucket/data/shrads")
-    assert "folders in s3://bucket/data: shards" in fails("s3://bucket/data/shrads")
-    assert "no-such-bucket" in fails("s3://no-such-bucket/x")
-    assert "names no bucket" in fails("s3://")
-    assert "cannot be read" in fails("https://host/x.jsonl")
-    assert "too small to read ahead" in fails(URL, cache_gib=1e-9)
+    assert "there is nothing at s3://bucket/data/shrads" in refusal("s3://bucket/data/shrads")
+    assert "folders in s3://bucket/data: shards" in refusal("s3://bucket/data/shrads")
+    assert "no-such-bucket" in refusal("s3://no-such-bucket/x")
+    assert "names no bucket" in refusal("s3://")
+    assert "cannot be read" in refusal("https://host/x.jsonl")
+    assert "too small to read ahead" in refusal(URL, cache_gib=1e-9)
     index = json.loads((local / "index.json").read_text())
     remote.client().put_object(
         Bucket="bucket", Key="data/shards/index.json", Body=json.dumps({**index, "block_bytes": 0}).encode()
     )
-    assert "made by an older windlass" in fails(URL)
+    assert "made by an older windlass" in refusal(URL)
     remote.client().put_object(Bucket="bucket", Key="data/shards/index.json", Body=b"{}")
-    assert "not an index of token shards" in fails(URL)
+    assert "not an index of token shards" in refusal(URL)
 
 
 def test_the_store_goes_away_while_it_is_read(remote: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ def inspect_shards(source: ShardSource | StoreShardSource, samples: int) -> Insp
 
 def document_text(shards: TokenShards, tokenizer: Tokenizer, number: int) -> str:
     """A document of shards; of an example all of it, with what is trained on between marks."""
-    tokens, trained = shards.document(number)
+    tokens, _, trained = shards.read_marked(*shards.document_span(number))
     return shortened(tokenizer.decode(tokens[:1000])) if trained is None else marked_text(tokenizer, tokens, trained)
 
 

@@ -229,12 +229,14 @@ class TokenShards:
         ]
         return np.concatenate(lengths) if lengths else np.empty(0, dtype=np.int64)
 
-    def document(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        """The tokens of one document, counted over all shards, and which are trained on; None: all of them."""
+    def document_span(self, number: int) -> tuple[int, int]:
+        """The tokens [begin, end) of the stream that are one document, counted over all shards."""
         lengths = self.document_lengths()
         begin = int(lengths[:number].sum())
-        tokens, _, trained = self.read_marked(begin, begin + int(lengths[number]))
-        return tokens, trained
+        return begin, begin + int(lengths[number])
+
+    def document(self, number: int) -> NDArray[np.int64]:
+        return self.read(*self.document_span(number))[0]
 
     def verify(self) -> Iterator[tuple[str, int]]:
         """Compare every file with its checksum; yields each file's name and size once it is found right."""
