@@ -167,6 +167,16 @@ def challenge(handler):
         handler.json({"errors": [{"code": "UNAUTHORIZED"}]}, 401, WWW_Authenticate="Basic realm=here")
 
 
+@pytest.mark.parametrize("key", ["https://index.docker.io/v1/", "docker.io"])
+def test_a_pull_secret_of_docker_hub_is_known_by_what_kubectl_calls_it(key):
+    from windlass.clusters.outside import _from_secret
+
+    config = json.dumps({"auths": {key: {"username": "me", "password": "p"}}})
+    secret = {"data": {".dockerconfigjson": base64.b64encode(config.encode()).decode()}}
+    assert _from_secret(secret, "docker.io") is not None
+    assert _from_secret(secret, "registry.example.com") is None
+
+
 def pull_secret(cluster, password):
     auth = {"auth": base64.b64encode(f"ann:{password}".encode()).decode()}
     config = json.dumps({"auths": {cluster.server.url.removeprefix("http://"): auth}})

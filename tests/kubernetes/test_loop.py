@@ -156,6 +156,16 @@ def test_a_loop_that_was_replaced_decides_nothing(api, config_map, tmp_path):
     assert config_map["data"]["history.jsonl"].count("\n") == 4
 
 
+def test_records_that_no_longer_fit_do_not_come_back_behind_newer_ones(api, config_map, tmp_path):
+    loop = LoopRecords(api, RunFolder(tmp_path / "pod"), "r-loop", "a")
+    loop.claim()
+    for number in range(9):
+        loop.record("waits", number=number, why="x" * 100_000)
+    loop.record("retry", number=9)
+    kept = [json.loads(line)["number"] for line in config_map["data"]["history.jsonl"].splitlines()]
+    assert kept == list(range(kept[0], 10)), "the last one says what the next pod does"
+
+
 def test_another_machine_takes_over_what_the_loop_did(api, server, config_map, tmp_path):
     run = run_with()
     folder = RunFolder(tmp_path / "r")

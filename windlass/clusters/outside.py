@@ -13,7 +13,7 @@ from windlass.data.checks import check_hub, repositories
 from windlass.errors import ExitCode, UserError
 from windlass.image.aws.ecr import EcrHost, push_token
 from windlass.image.registry.credentials import Credentials, find_credentials
-from windlass.image.registry.reference import ImageReference
+from windlass.image.registry.reference import HUB, ImageReference
 from windlass.image.registry.registry import Repository
 from windlass.spec import Run
 from windlass.targets.kubernetes.api.http import Api, Object
@@ -98,7 +98,8 @@ def _pull_secrets(snapshot: Snapshot, run: Run) -> list[str]:
 def _from_secret(secret: Object, registry: str) -> Credentials | None:
     try:
         auths = json.loads(base64.b64decode((secret.get("data") or {})[DOCKER_CONFIG]))["auths"]
-        entry = next(value for key, value in auths.items() if key.split("://")[-1].split("/")[0] == registry)
+        hosts = {registry, "index.docker.io"} if registry == HUB else {registry}  # as kubectl and docker call it
+        entry = next(value for key, value in auths.items() if key.split("://")[-1].split("/")[0] in hosts)
         if "auth" not in entry:
             return Credentials(entry["username"], entry["password"])
         user, _, password = base64.b64decode(entry["auth"]).decode().partition(":")

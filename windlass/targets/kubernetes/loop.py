@@ -259,6 +259,7 @@ class LoopRecords:
     name: str
     pod: str  # uid of this one
     _lines: list[str] = field(default_factory=list)
+    _saved: set[str] = field(default_factory=set)  # also those that no longer fit
 
     @property
     def _path(self) -> str:
@@ -269,6 +270,7 @@ class LoopRecords:
         value = self.api.get(self._path)
         self._write(value, {})
         self._lines = str((value.get("data") or {}).get(HISTORY_KEY) or "").splitlines()
+        self._saved = set(self._lines)
         shutil.rmtree(self.folder.path, ignore_errors=True)
         self.folder.logs.mkdir(parents=True)
         write_atomically(self.folder.history, "".join(f"{line}\n" for line in self._lines))
@@ -289,14 +291,14 @@ class LoopRecords:
         self._save(self._unsaved())
 
     def _unsaved(self) -> list[str]:
-        known = set(self._lines)
-        return [line for line in _client_records(self.folder) if line not in known]
+        return [line for line in _client_records(self.folder) if line not in self._saved]
 
     def _save(self, lines: Sequence[str]) -> None:
         value = self.api.get(self._path)
         if ((value["metadata"].get("annotations")) or {}).get(HOLDER) != self.pod:
             raise ReplacedError
         self._lines = _fitting([*self._lines, *lines])
+        self._saved.update(lines)
         data = {HISTORY_KEY: "".join(f"{line}\n" for line in self._lines)}
         if self.folder.run_file.is_file():
             data[SETTLED_KEY] = self.folder.run_file.read_text()
