@@ -13,6 +13,7 @@ RULES: tuple[Rule, ...] = (
     torch.gpu_code,
     torch.package_on_gpu,
     packages.replaced,
+    packages.refused_metadata,
     packages.unsatisfied,
     packages.imports,
     torch.companion_build,

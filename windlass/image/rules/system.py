@@ -29,6 +29,12 @@ def missing_program(case: Case) -> Iterator[Finding]:
         if one.program in seen:
             continue
         seen.add(one.program)
+        if "<" in one.program:
+            name, _, file = one.program.partition("<")
+            yield case.error("shell-redirect", f"{one.program} is not quoted: the shell reads a file "
+                             f"named {file}, which is not there", one.where,
+                             replace_in_instruction(one.where, one.program, f'"{one.program}"'))  # fmt: skip
+            continue
         if one.program == "apt-get update":
             yield case.error("missing-package", "apt-get has no lists here, and finds no package: nothing updates them "
                              "before", one.where, replace_in_instruction(one.where, "apt-get install",

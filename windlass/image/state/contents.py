@@ -20,6 +20,8 @@ from windlass.image.state.fetch import Wheel, get_bytes, open_wheel
 from windlass.image.state.resolver import Found, Index
 
 COMPILED = re.compile(r"\.(c|cc|cpp|cxx|pyx|rs|cu)$")
+# A condition that is true where a package is installed, and nothing else.
+AVAILABLE = re.compile(r"^(?:not )?(?:\w+\.)*is_(\w+)_available\(\)$|^(?:not )?(?:HAS|HAVE)_(\w+)$")
 BACKENDS = ("scikit_build_core", "mesonpy")  # build backends that compile
 OLD_PROTOC = "code that protoc before 3.19 generated"
 MOST_MODULES = 400  # of a package that are read; what imports more is not judged whole
@@ -44,7 +46,7 @@ def source_of(index: Index, name: str, version: str) -> Source:
 
 def imports_of(index: Index, importer: Found) -> list[list[str]]:
     """What importing a wheel takes from other packages without condition: module and name."""
-    return index.kept("imports", importer.url, lambda: _imported(importer)) or []
+    return index.kept("imports-of", importer.url, lambda: _imported(importer)) or []
 
 
 def broken_import(index: Index, importer: Found, imported: Found | None, packages: Iterable[str]) -> str | None:
@@ -172,6 +174,10 @@ def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop(0)
+        if isinstance(node, ast.If) and (guard := AVAILABLE.search(ast.unparse(node.test))):
+            named = re.compile(rf"(?:from|import) {guard[1] or guard[2]}\b")
+            waiting += [inner for inner in ast.walk(node) if isinstance(inner, ast.Import | ast.ImportFrom)
+                        and named.match(ast.unparse(inner))]  # fmt: skip
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Try | ast.If):
             continue
         yield node
