@@ -30,7 +30,7 @@ def missing_program(case: Case) -> Iterator[Finding]:
             continue
         seen.add(one.program)
         if "<" in one.program:
-            name, _, file = one.program.partition("<")
+            file = one.program.partition("<")[2]
             yield case.error("shell-redirect", f"{one.program} is not quoted: the shell reads a file "
                              f"named {file}, which is not there", one.where,
                              replace_in_instruction(one.where, one.program, f'"{one.program}"'))  # fmt: skip
