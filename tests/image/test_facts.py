@@ -58,8 +58,8 @@ def test_a_library_that_another_package_of_apt_brings_is_there(tmp_path):
         errors(slim + "RUN apt-get update && apt-get install -y cmake && pip install lightgbm==4.6.0\n", tmp_path)
         == set()
     )
-    cuda = "FROM nvidia/cuda:12.4.1-{}-ubuntu22.04\nRUN apt-get update && apt-get install -y python3-venv {}\nRUN python3 -m venv /v\n"
-    cuda += "RUN /v/bin/pip install lightgbm==4.6.0\n"
+    cuda = "FROM nvidia/cuda:12.4.1-{}-ubuntu22.04\nRUN apt-get update && apt-get install -y {}\n"
+    cuda += "RUN python3 -m venv /v\nRUN /v/bin/pip install lightgbm==4.6.0\n"
     assert errors(cuda.format("runtime", "python3-venv"), tmp_path) == {"missing-library"}
     assert errors(cuda.format("runtime", "python3-venv python3-pip"), tmp_path) == set()  # recommends build-essential
     assert errors(cuda.format("devel", "python3-venv"), tmp_path) == set()
