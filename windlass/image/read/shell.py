@@ -90,7 +90,7 @@ def _commands(lines: list[tuple[str, int]], file: str, known: dict[str, str]) ->
     # The line of every word is carried through the lexer by marks that no Dockerfile contains.
     text = " ".join(f"\x00{number}\x00 {COMMENT.sub('', line)}" for line, number in lines)
     text = _marked(text)
-    text = SUBSTITUTION.sub(lambda found: "$?" + re.sub(r"[^\w.]+", "_", found[0]), text)
+    text = SUBSTITUTION.sub(lambda found: _echoed(found[0], known) or "$?" + re.sub(r"[^\w.]+", "_", found[0]), text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()")
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -118,6 +118,20 @@ def _commands(lines: list[tuple[str, int]], file: str, known: dict[str, str]) ->
             current, operator = [], plain
         else:
             current.append(Word(plain).at(line))
+
+
+def _echoed(text: str, known: Mapping[str, str]) -> str | None:
+    """`$(echo $CUDA_VERSION | cut -d. -f1,2 | tr -d .)`: what a few plain commands make of a value."""
+    first, *filters = text.strip("$()`").split("|")
+    value = substitute(first.strip().removeprefix("echo").strip(" \"'"), known)
+    for part in filters:
+        if cut := re.fullmatch(r"\s*cut -d ?['\"]?(.)['\"]? -f ?(\d)(?:[,-](\d))?\s*", part):
+            value = cut[1].join(value.split(cut[1])[int(cut[2]) - 1 : int(cut[3] or cut[2])])
+        elif dropped := re.fullmatch(r"\s*tr -d ['\"]?(.)['\"]?\s*", part):
+            value = value.replace(dropped[1], "")
+        else:
+            return None
+    return value if first.strip().startswith("echo ") and "$" not in value else None
 
 
 def _marked(text: str) -> str:

@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     system.cuda_packages,
     system.efa,
     system.library_path,
+    system.variables,
     secrets.secrets,
 )
 

@@ -292,6 +292,32 @@ def library_path(case: Case) -> Iterator[Finding]:
             )
 
 
+def variables(case: Case) -> Iterator[Finding]:
+    """What ENV sets and every process of the image then sees: GPUs that are hidden, and paths that lead elsewhere."""
+    final = case.trace.final
+
+    def wrong(name: str) -> str | None:
+        value = final.variables.get(name, "")
+        if name == "NVIDIA_DRIVER_CAPABILITIES" and value and not {"compute", "all"} & set(value.split(",")):
+            return f"without compute the container gets no libcuda: {value}"
+        if name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES") and value in ("", "-1", "none", "void"):
+            return "it hides every GPU"
+        if name == "PATH" and not re.search(r"\$\{?PATH|(^|:)(/usr)?/bin(:|$)", value):
+            return f"it leaves out /usr/bin, and no command is found: {value}"
+        if name == "LD_LIBRARY_PATH" and "/stubs" in value:
+            return "the stub of libcuda is found before the driver's: CUDA driver is a stub library"
+        python = final.environment.python
+        others = [path for path in value.split(":") if (found := re.search(r"/python(3\.\d+)/", f"{path}/"))
+                  and found[1] != python]  # fmt: skip
+        return f"{others[0]} holds packages of another Python than {python}" if (
+            name == "PYTHONPATH" and python and others) else None  # fmt: skip
+
+    for name, where in final.exported.items():
+        gpus = "VISIBLE" in name or "CAPABILITIES" in name
+        if not (gpus and case.node.cpu_only) and (reason := wrong(name)):
+            yield case.error("environment", f"{name}: {reason}", where)
+
+
 def _compat(case: Case, compat: str | None, where: Where) -> Iterator[Finding]:
     """Compatibility libraries carry an older driver of a datacenter GPU; in front of a newer one they break it."""
     native = driver_cuda(case.node.driver) if case.node.driver else None
