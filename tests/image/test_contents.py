@@ -54,7 +54,9 @@ def test_only_what_an_import_runs_without_condition_counts(index, wheel):
 
 def test_names_that_a_release_no_longer_has_are_found(index, wheel):
     old = wheel("old_user", **{"old_user/__init__.py": "from lib.tools import gone\nfrom lib import kept\n"})
-    lib = wheel("lib", "2.0", **{"lib/__init__.py": "from .tools import *\n", "lib/tools.py": "kept = 1\n"})
+    lib = wheel(
+        "lib", "2.0", **{"lib/__init__.py": "from .tools import *\n", "lib/tools.py": "kept = named('lib.gone')\n"}
+    )
     assert broken_import(index, old, lib, ["lib"]) == "gone of lib.tools"
     fits = wheel("lib", "1.0", **{"lib/__init__.py": "kept = 1\n", "lib/tools.py": "gone = kept = 1\n"})
     assert broken_import(index, old, fits, ["lib"]) is None

@@ -249,7 +249,7 @@ def _has(wheel: Wheel, module: str, name: str) -> bool:
     text = wheel.text(module)
     if text is None:
         return module.split(".")[0] not in wheel.modules
-    if re.search(rf"\b{re.escape(name)}\b", text) or name.startswith("__") or module.endswith("_pb2"):
+    if re.search(rf"(?<![\w.]){re.escape(name)}\b", text) or name.startswith("__") or module.endswith("_pb2"):
         return True
     if re.search(r"def __getattr__|_LazyModule|globals\(\)|setattr\(|import_module", text):  # made as it runs
         own = re.escape(name)
