@@ -10,6 +10,8 @@ import pytest
 
 from windlass.image.facts.node import node_named
 from windlass.image.judge import judge
+from windlass.image.read.dockerfile import parse_dockerfile, substitute
+from windlass.image.read.shell import run_commands
 from windlass.image.read.texts import Texts
 from windlass.image.state.contents import broken_import, imports_of, modules_of, source_of
 from windlass.image.state.fetch import open_wheel, written_requires
@@ -52,7 +54,9 @@ def test_only_what_an_import_runs_without_condition_counts(index, wheel):
 
 def test_names_that_a_release_no_longer_has_are_found(index, wheel):
     old = wheel("old_user", **{"old_user/__init__.py": "from lib.tools import gone\nfrom lib import kept\n"})
-    lib = wheel("lib", "2.0", **{"lib/__init__.py": "from .tools import *\n", "lib/tools.py": "kept = 1\n"})
+    lib = wheel(
+        "lib", "2.0", **{"lib/__init__.py": "from .tools import *\n", "lib/tools.py": "kept = named('lib.gone')\n"}
+    )
     assert broken_import(index, old, lib, ["lib"]) == "gone of lib.tools"
     fits = wheel("lib", "1.0", **{"lib/__init__.py": "kept = 1\n", "lib/tools.py": "gone = kept = 1\n"})
     assert broken_import(index, old, fits, ["lib"]) is None
@@ -110,6 +114,18 @@ def test_a_source_says_what_its_build_takes(files, needs, index, tmp_path, monke
     source = source_of(index, "x", "1.0")
     assert source.needs == needs
     assert ("packaging" in source.imports) == ("packaging" in files.get("setup.py", ""))
+
+
+def test_values_that_a_shell_computes():
+    values = {"V": "12.4.1"}
+    assert [
+        substitute(text, values) for text in ("${V%.*}", "${V%%.*}", "${V#12.}", "${V//./}", "${V:-x}", "${W:-y}")
+    ] == [*("12.4", "12", "4.1", "1241", "12.4.1", "y")]
+    run = parse_dockerfile(
+        "FROM a\nRUN pip install -i u/cu$(echo $V | cut -d. -f1,2 | tr -d .) x>=1 'y<2'\n"
+    ).instructions[1]
+    (command,) = run_commands(run, "Dockerfile", values)
+    assert (str(command), command.reads) == ("pip install -i u/cu124 x y<2", "")
 
 
 def test_a_source_says_what_it_requires():
@@ -172,9 +188,17 @@ VENV = "RUN python3 -m venv /v && /v/bin/pip install torch==2.5.1\n"
          {("missing-program", 3)}),
         ("FROM nvidia/cuda:12.4.1-cudnn8-devel-ubuntu22.04\n", {("no-such-image", 1)}),
         ("FROM pytorch/pytorch:2.5.1-cuda12.6-cudnn9-devel\n", {("no-such-image", 1)}),
+        ("FROM python:3.11\nENV NVIDIA_DRIVER_CAPABILITIES=video,utility\n", {("environment", 2)}),
+        ("FROM python:3.11\nENV PATH=/opt/v/bin CUDA_VISIBLE_DEVICES=-1\n", {("environment", 2)}),
+        ("FROM python:3.11\nENV PYTHONPATH=/usr/local/lib/python3.10/site-packages:/app\n", {("environment", 2)}),
+        ("FROM python:3.11\nENV PATH=/opt/v/bin:$PATH PYTHONPATH=/a NVIDIA_DRIVER_CAPABILITIES=compute\n", set()),
+        ("FROM python:3.11\nRUN pip install numpy<2 pandas==2.2.3\n", {("shell-redirect", 2)}),
+        ("FROM python:3.11\nRUN pip install 'numpy<2' \"pandas>=2\" > /log 2>&1\n", set()),
+        ("FROM python:3.11\nRUN git clone https://$(cat /secret)@github.com/a/b.git /b\n", {("secret-in-run", 2)}),
+        ("FROM python:3.11\nRUN git clone https://$(cat /t)@github.com/a/b.git /b && rm -rf /b/.git\n", set()),
     ],
 )  # fmt: skip
-def test_what_is_started_and_what_apt_can_do(text, found, tmp_path):
+def test_the_system_around_python(text, found, tmp_path):
     assert verdicts(text, tmp_path) == found
 
 

@@ -54,13 +54,18 @@ def test_the_cuda_that_a_wheel_loads(name, version, requires, wants):
 def test_a_library_that_another_package_of_apt_brings_is_there(tmp_path):
     slim = "FROM python:3.11-slim-bookworm\n"
     assert errors(slim + "RUN pip install lightgbm==4.6.0\n", tmp_path) == {"missing-library"}
-    assert errors(slim + "RUN apt-get install -y cmake && pip install lightgbm==4.6.0\n", tmp_path) == set()
-    cuda = "FROM nvidia/cuda:12.4.1-{}-ubuntu22.04\nRUN apt-get install -y {}\nRUN python3 -m venv /v\n"
-    cuda += "RUN /v/bin/pip install lightgbm==4.6.0\n"
+    assert (
+        errors(slim + "RUN apt-get update && apt-get install -y cmake && pip install lightgbm==4.6.0\n", tmp_path)
+        == set()
+    )
+    cuda = "FROM nvidia/cuda:12.4.1-{}-ubuntu22.04\nRUN apt-get update && apt-get install -y {}\n"
+    cuda += "RUN python3 -m venv /v\nRUN /v/bin/pip install lightgbm==4.6.0\n"
     assert errors(cuda.format("runtime", "python3-venv"), tmp_path) == {"missing-library"}
     assert errors(cuda.format("runtime", "python3-venv python3-pip"), tmp_path) == set()  # recommends build-essential
     assert errors(cuda.format("devel", "python3-venv"), tmp_path) == set()
-    unread = verdict(slim + "RUN apt-get install -y libfoo && pip install lightgbm==4.6.0\n", tmp_path)
+    unread = verdict(
+        slim + "RUN apt-get update && apt-get install -y libfoo && pip install lightgbm==4.6.0\n", tmp_path
+    )
     assert unread.errors == ()
     assert "whether libfoo brings libgomp.so.1, which lightgbm loads" in "\n".join(unread.unknown)
 

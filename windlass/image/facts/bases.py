@@ -148,6 +148,12 @@ def _described(base: Base, tag: str) -> Base:
         )
     if short == "alpine":
         return replace(base, family="system", has_compiler=False, has_nvcc=False)
+    if found := re.fullmatch(r"gcr\.io/distroless/python3(?:-debian(\d+))?", plain):
+        return replace(base, family="system", system=f"debian{found[1] or '12'}", has_compiler=False, has_nvcc=False)
+    if short in ("amazonlinux", "centos", "rockylinux", "almalinux", "oraclelinux", "fedora") and tag[:1].isdigit():
+        version = "" if short == "fedora" else tag.split("-")[0].split(".")[0]
+        clone = short if short in ("amazonlinux", "centos") else "rockylinux"  # rebuilt from the same sources
+        return replace(base, family="system", system=f"{clone}{version}", has_nvcc=False)
     if short in ("ubuntu", "debian"):
         return replace(base, family="system", system=system or _system(f"{short}{tag}"), has_compiler=False,
                        has_nvcc=False, programs=LEAN)  # fmt: skip

@@ -17,6 +17,7 @@ NOT_COMMANDS = ("if", "elif", "for", "while", "until", "case", "fi", "done", "es
 SHELLS = ("sh", "bash", "dash", "zsh")
 COMMENT = re.compile(r"(^|\s)#.*$")
 SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
+REDIRECTIONS = {"<": "\x01", ">": "\x02"}
 MARK = re.compile(r"\x00(\d+)\x00")
 
 
@@ -38,6 +39,7 @@ class Command:
     file: str
     variables: Mapping[str, str]
     after: str = ""  # the operator before it: &&, ||, ;
+    reads: str = ""  # `numpy<2`: a word that the shell takes for a name and a file to read from
 
     @property
     def program(self) -> str:
@@ -87,7 +89,8 @@ def _commands(lines: list[tuple[str, int]], file: str, known: dict[str, str]) ->
     """`known`: variables, to which assignments are added."""
     # The line of every word is carried through the lexer by marks that no Dockerfile contains.
     text = " ".join(f"\x00{number}\x00 {COMMENT.sub('', line)}" for line, number in lines)
-    text = SUBSTITUTION.sub(lambda found: "$?" + re.sub(r"[^\w.]+", "_", found[0]), text)
+    text = _marked(text)
+    text = SUBSTITUTION.sub(lambda found: _echoed(found[0], known) or "$?" + re.sub(r"[^\w.]+", "_", found[0]), text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()")
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -117,6 +120,32 @@ def _commands(lines: list[tuple[str, int]], file: str, known: dict[str, str]) ->
             current.append(Word(plain).at(line))
 
 
+def _echoed(text: str, known: Mapping[str, str]) -> str | None:
+    """`$(echo $CUDA_VERSION | cut -d. -f1,2 | tr -d .)`: what a few plain commands make of a value."""
+    first, *filters = text.strip("$()`").split("|")
+    value = substitute(first.strip().removeprefix("echo").strip(" \"'"), known)
+    for part in filters:
+        if cut := re.fullmatch(r"\s*cut -d ?['\"]?(.)['\"]? -f ?(\d)(?:[,-](\d))?\s*", part):
+            value = cut[1].join(value.split(cut[1])[int(cut[2]) - 1 : int(cut[3] or cut[2])])
+        elif dropped := re.fullmatch(r"\s*tr -d ['\"]?(.)['\"]?\s*", part):
+            value = value.replace(dropped[1], "")
+        else:
+            return None
+    return value if first.strip().startswith("echo ") and "$" not in value else None
+
+
+def _marked(text: str) -> str:
+    """An unquoted < or > after a name becomes a mark: the shell ends the word there."""
+    quote = ""
+    letters = list(text)
+    for at, letter in enumerate(letters):
+        if letter in "'\"" and (not quote or quote == letter) and text[at - 1 : at] != "\\":
+            quote = "" if quote else letter
+        elif letter in "<>" and not quote and re.search(r"(^|\s)[A-Za-z][\w.,\[\]-]*$", text[:at][-60:]):
+            letters[at] = REDIRECTIONS[letter]
+    return "".join(letters)
+
+
 def _finished(words: list[Word], file: str, known: dict[str, str], operator: str) -> Iterator[Command]:
     """A command with its variables put in; assignments and exports are remembered for those after it."""
     own: dict[str, str] = {}
@@ -140,8 +169,10 @@ def _finished(words: list[Word], file: str, known: dict[str, str], operator: str
     if words[0] in NOT_COMMANDS:
         return
     filled = tuple(Word(part).at(word.line) for word in words for part in _filled(word, {**known, **own}))
+    reads = next((str(word).replace("\x01", "<") for word in filled if "\x01" in word), "")
+    filled = tuple(Word(re.split("[\x01\x02]", word)[0]).at(word.line) for word in filled)
     if filled:
-        yield from _unwrapped(Command(filled, file, {**known, **own}, operator), known)
+        yield from _unwrapped(Command(filled, file, {**known, **own}, operator, reads), known)
 
 
 def _filled(word: Word, values: Mapping[str, str]) -> list[str]:

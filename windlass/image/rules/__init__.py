@@ -13,6 +13,7 @@ RULES: tuple[Rule, ...] = (
     torch.gpu_code,
     torch.package_on_gpu,
     packages.replaced,
+    packages.refused_metadata,
     packages.unsatisfied,
     packages.imports,
     torch.companion_build,
@@ -36,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     system.cuda_packages,
     system.efa,
     system.library_path,
+    system.variables,
     secrets.secrets,
 )
 

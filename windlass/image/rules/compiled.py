@@ -151,6 +151,18 @@ def nvcc(case: Case) -> Iterator[Finding]:
                 *devel_base(case, package),
             )
         yield from _for_the_gpu(case, package, compiled)
+        forced = any(
+            name.endswith("_FORCE_BUILD") and value.upper() == "TRUE" for name, value in compiled.variables.items()
+        )
+        newest = facts()["nvcc"]["gcc"].get(minor(compiled.nvcc))
+        told = "ccbin" in str(compiled.variables) or "allow-unsupported" in str(compiled.variables)
+        if newest and int(compiled.gcc or 0) > newest and not told and (forced or not _source(case, package).fetches):
+            yield case.error(
+                "gcc-too-new",
+                f"{package.name} is compiled with nvcc {compiled.nvcc}, which takes gcc up to {newest}, and gcc "
+                f"{compiled.gcc} is the compiler here: unsupported GNU version",
+                package.where,
+            )
 
 
 def _for_the_gpu(case: Case, package: Package, compiled: Compiled) -> Iterator[Finding]:

@@ -43,6 +43,26 @@ def unresolvable(case: Case) -> Iterator[Finding]:
         yield case.error(_kind(trouble), _sentence(trouble), where, *resolvable(case, step, blamed))
 
 
+def refused_metadata(case: Case) -> Iterator[Finding]:
+    """pip since 24.1 refuses releases with invalid requirements: `PyYAML (>=5.1.*)`."""
+    for step in case.trace.steps:
+        pip = step.before.get("pip")
+        if step.by_uv or step.kind != "pip" or pip is None or not pip.at_least(facts()["pip_refuses"]["since"]):
+            continue
+        for name, package in step.after.items():
+            for text in case.index.requires(package.found) if step.before.get(name) != package else ():
+                try:
+                    Requirement(text)
+                except InvalidRequirement:
+                    yield case.error(
+                        "invalid-metadata",
+                        f"{name} {package.version} requires {text!r}, which is not valid: pip {pip.version}, "
+                        f"which {pip.where} installed, refuses the release",
+                        package.where,
+                    )
+                    break
+
+
 def unsatisfied(case: Case) -> Iterator[Finding]:
     """A package of the final image whose own metadata asks for another version of one that is there."""
     case.index.prefetch(package.found for _, package in case.trace.final.everywhere)
@@ -96,7 +116,7 @@ def imports(case: Case) -> Iterator[Finding]:
             (package, environment.packages.get(name))
             for package in environment.packages.values()
             if package.url and package.uploaded and not NEVER_IMPORTS.match(package.name)
-            for name in sorted({*_required(case, package), "setuptools"} - {package.name})
+            for name in sorted({*_required(case, package, environment), "setuptools"} - {package.name})
             if _may_break(case, environment, package, name)
         ]
         with ThreadPoolExecutor(8) as pool:
@@ -140,9 +160,12 @@ def _apt(case: Case) -> set[str]:
     return names | ({"python3-setuptools"} if "python3-pip" in names else set())
 
 
-def _required(case: Case, package: Package) -> set[str]:
+def _required(case: Case, package: Package, environment: Environment | None = None) -> set[str]:
+    """What a package requires; with an environment, also what the torch there requires, which it may import too."""
     needs = (require for require in case.index.requires(package.found) if "extra" not in require.partition(";")[2])
-    return {canonicalize_name(re.split(r"[\s\[(=<>!~;]", require, maxsplit=1)[0]) for require in needs}
+    names = {canonicalize_name(re.split(r"[\s\[(=<>!~;]", require, maxsplit=1)[0]) for require in needs}
+    torch = environment.packages.get("torch") if environment and "torch" in names else None
+    return names | _required(case, torch) if torch else names
 
 
 def _days(package: Package) -> int:

@@ -21,6 +21,7 @@ VALUE = re.compile(
     r"sk-[A-Za-z0-9_-]{20,}|xox[bp]-[\w-]{10,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
 IN_ADDRESS = re.compile(r"https?://[^\s/@:'\"]+:([^\s/@'\"]+)@|https?://([A-Za-z0-9_-]{20,})@")
+CLONED = re.compile(r"clone\b.*https?://[^\s@]*\$(\([^)]*\)|\{?\w+\}?)[^\s@]*@")  # git writes it to .git/config
 FILES = re.compile(
     r"(^|/)(\.env(\.\w+)?|\.netrc|\.pypirc|\.git-credentials|id_rsa|id_ed25519|\.ssh/?|\.aws/?|\.aws/credentials|"
     r"kaggle\.json|credentials(\.json)?|service[-_]account\S*\.json|\.npmrc|\.docker/config\.json|\S+\.pem|"
@@ -101,7 +102,8 @@ def _run(case: Case, one: Instruction) -> Iterator[Finding]:
         assigned = re.search(r"\b(?:export\s+)?(\w+)=(['\"]?)([^\s'\"$]{8,})\2", line)
         by_name = assigned and _secret_name(assigned[1]) and not assigned[3].startswith(("/", "$"))
         by_value = assigned and KEY.search(assigned[1]) and RANDOM.fullmatch(assigned[3])
-        if VALUE.search(line) or literal or by_name or by_value or GIVEN.search(line):
+        cloned = CLONED.search(line) and not re.search(r"rm -\w+ \S*\.git\b|remote set-url|remote remove", text)
+        if cloned or VALUE.search(line) or literal or by_name or by_value or GIVEN.search(line):
             told = one.lines[number] if number < len(one.lines) else one.first
             yield _found(
                 case,

@@ -29,6 +29,12 @@ def missing_program(case: Case) -> Iterator[Finding]:
         if one.program in seen:
             continue
         seen.add(one.program)
+        if "<" in one.program:
+            file = one.program.partition("<")[2]
+            yield case.error("shell-redirect", f"{one.program} is not quoted: the shell reads a file "
+                             f"named {file}, which is not there", one.where,
+                             replace_in_instruction(one.where, one.program, f'"{one.program}"'))  # fmt: skip
+            continue
         if one.program == "apt-get update":
             yield case.error("missing-package", "apt-get has no lists here, and finds no package: nothing updates them "
                              "before", one.where, replace_in_instruction(one.where, "apt-get install",
@@ -284,6 +290,32 @@ def library_path(case: Case) -> Iterator[Finding]:
             yield case.error(
                 "nccl-preloaded", "LD_PRELOAD puts another NCCL under torch than the one it is built with", where
             )
+
+
+def variables(case: Case) -> Iterator[Finding]:
+    """What ENV sets and every process of the image then sees: GPUs that are hidden, and paths that lead elsewhere."""
+    final = case.trace.final
+
+    def wrong(name: str) -> str | None:
+        value = final.variables.get(name, "")
+        if name == "NVIDIA_DRIVER_CAPABILITIES" and value and not {"compute", "all"} & set(value.split(",")):
+            return f"without compute the container gets no libcuda: {value}"
+        if name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES") and value in ("", "-1", "none", "void"):
+            return "it hides every GPU"
+        if name == "PATH" and not re.search(r"\$\{?PATH|(^|:)(/usr)?/bin(:|$)", value):
+            return f"it leaves out /usr/bin, and no command is found: {value}"
+        if name == "LD_LIBRARY_PATH" and "/stubs" in value:
+            return "the stub of libcuda is found before the driver's: CUDA driver is a stub library"
+        python = final.environment.python
+        others = [path for path in value.split(":") if (found := re.search(r"/python(3\.\d+)/", f"{path}/"))
+                  and found[1] != python]  # fmt: skip
+        return f"{others[0]} holds packages of another Python than {python}" if (
+            name == "PYTHONPATH" and python and others) else None  # fmt: skip
+
+    for name, where in final.exported.items():
+        gpus = "VISIBLE" in name or "CAPABILITIES" in name
+        if not (gpus and case.node.cpu_only) and (reason := wrong(name)):
+            yield case.error("environment", f"{name}: {reason}", where)
 
 
 def _compat(case: Case, compat: str | None, where: Where) -> Iterator[Finding]:

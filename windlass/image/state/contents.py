@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -20,8 +21,12 @@ from windlass.image.state.fetch import Wheel, get_bytes, open_wheel
 from windlass.image.state.resolver import Found, Index
 
 COMPILED = re.compile(r"\.(c|cc|cpp|cxx|pyx|rs|cu)$")
+# A condition that is true where a package is installed, and nothing else.
+AVAILABLE = re.compile(r"^(?:not )?(?:\w+\.)*is_(\w+)_available\(\)$|^(?:not )?(?:HAS|HAVE)_(\w+)$")
+SCANNED = re.compile(r"endswith\(['\"](\w*\.py)['\"]\)")
 BACKENDS = ("scikit_build_core", "mesonpy")  # build backends that compile
 OLD_PROTOC = "code that protoc before 3.19 generated"
+PARSING = Lock()  # CPython 3.11 counts the depth of all threads together (github.com/python/cpython/issues/106905)
 MOST_MODULES = 400  # of a package that are read; what imports more is not judged whole
 
 
@@ -44,7 +49,7 @@ def source_of(index: Index, name: str, version: str) -> Source:
 
 def imports_of(index: Index, importer: Found) -> list[list[str]]:
     """What importing a wheel takes from other packages without condition: module and name."""
-    return index.kept("imports", importer.url, lambda: _imported(importer)) or []
+    return index.kept("taken", importer.url, lambda: _imported(importer)) or []
 
 
 def broken_import(index: Index, importer: Found, imported: Found | None, packages: Iterable[str]) -> str | None:
@@ -103,7 +108,7 @@ def _source(index: Index, name: str, version: str) -> dict[str, object] | None:
         return {}
     try:
         build = tomllib.loads(project).get("build-system", {})
-        statements = list(_at_import(ast.parse(setup)))
+        statements = list(_at_import(_parsed(setup)))
     except (SyntaxError, ValueError):
         return {}
     requires = [_project(text) for text in build.get("requires", ())]
@@ -154,11 +159,16 @@ def _imported(importer: Found) -> list[list[str]] | None:
             seen.add(module)
             if text is None:
                 continue
-            for target, name in _taken(ast.parse(text), module, wheel.modules[module].endswith("__init__.py")):
+            for target, name in _taken(_parsed(text), module, wheel.modules[module].endswith("__init__.py")):
                 if target.split(".")[0] in wheel.packages:
                     waiting += [target, f"{target}.{name}"]
                 else:
                     found[target, name] = None
+            if (
+                ending := SCANNED.search(text)
+            ) and "import_module(" in text:  # a package that imports all of its folder
+                waiting += [other for other, file in wheel.modules.items()
+                            if other.rpartition(".")[0] == module and file.endswith(ending[1])]  # fmt: skip
         generated = next((wheel.text(module) for module in wheel.modules if module.endswith("_pb2")), None) or ""
     except (OSError, SyntaxError, ValueError, zipfile.BadZipFile):
         return None
@@ -167,11 +177,20 @@ def _imported(importer: Found) -> list[list[str]] | None:
     return [list(pair) for pair in found]
 
 
+def _parsed(text: str) -> ast.Module:
+    with PARSING:
+        return ast.parse(text)
+
+
 def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
     """The statements that run without condition when a module is imported, and their expressions."""
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop(0)
+        if isinstance(node, ast.If) and (guard := AVAILABLE.search(ast.unparse(node.test))):
+            named = re.compile(rf"(?:from|import) {guard[1] or guard[2]}\b")
+            waiting += [inner for inner in ast.walk(node) if isinstance(inner, ast.Import | ast.ImportFrom)
+                        and named.match(ast.unparse(inner))]  # fmt: skip
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Try | ast.If):
             continue
         yield node
@@ -230,7 +249,7 @@ def _has(wheel: Wheel, module: str, name: str) -> bool:
     text = wheel.text(module)
     if text is None:
         return module.split(".")[0] not in wheel.modules
-    if re.search(rf"\b{re.escape(name)}\b", text) or name.startswith("__") or module.endswith("_pb2"):
+    if re.search(rf"(?<![\w.]){re.escape(name)}\b", text) or name.startswith("__") or module.endswith("_pb2"):
         return True
     if re.search(r"def __getattr__|_LazyModule|globals\(\)|setattr\(|import_module", text):  # made as it runs
         own = re.escape(name)

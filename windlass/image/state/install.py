@@ -57,6 +57,8 @@ class Installer:
 
     def _pip(self, install: PipInstall) -> None:
         where = self._where(install.command.words[0].line, install.command)
+        if install.command.reads:
+            self._miss(install.command.reads, install.command)
         before, folders = self.cwd, install.arguments.values("--project", "--directory")
         self.cwd = posixpath.normpath(posixpath.join(before, folders[-1])) if folders and install.by_uv else before
         self._installed(install, where)
@@ -350,7 +352,8 @@ class Installer:
             and not variables.get("UV_NO_BUILD_ISOLATION")
         )
         seeded = {"setuptools", "wheel"} if not environment.unseeded else set()
-        programs = self.state.programs
+        programs, system = self.state.programs, facts()["systems"].get(self.state.system or "", {})
+        told = re.search(r"-(\d+)$", variables.get("CUDAHOSTCXX") or variables.get("CXX") or variables.get("CC") or "")
         of_system = environment.interpreter.startswith("/usr/bin/")
         return Compiled(
             isolated,
@@ -363,6 +366,7 @@ class Installer:
             frozenset(before) | seeded,
             bare=self.state.base.family in ("python", "cuda", "system"),
             python=environment.python,
+            gcc=told[1] if told else self.state.links.get("gcc") or system.get("gcc"),
             headers=programs is None or "headers" in programs or not of_system,
         )
 
@@ -604,7 +608,8 @@ def lacks_python(state: State) -> bool:
     folders = (state.variables.get("PATH") or "").split(":")
     known = all(re.match(r"\$|/usr/|/s?bin$|/root/\.(local|cargo)/|$", folder) for folder in folders)
     named = "python" in state.links or any("/usr/" not in path or "local" in path for path in state.interpreters)
-    return state.base.family in ("cuda", "system") and not state.base.alpine and state.active == SYSTEM and known and (
+    debian = (state.system or "").startswith(("ubuntu", "debian")) and "distroless" not in state.base.repository
+    return state.base.family in ("cuda", "system") and debian and state.active == SYSTEM and known and (
         not named and "conda" not in (state.programs or ()) and not state.variables.get("VIRTUAL_ENV"))  # fmt: skip
 
 

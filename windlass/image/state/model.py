@@ -76,6 +76,7 @@ class Compiled:
     bare: bool = False  # the environment has nothing that is not in `installed`
     python: str | None = None
     headers: bool = True  # of that Python
+    gcc: str | None = None  # its major version
 
 
 @dataclass

@@ -328,6 +328,10 @@ class _Walker(Installer):
             self._setup_py(command, words)
         elif program in ("ln", "update-alternatives") and any("python" in word for word in words):
             self._link_python(words)
+        elif program in ("ln", "update-alternatives") and (
+            gcc := re.search(r"/(?:gcc|g\+\+)-(\d+)\b", " ".join(words))
+        ):
+            self.state.links["gcc"] = gcc[1]
         elif program == "rm" and any(word.startswith("/var/lib/apt/lists") for word in words):
             self.state.listed = False
         elif program in ("apt", "apt-get") and "update" in words:
@@ -403,7 +407,7 @@ class _Walker(Installer):
         self.active = before
 
     def _venv(self, words: list[str], python: str | None, command: Command) -> None:
-        of_system = self.state.base.family in ("cuda", "system") and self.state.active == SYSTEM and not self.active
+        of_system = lacks_python(self.state) and not self.active
         brought = {"python3-venv", "python3-full", f"python{python}-venv", f"python{python}-full"} & set(self.state.apt)
         if of_system and "venv" in words and not brought and "--without-pip" not in words and "/" not in words[0]:
             self._miss(f"python{python or 3}-venv", command)
