@@ -116,7 +116,7 @@ def be_rank(
     )  # fmt: skip
     ranks = join_ranks(run)
     folder = RunFolder.of(run)
-    folder.logs.mkdir(parents=True)
+    folder.logs.mkdir(parents=True, exist_ok=True)
     faults = Faults(ranks.rank, folder.logs)
     checkpointer = Checkpointer(run, folder, ranks, faults, model={"fingerprint": "f"}, order={}, sharding=layout)
     answer: dict[str, Any] = {}

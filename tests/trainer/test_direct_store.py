@@ -152,6 +152,24 @@ def test_a_store_that_cannot_be_read_is_not_a_damaged_checkpoint(s3: FaultyS3, t
         s3.clear()
 
 
+def test_a_store_out_of_reach_does_not_send_a_run_back_to_an_older_step_of_its_folder(
+    s3: FaultyS3, tmp_path: Path
+) -> None:
+    """It has saved in its folder first, and straight into the store since: only its history tells of that now."""
+    ranks = StateRanks(tmp_path, {"norm": (7,)}, "s3://bucket/runs", environment=s3.environment)
+    ranks.prelude = functools.partial(in_one_folder, tmp_path / "runs")
+    ranks.run("save", ranks=1, step=1, direct=False, store=None)
+    ranks.run("save", ranks=1, step=2)
+    s3.inject(Fault("403", method="GET", times=10**9))
+    job = ranks.start("load", ranks=1)
+    job.end()
+    assert job.processes[0].exitcode == 1
+
+
+def in_one_folder(runs: Path, rank: int) -> None:
+    os.environ["WINDLASS_RUNS"] = str(runs)
+
+
 @pytest.mark.parametrize("harm", ["shortened", "changed"])
 def test_damaged_parts_are_named_and_the_step_before_is_taken(harm: str, s3: FaultyS3, tmp_path: Path) -> None:
     ranks = state_ranks(s3, tmp_path)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from windlass.checkpoint import TIERS, CheckpointFolder, Manifest
 from windlass.checkpoint.folder import Damage, link_or_copy, step_name
 from windlass.checkpoint.pruning import LASTING
-from windlass.common.files import json_digest, read_json_lines
+from windlass.common.files import json_digest, read_json_lines, whole
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.trainer.checkpointing.saving import Checkpointer
@@ -48,11 +48,15 @@ def newest_whole(checkpointer: Checkpointer) -> Offer | None:
     offers = [offer for tier in checkpointer.quick for offer in tier.offers()] + checkpointer.shared.offers()
     if checkpointer.stored:
         further, problem = store_offers(checkpointer.stored, ranks, checkpointer.faults)
-        if problem and not offers:
+        saved = ranks.broadcast(_last_stored(folder), patient=True)
+        if problem and saved > max((offer.step for offer in offers), default=-1):
             raise UserError(
-                "the store cannot be asked for checkpoints, and there are none here",
+                "the store cannot be asked for checkpoints, and "
+                + ("those here are older" if offers else "there are none here"),
                 evidence=problem,
-                cause="starting over might leave behind what was trained before",
+                cause=f"step {saved} was saved there, and what was trained up to it would be thrown away"
+                if saved
+                else "starting over might leave behind what was trained before",
                 fix="make the store reachable, or checkpoint.store=null to begin without it",
             )
         if problem and ranks.is_first:
@@ -234,6 +238,16 @@ def refuse_to_start_over(folder: RunFolder) -> None:
         newest = max(int(record["step"]) for record in saves)
         log.warning("step %d was saved on the nodes alone, and none of them has it any more: from step 0", newest)
         folder.record("started-over", step=newest)
+
+
+def _last_stored(folder: RunFolder) -> int:
+    """The step that was saved in the store last, as far as this folder knows; 0 if none was."""
+    steps = [
+        whole(record.get("step")) or 0
+        for record in read_json_lines(folder.history)
+        if record.get("event") == "uploaded" or (record.get("event"), record.get("tier")) == ("checkpoint", "store")
+    ]
+    return steps[-1] if steps else 0
 
 
 def take_over(branch_from: str, folder: RunFolder, *, order: dict[str, Any]) -> None:
