@@ -55,7 +55,8 @@ def submit(
     if prepared.is_finished:
         return Job(prepared.target, prepared.job, prepared.warnings)
     asked, file = _placed(run, on) if on else run, (prepared.folder.path / ASKED_FILE).resolve()
-    loop = render_loop(prepared, Detached(str(file), (), patience, faults, asked)) if retry else None
+    leaves_loop = retry and not prepared.is_running  # one that is under way has its own, and what it was asked for
+    loop = render_loop(prepared, Detached(str(file), (), patience, faults, asked)) if leaves_loop else None
     warnings = [*prepared.warnings, *check_loop(prepared, loop)]
     if fresh:
         clear_the_way(prepared)
