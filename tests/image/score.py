@@ -7,8 +7,8 @@ A conflict counts as found where an error names one of its lines. Of the files o
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
+import lzma
 import re
 import sys
 from collections import Counter
@@ -71,7 +71,7 @@ class RecordingIndex(Index):
 
 def recorded_index(folder: Path) -> Index:
     """The recorded answers, unpacked into a folder; what was not recorded is not asked."""
-    for key, value in json.loads(gzip.decompress((CASES / "index.json.gz").read_bytes())).items():
+    for key, value in json.loads(lzma.decompress((CASES / "index.json.xz").read_bytes())).items():
         (folder / f"{key}.json").write_text(json.dumps(value))
     return Index(cache=folder, max_age=None, offline=True)
 
@@ -169,7 +169,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--only", default="")
-    parser.add_argument("--record", action="store_true", help="write the answers of the index to FOLDER/index.json.gz")
+    parser.add_argument("--record", action="store_true", help="write the answers of the index to FOLDER/index.json.xz")
     asked = parser.parse_args(arguments)
     score, index = Score(), RecordingIndex() if asked.record else Index()
     failures: Counter[str] = Counter()
@@ -191,7 +191,7 @@ def main(arguments: list[str]) -> int:
     print("\n".join(score.totals()))
     if asked.record:
         text = json.dumps(RecordingIndex.used, sort_keys=True)
-        (asked.folder / "index.json.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        (asked.folder / "index.json.xz").write_bytes(lzma.compress(text.encode(), preset=9))
     if failures:
         print(f"crashes: {dict(failures)}")
     return 0

@@ -1,6 +1,6 @@
 """Judge the Dockerfiles of public incidents by recorded answers of the package index: no network, the same every day.
 
-The answers are in cases/index.json.gz; `python -m tests.image.score tests/image/cases --record` writes them anew.
+The answers are in cases/index.json.xz; `python -m tests.image.score tests/image/cases --record` writes them anew.
 """
 
 from __future__ import annotations
@@ -138,4 +138,4 @@ def test_a_gpu_decides(index):
 
 
 def test_the_cases_are_here():
-    assert Path(CASES / "index.json.gz").stat().st_size < 400_000
+    assert Path(CASES / "index.json.xz").stat().st_size < 400_000

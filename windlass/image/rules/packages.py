@@ -163,7 +163,7 @@ def _apt(case: Case) -> set[str]:
 def _required(case: Case, package: Package, environment: Environment | None = None) -> set[str]:
     """What a package requires; with an environment, also what the torch there requires, which it may import too."""
     needs = (require for require in case.index.requires(package.found) if "extra" not in require.partition(";")[2])
-    names = {canonicalize_name(re.split(r"[\s\[(=<>!~;]", require, maxsplit=1)[0]) for require in needs}
+    names: set[str] = {canonicalize_name(re.split(r"[\s\[(=<>!~;]", require, maxsplit=1)[0]) for require in needs}
     torch = environment.packages.get("torch") if environment and "torch" in names else None
     return names | _required(case, torch) if torch else names
 

@@ -43,8 +43,8 @@ class Source:
 
 def source_of(index: Index, name: str, version: str) -> Source:
     kept = index.kept("source", [name, version], lambda: _source(index, name, version)) or {}
-    lists = (tuple(kept.get(key, ())) for key in ("imports", "requires", "written"))
-    return Source(kept.get("needs", ""), *lists, fetches=kept.get("fetches", False))
+    imports, requires, written = (tuple(kept.get(key, ())) for key in ("imports", "requires", "written"))
+    return Source(kept.get("needs", ""), imports, requires, written, kept.get("fetches", False))
 
 
 def imports_of(index: Index, importer: Found) -> list[list[str]]:

@@ -109,6 +109,7 @@ class Index:
     max_age: float | None = DAY  # None: recorded answers, however old
     offline: bool = False  # only recorded answers
     torch_index: bool | None = None  # whether download.pytorch.org is there; None: find out
+    read: dict[str, Any] = field(default_factory=dict, repr=False)  # answers that this process has read
 
     def resolve(self, question: Question) -> Answer:
         key = _key("resolution", asdict(question))
@@ -252,11 +253,11 @@ class Index:
     def _kept(self, key: str, max_age: float | None) -> Any:
         path = self.cache / f"{key}.json"
         try:
-            if max_age is not None and time.time() - path.stat().st_mtime > max_age:
-                return None
-            return json.loads(path.read_text(encoding="utf-8"))
+            if key not in self.read and (max_age is None or time.time() - path.stat().st_mtime <= max_age):
+                self.read[key] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+        return self.read.get(key)
 
     def _keep(self, key: str, value: Any) -> None:
         try:
