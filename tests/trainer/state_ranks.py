@@ -123,6 +123,11 @@ def be_rank(
     if verb == "save":
         checkpointer.clear_unfinished()
         checkpointer.save(Progress(step, 10, None), state_of(shapes, layout, ranks.world_size, step=step), wait=True)
+    elif verb == "save, then SIGTERM":
+        checkpointer.clear_unfinished()
+        for at, sigterm_at in ((step, None), (step + 1, time.monotonic())):
+            state = state_of(shapes, layout, ranks.world_size, step=at)
+            checkpointer.save(Progress(at, 10, None), state, wait=bool(sigterm_at), sigterm_at=sigterm_at)
     else:
         state = state_of(shapes, layout, ranks.world_size, step=None)
         offer = newest_whole(checkpointer)

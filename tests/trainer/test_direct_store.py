@@ -138,6 +138,30 @@ def test_a_store_that_fails_now_and_then_and_one_that_is_down(s3: FaultyS3, tmp_
     assert stored(s3).store.unfinished() == []
 
 
+def test_sigterm_gives_up_an_upload_that_would_take_too_long(s3: FaultyS3, tmp_path: Path) -> None:
+    """It is tried for ten minutes, and the ranks have 4 s: the near tier gets the step, then the store does."""
+    ranks = state_ranks(s3, tmp_path)
+    s3.inject(Fault("503", method="PUT", path="step-00000001.*partNumber", times=10**9))
+    job = ranks.start(
+        "save, then SIGTERM", ranks=2, upload_seconds=600, every=1, grace_seconds=4, local_every=1,
+        local_path=str(tmp_path / "disk"),
+    )  # fmt: skip
+    job.results(60)
+    history = [
+        (record["event"], record["step"], record["tier"])
+        for record in read_json_lines(next(job.folder.glob("pod-0/*/history.jsonl")))
+        if record["event"].startswith("checkpoint")
+    ]
+    assert history == [
+        ("checkpoint", 1, "local"),
+        ("checkpoint-failed", 1, "store"),
+        ("checkpoint", 2, "local"),
+        ("checkpoint", 2, "store"),
+    ]
+    assert steps(s3)[-1] == (2, True)
+    assert [(rank["step"], rank["wrong"]) for rank in ranks.run("load", ranks=1)] == [(2, [])]
+
+
 def test_a_store_that_cannot_be_read_is_not_a_damaged_checkpoint(s3: FaultyS3, tmp_path: Path) -> None:
     """Credentials of one rank end half-way: to go on from an older step would throw away what was trained since."""
     ranks = state_ranks(s3, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,10 @@ def save_again(root: str) -> None:
     folder = checkpointer.folder
     state = {"model.a": torch.ones(1000)}
     checkpointer.save(Progress(1, 10, None), state, wait=False)
-    checkpointer.save(Progress(1, 10, None), state, wait=True, hurried=True)
+    checkpointer.save(Progress(1, 10, None), state, wait=True, sigterm_at=time.monotonic())
     saves = [(record["tier"], record["step"]) for record in map(json.loads, folder.history.read_text().splitlines())]
     state["optimizer.a.late"] = torch.full((3,), 7.0)
-    checkpointer.save(Progress(2, 20, None), state, wait=True, hurried=True)
+    checkpointer.save(Progress(2, 20, None), state, wait=True, sigterm_at=time.monotonic())
     (Path(root) / "saves.json").write_text(json.dumps(saves))
     os._exit(0)
 
@@ -125,7 +126,7 @@ def resume_and_hurry(root: str) -> None:
             if offer is not None:
                 assert (attempt, offer.tier, load(offer, state, checkpointer)) == (2, "local", True)
             checkpointer.begin(offer, state)
-            checkpointer.save(Progress(1, 10, None), state, wait=True, hurried=True)
+            checkpointer.save(Progress(1, 10, None), state, wait=True, sigterm_at=time.monotonic())
         records = map(json.loads, checkpointer.folder.history.read_text().splitlines())
         written[f"run-{direct}"] = [record["tier"] for record in records if record["event"] == "checkpoint"]
     (Path(root) / "written.json").write_text(json.dumps(written))

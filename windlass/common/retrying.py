@@ -13,7 +13,7 @@ PauseAfter = Callable[[Exception, int], float | None]
 
 
 def retried(
-    action: Callable[[], Value], *, pause_after: PauseAfter, sleep: Callable[[float], None] = time.sleep
+    action: Callable[[], Value], *, pause_after: PauseAfter, sleep: Callable[[float], object] = time.sleep
 ) -> Value:
     """`action()`; after a failure again, once the seconds that `pause_after(error, failures)` returns have passed.
 

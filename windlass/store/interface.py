@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class StoreOptions:
     part_bytes: int = 16 * MiB  # larger files go up and down in parts of this size
     parallel: int = 8  # parts of one file on their way at once
     timeout_s: float = 60.0  # without a byte from the store
+    give_up: threading.Event | None = None  # while it is set, no request is begun or tried again
 
 
 class Sink(Protocol):

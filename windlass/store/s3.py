@@ -10,6 +10,7 @@ import base64
 import contextlib
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,7 @@ PARTS_IN_FLIGHT = 4  # of a file that is written while it is made
 SHA256_KEY = "windlass-sha256"
 DELETED_AT_ONCE = 1000
 LONGEST_PAUSE_S = 20.0
+NEVER = threading.Event()
 BUSY = {
     "SlowDown",
     "ServiceUnavailable",
@@ -304,15 +306,23 @@ class S3Store:
         return answer
 
     def _retried(self, action: Callable[[], Value]) -> Value:
+        give_up = self.options.give_up or NEVER
+
+        def ask() -> Value:
+            if give_up.is_set():
+                raise GivenUpError(f"{self.url} is not waited for any longer")
+            return action()
+
         try:
             return retried(
-                action,
+                ask,
                 pause_after=within(
                     self.options.patience_s,
                     first_s=self.options.first_delay_s,
                     longest_s=LONGEST_PAUSE_S,
-                    worth_retrying=passes_by_itself,
+                    worth_retrying=lambda error: passes_by_itself(error) and not give_up.is_set(),
                 ),
+                sleep=give_up.wait,
             )
         except Exception as error:
             if code_of(error) in MISSING:
@@ -323,6 +333,10 @@ class S3Store:
             if status_of(error) in (409, 412, 416):
                 raise _Refused(status_of(error), known) from None
             raise known from error
+
+
+class GivenUpError(OSError):
+    """The caller has no more time for this store."""
 
 
 class _PartSink:

@@ -123,8 +123,10 @@ class TrainState(Attempt):
     def save(self, *, wait: bool, shared: bool = False, position: Progress | None = None) -> float:
         """Save what is trained so far; the seconds for which training stood still."""
         self.tensors |= self.optimizer.state()  # an optimizer may only know what it keeps after its first step
-        position, hurried = position or self.position, wait and self.preempted
-        return self.checkpointer.save(position, self.tensors, wait=wait, shared=shared, hurried=hurried)
+        sigterm_at = (self.preemption.since or time.monotonic()) if wait and self.preempted else None
+        return self.checkpointer.save(
+            position or self.position, self.tensors, wait=wait, shared=shared, sigterm_at=sigterm_at
+        )
 
     def restart_clock(self) -> None:
         """What happened since the last step is not training time."""

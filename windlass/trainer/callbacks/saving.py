@@ -22,7 +22,6 @@ class Saving(Callback):
 
     def on_end(self, state: TrainState) -> None:
         if state.preempted or state.run.checkpoint.at_end:
-            state.checkpointer.finish(must_succeed=False)
             state.save(wait=True)
         state.checkpointer.finish()
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import platform
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,7 @@ from windlass.trainer.distributed.ranks import Ranks
 
 log = logging.getLogger(__name__)
 GRACE_MARGIN_S = 5.0  # of the time between SIGTERM and SIGKILL: for the ranks to leave
+UPLOAD_SHARE = 0.5  # of it: for an upload that is under way, before a newer step goes to the nearer tiers
 
 
 class Checkpointer:
@@ -116,14 +118,20 @@ class Checkpointer:
         return any(step % tier.every == 0 for tier in (*self.quick, self.lasting))
 
     def save(
-        self, progress: Progress, state: dict[str, Tensor], *, wait: bool, shared: bool = False, hurried: bool = False
+        self,
+        progress: Progress,
+        state: dict[str, Tensor],
+        *,
+        wait: bool,
+        shared: bool = False,
+        sigterm_at: float | None = None,
     ) -> float:
         """Save `state` to the tiers that are due, and to the lasting one if it is waited for or `shared`; the seconds
         for which training stood still. Only a save that is waited for raises.
 
-        `hurried`: the ranks may be killed before it is in the lasting tier, so nearer tiers get it first.
+        `sigterm_at`: the ranks may be killed before it is in the lasting tier, so nearer tiers get it first.
         """
-        started = time.perf_counter()
+        started, hurried = time.perf_counter(), sigterm_at is not None
         to_lasting = wait or shared or progress.step % self.lasting.every == 0
         tiers: list[Tier] = [tier for tier in self.quick if hurried or (not wait and progress.step % tier.every == 0)]
         tiers += [self.lasting] if to_lasting else []
@@ -136,7 +144,10 @@ class Checkpointer:
         if (in_memory_alone or to_store) and self._still_writing():
             log.info("step %d is not saved: the save before is still being written", progress.step)
             return time.perf_counter() - started
-        self.finish(must_succeed=False)
+        give_up_at = None
+        if sigterm_at is not None and self.quick:  # else there is nothing to hurry for
+            give_up_at = sigterm_at + UPLOAD_SHARE * self.spec.grace_seconds
+        self.finish(must_succeed=False, give_up_at=give_up_at)
         if hurried:  # a kill while a step is written again would leave a tier without it
             tiers = [tier for tier in tiers if self._newest.get(tier.name) != progress.step]
         validations = self.describe_validations()  # now that the save before is over: it may have been the best
@@ -154,12 +165,14 @@ class Checkpointer:
             self.finish(must_succeed=wait)
         return time.perf_counter() - started
 
-    def finish(self, *, must_succeed: bool = True) -> None:
-        """Wait for the save under way, if any."""
+    def finish(self, *, must_succeed: bool = True, give_up_at: float | None = None) -> None:
+        """Wait for the save under way, if any; where it goes straight into a store, only until `give_up_at`."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
         try:
+            if give_up_at is not None and self.direct and self._pending_lasting:
+                self.direct.give_up_unless_done(pending, give_up_at)
             pending.result()
             if self._pending_lasting:
                 self.saved_step = self._pending_step
@@ -335,7 +348,9 @@ def open_tiers(run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protec
     quick: list[NearTier] = []
     if not any((spec.memory_every, spec.local_every, spec.managed_every, spec.store)):
         return OpenTiers(quick)
-    store = open_store(spec.store, StoreOptions(patience_s=float(spec.upload_seconds))) if spec.store else None
+    give_up = threading.Event()
+    options = StoreOptions(patience_s=float(spec.upload_seconds), give_up=give_up)
+    store = open_store(spec.store, options) if spec.store else None
     run_id = str(on_first_rank(ranks, lambda: _find_id(folder, store)))
     for name in NODE_TIERS:
         root, every = tier_path(spec, name), getattr(spec, f"{name}_every")
@@ -357,7 +372,7 @@ def open_tiers(run: Run, folder: RunFolder, ranks: Ranks, faults: Faults, protec
         return OpenTiers(quick)
     stored = StoredCheckpoints.of_run(store, run.name, run_id)
     if saves_directly(run):
-        return OpenTiers(quick, stored, direct=StoreTier(spec, stored, ranks, faults, protected))
+        return OpenTiers(quick, stored, direct=StoreTier(spec, stored, ranks, faults, protected, give_up))
     return OpenTiers(quick, stored, uploads=Uploads(spec, folder, stored, ranks, faults, protected))
 
 

@@ -36,9 +36,16 @@ class StoreTier:
     name = "store"
 
     def __init__(
-        self, spec: CheckpointSection, stored: StoredCheckpoints, ranks: Ranks, faults: Faults, protected: set[int]
+        self,
+        spec: CheckpointSection,
+        stored: StoredCheckpoints,
+        ranks: Ranks,
+        faults: Faults,
+        protected: set[int],
+        give_up: threading.Event,
     ) -> None:
         self.every, self.stored, self.ranks, self.faults = spec.every, stored, ranks, faults
+        self._give_up = give_up  # of the store's options
         self.agreement = Agreement(ranks, ranks.saving)
         self.retention = Retention(spec, stored, faults, protected)
         self.published: set[int] = set()  # by this attempt
@@ -62,6 +69,16 @@ class StoreTier:
         self.published.add(step)
         self.faults.reach("save.published", step)
         return manifest.size
+
+    def give_up_unless_done(self, save: Future[None], deadline: float) -> None:
+        """Let a save that is under way fail at `deadline`, by the monotonic clock; what it has sent stays behind.
+
+        It fails on all ranks as soon as it does on one. A request that was sent is still waited for.
+        """
+        if wait([save], timeout=max(0.0, deadline - time.monotonic())).not_done:
+            self._give_up.set()
+            wait([save])
+            self._give_up.clear()
 
     def has(self, step: int) -> bool:
         """As far as is known: a store that was out of reach when this attempt began is not waited for again."""
