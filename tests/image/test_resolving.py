@@ -13,7 +13,9 @@ from tests.image.wheels import Wheel
 from windlass.image.facts.node import Node
 from windlass.image.judge import heal, judge
 from windlass.image.read.texts import Texts
+from windlass.image.state.install import SYSTEM
 from windlass.image.state.resolver import Index, Question
+from windlass.image.state.walk import walk
 
 NODE = Node(gpu="H100", driver="580.95.05")
 WHEELS = (
@@ -116,3 +118,39 @@ def test_a_companion_of_another_torch_is_healed_whatever_the_index(index, source
     assert [one.id for one in healed.before.errors] == ["contradiction"]
     assert healed.patched.dockerfile == text.replace(wrong, right)
     assert healed.after.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ("", ["Dockerfile:6"]),
+        ("ARG VERSION\n", []),
+        ("ENV VERSION=2.11.0\n", []),
+        ("# ARG VERSION\n", ["Dockerfile:7"]),
+    ],
+)
+def test_an_argument_before_from_is_empty_in_the_stage(index, declared, expected):
+    """`torch==` is no requirement; the patch declares it again."""
+    dockerfile = (
+        "ARG VERSION=2.11.0\nARG PYTHON=3.12\nFROM python:${PYTHON}-slim\n"
+        f'{declared}RUN for part in numpy; do echo "$part"; done\nRUN pip install numpy \\\n    torch==${{VERSION}}\n'
+    )
+    healed = heal(Texts(dockerfile), NODE, index)
+    assert [(finding.id, str(finding.where.place)) for finding in healed.before.errors] == [
+        ("empty-argument", place) for place in expected
+    ]
+    assert healed.after.errors == ()
+
+
+def test_a_pip_conf_names_the_index(address, index):
+    files = {
+        "docker/pip.conf": f"[global]\nno-cache-dir = true\n[install]\nindex-url =\n  {address}\nconstraint = /c.txt"
+    }
+    dockerfile = "FROM python:3.12-slim\nCOPY docker/pip.conf /etc/\nCOPY c.txt /c.txt\nRUN pip install torch\n"
+    for texts in (
+        Texts(dockerfile, {**files, "c.txt": "torch<2.12"}),
+        Texts(dockerfile.replace("docker/pip.conf /etc/", "docker/pip.conf /root/.config/pip/pip.conf"),
+              {**files, "c.txt": "torch<2.12"}),
+    ):  # fmt: skip
+        trace = walk(texts, NODE, index)
+        assert trace.final.environments[SYSTEM].packages["torch"].version == "2.11.0"

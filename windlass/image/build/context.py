@@ -104,7 +104,7 @@ def _one_part(part: str) -> str:
 EDITABLE_BYTES = 200_000
 # Whatever a Dockerfile may name to say what is installed.
 EDITABLE = (".txt", ".in", ".toml", ".cfg", ".lock", ".yml", ".yaml", ".sh", ".pip", ".req", ".reqs", ".constraints",
-            "setup.py", ".python-version")  # fmt: skip
+            "setup.py", ".python-version", "pip.conf")  # fmt: skip
 DOCKERIGNORE = ".dockerignore"
 BLOCK = 1 << 20
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the same files make the same archive

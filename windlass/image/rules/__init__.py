@@ -7,6 +7,7 @@ from windlass.image.rules.finding import Case, Finding, Repair, Rule
 
 RULES: tuple[Rule, ...] = (
     system.platform,
+    system.empty_argument,
     packages.unresolvable,
     torch.cpu_only,
     torch.driver_too_old,

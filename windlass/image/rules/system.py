@@ -12,7 +12,8 @@ from packaging.version import Version
 from windlass.image.facts.bases import CODENAMES, no_such_image
 from windlass.image.facts.table import at_or_below, driver_cuda, facts, gpu_in_table
 from windlass.image.read.installs import PYTHON
-from windlass.image.rules.finding import Case, Finding
+from windlass.image.read.texts import insert_after
+from windlass.image.rules.finding import Case, Finding, Repair
 from windlass.image.rules.repairs import apt_install, environment_line, replace_in_instruction
 from windlass.image.state.archive import lacking
 from windlass.image.state.install import SYSTEM, lacks_python, version_in
@@ -45,6 +46,19 @@ def missing_program(case: Case) -> Iterator[Finding]:
         yield case.error(
             "missing-program", f"{one.program} is called here, and nothing installs it before", one.where, *repairs
         )
+
+
+def empty_argument(case: Case) -> Iterator[Finding]:
+    """An ARG before FROM has a value for FROM alone."""
+    for name, where in case.trace.empty.items():
+        declare = Repair(
+            f"declare {name} in the stage",
+            lambda texts, name=name, where=where: texts.with_dockerfile(
+                insert_after(texts.dockerfile or "", where.first - 1, f"ARG {name}")
+            ),
+        )
+        yield case.error("empty-argument", f"{name} is empty here: its ARG stands before FROM, and this stage does not "
+                         "declare it again", where, declare)  # fmt: skip
 
 
 def system_library(case: Case) -> Iterator[Finding]:

@@ -52,6 +52,7 @@ class Installer:
         self.active: str | None = None  # an environment that a command activated for the rest of its RUN
         self.piped = ""  # the command whose output the next one reads
         self.inline: dict[str, tuple[str, int]] = {}  # files that a heredoc writes
+        self.before_from: set[str] = set()  # names of the ARGs that stand before the first FROM
 
     # pip and uv
 
@@ -117,6 +118,8 @@ class Installer:
 
     def _wanted(self, word: Word, install: PipInstall, where: Where, *, editable: bool = False) -> list[Wanted]:
         place = Place(install.command.file, word.line)
+        if any(f"${name}" in word or f"${{{name}}}" in word for name in self.trace.empty):
+            return []  # it has no value, which is a finding of its own
         if "$" in word:
             self.trace.unknown.append(f"{where}: {word}: its value is not known before the build")
             return []

@@ -187,6 +187,7 @@ class Trace:
     states: list[State]  # of each stage at its end
     steps: list[Step] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
+    empty: dict[str, Where] = field(default_factory=dict)  # ARGs that end at FROM, and where a stage reads them
     copied: list[tuple[Environment, State, Where]] = field(default_factory=list)  # environments of other stages
     assumed: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import posixpath
 import re
@@ -105,9 +106,10 @@ class _Walker(Installer):
         if skip:
             return
         given: dict[str, str] = dict(PREDEFINED)
-        for one in self.dockerfile.instructions:
-            if one.stage == -1 and one.keyword == "ARG":
-                given.update(assignments(one.text, given))
+        for argument in self.dockerfile.instructions:
+            if argument.stage == -1 and argument.keyword == "ARG":
+                given.update(assignments(argument.text, given))
+        self.before_from = given.keys() - PREDEFINED.keys()
         given |= self.arguments
         for instruction in stage.instructions:
             self.instruction = instruction
@@ -186,6 +188,7 @@ class _Walker(Installer):
             state.started[one.keyword] = tuple(run_commands(one, self.texts.name, state.variables))
         elif one.keyword == "RUN":
             self.cwd, self.active = state.workdir, None
+            self._note_empty_arguments(one)
             for command in run_commands(one, self.texts.name, state.variables):
                 if command.after != "||":
                     self._command(command)
@@ -193,6 +196,16 @@ class _Walker(Installer):
             self.trace.unknown.append(f"{self._where(one.first)}: ONBUILD runs in images that are built on this one")
         elif one.keyword not in INSTALL_NOTHING:
             self.trace.unknown.append(f"{self._where(one.first)}: {one.keyword[:20]} is no instruction of a Dockerfile")
+
+    def _note_empty_arguments(self, run: Instruction) -> None:
+        """The ARGs before FROM that a RUN reads though its stage has not declared them again."""
+        written = set(re.findall(r"\b(\w+)=", run.text)) | set(re.findall(r"\b(?:for|read) (\w+)", run.text))
+        empty = self.before_from - self.state.variables.keys() - written
+        lines = (self.texts.dockerfile or "").splitlines()
+        for line in range(run.first, run.last + 1):
+            for braced, plain in re.findall(r"\$(?:\{(\w+)\}|(\w+))", lines[line - 1]):
+                if (name := braced or plain) in empty:
+                    self.trace.empty.setdefault(name, self._where(line))
 
     def _copy(self, one: Instruction) -> None:
         state = self.state
@@ -202,6 +215,8 @@ class _Walker(Installer):
             words = one.words.split()
         words = [substitute(word, state.variables) for word in words if not word.startswith("<<")]
         if one.heredocs and words:
+            if posixpath.basename(words[-1]) == "pip.conf":
+                self._configure_pip(one.heredocs[0].text)
             self.inline[posixpath.join(state.workdir, words[-1])] = (one.heredocs[0].text, one.heredocs[0].first)
             return
         if len(words) < 2:
@@ -215,11 +230,12 @@ class _Walker(Installer):
                 into = target.endswith("/") or len(sources) > 1 or destination in (".", "./")
                 folder = any(name.startswith(f"{plain}/") for name in self.texts.files)
                 is_file = plain in self.texts.files or (not folder and "." in posixpath.basename(plain).strip("."))
-                state.folders[
-                    posixpath.normpath(
-                        posixpath.join(target, posixpath.basename(plain)) if is_file and into else target
-                    )
-                ] = plain
+                path = posixpath.normpath(
+                    posixpath.join(target, posixpath.basename(plain)) if is_file and into else target
+                )
+                state.folders[path] = plain
+                if posixpath.basename(path) == "pip.conf":
+                    self._configure_pip(self.texts.files.get(plain))
             return
         stage = self.dockerfile.stage(source_stage)
         if stage is None:
@@ -372,6 +388,18 @@ class _Walker(Installer):
             self.state.variables[name] = words[4]
         elif words[1:3] == ["python", "install"] and len(words) > 3 and (found := version_in(words[3])):
             self.state.variables.setdefault("UV_PYTHON", found)
+
+    def _configure_pip(self, text: str | None) -> None:
+        """A pip.conf says the same as pip's variables, which go before it."""
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read_string(text or "")
+        except configparser.Error as error:
+            self.trace.unknown.append(f"{self._where(self.instruction.first)}: pip.conf: {str(error).splitlines()[0]}")
+            return
+        for section in ("install", "global"):
+            for name, value in parser.items(section) if parser.has_section(section) else ():
+                self.state.variables.setdefault("PIP_" + name.upper().replace("-", "_"), " ".join(value.split()))
 
     def _clone(self, words: list[str]) -> None:
         rest = [word for word in words[words.index("clone") + 1 :] if not word.startswith("-")]
