@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from packaging.version import Version
@@ -12,7 +13,7 @@ from packaging.version import Version
 from windlass.image.facts.bases import CODENAMES, no_such_image
 from windlass.image.facts.table import at_or_below, driver_cuda, facts, gpu_in_table
 from windlass.image.read.installs import PYTHON
-from windlass.image.read.texts import insert_after
+from windlass.image.read.texts import Texts, insert_after
 from windlass.image.rules.finding import Case, Finding, Repair
 from windlass.image.rules.repairs import apt_install, environment_line, replace_in_instruction
 from windlass.image.state.archive import lacking
@@ -51,14 +52,13 @@ def missing_program(case: Case) -> Iterator[Finding]:
 def empty_argument(case: Case) -> Iterator[Finding]:
     """An ARG before FROM has a value for FROM alone."""
     for name, where in case.trace.empty.items():
-        declare = Repair(
-            f"declare {name} in the stage",
-            lambda texts, name=name, where=where: texts.with_dockerfile(
-                insert_after(texts.dockerfile or "", where.first - 1, f"ARG {name}")
-            ),
-        )
+        declare = partial(_declared, name=name, line=where.first)
         yield case.error("empty-argument", f"{name} is empty here: its ARG stands before FROM, and this stage does not "
-                         "declare it again", where, declare)  # fmt: skip
+                         "declare it again", where, Repair(f"declare {name} in the stage", declare))  # fmt: skip
+
+
+def _declared(texts: Texts, *, name: str, line: int) -> Texts:
+    return texts.with_dockerfile(insert_after(texts.dockerfile or "", line - 1, f"ARG {name}"))
 
 
 def system_library(case: Case) -> Iterator[Finding]:
