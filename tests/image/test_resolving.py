@@ -142,6 +142,17 @@ def test_an_argument_before_from_is_empty_in_the_stage(index, declared, expected
     assert healed.after.errors == ()
 
 
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [("python:${X}-slim", "PYTHON_VERSION"), ("nvidia/cuda:${X}-devel-ubuntu22.04", "CUDA_VERSION"),
+     ("example.com/team/base:${X}", "TOOL_VERSION")],
+)  # fmt: skip
+def test_an_argument_that_the_base_image_sets_itself_is_not_empty(index, base, name):
+    value = "12.4.1" if "cuda" in base else "3.12"
+    text = f"ARG {name}={value}\nFROM {base.replace('X', name)}\nRUN pip install numpy && echo ${{{name}}}\n"
+    assert "empty-argument" not in [finding.id for finding in judge(Texts(text), NODE, index).errors]
+
+
 def test_a_pip_conf_names_the_index(address, index):
     files = {
         "docker/pip.conf": f"[global]\nno-cache-dir = true\n[install]\nindex-url =\n  {address}\nconstraint = /c.txt"

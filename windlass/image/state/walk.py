@@ -58,6 +58,14 @@ OTHER_ARCHIVES = re.compile(  # commands after which apt has more than the archi
 CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
 
 
+# What base images of a family set themselves: the ENV lines of docker-library/python and of NVIDIA's cuda images.
+BASE_VARIABLES = {
+    "system": re.compile(r"PATH$"),
+    "python": re.compile(r"(PATH|LANG|GPG_KEY|PYTHON_\w+)$"),
+    "cuda": re.compile(r"(PATH|LD_LIBRARY_PATH|LIBRARY_PATH|CUDA_VERSION|NCCL_VERSION|NVARCH|NV_\w+|NVIDIA_\w+)$"),
+}
+
+
 def walk(
     texts: Texts, node: Node, index: Index, *, arguments: Mapping[str, str] | None = None, target: str | None = None
 ) -> Trace:
@@ -200,7 +208,11 @@ class _Walker(Installer):
     def _note_empty_arguments(self, run: Instruction) -> None:
         """The ARGs before FROM that a RUN reads though its stage has not declared them again."""
         written = set(re.findall(r"\b(\w+)=", run.text)) | set(re.findall(r"\b(?:for|read) (\w+)", run.text))
-        empty = self.before_from - self.state.variables.keys() - written
+        family = self.state.base.family
+        if family not in BASE_VARIABLES:
+            return  # the base image may set them, as NVIDIA's and torch's do
+        own = {name for name in self.before_from if BASE_VARIABLES[family].match(name)}
+        empty = self.before_from - self.state.variables.keys() - written - own
         lines = (self.texts.dockerfile or "").splitlines()
         for line in range(run.first, run.last + 1):
             for braced, plain in re.findall(r"\$(?:\{(\w+)\}|(\w+))", lines[line - 1]):
