@@ -148,6 +148,11 @@ def test_pushed_with_its_card_and_again_without_a_second_export(trained, windlas
         assert (request["exists"], request["private"], request["url"]) == (False, True, f"{served.url}/ann/little")
         assert not hub.repositories
         assert not (tmp_path / "out").exists()
+        (tmp_path / "taken").mkdir()
+        for more in (("--dry-run",), ()):  # a dry run refuses what the command refuses
+            occupied = windlass(*words, "--to", tmp_path / "taken", *more)
+            assert (occupied.code, f"{tmp_path / 'taken'} exists" in occupied.err) == (2, True)
+        assert not hub.repositories
 
         hub.fault = lambda _, method, path: 403 if "/commit/" in path else None
         refused = windlass(*words, "--private", "--json")

@@ -256,7 +256,7 @@ def export(
         earlier = exported_to(folder, target)
         if earlier and (earlier.step, earlier.kind, earlier.dtype) == (manifest.step, kind, dtype) and not force:
             done = earlier
-        elif target.exists() and not force and not dry_run:
+        elif target.exists() and not force:
             raise occupied
         if dry_run:
             size = manifest.model["num_parameters"] * BYTES[dtype] if kind == "model" else None
