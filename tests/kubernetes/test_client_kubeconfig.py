@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -291,41 +290,6 @@ def test_an_old_token_serves_on_while_the_plugin_fails(server, connect, tmp_path
 
 
 # -- certificates
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    """An authority, a server's certificate for 127.0.0.1, and two of users."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*words):
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=authority", "-days", "2")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    for name in ("server", "first", "second"):
-        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        signing = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *signing)
-    return folder
-
-
-@pytest.fixture
-def tls_server(server, certificates):
-    """A server that asks for certificates and says whose it got."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
-    context.load_verify_locations(certificates / "ca.crt")
-    context.verify_mode = ssl.CERT_OPTIONAL
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-
-    def whoami(one):
-        subject = (one.connection.getpeercert() or {}).get("subject") or ()
-        one.json({"user": next((value for part in subject for key, value in part if key == "commonName"), None)})
-
-    server.on("/whoami", whoami)
-    return server
 
 
 def as_data(path):

@@ -12,6 +12,7 @@ import sys
 import termios
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import example, given, settings
@@ -57,6 +58,7 @@ class Shell:
                     if event.data[:1] == b"\x00":  # a key was pressed: the command ends
                         wire.sendall(speech.send(BytesMessage(SUCCESS)))
                 elif isinstance(event, CloseConnection):
+                    wire.sendall(speech.send(event.response()))
                     return
 
     @property
@@ -147,6 +149,29 @@ def test_what_no_pod_says_is_an_error_in_words(server, api, messages, words):
     else:
         with pytest.raises(UserError, match=words):
             output_of_true(api)
+
+
+def test_commands_at_the_same_time_keep_their_connections(tls_server, certificates, connect):
+    """A reader that outlived its connection would read from the next one, which gets the same file descriptor."""
+    url = f"https://127.0.0.1:{tls_server.server_port}"
+    api = connect({"token": "t"}, url, **{"certificate-authority": str(certificates / "ca.crt")})
+    tls_server.on(PATH, Shell(b"\x01out", SUCCESS))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: output_of_true(api), range(200)))
+    assert answers == [(0, b"out", b"")] * 200
+
+
+def test_a_connection_that_breaks_ends_the_command_in_words(server, api):
+    class Lost(Shell):
+        def __call__(self, one):
+            threading.Timer(0.2, one.connection.shutdown, (2,)).start()
+            super().__call__(one)
+
+    server.on(PATH, Lost(b"\x01out"))
+    begin = time.monotonic()
+    with pytest.raises(UserError, match="the connection to run-0 broke while the command ran"):
+        output_of_true(api)
+    assert time.monotonic() - begin < 30  # it was asked to wait up to 60 s for the next word
 
 
 ANYTHING = st.recursive(

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from windlass.common.retrying import retried
 from windlass.errors import UserError
-from windlass.targets.kubernetes.api.errors import UnreachableError
 from windlass.targets.kubernetes.pod_scripts import PodScripts, of_each
 
 SECONDS = 1.0
@@ -34,9 +32,7 @@ class Finding:
 def names_and_port(scripts: Sequence[PodScripts], host: str, port: int) -> list[Finding]:
     """Every pod looks up the coordinator, and connects to it."""
     findings = []
-    for scripts_of_pod, answer in of_each(
-        scripts, lambda pod: retried(lambda: _meet(pod, host, port), pause_after=_once_more)
-    ):
+    for scripts_of_pod, answer in of_each(scripts, lambda pod: _meet(pod, host, port)):
         if isinstance(answer, UserError):
             findings.append(Finding("name", scripts_of_pod.pod, host, False, _in_a_line(answer)))
             continue
@@ -55,11 +51,6 @@ def _meet(pod: PodScripts, host: str, port: int) -> tuple[dict[str, Any], dict[s
     if not resolved.get("addresses"):
         return resolved, {"error": "there is no address to connect to"}
     return resolved, pod.ask("reach", resolved["addresses"][0], str(port))
-
-
-def _once_more(error: Exception, failures: int) -> float | None:
-    """The way to the API broke: that says nothing of the pods, and to ask them again does no harm."""
-    return 1.0 if isinstance(error, UnreachableError) and failures == 1 else None
 
 
 def _in_a_line(error: UserError) -> str:

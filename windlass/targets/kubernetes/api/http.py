@@ -36,6 +36,7 @@ CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
 WATCH_SECONDS = 240  # the server ends a watch after this long; it goes on from where it was
 WATCH_SILENCE_SECONDS = 90.0  # bookmarks come every minute; a watch without them is opened anew
+END_SECONDS = 5.0  # until a websocket that was shut has told its reader
 SILENCE_SECONDS = WATCH_SECONDS + 60.0  # of a log: its pod may have nothing to say
 ATTEMPTS = 4
 FIRST_WAIT = 0.25
@@ -249,7 +250,10 @@ class Api:
                 headers={"Accept": ANYTHING},
                 extensions=self._extensions,
             ) as session:
-                yield session
+                try:
+                    yield session
+                finally:
+                    _end_reading(session)
         except WebSocketUpgradeError as error:
             raise self._why_no_upgrade(path, params, error.response) from None
         except httpx2.TransportError as error:
@@ -398,7 +402,7 @@ class Halt:
         with self._lock:
             streams = list(self._open)
         for response in streams:
-            _shut(response)
+            _shut(response.extensions.get("network_stream"))
 
     @contextlib.contextmanager
     def guarding(self, response: httpx2.Response) -> Iterator[None]:
@@ -407,16 +411,30 @@ class Halt:
             late = self._event.is_set()
         try:
             if late:
-                _shut(response)
+                _shut(response.extensions.get("network_stream"))
             yield
         finally:
             with self._lock:
                 self._open.discard(response)
 
 
-def _shut(response: httpx2.Response) -> None:
-    """End the connection below a response: only that wakes a thread which waits for its next byte."""
-    network = response.extensions.get("network_stream")
+def _end_reading(session: Any) -> None:
+    """Let the reader of a websocket end before its connection is closed.
+
+    httpx2 closes the file descriptor while a thread of its own still reads from it; the next connection gets the same
+    number, and the old reader takes bytes out of it (seen as "wrong version number" or "bad record mac").
+    """
+    from httpx2.websockets import HTTPXWSException
+    from wsproto.connection import ConnectionState
+
+    _shut(session.stream)
+    with contextlib.suppress(HTTPXWSException, TimeoutError):
+        while session.connection.state is ConnectionState.OPEN:
+            session.receive(timeout=END_SECONDS)  # what still comes, then the end of the stream
+
+
+def _shut(network: Any) -> None:
+    """End a connection: only that wakes a thread which waits for its next byte."""
     wire = network.get_extra_info("socket") if network is not None else None
     if wire is not None:
         with contextlib.suppress(OSError):
