@@ -78,17 +78,17 @@ STEPS = (
         ("⟦Emma Woodhouse",),
         lines=24,
     ),
-    Step("Train for 20 steps:", "windlass run chat.yaml train.steps=20", ("finished",), lines=24),
+    Step("Train for 10 steps:", "windlass run chat.yaml train.steps=10", ("finished",), lines=24),
     Step(
         "## Go on, with another learning rate\n\nThe same command with more steps goes on from the last checkpoint. "
         "Learning rate, schedule, clip and batch may change on the way; what changes is shown and recorded.",
-        "windlass run chat.yaml train.steps=30 train.learning_rate=1e-5",
+        "windlass run chat.yaml train.steps=15 train.learning_rate=1e-5",
         ("train.learning_rate is 1e-05 from here on; it was 2e-05", "finished"),
         lines=30,
     ),
     Step(
         "## Branch, and compare\n\n`--from RUN@STEP` begins a new run with the weights and the optimizer of another.",
-        "windlass run chat.yaml name=bolder --from chat@20 train.steps=30 train.learning_rate=1e-4",
+        "windlass run chat.yaml name=bolder --from chat@10 train.steps=15 train.learning_rate=1e-4",
         ("finished",),
         lines=24,
     ),

@@ -16,7 +16,8 @@ from tests.cluster.box.hyperpod import GROUP as HYPERPOD
 from tests.cluster.box.layout import DEVELOPER_KUBECONFIG
 from tests.cluster.box.overlay import REPOSITORY, RUNS
 
-pytestmark = pytest.mark.cluster
+# of the box alone: what it gets wrong shows in every test that trains on it
+pytestmark = [pytest.mark.cluster, pytest.mark.campaign, pytest.mark.campaign_only]
 
 
 def metadata(name, namespace):
@@ -268,8 +269,6 @@ def test_pretended_devices_are_scheduled_for_real(cluster, namespace):
         cluster.set_capacity(node, **dict.fromkeys(wanted))
 
 
-@pytest.mark.campaign
-@pytest.mark.campaign_only
 def test_a_thousand_nodes_can_be_pretended(cluster, namespace):
     template = pod(cluster, ["true"], nodeSelector={"windlass.test/fake": "true"})
     with cluster.fake_nodes(1000, {"nvidia.com/gpu": "8"}) as names:
@@ -318,8 +317,6 @@ def another_session_ends_by(number, *, when):
     host.wait(lambda: keeper.running() is None, "the keeper has cleaned up", 180)
 
 
-@pytest.mark.campaign
-@pytest.mark.campaign_only
 def test_nothing_is_left_behind_whatever_ends_a_session(box_session):
     if not box_session.owns:
         pytest.skip("the box that is up stays: it was started by `python -m tests.cluster.box up`")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.campaign import campaign
 from tests.cluster.bench import EVERY, STEPS, Bench, events, local_losses, losses
 from tests.cluster.box.overlay import python
 from tests.kubernetes.golden import KINDS, rendered
@@ -44,7 +45,8 @@ def code(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "job"])
+# test_survival.py compares the losses of the other kinds too
+@pytest.mark.parametrize("kind", campaign(["trainjob", "pytorchjob", "job"], always=1))
 def test_three_pods_train_what_this_machine_trains(bench, local, code, kind):
     name = f"small-{kind}"
     options = (f"target.kubernetes.job={kind}", f"target.kubernetes.code={code}")
