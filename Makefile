@@ -46,11 +46,12 @@ test-fast: setup  ## what starts no training, under two minutes
 	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 $(BY_MODULE)
 
 test-campaigns: setup  ## all cases of the long campaigns: faults, kills and spreads that make test tries a part of
-	$(PYTEST) -m "campaign and not cluster" -n 3 $(BY_MODULE) $(AGAIN)
+	$(PYTEST) -m "campaign and not cluster and not slurm" -n 3 $(BY_MODULE) $(AGAIN)
+	$(PYTEST) -m "campaign and slurm" tests/slurm $(AGAIN)
 	$(PYTEST) -m "campaign and cluster" tests/cluster $(AGAIN)
 
 test-slurm: setup  ## train on a real Slurm: four nodes on this machine (root, and the packages that .ci/run names)
-	$(PYTEST) -m slurm tests/slurm --durations=5 $(AGAIN)
+	$(PYTEST) -m "slurm and not campaign_only" tests/slurm --durations=5 $(AGAIN)
 
 test-image: setup  ## build, test and push real images (root, and the packages that .ci/run names)
 	$(PYTEST) -m image tests/image --durations=10 -rP $(AGAIN)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.campaign import campaign
 from tests.slurm.conftest import EVERY, HELD_STEP, STEPS, Bench, events, hold, job_of, losses, wait
 from windlass.targets.slurm import queue
 from windlass.targets.slurm.commands import Commands
@@ -100,41 +101,44 @@ def test_preemption(bench, cluster, undisturbed):
     assert_went_on(bench, folder, undisturbed, 2)
 
 
-def test_nodes_are_lost_one_after_another(bench, cluster, undisturbed):
-    """Set down; its slurmd killed; and the first node gone with everything on it, rendezvous and batch script too."""
-    moments = (4, 7, 10)
-    holds = ";".join(f"sleep:rank=0,step={step},seconds=4" for step in moments)
-    folder = bench.submit("unlucky", "--nodes", 3, "--inject", holds)
+def set_down(cluster, head, others):
+    cluster.ask("scontrol", "update", f"nodename={others[0]}", "state=down", "reason=test")
+    return others[0]
 
-    def at(moment):
+
+def kill_slurmd(cluster, head, others):
+    cluster.kill(others[0], signal.SIGKILL)
+    stall(cluster, others[0])  # without its slurmd a node trains on; so that it is missed in the middle of training
+    return others[0]
+
+
+def lose_head(cluster, head, others):
+    """The first node is gone with everything on it: rendezvous and batch script too."""
+    cluster.lose_node(head)
+    return head
+
+
+@pytest.mark.parametrize("disasters", campaign([((lose_head,),), ((set_down, kill_slurmd, lose_head),)], always=1))
+def test_nodes_are_lost_one_after_another(bench, cluster, undisturbed, disasters):
+    moments = (4, 7, 10)[-len(disasters) :]
+    holds = ";".join(f"sleep:rank=0,step={moment},seconds=4" for moment in moments)
+    folder = bench.submit("unlucky", "--nodes", 3, "--inject", holds)
+    for attempt, (moment, disaster) in enumerate(zip(moments, disasters, strict=True), start=2):
         bench.wait_for_step(folder, moment - 1)
         launch = events(folder, "launched")[-1]
-        others = cluster.ask("scontrol", "show", "hostnames", launch["nodes"]).split()
-        return launch["head"], [node for node in others if node != launch["head"]]
-
-    _, (lost, _) = at(moments[0])
-    cluster.ask("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
-    wait(lambda: len(events(folder, "launched")) == 2, "back after a node was set down", folder, 60)
-    cluster.revive(lost)
-
-    _, (lost, _) = at(moments[1])
-    cluster.kill(lost, signal.SIGKILL)
-    stall(cluster, lost)  # without its slurmd a node trains on; so that it is missed in the middle of training
-    wait(lambda: len(events(folder, "launched")) == 3, "back after a slurmd was killed", folder, 60)
-    cluster.start_slurmd(lost)
-    cluster.revive(lost)
-
-    head, _ = at(moments[2])
-    cluster.lose_node(head)
-    try:
-        assert_went_on(bench, folder, undisturbed, 3)
-    finally:
-        cluster.start_slurmd(head)
-        cluster.revive(head)
+        nodes = cluster.ask("scontrol", "show", "hostnames", launch["nodes"]).split()
+        lost = disaster(cluster, launch["head"], [node for node in nodes if node != launch["head"]])
+        try:
+            wait(lambda: len(events(folder, "launched")) == attempt, f"back after {disaster.__name__}", folder, 90)  # noqa: B023
+        finally:
+            if disaster is not set_down:
+                cluster.start_slurmd(lost)
+            cluster.revive(lost)
+    assert_went_on(bench, folder, undisturbed, 3)
     launches = events(folder, "launched")
-    assert [one["attempt"] for one in launches] == [1, 2, 3, 4]
-    assert launches[3]["head"] != head
-    assert {one["job"] for one in launches} == {job_of(folder)}
+    assert [launched["attempt"] for launched in launches] == list(range(1, len(disasters) + 2))
+    assert launches[-1]["head"] != lost
+    assert {launched["job"] for launched in launches} == {job_of(folder)}
 
 
 def test_a_killed_rank_is_restarted_on_the_same_nodes(bench, cluster, undisturbed):
