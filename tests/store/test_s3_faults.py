@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaign import campaign
 from tests.store.s3_server import Fault, FaultyS3
 from tests.store.test_store import QUICK, MiB, file_of
 from windlass.common.retrying import retried, within
@@ -99,7 +100,7 @@ def test_a_file_that_is_written_while_it_is_made(s3: FaultyS3) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", campaign(range(12), always=4))
 def test_any_mixture(seed: int, s3: FaultyS3, tmp_path: Path) -> None:
     draw = random.Random(seed)
     path = file_of(tmp_path, draw.randrange(14 * MiB))
