@@ -73,7 +73,8 @@ COMPILED = [(4, True, True), (8, False, True), (4, False, True), (8, True, True)
 
 
 @pytest.mark.parametrize(
-    ("rank", "four_bits", "compiled"), [*((*kind, False) for kind in KINDS), *campaign(COMPILED, always=2)]
+    ("rank", "four_bits", "compiled"),
+    [*((*kind, False) for kind in KINDS), *campaign(COMPILED, always=2, marks=[pytest.mark.slow])],
 )
 def test_losses_and_gradients_are_those_of_plain_blocks(four_bits: bool, rank: int, compiled: bool) -> None:
     plain, lean = (adapted(rank=rank, four_bits=four_bits) for _ in range(2))
