@@ -95,6 +95,8 @@ def test_packed_loss_is_that_of_every_example_by_itself(chats: Path, model: Path
     assert "% full" in result.output
 
 
+@pytest.mark.campaign
+@pytest.mark.campaign_only  # test_instructions_train learns in fewer steps, test_lora.py in adapters alone
 def test_lora_learns_to_answer(chats: Path, model: Path, corpus: Path, tmp_path: Path) -> None:
     """A real small task: a model that knows the words learns which one answers which, in its adapters alone."""
     knowing = tiny_run(corpus, model={"path": str(model), "init": "pretrained"}, checkpoint={"export": True})

@@ -200,7 +200,7 @@ def held(model: Any) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("lean", campaign([True, False], always=1))
 def test_four_bits_hold_less_and_keep_no_more(lean: bool) -> None:
     """Issue of the past: both passes brought the same matrix back, and the compiler kept it from one to the other."""
     with torch.autocast("cpu", torch.bfloat16):

@@ -57,12 +57,10 @@ def test_the_loss_falls_and_only_adapters_train(model: Path, corpus: Path, tmp_p
     assert "of them trained (" in result.output
 
 
-def test_the_first_step_is_the_models_own(
-    model: Path, corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]
-) -> None:
+def test_the_first_step_is_the_models_own(model: Path, corpus: Path, tmp_path: Path) -> None:
     """B is zero at first: the loss of step 1 is that of the model alone."""
     whole = train(tmp_path / "whole", {**lora_run(corpus, model), "model": {"path": str(model), "init": "pretrained"}})
-    beside = undisturbed(lora_run(corpus, model), 1)
+    beside = train(tmp_path / "beside", lora_run(corpus, model))
     assert beside.losses[1] == whole.losses[1]
     assert beside.losses[2] != whole.losses[2]
 
@@ -70,8 +68,8 @@ def test_the_first_step_is_the_models_own(
 SPREADS = [(2, {"sharding": "full"}), (2, {"sharding": "ddp"}), (4, {"sharding": "hybrid", "shard_group": 2})]
 SPREADS += [(2, {"activation_checkpointing": "full"}), (2, {"cpu_offload": True}), (3, {"sharding": "full"})]
 # Each spread with one kind of model; then with every kind.
-CHOSEN = [("tied", *SPREADS[0]), ("untied", *SPREADS[1]), ("moe", *SPREADS[2])]
-CHOSEN += [("untied", *SPREADS[3]), ("untied", *SPREADS[4]), ("moe", *SPREADS[5])]
+KINDS = ("tied", "untied", "moe", "untied", "untied", "untied")
+CHOSEN = [(kind, *spread) for kind, spread in zip(KINDS, SPREADS, strict=True)]
 EVERY = [(kind, *spread) for kind in ("untied", "tied", "moe") for spread in SPREADS]
 KINDS_AND_SPREADS = [*CHOSEN, *(one for one in EVERY if one not in CHOSEN)]
 
@@ -99,17 +97,15 @@ def test_any_spread_equals_one_process(
 
 
 @pytest.mark.parametrize("fused", campaign([True, False], always=1))
-def test_the_fused_head_computes_the_same(
-    fused: bool, model: Path, corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]
-) -> None:
-    one = undisturbed(lora_run(corpus, model), 1)
+def test_the_fused_head_computes_the_same(fused: bool, model: Path, corpus: Path, tmp_path: Path) -> None:
+    one = train(tmp_path / "one", lora_run(corpus, model))
     run = lora_run(corpus, model, train__fused_head=fused, parallel={"sharding": "full"})
     other = train(tmp_path / "other", run, ranks=2)
     assert list(other.losses.values()) == pytest.approx(list(one.losses.values()), rel=1e-5)
 
 
-def test_bf16_is_near_fp32(model: Path, corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]) -> None:
-    exact = undisturbed(lora_run(corpus, model), 1)
+def test_bf16_is_near_fp32(model: Path, corpus: Path, tmp_path: Path) -> None:
+    exact = train(tmp_path / "fp32", lora_run(corpus, model))
     for ranks, sharding in ((1, "none"), (2, "full"), (2, "ddp")):
         run = lora_run(corpus, model, train__precision="bf16", parallel={"sharding": sharding})
         result = train(tmp_path / f"{sharding}-{ranks}", run, ranks=ranks)
@@ -120,11 +116,12 @@ def test_bf16_is_near_fp32(model: Path, corpus: Path, tmp_path: Path, undisturbe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", campaign([1, 2], always=1))
-def test_compiled_blocks_compute_the_same(ranks: int, model: Path, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.campaign
+@pytest.mark.campaign_only  # test_equality.py compiles blocks of whole models, test_lean_lora.py blocks with adapters
+def test_compiled_blocks_compute_the_same(model: Path, corpus: Path, tmp_path: Path) -> None:
     one = train(tmp_path / "one", lora_run(corpus, model, train__steps=3))
     run = lora_run(corpus, model, train__steps=3, train__compile=True)
-    compiled = train(tmp_path / "compiled", run, ranks=ranks, timeout=600)
+    compiled = train(tmp_path / "compiled", run, ranks=2, timeout=600)
     assert set(compiled.codes) == {0}, compiled.output
     assert list(compiled.losses.values()) == pytest.approx(list(one.losses.values()), rel=1e-5)
 
@@ -146,13 +143,13 @@ def test_a_kill_changes_nothing(lora: dict[str, Any], sharding: str, model: Path
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_dropout_is_used_and_drawn_from_the_seed(
-    model: Path, corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]
-) -> None:
-    run = lora_run(corpus, model, {"dropout": 0.5})
-    dropped, again = (train(tmp_path / where, run).losses for where in ("dropped", "again"))
-    assert dropped == again
-    assert dropped[3] != undisturbed(lora_run(corpus, model), 1).losses[3]
+def test_dropout_is_used_and_drawn_from_the_seed(model: Path, corpus: Path, tmp_path: Path) -> None:
+    def losses(where: str, **lora: Any) -> dict[int, float]:
+        return train(tmp_path / where, lora_run(corpus, model, lora)).losses
+
+    dropped = losses("dropped", dropout=0.5)
+    assert dropped == losses("again", dropout=0.5)
+    assert dropped[3] != losses("without")[3]
 
 
 def test_resumes_on_another_number_of_ranks(model: Path, corpus: Path, tmp_path: Path) -> None:
