@@ -32,8 +32,11 @@ def test_a_read_survives(kind: str, s3: FaultyS3, tmp_path: Path) -> None:
     assert fault.met >= 3
 
 
-@pytest.mark.parametrize("kind", PASSING)
-@pytest.mark.parametrize("size", [1000, 5 * MiB + 1000])
+IN_PARTS = [(kind, 5 * MiB + 1000) for kind in ("503", "dropped-after", "truncated")]
+IN_PARTS += [(kind, 5 * MiB + 1000) for kind in ("500", "SlowDown", "dropped", "latency")]
+
+
+@pytest.mark.parametrize(("kind", "size"), [*((kind, 1000) for kind in PASSING), *campaign(IN_PARTS, always=3)])
 def test_a_write_survives(kind: str, size: int, s3: FaultyS3, tmp_path: Path) -> None:
     path = file_of(tmp_path, size)
     fault = Fault(kind, times=4)
