@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 
-def campaign(cases: Sequence[Any], *, always: int) -> list[Any]:
+def campaign(cases: Sequence[Any], *, always: int, marks: Sequence[pytest.MarkDecorator] = ()) -> list[Any]:
     """Parameters for pytest; those after the first `always` are left out of `make test`."""
     rows = [case if isinstance(case, tuple) else (case,) for case in cases]
-    marks = [[pytest.mark.campaign, *([pytest.mark.campaign_only] * (index >= always))] for index in range(len(rows))]
-    return [pytest.param(*row, marks=mark) for row, mark in zip(rows, marks, strict=True)]
+    return [
+        pytest.param(*row, marks=[*marks, pytest.mark.campaign, *([pytest.mark.campaign_only] * (index >= always))])
+        for index, row in enumerate(rows)
+    ]

@@ -60,7 +60,9 @@ def files(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("seeds", campaign([[3], [4, 5, 6]], always=1))
 @pytest.mark.parametrize(
     ("name", "compress", "samples", "num_bytes"),
-    [("folder", False, None, None), ("folder", True, 120, None), ("lines.jsonl", False, None, 20_000)],
+    campaign(
+        [("folder", True, 120, None), ("lines.jsonl", False, None, 20_000), ("folder", False, None, None)], always=2
+    ),
 )
 def test_fetch(
     files: list[str],
@@ -88,7 +90,9 @@ def test_fetch(
 
 
 @pytest.mark.parametrize("seeds", campaign([[0], [1, 2, 3, 4]], always=1))
-@pytest.mark.parametrize("options", [{}, {"dedup": True, "validation": 0.2}, {"dedup": True, "limit": 100}])
+@pytest.mark.parametrize(
+    "options", campaign([{"dedup": True, "validation": 0.2}, {"dedup": True, "limit": 100}, {}], always=2)
+)
 def test_tokenize(files: list[str], tmp_path: Path, options: dict[str, Any], seeds: list[int]) -> None:
     (tmp_path / "whole").mkdir()
     steps = num_steps(tokenize_files, (files, str(tmp_path / "whole" / "out"), options), tmp_path / "whole")

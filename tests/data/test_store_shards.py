@@ -32,26 +32,36 @@ BLOCK = 1024
 SHARD_TOKENS = 5000  # several blocks each, and more than five shards
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.jsonl"
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
     path.write_bytes(json_lines(texts(400)))
     return path
 
 
-@pytest.fixture
-def local(text: Path, tmp_path: Path, tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def made(text: Path, tmp_path_factory: pytest.TempPathFactory, tiny: Tokenizer) -> Path:
     """Shards of many small blocks."""
+    folder = tmp_path_factory.mktemp("made") / "shards"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "BLOCK_BYTES", BLOCK)
+        tokenize([FileSource((text,), "text", "text")], folder, tiny, workers=1, shard_tokens=SHARD_TOKENS)
+    return folder
+
+
+@pytest.fixture
+def local(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(writing, "BLOCK_BYTES", BLOCK)
     monkeypatch.setattr(eviction, "AT_ONCE", 4)
-    tokenize([FileSource((text,), "text", "text")], tmp_path / "shards", tiny, workers=1, shard_tokens=SHARD_TOKENS)
-    return tmp_path / "shards"
+    return made
 
 
 @pytest.fixture
-def remote(s3: FaultyS3, text: Path, local: Path, tiny: Tokenizer) -> FaultyS3:
+def remote(s3: FaultyS3, local: Path) -> FaultyS3:
     """The same shards in the store."""
-    tokenize([FileSource((text,), "text", "text")], URL, tiny, workers=1, shard_tokens=SHARD_TOKENS)
+    client = s3.client()
+    for name, content in on_disk(local).items():
+        client.put_object(Bucket="bucket", Key=f"data/shards/{name}", Body=content)
     s3.requests.clear()
     return s3
 
@@ -82,8 +92,11 @@ def gets(s3: FaultyS3) -> list[str]:
     return [path for method, path in s3.requests if method == "GET" and path.endswith(".tokens")]
 
 
-def test_what_is_written_to_the_store_is_what_is_written_here(remote: FaultyS3, local: Path) -> None:
-    assert in_store(remote) == on_disk(local)
+def test_what_is_written_to_the_store_is_what_is_written_here(
+    s3: FaultyS3, text: Path, local: Path, tiny: Tokenizer
+) -> None:
+    tokenize([FileSource((text,), "text", "text")], URL, tiny, workers=1, shard_tokens=SHARD_TOKENS)
+    assert in_store(s3) == on_disk(local)
     assert not (cache_root() / "work").exists() or not list((cache_root() / "work").iterdir())
 
 

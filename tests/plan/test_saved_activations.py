@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.campaign import campaign
 from tests.plan.runs import SMALL_LLAMA, a_run, estimates
 from windlass.plan.memory import saved_per_layer
 
@@ -52,12 +53,15 @@ def kept_bytes(layers, *, dtype, autocast, compiled, recompute):
     return sum(size for size, _ in kept.values())
 
 
-KINDS = ("bf16 weights", "autocast", "fp32")
-CASES = [(kind, recompute) for kind in KINDS for recompute in ("none", "selective", "attention", "full")]
-
-
+# Every kind of weights and of recomputation; then every pair of them.
+CASES = [("bf16 weights", recompute) for recompute in ("none", "selective", "attention", "full")]
 # not compiled, a checkpoint keeps its tensors out of the hooks' sight: only without one can they be counted
-@pytest.mark.parametrize(("kind", "recompute"), [*CASES, ("bf16 weights, not compiled", "none")])
+CASES += [("bf16 weights, not compiled", "none"), ("autocast", "selective"), ("fp32", "none")]
+OTHERS = [("autocast", recompute) for recompute in ("none", "attention", "full")]
+OTHERS += [("fp32", recompute) for recompute in ("selective", "attention", "full")]
+
+
+@pytest.mark.parametrize(("kind", "recompute"), campaign([*CASES, *OTHERS], always=len(CASES)))
 def test_a_block_keeps_what_the_formula_says(kind, recompute):
     compiled = "not compiled" not in kind
     torch._dynamo.reset()

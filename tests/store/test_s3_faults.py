@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaign import campaign
 from tests.store.s3_server import Fault, FaultyS3
 from tests.store.test_store import QUICK, MiB, file_of
 from windlass.common.retrying import retried, within
@@ -31,8 +32,11 @@ def test_a_read_survives(kind: str, s3: FaultyS3, tmp_path: Path) -> None:
     assert fault.met >= 3
 
 
-@pytest.mark.parametrize("kind", PASSING)
-@pytest.mark.parametrize("size", [1000, 5 * MiB + 1000])
+IN_PARTS = [(kind, 5 * MiB + 1000) for kind in ("503", "dropped-after", "truncated")]
+IN_PARTS += [(kind, 5 * MiB + 1000) for kind in ("500", "SlowDown", "dropped", "latency")]
+
+
+@pytest.mark.parametrize(("kind", "size"), [*((kind, 1000) for kind in PASSING), *campaign(IN_PARTS, always=3)])
 def test_a_write_survives(kind: str, size: int, s3: FaultyS3, tmp_path: Path) -> None:
     path = file_of(tmp_path, size)
     fault = Fault(kind, times=4)
@@ -99,7 +103,7 @@ def test_a_file_that_is_written_while_it_is_made(s3: FaultyS3) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", campaign(range(12), always=4))
 def test_any_mixture(seed: int, s3: FaultyS3, tmp_path: Path) -> None:
     draw = random.Random(seed)
     path = file_of(tmp_path, draw.randrange(14 * MiB))

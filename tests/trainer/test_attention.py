@@ -209,7 +209,7 @@ def test_kernels_are_told_by_their_names_on_the_device() -> None:
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("bf16_weights", [True, False])  # or fp32 weights under autocast
+@pytest.mark.parametrize("bf16_weights", campaign([True, False], always=1))  # or fp32 weights under autocast
 def test_training_with_it_follows_training_with_torchs_own(tmp_path: Path, corpus: Path, bf16_weights: bool) -> None:
     losses = {}
     for attention in ("sdpa", "flash4"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.campaign import campaign
 from tests.data.test_chat import MARKED, PLAIN, tokenizer
 from tests.trainer.conftest import WORDS, tiny_run
 from tests.trainer.fine_tuning import SHAPE, lora_run, save_model
@@ -94,6 +95,8 @@ def test_packed_loss_is_that_of_every_example_by_itself(chats: Path, model: Path
     assert "% full" in result.output
 
 
+@pytest.mark.campaign
+@pytest.mark.campaign_only  # test_instructions_train learns in fewer steps, test_lora.py in adapters alone
 def test_lora_learns_to_answer(chats: Path, model: Path, corpus: Path, tmp_path: Path) -> None:
     """A real small task: a model that knows the words learns which one answers which, in its adapters alone."""
     knowing = tiny_run(corpus, model={"path": str(model), "init": "pretrained"}, checkpoint={"export": True})
@@ -113,7 +116,7 @@ def test_lora_learns_to_answer(chats: Path, model: Path, corpus: Path, tmp_path:
     assert all(name.endswith((".lora_a", ".lora_b")) for name in names)
 
 
-@pytest.mark.parametrize("sharding", ["full", "ddp"])
+@pytest.mark.parametrize("sharding", campaign(["full", "ddp"], always=1))
 def test_any_ranks_read_the_same_rows(sharding: str, chats: Path, model: Path, tmp_path: Path) -> None:
     one = train(tmp_path / "one", chat_run(chats, model), ranks=1)
     run = chat_run(chats, model, parallel={"sharding": sharding}, train__fused_head=True)
@@ -158,8 +161,11 @@ def test_what_is_too_long_is_said(chats: Path, model: Path, tmp_path: Path) -> N
 # Special tokens
 
 
-@pytest.mark.parametrize("kind", ["tied", "untied"])
-@pytest.mark.parametrize(("ranks", "sharding", "fused"), [(1, "none", False), (2, "full", True), (2, "ddp", False)])
+ROWS = [("tied", 2, "full", True), ("untied", 2, "ddp", False), ("untied", 1, "none", False)]
+ROWS += [("untied", 2, "full", True), ("tied", 2, "ddp", False), ("tied", 1, "none", False)]
+
+
+@pytest.mark.parametrize(("kind", "ranks", "sharding", "fused"), campaign(ROWS, always=2))
 def test_rows_of_special_tokens_train_beside_frozen_ones(
     kind: str, ranks: int, sharding: str, fused: bool, tmp_path: Path
 ) -> None:
@@ -185,7 +191,7 @@ def test_rows_of_special_tokens_train_beside_frozen_ones(
     assert list(result.losses.values()) == pytest.approx(list(reference.losses.values()), rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["tied", "untied"])
+@pytest.mark.parametrize("kind", campaign(["tied", "untied"], always=1))
 def test_rows_of_special_tokens_leave_with_the_adapter(kind: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     from tests.trainer.test_lora_adapters import exported, logits_of

@@ -111,7 +111,7 @@ def test_real_ranks_share_the_data(
 ) -> None:
     """What processes trained on, as they wrote it down themselves."""
     orders = {}
-    for ranks in (1, 2, 3, 4):
+    for ranks in (1, 2, 3):
         root = tmp_path / str(ranks)
         root.mkdir()
         run = tiny_run(Path("-"), train__steps=STEPS, train__global_batch=GLOBAL_BATCH)
@@ -123,4 +123,4 @@ def test_real_ranks_share_the_data(
         assert all(len(shares) == ranks for shares in steps.values())
         orders[ranks] = [name for step in range(STEPS) for name in in_order(steps[step])]
         assert len(set(orders[ranks])) == len(orders[ranks]) == STEPS * GLOBAL_BATCH, "a sequence was read twice"
-    assert orders[1] == orders[2] == orders[3] == orders[4]
+    assert orders[1] == orders[2] == orders[3]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaign import campaign
 from tests.store.s3_server import Fault, FaultyS3
 from tests.targets.test_oom import memory_limited
 from tests.trainer.state_ranks import StateRanks, on_a_node_of_its_own
@@ -194,7 +195,7 @@ def in_one_folder(runs: Path, rank: int) -> None:
     os.environ["WINDLASS_RUNS"] = str(runs)
 
 
-@pytest.mark.parametrize("harm", ["shortened", "changed"])
+@pytest.mark.parametrize("harm", campaign(["changed", "shortened"], always=1))
 def test_damaged_parts_are_named_and_the_step_before_is_taken(harm: str, s3: FaultyS3, tmp_path: Path) -> None:
     ranks = state_ranks(s3, tmp_path)
     for step in (1, 2):

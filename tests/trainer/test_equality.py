@@ -72,12 +72,11 @@ def assert_curve(result: Result, expected: tuple[list[float], list[float]], rel:
 
 KINDS = [(1, "none"), (2, "full"), (2, "ddp"), (4, "full"), (4, "hybrid"), (4, "ddp")]
 ORDERS = {"dense": (1, 2, 4), "moe": (2, 4, 1)}
-# Both models with every kind of spread and with every accumulation; then with every pair of them.
-CHOSEN = [(model, 1, "full", 2) for model in ORDERS]
-CHOSEN += [
-    (model, *kind, steps) for model, order in ORDERS.items() for kind, steps in zip(KINDS, order * 2, strict=True)
-]
-ALL = [(model, *kind, accumulation) for model in ORDERS for kind in KINDS for accumulation in (1, 2, 4)]
+# Every kind of spread, the sharded ones with both models, and every accumulation; then every pair of them.
+CHOSEN = [("moe", 1, "full", 2), ("moe", 2, "full", 4), ("moe", 4, "hybrid", 4)]
+CHOSEN += [("dense", *kind, steps) for kind, steps in zip(KINDS, ORDERS["dense"] * 2, strict=True)]
+ALL = [(model, 1, "full", 2) for model in ORDERS]
+ALL += [(model, *kind, accumulation) for model in ORDERS for kind in KINDS for accumulation in (1, 2, 4)]
 SPREADS = list(dict.fromkeys([*CHOSEN, *ALL]))
 
 
@@ -99,7 +98,7 @@ def test_any_spread_equals_the_plain_loop(
 
 @pytest.mark.parametrize(
     ("batch", "ranks", "micro", "sharding"),
-    [(10, 4, None, "full"), (7, 3, None, "full"), (7, 3, 2, "full"), (7, 3, 2, "ddp")],
+    campaign([(10, 4, None, "full"), (7, 3, 2, "ddp"), (7, 3, None, "full"), (7, 3, 2, "full")], always=2),
 )
 def test_a_batch_that_does_not_divide(
     batch: int,
@@ -115,18 +114,24 @@ def test_a_batch_that_does_not_divide(
     assert_curve(train(tmp_path, run, ranks=ranks), plain("dense", batch))
 
 
-@pytest.mark.parametrize(
-    "parallel",
-    [
-        {"cpu_offload": True},
-        {"activation_checkpointing": "selective"},
-        {"activation_checkpointing": "full"},
-        {"activation_checkpointing": "full", "sharding": "ddp"},
-        {"reshard_after_forward": False},
-    ],
-    ids=lambda value: ",".join(f"{key}={one}" for key, one in value.items()),
-)
-@pytest.mark.parametrize("model", ["dense", "moe"])
+SAVINGS: list[dict[str, Any]] = [
+    {"cpu_offload": True},
+    {"activation_checkpointing": "selective"},
+    {"activation_checkpointing": "full"},
+    {"activation_checkpointing": "full", "sharding": "ddp"},
+    {"reshard_after_forward": False},
+]
+# Each with one model or the other; then with both.
+MODELS_AND_SAVINGS = [
+    (("dense", "moe")[(index + turn) % 2], saving) for turn in (0, 1) for index, saving in enumerate(SAVINGS)
+]
+
+
+def option_names(value: Any) -> str:
+    return ",".join(f"{key}={one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
+
+
+@pytest.mark.parametrize(("model", "parallel"), campaign(MODELS_AND_SAVINGS, always=len(SAVINGS)), ids=option_names)
 def test_saving_memory_changes_no_number(
     model: str,
     parallel: dict[str, Any],
@@ -140,8 +145,11 @@ def test_saving_memory_changes_no_number(
     assert_curve(train(tmp_path, run, ranks=2), plain(model, 16))
 
 
-@pytest.mark.parametrize(("ranks", "sharding"), [(1, "none"), (2, "full"), (2, "ddp")])
-@pytest.mark.parametrize("model", ["dense", "moe"])
+HEADS = [("dense", 1, "none"), ("moe", 2, "full"), ("dense", 2, "ddp")]
+HEADS += [("moe", 1, "none"), ("dense", 2, "full"), ("moe", 2, "ddp")]
+
+
+@pytest.mark.parametrize(("model", "ranks", "sharding"), campaign(HEADS, always=3))
 def test_the_fused_head_computes_the_same(
     model: str,
     ranks: int,
@@ -163,7 +171,7 @@ def test_compiled_blocks_compute_the_same(
     assert_curve(train(tmp_path, run, ranks=2, timeout=300), plain("dense", 16))
 
 
-@pytest.mark.parametrize(("model", "ranks"), [("dense", 1), ("dense", 2), ("moe", 2)])
+@pytest.mark.parametrize(("model", "ranks"), campaign([("dense", 2), ("moe", 2), ("dense", 1)], always=2))
 def test_masked_documents_equal_documents_by_themselves(
     model: str, ranks: int, models: dict[str, Path], plain: Callable[..., Any], corpus: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from tests.trainer.plain import TINY_TOKENIZER
@@ -50,7 +51,7 @@ def trained_model(run: dict[str, Any], checkpoint: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("preset", FAMILIES)
+@pytest.mark.parametrize("preset", campaign(FAMILIES, always=2))
 def test_transformers_loads_the_trained_model(preset: str, corpus: Path, tmp_path: Path) -> None:
     run = preset_run(corpus, preset, train__steps=3, checkpoint__export=True)
     result = train(tmp_path, run, ranks=2)
@@ -74,7 +75,7 @@ def test_transformers_loads_the_trained_model(preset: str, corpus: Path, tmp_pat
     assert tokenizer.eos_token == original.eos_token
 
 
-@pytest.mark.parametrize("kind", ["tied", "untied", "moe"])
+@pytest.mark.parametrize("kind", campaign(["tied", "moe", "untied"], always=2))
 def test_a_folder_goes_in_and_comes_out_the_same(kind: str, corpus: Path, tmp_path: Path) -> None:
     original = saved_model(tmp_path / "model", kind)
     run = tiny_run(corpus, data__tokenizer="tiny")

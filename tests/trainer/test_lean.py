@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.errors import UserError
@@ -83,9 +84,16 @@ def loss_and_gradients(model: Any, **inputs: Tensor) -> tuple[Tensor, dict[str, 
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+KINDS = [("llama", True), ("mistral", False), ("llama", False), ("mistral", True)]
+
+
+@pytest.mark.parametrize(
+    ("family", "masked", "compiled"),
+    [
+        *((*kind, False) for kind in KINDS),
+        *campaign([(*kind, True) for kind in KINDS], always=2, marks=[pytest.mark.slow]),
+    ],
+)
 def test_losses_and_gradients_are_those_of_transformers_block(family: str, masked: bool, compiled: bool) -> None:
     inputs = {"position_ids": torch.arange(8).repeat(2)[None].expand(2, 16)} if masked else {}
     plain, lean = small_model(family), small_model(family)

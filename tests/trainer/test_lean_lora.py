@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.campaign import campaign
 from tests.trainer.test_lean import LORA, kept_for_backward, layout_of
 from windlass.errors import UserError
 from windlass.plan import resolve
@@ -67,9 +68,14 @@ def gradients(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
     }
 
 
-@pytest.mark.parametrize("four_bits", [False, True])
-@pytest.mark.parametrize("rank", [4, 8])  # three adapters of rank 4 are widened by zeros
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+KINDS = [(rank, four_bits) for rank in (4, 8) for four_bits in (False, True)]  # three of rank 4 are widened by zeros
+COMPILED = [(4, True, True), (8, False, True), (4, False, True), (8, True, True)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "four_bits", "compiled"),
+    [*((*kind, False) for kind in KINDS), *campaign(COMPILED, always=2, marks=[pytest.mark.slow])],
+)
 def test_losses_and_gradients_are_those_of_plain_blocks(four_bits: bool, rank: int, compiled: bool) -> None:
     plain, lean = (adapted(rank=rank, four_bits=four_bits) for _ in range(2))
     use_attention(lean, layout_of(lean, RUN))
@@ -194,7 +200,7 @@ def held(model: Any) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("lean", campaign([True, False], always=1))
 def test_four_bits_hold_less_and_keep_no_more(lean: bool) -> None:
     """Issue of the past: both passes brought the same matrix back, and the compiler kept it from one to the other."""
     with torch.autocast("cpu", torch.bfloat16):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 
@@ -54,7 +55,9 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-@pytest.mark.parametrize(("ranks", "lora", "precision"), [(2, False, "fp32"), (4, False, "fp32"), (4, True, "bf16")])
+@pytest.mark.parametrize(
+    ("ranks", "lora", "precision"), campaign([(2, False, "fp32"), (4, True, "bf16"), (4, False, "fp32")], always=2)
+)
 def test_all_ranks_together_hold_the_model_once(
     ranks: int,
     lora: bool,

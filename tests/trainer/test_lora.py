@@ -67,9 +67,9 @@ def test_the_first_step_is_the_models_own(model: Path, corpus: Path, tmp_path: P
 
 SPREADS = [(2, {"sharding": "full"}), (2, {"sharding": "ddp"}), (4, {"sharding": "hybrid", "shard_group": 2})]
 SPREADS += [(2, {"activation_checkpointing": "full"}), (2, {"cpu_offload": True}), (3, {"sharding": "full"})]
-CHOSEN = [("untied", *spread) for spread in SPREADS]
-CHOSEN += [(kind, *spread) for kind, spread in zip(("tied", "tied", "moe"), SPREADS[:3], strict=True)]
-CHOSEN += [("moe", *SPREADS[0])]
+# Each spread with one kind of model; then with every kind.
+KINDS = ("tied", "untied", "moe", "untied", "untied", "untied")
+CHOSEN = [(kind, *spread) for kind, spread in zip(KINDS, SPREADS, strict=True)]
 EVERY = [(kind, *spread) for kind in ("untied", "tied", "moe") for spread in SPREADS]
 KINDS_AND_SPREADS = [*CHOSEN, *(one for one in EVERY if one not in CHOSEN)]
 
@@ -96,7 +96,7 @@ def test_any_spread_equals_one_process(
         assert torch.allclose(tensor, saved(one, 4)[name], atol=2e-5), name
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", campaign([True, False], always=1))
 def test_the_fused_head_computes_the_same(fused: bool, model: Path, corpus: Path, tmp_path: Path) -> None:
     one = train(tmp_path / "one", lora_run(corpus, model))
     run = lora_run(corpus, model, train__fused_head=fused, parallel={"sharding": "full"})
@@ -116,6 +116,8 @@ def test_bf16_is_near_fp32(model: Path, corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
+@pytest.mark.campaign_only  # test_equality.py compiles blocks of whole models, test_lean_lora.py blocks with adapters
 def test_compiled_blocks_compute_the_same(model: Path, corpus: Path, tmp_path: Path) -> None:
     one = train(tmp_path / "one", lora_run(corpus, model, train__steps=3))
     run = lora_run(corpus, model, train__steps=3, train__compile=True)
@@ -124,7 +126,10 @@ def test_compiled_blocks_compute_the_same(model: Path, corpus: Path, tmp_path: P
     assert list(compiled.losses.values()) == pytest.approx(list(one.losses.values()), rel=1e-5)
 
 
-@pytest.mark.parametrize(("lora", "sharding"), [({}, "full"), ({"dropout": 0.2}, "full"), ({"quantize": "nf4"}, "ddp")])
+@pytest.mark.parametrize(
+    ("lora", "sharding"),
+    campaign([({"dropout": 0.2}, "full"), ({"quantize": "nf4"}, "ddp"), ({}, "full")], always=2),
+)
 def test_a_kill_changes_nothing(lora: dict[str, Any], sharding: str, model: Path, corpus: Path, tmp_path: Path) -> None:
     run = lora_run(corpus, model, lora, checkpoint={"every": 3, "background": False}, parallel={"sharding": sharding})
     run["train"]["lean_blocks"] = True if lora.get("quantize") else None

@@ -79,6 +79,8 @@ def test_resumes_in_a_row(mixed: dict[str, Any], tmp_path: Path, undisturbed: Ca
     assert last.grad_norms == whole.grad_norms
 
 
+@pytest.mark.campaign
+@pytest.mark.campaign_only  # test_resume_sources.py does it with a stream
 def test_resumes_on_other_ranks(mixed: dict[str, Any], tmp_path: Path, undisturbed: Callable[..., Result]) -> None:
     assert_same_on_other_ranks(tmp_path, mixed, undisturbed(mixed))
 

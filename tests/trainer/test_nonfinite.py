@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result, resume, train
 from tests.trainer.states import state_of
@@ -21,7 +22,7 @@ from windlass.checkpoint import CheckpointFolder
 pytestmark = pytest.mark.train
 
 
-@pytest.mark.parametrize("sharding", ["full", "ddp"])
+@pytest.mark.parametrize("sharding", campaign(["full", "ddp"], always=1))
 def test_a_poisoned_step(sharding: str, corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]) -> None:
     run = tiny_run(corpus, parallel={"sharding": sharding}, train__micro_batch=2)
     result = train(tmp_path, run, ranks=2, faults="nan:rank=1,step=6")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Job, Result, resume, start, train
 from windlass.checkpoint import CheckpointFolder
@@ -55,7 +56,9 @@ def assert_goes_on(root: Path, run: dict[str, Any], stopped_at: int, whole: Resu
     assert last == {record["step"]: record["loss"] for record in whole.records("validation")}
 
 
-@pytest.mark.parametrize(("ranks", "step", "delay"), [((0,), 2, 0.0), ((1,), 5, 0.03), ((0, 1), 7, 0.06)])
+@pytest.mark.parametrize(
+    ("ranks", "step", "delay"), campaign([((1,), 5, 0.03), ((0, 1), 7, 0.06), ((0,), 2, 0.0)], always=2)
+)
 def test_while_training(
     ranks: tuple[int, ...],
     step: int,
@@ -77,20 +80,21 @@ def test_while_training(
     assert_goes_on(tmp_path, run, assert_stopped_with_everything(result), whole)
 
 
+# In a step, in a validation, and while one rank or the other saves; then at every point.
+CHOSEN = [("step.begin", 1, 5), ("validation.batch", 0, 6), ("save.written", 1, 9), ("save.manifest", 0, 9)]
 MOMENTS = [
+    *CHOSEN,
     ("step.begin", 0, 1),
-    ("step.begin", 1, 5),
-    ("validation.batch", 0, 6),
     ("validation.batch", 1, 3),
     *(
         (point, 0 if point in ("save.manifest", "save.retention") else index % 2, 9)
         for index, point in enumerate(POINTS)
-        if point.startswith("save.")
+        if point in ("save.staged", "save.published", "save.retention")
     ),
 ]
 
 
-@pytest.mark.parametrize(("point", "rank", "step"), MOMENTS)
+@pytest.mark.parametrize(("point", "rank", "step"), campaign(MOMENTS, always=len(CHOSEN)))
 def test_at_a_named_moment(
     point: str, rank: int, step: int, corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]
 ) -> None:

@@ -51,7 +51,7 @@ def random_moments(count: int) -> list[tuple[int, float, tuple[int, ...]]]:
     return moments
 
 
-@pytest.mark.parametrize(("step", "delay", "victims"), campaign(random_moments(20), always=6))
+@pytest.mark.parametrize(("step", "delay", "victims"), campaign(random_moments(20), always=4))
 def test_kill_at_a_random_moment(
     step: int, delay: float, victims: tuple[int, ...], corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]
 ) -> None:
@@ -104,6 +104,8 @@ def test_kill_at_a_stage_of_a_save(
     assert [checkpoint.step for checkpoint in CheckpointFolder(resumed.folder.checkpoints).all()] == [STEPS]
 
 
+@pytest.mark.campaign
+@pytest.mark.campaign_only  # the stages of a save, above, are the short form
 def test_kill_while_a_file_is_being_written(corpus: Path, tmp_path: Path, undisturbed: Callable[..., Result]) -> None:
     """From outside, with tensors on their way to the disk: a model of 60 MB of state."""
     shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 5, "head_dim": 64}
@@ -123,18 +125,19 @@ def test_kill_while_a_file_is_being_written(corpus: Path, tmp_path: Path, undist
     assert (resumed.losses, resumed.grad_norms) == (whole.losses, whole.grad_norms)
 
 
+# To every kind of spread, with more ranks and with fewer; then more of the same.
 SPREADS = [
-    ((2, "full"), (1, "none")),
-    ((2, "full"), (4, "full")),
     ((4, "full"), (3, "full")),
-    ((2, "ddp"), (2, "full")),
     ((2, "full"), (2, "ddp")),
     ((4, "hybrid"), (2, "full")),
     ((1, "none"), (4, "hybrid")),
+    ((2, "full"), (1, "none")),
+    ((2, "full"), (4, "full")),
+    ((2, "ddp"), (2, "full")),
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), SPREADS, ids=lambda one: f"{one[1]}-{one[0]}")
+@pytest.mark.parametrize(("before", "after"), campaign(SPREADS, always=5), ids=lambda one: f"{one[1]}-{one[0]}")
 def test_go_on_in_another_spread(
     before: tuple[int, str],
     after: tuple[int, str],

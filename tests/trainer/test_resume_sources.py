@@ -24,7 +24,7 @@ def run_on(source: dict[str, Any]) -> dict[str, Any]:
     return run
 
 
-@pytest.mark.parametrize("name", campaign(SOURCES, always=3))
+@pytest.mark.parametrize("name", campaign(SOURCES, always=1))
 def test_resumes_in_a_row(
     name: str, sources: dict[str, dict[str, Any]], tmp_path: Path, undisturbed: Callable[..., Result]
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from windlass.checkpoint import CheckpointFolder
@@ -14,7 +15,8 @@ pytestmark = pytest.mark.train
 
 
 @pytest.mark.parametrize(
-    ("keep", "keep_every", "left"), [(2, None, [8, 10]), (1, 4, [4, 8, 10]), (10, None, [2, 4, 6, 8, 10])]
+    ("keep", "keep_every", "left"),
+    campaign([(2, None, [8, 10]), (1, 4, [4, 8, 10]), (10, None, [2, 4, 6, 8, 10])], always=2),
 )
 def test_the_newest_and_the_permanent_ones_stay(
     keep: int, keep_every: int | None, left: list[int], corpus: Path, tmp_path: Path

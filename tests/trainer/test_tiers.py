@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import Result
 from tests.trainer.tier_runs import STEPS, Cluster, tiered_run
@@ -49,14 +50,17 @@ def test_all_tiers_of_an_undisturbed_run(corpus: Path, tmp_path: Path, undisturb
 
 @pytest.mark.parametrize(
     ("lost", "expected"),
-    [
-        ((), (7, "memory")),
-        (((0, None),), (7, "memory")),  # a whole node: its pieces come from the peer
-        (((1, None),), (7, "memory")),
-        (((0, "memory"), (1, "memory")), (6, "local")),
-        (((0, None), (1, None)), (4, "shared")),
-        (((0, "memory"), (1, None)), (4, "shared")),  # one disk is left, but it has half of the pieces
-    ],
+    campaign(
+        [
+            (((0, None),), (7, "memory")),  # a whole node: its pieces come from the peer
+            (((0, "memory"), (1, "memory")), (6, "local")),
+            (((0, "memory"), (1, None)), (4, "shared")),  # one disk is left, but it has half of the pieces
+            ((), (7, "memory")),
+            (((1, None),), (7, "memory")),
+            (((0, None), (1, None)), (4, "shared")),
+        ],
+        always=3,
+    ),
 )
 def test_the_nearest_complete_tier(
     lost: tuple[tuple[int, str | None], ...],

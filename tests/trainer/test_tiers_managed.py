@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.campaign import campaign
 from tests.trainer.harness import Result, free_port
 from tests.trainer.managed_service import ManagedStandIn, running_service
 from tests.trainer.test_tiers import assert_same_curve, resumed_from
@@ -54,7 +55,7 @@ def test_the_newest_step_comes_from_the_service(
     assert service.namespaces == {}, "a finished run gives the memory back"
 
 
-@pytest.mark.parametrize("point", ["managed.written", "managed.published"])
+@pytest.mark.parametrize("point", campaign(["managed.written", "managed.published"], always=1))
 def test_kill_in_a_save(
     point: str, service: ManagedStandIn, corpus: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -22,6 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.harness import train
 from tests.trainer.states import first_weights, looking, weights_of
@@ -35,7 +36,7 @@ pytestmark = [pytest.mark.train, pytest.mark.torch_floor]
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 SHAPE: dict[str, Any] = {**SMALL, "vocab_size": 1024, "num_attention_heads": 4, "max_position_embeddings": 256}
-FAMILIES = ["llama-tiny", "llama3.2-tiny", "mistral-tiny", "mixtral-tiny"]
+FAMILIES = ["llama3.2-tiny", "mixtral-tiny", "llama-tiny", "mistral-tiny"]  # the first two differ most
 
 
 def preset_run(corpus: Path, preset: str, **changes: Any) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def preset_run(corpus: Path, preset: str, **changes: Any) -> dict[str, Any]:
     return tiny_run(corpus, model={"preset": preset, "config": config}, **changes)
 
 
-@pytest.mark.parametrize("preset", FAMILIES)
+@pytest.mark.parametrize("preset", campaign(FAMILIES, always=2))
 def test_drawn_as_the_configuration_says(preset: str, corpus: Path, tmp_path: Path) -> None:
     run = preset_run(corpus, preset)
     run["model"]["config"]["initializer_range"] = 0.05
@@ -65,12 +66,17 @@ def test_drawn_as_the_configuration_says(preset: str, corpus: Path, tmp_path: Pa
 
 
 SPREADS = [(1, "none"), (2, "full"), (3, "full"), (4, "full"), (2, "ddp"), (4, "hybrid")]
+# Each kind of spread with one model or the other; then all of them with both.
+DRAWS = [("llama3.2-tiny", [(1, "none"), (3, "full"), (2, "ddp")]), ("mixtral-tiny", [(1, "none"), (4, "hybrid")])]
+DRAWS += [("llama3.2-tiny", SPREADS), ("mixtral-tiny", SPREADS)]
 
 
-@pytest.mark.parametrize("preset", ["llama3.2-tiny", "mixtral-tiny"])
-def test_independent_of_ranks_and_sharding(preset: str, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("preset", "spreads"), campaign(DRAWS, always=2))
+def test_independent_of_ranks_and_sharding(
+    preset: str, spreads: list[tuple[int, str]], corpus: Path, tmp_path: Path
+) -> None:
     drawn = []
-    for ranks, sharding in SPREADS:
+    for ranks, sharding in spreads:
         parallel = {"sharding": sharding} | ({"shard_group": 2} if sharding == "hybrid" else {})
         run = preset_run(corpus, preset, parallel=parallel)
         drawn.append(first_weights(tmp_path / f"{sharding}-{ranks}", run, ranks))
@@ -87,8 +93,12 @@ def test_another_seed_another_draw(corpus: Path, tmp_path: Path) -> None:
     assert all(not torch.equal(one[name], other[name]) for name in one if one[name].ndim >= 2)
 
 
-@pytest.mark.parametrize(("ranks", "sharding"), [(1, "none"), (2, "full"), (2, "ddp")])
-@pytest.mark.parametrize("preset", ["llama3.2-tiny", "mistral-tiny"])
+ROTARY = [("llama3.2-tiny", 2, "full"), ("mistral-tiny", 2, "ddp")]
+ROTARY += [("llama3.2-tiny", 1, "none"), ("llama3.2-tiny", 2, "ddp"), ("mistral-tiny", 1, "none")]
+ROTARY += [("mistral-tiny", 2, "full")]
+
+
+@pytest.mark.parametrize(("preset", "ranks", "sharding"), campaign(ROTARY, always=2))
 def test_rotary_buffers_are_right_on_every_rank(
     preset: str, ranks: int, sharding: str, corpus: Path, tmp_path: Path
 ) -> None:
@@ -109,8 +119,11 @@ def test_rotary_buffers_are_right_on_every_rank(
             assert torch.equal(buffer, expected[name]), f"rank {rank} {name}"
 
 
-@pytest.mark.parametrize(("preset", "tied"), [("llama3.2-tiny", True), ("llama-tiny", False)])
-@pytest.mark.parametrize("sharding", ["full", "ddp"])
+TIES = [("llama3.2-tiny", True, "full"), ("llama-tiny", False, "ddp")]
+TIES += [("llama3.2-tiny", True, "ddp"), ("llama-tiny", False, "full")]
+
+
+@pytest.mark.parametrize(("preset", "tied", "sharding"), campaign(TIES, always=2))
 def test_tied_embeddings_stay_tied(preset: str, tied: bool, sharding: str, corpus: Path, tmp_path: Path) -> None:
     """Through training, a save, a resume on another number of ranks, and another save."""
     run = preset_run(corpus, preset, parallel={"sharding": sharding}, checkpoint__background=False)
@@ -163,8 +176,12 @@ def saved_model(folder: Path, kind: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("ranks", "sharding"), [(1, "none"), (2, "full"), (2, "ddp")])
-@pytest.mark.parametrize("kind", ["tied", "untied", "moe"])
+# Each kind of model, and of spread; then every pair.
+LOADED = [("tied", 2, "full"), ("moe", 2, "full"), ("untied", 2, "ddp"), ("moe", 1, "none")]
+LOADED += [("tied", 1, "none"), ("untied", 1, "none"), ("untied", 2, "full"), ("tied", 2, "ddp"), ("moe", 2, "ddp")]
+
+
+@pytest.mark.parametrize(("kind", "ranks", "sharding"), campaign(LOADED, always=4))
 def test_published_weights_are_loaded(kind: str, ranks: int, sharding: str, corpus: Path, tmp_path: Path) -> None:
     from safetensors import safe_open
 
@@ -186,13 +203,13 @@ def test_published_weights_are_loaded(kind: str, ranks: int, sharding: str, corp
 
 OTHERS = {
     "gpt2": GPT2Config(vocab_size=1024, n_embd=64, n_layer=2, n_head=4, n_positions=64),  # dropout of 0.1
+    "sliding": MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=8),
     "qwen2": Qwen2Config(**SHAPE, num_key_value_heads=2),
     "qwen3": Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16),
-    "sliding": MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=8),
 }
 
 
-@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize("family", campaign(list(OTHERS), always=2))  # test_layouts.py trains the others
 def test_other_families_train_and_resume(family: str, corpus: Path, tmp_path: Path) -> None:
     """Any causal language model of transformers, from its configuration alone."""
     OTHERS[family].save_pretrained(tmp_path / "model")
