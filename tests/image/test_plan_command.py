@@ -22,6 +22,8 @@ def plan(tmp_path, monkeypatch, capfd):
 
     def call(*arguments, resolve=False):
         capfd.readouterr()
+        if not resolve:  # else answers that this machine has kept would be used
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         extra = () if resolve else ("--no-resolve",)
         code = run_command(["image", "plan", "run.yaml", *arguments, *extra])
         out, err = capfd.readouterr()
