@@ -80,7 +80,7 @@ def test_overrides(tmp_path: Path) -> None:
             "data.files=[a, b]",
             "parallel.cpu_offload=true",
             "data.validation_source=null",
-            "data.source=hf:json",
+            "data.source=*.jsonl",  # to YAML alone a reference to nothing
         ],
     )
     assert (run.train.steps, run.resources.nodes) == (200, 4)
@@ -88,6 +88,7 @@ def test_overrides(tmp_path: Path) -> None:
     assert run.data.files == ("a", "b")
     assert run.parallel.cpu_offload is True
     assert run.data.validation_source is None
+    assert run.data.source == "*.jsonl"
 
 
 @pytest.mark.parametrize(

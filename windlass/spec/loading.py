@@ -124,7 +124,8 @@ def apply_override(values: Values, override: str, *, run_file: Path = Path()) ->
         raise UserError(f"the override {override!r} is not of the form section.key=value", fix="train.steps=200")
     parts = _full_path(key.strip())
     try:
-        value = yaml.load(text, Loader=_Loader)
+        # What begins with a star is a glob: an override holds no anchor that it could refer to.
+        value = text if text.startswith("*") else yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"the value in the override {override!r} is not valid YAML", evidence=str(error)) from None
     here = values
