@@ -297,7 +297,7 @@ def _print_request(prepared: Prepared, notes: list[str], loop: Any, *, as_json: 
         decided = yaml.safe_dump(
             prepared.run.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
         )
-        # As comments: what is printed is then a file that kubectl, sbatch or a shell takes.
+        # As comments: what is printed is then a file that kubectl, or a shell, takes as it is.
         click.echo(f"# {prepared.folder.run_file}: what is set and what was decided (with --json: every key)")
         click.echo(textwrap.indent(decided, "#   "))
         click.echo("# command")
