@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,14 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "first-hour.md"
 WIDTH = 80
-
-QUESTIONS = (
-    ("Who is Emma?", "Emma Woodhouse, handsome, clever, and rich."),
-    ("Who is Darcy?", "A gentleman of large fortune and few words."),
-    ("Where is Pemberley?", "In Derbyshire, and it is worth the journey."),
-    ("Who is Elizabeth?", "The second of five sisters, and the quickest."),
-    ("What is a windlass?", "A machine that hauls a heavy chain by turning."),
-)
+FILES = ROOT / "examples" / "first-hour"  # some chats, and a few lines of transformers
 
 
 @dataclass(frozen=True)
@@ -103,23 +96,15 @@ STEPS = (
         "windlass ckpt export bolder",
         ("runs/bolder/export",),
     ),
-    Step("", "python load.py", ("<assistant>",)),
+    Step("These lines load it and let it answer:", "cat load.py", ("from_pretrained",)),
+    Step(
+        "A model this small has learnt little. `windlass generate bolder 'Who is Emma?' --chat` asks it "
+        "without a script.",
+        "python load.py",
+        ("<assistant>",),
+    ),
     Step("What is no longer needed goes with `rm`:", "windlass rm base --yes", (), lines=4),
 )
-
-LOAD = '''"""Load an exported model and let it answer."""
-
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder = "runs/bolder/export"
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
-question = [{"role": "user", "content": "Who is Emma?"}]
-prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
-tokens = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-answer = model.generate(**tokens, max_new_tokens=24, do_sample=False, pad_token_id=tokenizer.eos_token_id)
-print(tokenizer.decode(answer[0]))
-'''
 
 BEGINNING = """# The first hour
 
@@ -131,6 +116,7 @@ this page was run by `python tools/make_first_hour.py`, which wrote it; CI runs 
 make setup                         # or: pip install -e '.[train]'
 export PATH=$PWD/.venv/bin:$PATH
 mkdir first-hour && cd first-hour
+cp ../examples/first-hour/* .      # chats.jsonl and load.py, which this page uses later
 ```
 """
 
@@ -155,14 +141,8 @@ A run that never saved a checkpoint may change everything.
 
 
 def write_files(folder: Path) -> None:
-    """What a user would have: some chats, and four lines of transformers."""
-    chats = [
-        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-        for _ in range(12)
-        for question, answer in QUESTIONS
-    ]
-    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    (folder / "load.py").write_text(LOAD)
+    """As the page's first lines do."""
+    shutil.copytree(FILES, folder, dirs_exist_ok=True)
 
 
 def perform(step: Step, folder: Path) -> str:

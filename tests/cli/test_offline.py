@@ -27,6 +27,8 @@ ON_KUBERNETES = [
     "resources.processes_per_node=8",
 ]
 
+MANIFEST_KEYS = {"apiVersion", "kind", "metadata", "spec", "data", "binaryData", "type"}
+
 
 def rendered(example):
     """What is typed for an example. The data of one is on the cluster's own file system, and others stand in for it."""
@@ -50,13 +52,20 @@ def nowhere(windlass, tmp_path, monkeypatch):
 def test_every_example_renders_offline_for_every_kind(nowhere, example, kind):
     answer = nowhere(*rendered(example), *ON_KUBERNETES, f"target.kubernetes.job={kind}", "--dry-run", "--offline")
     assert answer.code == 0, answer.err
-    objects = [one for one in yaml.safe_load_all(answer.out.partition("# command\n")[2]) if one]
+    objects = list(yaml.safe_load_all(answer.out))
+    assert all(manifest.keys() <= MANIFEST_KEYS for manifest in objects)  # all of it is a file for kubectl
     assert objects[-1]["spec"]
     assert "&id" not in answer.out
     again = nowhere(*rendered(example), *ON_KUBERNETES, f"target.kubernetes.job={kind}", "--dry-run")
     assert again.out == answer.out  # the same bytes, for Git
     assert "rendered from the run file alone" in again.err
     assert "were not checked" in answer.err
+
+
+def test_a_retry_loop_is_rendered_beside_its_job(nowhere):
+    answer = nowhere(*rendered(EXAMPLES[0]), *ON_KUBERNETES, "--detach", "--dry-run", "--offline")
+    kinds = [manifest["kind"] for manifest in yaml.safe_load_all(answer.out)]
+    assert {"TrainJob", "ServiceAccount", "Job"} <= set(kinds), answer
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

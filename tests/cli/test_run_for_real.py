@@ -71,7 +71,7 @@ def test_too_little_space_is_bad_input(windlass, run_file, tmp_path, monkeypatch
 def test_a_missing_run_file_is_bad_input(windlass, run_file):
     answer = windlass("run", "smal.yaml")
     assert answer.code == 2
-    assert "windlass run small.yaml" in answer.err
+    assert "the same command with small.yaml" in answer.err
 
 
 def command(*arguments):

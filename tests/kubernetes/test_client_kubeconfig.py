@@ -84,7 +84,7 @@ def test_no_file_at_all(monkeypatch, tmp_path):
     monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", tmp_path)
     with pytest.raises(UserError, match="no Kubernetes cluster is configured") as error:
         access()
-    assert "update-kubeconfig" in error.value.fix
+    assert "windlass cluster use NAME" in error.value.fix  # needs no other tool
 
 
 def test_in_a_pod_its_service_account_is_taken(monkeypatch, tmp_path):

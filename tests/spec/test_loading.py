@@ -80,7 +80,7 @@ def test_overrides(tmp_path: Path) -> None:
             "data.files=[a, b]",
             "parallel.cpu_offload=true",
             "data.validation_source=null",
-            "data.source=hf:json",
+            "data.source=*.jsonl",  # to YAML alone a reference to nothing
         ],
     )
     assert (run.train.steps, run.resources.nodes) == (200, 4)
@@ -88,6 +88,7 @@ def test_overrides(tmp_path: Path) -> None:
     assert run.data.files == ("a", "b")
     assert run.parallel.cpu_offload is True
     assert run.data.validation_source is None
+    assert run.data.source == "*.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ def test_overrides_that_cannot_be(override: str, said: str, tmp_path: Path) -> N
         (minimal(train={"sharding": "full"}), "unknown key train.sharding; did you mean parallel.sharding?"),
         (minimal(train={"xyzzyx": 1}), "unknown key train.xyzzyx"),
         ({"data": {}}, "model is missing"),
+        ({"data": {}}, "model.preset=llama3.2-1b"),  # the fix
         ({"model": {}, "data": {}}, "give either model.preset or model.path"),
         (minimal(model={"preset": "a", "path": "b"}), "not both"),
         (minimal(data={"holdout": 0.1, "validation_source": "x"}), "not both"),
@@ -167,7 +169,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         load_run(tmp_path / "lama.yaml")
     assert "llama.yaml" in (refused.value.fix or "")
     for name, fix in {
-        "llama": f"windlass run {tmp_path / 'llama.yaml'}",  # a run's name
+        "llama": f"the same command with {tmp_path / 'llama.yaml'}",  # a run's name; `plan` shall not become `run`
         "c2.yaml": f"windlass init {tmp_path / 'c2.yaml'}",  # .yaml alone is no likeness
         "train.steps=3": "windlass run RUN.yaml train.steps=3",
         "none/dpo.yaml": "windlass init dpo.yaml",

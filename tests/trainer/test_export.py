@@ -167,7 +167,10 @@ def test_export_does_not_overwrite_unasked(finished: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (("export", "run", "--step", "3"), "no complete checkpoint of step 3"),
+        (
+            ("export", "run", "--step", "3"),
+            "no complete checkpoint of step 3 of run can be had\n  evidence  complete: 2, 4",
+        ),
         (("verify", "run", "--step", "7"), "no complete checkpoint of step 7"),
         (("export", "rum"), "there is no run 'rum'"),
         (("ls", "rum"), "there is no run 'rum'"),

@@ -131,7 +131,7 @@ _TABLE: tuple[tuple[str, Kind, Retry, str, str], ...] = (
     ("dns", "infra", "yes", "A host name does not resolve.",
      "check the headless service and DNS of the cluster; try again"),
     ("port_in_use", "infra", "yes", "The port is taken by another process.",
-     "target.port=N, or 0 for a free one"),
+     "target.port=N with another, or target.port=null for a free one"),
     ("clock_skew", "infra", "no", "The clock of the machine is wrong.",
      "chronyc tracking; set the clock (NTP) on that host"),
     # libraries and hardware

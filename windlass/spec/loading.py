@@ -74,7 +74,7 @@ def _instead_of(path: Path) -> str:
     files = {file.stem: file for file in path.parent.glob("*.y*ml")}
     near = difflib.get_close_matches(path.stem, files, 1)  # .yaml alone is no likeness
     if near:
-        return f"windlass run {files[near[0]]}"
+        return f"the same command with {files[near[0]]}"
     return f"windlass init {path if path.parent.is_dir() else path.name}"
 
 
@@ -124,7 +124,8 @@ def apply_override(values: Values, override: str, *, run_file: Path = Path()) ->
         raise UserError(f"the override {override!r} is not of the form section.key=value", fix="train.steps=200")
     parts = _full_path(key.strip())
     try:
-        value = yaml.load(text, Loader=_Loader)
+        # What begins with a star is a glob: an override holds no anchor that it could refer to.
+        value = text if text.startswith("*") else yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"the value in the override {override!r} is not valid YAML", evidence=str(error)) from None
     here = values
@@ -256,7 +257,11 @@ def _fix(error: Any) -> str | None:
             likely = [meant] if meant in choices else difflib.get_close_matches(str(given), choices, 1, cutoff=0.5)
             option = f"    or --on {likely[0]}" if likely and key == "target.kind" else ""
             return f"{key}={likely[0]}{option}" if likely else EXPLAINED
-        case "value_error" | "missing":
+        case "missing" if key == "model":
+            return "model.preset=llama3.2-1b    (windlass init --list has others) or model.path=HUB-ID"
+        case "missing":
+            return EXPLAINED
+        case "value_error":
             return None
         case _:
             default = _default_of(error["loc"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -293,9 +294,12 @@ def _print_request(prepared: Prepared, notes: list[str], loop: Any, *, as_json: 
     else:
         for warning in prepared.warnings:
             warn(warning)
+        decided = yaml.safe_dump(
+            prepared.run.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
+        )
+        # As comments: what is printed is then a file that kubectl, or a shell, takes as it is.
         click.echo(f"# {prepared.folder.run_file}: what is set and what was decided (with --json: every key)")
-        decided = prepared.run.model_dump(mode="json", exclude_defaults=True)
-        click.echo(yaml.safe_dump(decided, sort_keys=False, allow_unicode=True))
+        click.echo(textwrap.indent(decided, "#   "))
         click.echo("# command")
         click.echo(str(prepared.request))
         if loop is not None:

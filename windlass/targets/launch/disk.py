@@ -43,7 +43,7 @@ def space_is_there(folder: Path, bytes_needed: int | None) -> None:
         raise UserError(
             f"the checkpoints of this run need {_size(bytes_needed)}, {_size(free)} are free",
             evidence=f"file system of {folder}",
-            fix="checkpoint.keep=1    or set WINDLASS_RUNS to a larger disk",
+            fix="set WINDLASS_RUNS to a larger disk    or, where one checkpoint fits, checkpoint.keep=1",
         )
 
 

@@ -19,7 +19,8 @@ SSH_FAILED = 255
 NOT_FOUND = 127
 WITHOUT_SLURM = (
     "target.host=LOGIN_NODE     goes through a login node of the cluster, over SSH\n"
-    "--dry-run --offline        prints the job without asking Slurm\n"
+    "--on slurm:LOGIN_NODE      the same, for `windlass why job/NUMBER`\n"
+    "--dry-run --offline        of `windlass run` prints the job without asking Slurm\n"
     "--on local                 trains on this machine"
 )
 CONTROLLER_GONE = ("Unable to contact slurm controller", "Connection refused", "configuration source")

@@ -50,8 +50,8 @@ def obtain_to_read(folder: RunFolder, step: int | None = None) -> Checkpoint | P
 def _from_nearest(
     folder: RunFolder, step: int | None, tier: str | None, take: Callable[[Row, TierView], Taken]
 ) -> Taken:
-    offers = [(row, view) for view in views(folder, tier) for row in view.rows() if row.complete]
-    offers = [(row, view) for row, view in offers if step is None or row.step == step]
+    complete = [(row, view) for view in views(folder, tier) for row in view.rows() if row.complete]
+    offers = [(row, view) for row, view in complete if step is None or row.step == step]
     # The run folder first: what lies there needs no bringing. Then from the nearest on.
     offers.sort(key=lambda offer: (-offer[0].step, offer[0].tier != "shared"))
     problems = []
@@ -61,9 +61,10 @@ def _from_nearest(
         except (UserError, OSError) as error:
             problems.append(f"step {row.step} ({row.tier}): {error.what if isinstance(error, UserError) else error}")
     wanted = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
+    others = ", ".join(map(str, sorted({row.step for row, _ in complete})))
     raise UserError(
         f"{wanted} of {folder.name} can be had" + (f" from the {tier} tier" if tier else ""),
-        evidence="\n".join(problems) or "nothing complete there",
+        evidence="\n".join(problems) or (f"complete: {others}" if others else "nothing complete there"),
         fix=f"windlass ckpt ls {folder.name}",
     )
 

@@ -14,7 +14,7 @@ from windlass.errors import NoAnswerError, UserError
 KUBECONFIG = "KUBECONFIG"
 IN_CLUSTER = "in-cluster"  # the name of the context that a pod has without any file
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-NEW_FILE = "aws eks update-kubeconfig --name CLUSTER    or KUBECONFIG=FILE"
+NEW_FILE = "windlass cluster use NAME --region REGION    (EKS, HyperPod) or KUBECONFIG=FILE"
 
 
 @dataclass(frozen=True)

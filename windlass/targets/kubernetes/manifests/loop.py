@@ -59,7 +59,7 @@ class Loop:
         return self.objects[0]
 
     def __str__(self) -> str:
-        return as_yaml([self.account, *self.for_nodes, *self.objects])
+        return "---\n" + as_yaml([self.account, *self.for_nodes, *self.objects])
 
 
 def loop_name(name: str) -> str:
