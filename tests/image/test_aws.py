@@ -104,7 +104,6 @@ def job(folder, recipe="FROM python:3.12-slim\nCOPY . /workspace\n"):
 
 class Quiet:
     def step(self, step): ...
-    def line(self, line): ...
 
 
 @pytest.fixture
@@ -158,12 +157,12 @@ def test_a_failed_proof_in_codebuild_is_a_failed_attempt_with_its_log(aws, proje
     }
     ended = ({"buildStatus": "FAILED", "phases": []}, ["STEP 1/2: FROM x", "ERROR: nothing"])
     monkeypatch.setattr(project, "_follow", lambda build, watcher: ended)
-    monkeypatch.setattr(project, "_result", lambda job, name: report if name == "report.json" else None)
+    monkeypatch.setattr(project, "_report", lambda job: report)
     failed = project.make(one, Quiet())
     assert isinstance(failed, Failed)
     assert "import torch: no" in failed.log
     assert "ERROR: nothing" in failed.kept.read_text()
-    monkeypatch.setattr(project, "_result", lambda job, name: None)
+    monkeypatch.setattr(project, "_report", lambda job: None)
     assert "ERROR: nothing" in project.make(one, Quiet()).log
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import UserError
-from windlass.image.build.builders import Buildah, BuildRequest, Docker, Podman, PushRequest, RunRequest, find_builder
+from windlass.image.build.builders import Buildah, BuildRequest, Docker, Podman, Surroundings, find_builder
 from windlass.image.build.process import Step, step_of
 
 REQUEST = BuildRequest(
@@ -43,24 +43,29 @@ def test_podman_and_buildah_keep_layers(builder):
 
 
 def test_credentials_are_a_file_and_never_an_argument():
-    request = PushRequest("local:1", "r.example/train:1", digest_file=Path("/tmp/digest"))
+    what = ("local:1", "r.example/train:1", Path("/tmp/digest"))
     for builder in (Podman(), Buildah()):
-        (command,) = builder.push(request, "/proc/self/fd/7")
+        (command,) = builder.push(*what, "/proc/self/fd/7")
         assert command[command.index("--authfile") + 1] == "/proc/self/fd/7"
+        assert command[command.index("--digestfile") + 1] == "/tmp/digest"
         assert "--creds" not in command
         assert "--tls-verify=false" not in command
-    assert Docker().push_environment("/dev/shm/x") == {"DOCKER_CONFIG": "/dev/shm/x"}
-    assert Docker().push(request, "/dev/shm/x")[-1] == ["docker", "push", "r.example/train:1"]
+        assert "--tls-verify=false" in builder.push(*what, None, plain_http=True)[0]
+    folder = ["env", "DOCKER_CONFIG=/dev/shm/x"]
+    assert Docker().push(*what, "/dev/shm/x")[-1] == [*folder, "docker", "push", "r.example/train:1"]
+    assert Docker().push(*what, None)[-1] == ["docker", "push", "r.example/train:1"]
 
 
 def test_a_command_inside_replaces_the_entrypoint_of_the_image():
-    request = RunRequest("train:1", ["sh", "-c", "true"], mounts=[("/a", "/b")], environment={"X": "1"}, gpus=True)
-    assert Docker().run_command(request)[-5:] == ["--entrypoint", "sh", "train:1", "-c", "true"]
-    assert "/a:/b:ro" in Docker().run_command(request)
-    assert "/a:/b:ro" in Podman().run_command(request)
-    assert Buildah().run_inside(request, "c")[-5:] == ["--", "c", "sh", "-c", "true"]
+    command = ["sh", "-c", "true"]
+    around = Surroundings(mounts=[("/a", "/b")], environment={"X": "1"}, gpus=True)
+    assert Docker().run_command("train:1", command, around)[-5:] == ["--entrypoint", "sh", "train:1", "-c", "true"]
+    assert "--gpus" in Docker().run_command("train:1", command, around)
+    for builder in (Docker(), Podman(), Buildah()):
+        assert {"/a:/b:ro", "X=1"} <= set(builder.run_command("train:1", command, around))
+    assert Buildah().run_command("c", command, around)[-5:] == ["--", "c", "sh", "-c", "true"]
     with pytest.raises(UserError, match="no GPUs"):
-        Buildah().run(request)
+        Buildah().run("train:1", command, around, "")
 
 
 @pytest.mark.parametrize(

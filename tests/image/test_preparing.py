@@ -27,7 +27,8 @@ def test_a_planned_image_gets_windlass_itself_and_the_files_of_the_plan(run_file
     source, node = source_of(load_run(run_file), run_file, Wishes())
     assert source.dockerfile is None
     assert source.recipe.startswith("FROM ")
-    staged = source.stage(tmp_path_factory.mktemp("staged"))
+    staged = tmp_path_factory.mktemp("staged")
+    source.stage(staged)
     assert (staged / ".windlass" / "windlass" / "cli" / "main.py").is_file()
     assert not list(staged.rglob("__pycache__"))
     for name in source.planned:
@@ -131,6 +132,8 @@ def test_a_planned_image_holds_what_image_requirements_asks_for(tmp_path, tmp_pa
     )
     source, _ = source_of(load_run(path), path, Wishes())
     assert "own-requirements.txt" in source.recipe
-    own = (source.stage(tmp_path_factory.mktemp("staged")) / ".windlass" / "own-requirements.txt").read_text()
+    staged = tmp_path_factory.mktemp("staged")
+    source.stage(staged)
+    own = (staged / ".windlass" / "own-requirements.txt").read_text()
     assert "einops==0.8.1" in own
     assert "rich==14.1.0" in own

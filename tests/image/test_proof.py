@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from windlass.errors import UserError
-from windlass.image.build.builders import Answer
+from windlass.image.build.builders import Surroundings
+from windlass.image.build.process import Outcome
 from windlass.image.build.testing import Proof, command_inside, prove_image, sources
 from windlass.image.inside.loaded import same_version
 from windlass.image.inside.proof import DEFAULTS, groups, run_group
@@ -105,9 +106,9 @@ def test_an_image_without_python_is_said_to_be_so():
     class Empty:
         name = "buildah"
 
-        def run(self, request, text_in=None, timeout=None):
-            return Answer(127, "", "sh: python3: not found")
+        def run(self, image, command, around, text_in):
+            return Outcome(127, "", "sh: python3: not found")
 
     with pytest.raises(UserError, match="nothing could be run inside") as refused:
-        prove_image(Empty(), "scratch:1", Proof("quick"))
+        prove_image(Empty(), "scratch:1", Proof("quick"), Surroundings())
     assert "python3: not found" in refused.value.evidence

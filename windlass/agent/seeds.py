@@ -376,10 +376,7 @@ def _registry_name(repository: str, region: str | None) -> str:
 def _newest_pushed_image() -> str:
     from windlass.image.build.records import FOLDER, Records
 
-    records = Records(Path(FOLDER))
-    files = sorted(records.folder.glob("*/image.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    pushed = (record.pushed for file in files if (record := records.load(file.parent.name)))
-    image = next((name for name in pushed if name), None)
+    image = next((record.pushed for record in Records(Path(FOLDER)).newest_first() if record.pushed), None)
     if image is None:
         raise UserError(
             "which image the pods run is not said, and none was pushed from this folder",

@@ -102,8 +102,7 @@ def _from_secret(secret: Object, registry: str) -> Credentials | None:
         entry = next(value for key, value in auths.items() if key.split("://")[-1].split("/")[0] in hosts)
         if "auth" not in entry:
             return Credentials(entry["username"], entry["password"])
-        user, _, password = base64.b64decode(entry["auth"]).decode().partition(":")
-        return Credentials(user, password)
+        return Credentials.from_basic(entry["auth"])
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
         return None
 

@@ -36,8 +36,8 @@ def judge(
     if not trace.states:
         return Verdict((), (), tuple(trace.unknown), trace)
     case = Case(trace, node, texts, index)
-    found = {(one.id, str(one.where), one.sentence): one for rule in RULES for one in rule(case)}
-    ordered = sorted(found.values(), key=lambda one: one.severity)
+    findings = {(finding.id, str(finding.where), finding.sentence): finding for rule in RULES for finding in rule(case)}
+    ordered = sorted(findings.values(), key=lambda finding: finding.severity)
     return Verdict(tuple(ordered), tuple(dict.fromkeys(trace.assumed)), tuple(dict.fromkeys(trace.unknown)), trace)
 
 

@@ -11,8 +11,7 @@ import click
 from windlass.errors import UserError
 
 if TYPE_CHECKING:
-    from windlass.image.build.builders import Builder
-    from windlass.image.build.testing import Surroundings
+    from windlass.image.build.builders import Builder, Surroundings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 BUILDERS = ("docker", "podman", "buildah")
@@ -38,7 +37,7 @@ def surroundings_options(command: Command) -> Command:
 
 
 def surroundings(python: str | None, mounts: tuple[str, ...], variables: tuple[str, ...], gpus: bool) -> Surroundings:
-    from windlass.image.build.testing import Surroundings
+    from windlass.image.build.builders import Surroundings
 
     pairs = []
     for mount in mounts:

@@ -28,9 +28,6 @@ class Lines:
     def step(self, step: Step) -> None:
         self.say(f"  {step}"[:160])
 
-    def line(self, line: str) -> None:
-        """What a step prints is in the log."""
-
     def failed(self, sentence: str, lines: tuple[str, ...]) -> None:
         self.say(f"failed: {sentence}")
         for line in lines:

@@ -16,11 +16,11 @@ import yaml
 from windlass.common.aws import asking, client, error_code
 from windlass.errors import ExitCode, UserError
 from windlass.image.aws.ecr import EcrHost, ensure_repository
-from windlass.image.build.builders import Docker, RunRequest
-from windlass.image.build.building import Failed, Job, Made, Watcher
+from windlass.image.build.builders import Docker, Surroundings
+from windlass.image.build.building import Failed, Job, Made, Watcher, show_step
 from windlass.image.build.context import Context, Ignore, write_zip
-from windlass.image.build.process import plain, step_of
-from windlass.image.build.testing import Report, command_inside, sources
+from windlass.image.build.process import plain
+from windlass.image.build.testing import Report, command_inside, report_in, sources
 from windlass.image.registry.reference import ImageReference
 
 FOLDER = ".windlass-build"  # in the archive, beside the context
@@ -49,7 +49,7 @@ def buildspec(job: Job, cloud: Cloud) -> dict[str, Any]:
     inside = []
     place = f"s3://{cloud.bucket}/{cloud.results(job.tag)}"
     if settings.proof:
-        run = docker.run_command(RunRequest(job.image, command_inside(settings.proof.order())))
+        run = docker.run_command(job.image, command_inside(settings.proof.order()), Surroundings())
         keep = f"aws s3 cp {REPORT} {place}/{REPORT}"
         inside += [f"{shlex.join(run)} < {FOLDER}/sources.json > {REPORT} || {{ {keep}; false; }}", keep]
     token = 'aws ecr get-login-password --region "$AWS_REGION"'
@@ -97,18 +97,14 @@ class CloudWorkshop:
     def make(self, job: Job, watcher: Watcher) -> Made | Failed:
         image = ImageReference.parse(job.image)
         host = EcrHost.of(image.registry)
-        if host is None:
-            raise UserError(
-                f"CodeBuild pushes to ECR, and {image.name} is not there",
-                fix="image.name=ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY",
-            )
+        assert host is not None  # nothing else is sent to CodeBuild
         ensure_repository(host, image.repository)
         key = self._upload(job)
         build = self._start(job, key)
         log = job.folder / f"attempt-{job.number}.log"
         ended, lines = self._follow(build, watcher)
         log.write_text("\n".join(lines) + "\n")
-        report = self._result(job, REPORT)
+        report = self._report(job)
         proof = Report(job.image, report) if report else None
         if ended["buildStatus"] != "SUCCEEDED":
             if proof and not proof.passed:
@@ -137,8 +133,8 @@ class CloudWorkshop:
             root = Path(folder) / "all"
             context = root / "context"
             context.mkdir(parents=True)
-            staged = Context(job.source.stage(context), Ignore(()))
-            names = [f"context/{name}" for name in staged.files]
+            job.source.stage(context)
+            names = [f"context/{name}" for name in Context(context, Ignore(())).files]
             archive = Path(folder) / "context.zip"
             write_zip(root, names, archive, carried(job))
             with asking(f"the context, to s3://{self.cloud.bucket}"):
@@ -173,20 +169,16 @@ class CloudWorkshop:
                 new, token = _new_lines(logs, state.get("logs", {}), token)
             lines += new
             for line in new:
-                step = step_of(line)
-                if step:
-                    watcher.step(step)
-                else:
-                    watcher.line(line)
+                show_step(line, watcher)
             if state["buildStatus"] != "IN_PROGRESS":
                 return state, lines
             self.wait(POLL_SECONDS)
 
-    def _result(self, job: Job, name: str) -> dict[str, Any] | None:
-        """What the build left in S3: the last line of it, as the proof writes it."""
+    def _report(self, job: Job) -> dict[str, Any] | None:
+        """What the proof left in S3."""
         from botocore.exceptions import ClientError
 
-        key = f"{self.cloud.results(job.tag)}/{name}"
+        key = f"{self.cloud.results(job.tag)}/{REPORT}"
         with asking(f"s3://{self.cloud.bucket}/{key}"):
             try:
                 body = client("s3", self.cloud.region).get_object(Bucket=self.cloud.bucket, Key=key)["Body"].read()
@@ -194,23 +186,19 @@ class CloudWorkshop:
                 if error_code(error) in ("NoSuchKey", "404"):
                     return None
                 raise
-        lines = [line for line in body.decode().splitlines() if line.startswith("{")]
-        if not lines:
-            return None
-        values: dict[str, Any] = json.loads(lines[-1])
-        return values
+        return report_in(body.decode())
 
     def _digest(self, host: EcrHost, image: ImageReference, ended: dict[str, Any]) -> str:
         """As ECR has it under the tag; the build must have said the same."""
         with asking(f"{image} in ECR"):
-            found = client("ecr", host.region).describe_images(
+            stored = client("ecr", host.region).describe_images(
                 registryId=host.account, repositoryName=image.repository, imageIds=[{"imageTag": image.tag}]
             )["imageDetails"][0]["imageDigest"]
         exported = ended.get("exportedEnvironmentVariables", ())
-        said = {one["name"]: one["value"] for one in exported}.get(DIGEST_VARIABLE)
-        if said and said != found:
-            raise UserError(f"CodeBuild pushed {said}, but ECR has {found} as {image}", exit_code=ExitCode.FAILED)
-        return str(found)
+        said = {variable["name"]: variable["value"] for variable in exported}.get(DIGEST_VARIABLE)
+        if said and said != stored:
+            raise UserError(f"CodeBuild pushed {said}, but ECR has {stored} as {image}", exit_code=ExitCode.FAILED)
+        return str(stored)
 
 
 def _new_lines(logs: Any, place: dict[str, Any], token: str | None) -> tuple[list[str], str | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ class EcrHost:
 
     @classmethod
     def of(cls, registry: str | None) -> EcrHost | None:
-        found = HOST.fullmatch(registry or "")
-        return cls(found["account"], found["region"]) if found else None
+        match = HOST.fullmatch(registry or "")
+        return cls(match["account"], match["region"]) if match else None
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class EcrRepository:
     """How a repository stands."""
 
     name: str
-    uri: str
     created: bool
     warnings: tuple[str, ...] = ()
 
@@ -59,37 +57,35 @@ def lifecycle_policy() -> dict[str, Any]:
     }
 
 
-def repository_request(name: str) -> dict[str, Any]:
-    """What is asked of ECR: tags that cannot move, and a scan of every push."""
-    return {
-        "repositoryName": name,
-        "imageTagMutability": "IMMUTABLE",
-        "imageScanningConfiguration": {"scanOnPush": True},
-        "encryptionConfiguration": {"encryptionType": "AES256"},
-        "tags": [{"Key": "made-by", "Value": "windlass"}],
-    }
-
-
 def ensure_repository(host: EcrHost, name: str) -> EcrRepository:
-    """The repository; created where it is missing. One that is there is not changed, but its gaps are named."""
+    """The repository; created where it is missing: tags that cannot move, and a scan of every push.
+
+    One that is there is not changed, but its gaps are named.
+    """
     ecr = client("ecr", host.region)
     with asking(f"the ECR repository {name}"):
-        found = _describe(ecr, host, name)
-        if found is not None:
-            return EcrRepository(name, found["repositoryUri"], False, _gaps(ecr, host, found))
-        made = ecr.create_repository(registryId=host.account, **repository_request(name))["repository"]
+        present = _describe(ecr, host, name)
+        if present is not None:
+            return EcrRepository(name, False, _gaps(ecr, host, present))
+        ecr.create_repository(
+            registryId=host.account,
+            repositoryName=name,
+            imageTagMutability="IMMUTABLE",
+            imageScanningConfiguration={"scanOnPush": True},
+            encryptionConfiguration={"encryptionType": "AES256"},
+            tags=[{"Key": "made-by", "Value": "windlass"}],
+        )
         ecr.put_lifecycle_policy(
             registryId=host.account, repositoryName=name, lifecyclePolicyText=json.dumps(lifecycle_policy())
         )
-    return EcrRepository(name, made["repositoryUri"], True)
+    return EcrRepository(name, True)
 
 
 def push_token(host: EcrHost) -> Credentials:
     """Good for twelve hours. It stays in this process, and in the memory of the builder."""
     with asking("a token for ECR"):
         answer = client("ecr", host.region).get_authorization_token(registryIds=[host.account])
-    user, _, password = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode().partition(":")
-    return Credentials(user, password)
+    return Credentials.from_basic(answer["authorizationData"][0]["authorizationToken"])
 
 
 def _describe(ecr: Any, host: EcrHost, name: str) -> dict[str, Any] | None:
@@ -101,19 +97,19 @@ def _describe(ecr: Any, host: EcrHost, name: str) -> dict[str, Any] | None:
         if error_code(error) == "RepositoryNotFoundException":
             return None
         raise
-    found: dict[str, Any] = answer["repositories"][0]
-    return found
+    repository: dict[str, Any] = answer["repositories"][0]
+    return repository
 
 
-def _gaps(ecr: Any, host: EcrHost, found: dict[str, Any]) -> tuple[str, ...]:
+def _gaps(ecr: Any, host: EcrHost, repository: dict[str, Any]) -> tuple[str, ...]:
     from botocore.exceptions import ClientError
 
-    name = found["repositoryName"]
+    name = repository["repositoryName"]
     gaps = []
-    if found.get("imageTagMutability") != "IMMUTABLE":
+    if repository.get("imageTagMutability") != "IMMUTABLE":
         command = f"aws ecr put-image-tag-mutability --repository-name {name} --image-tag-mutability IMMUTABLE"
         gaps.append(f"tags of {name} can move: {command}")
-    if not found.get("imageScanningConfiguration", {}).get("scanOnPush"):
+    if not repository.get("imageScanningConfiguration", {}).get("scanOnPush"):
         setting = "--image-scanning-configuration scanOnPush=true"
         gaps.append(
             f"{name} scans nothing: aws ecr put-image-scanning-configuration --repository-name {name} {setting}"

@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from windlass.errors import UserError
-from windlass.image.build.process import capture
+from windlass.image.build.process import Outcome, capture, last_lines
 
 IN_THE_CLOUD = "codebuild"
 
@@ -35,35 +34,19 @@ class BuildRequest:
 
 
 @dataclass(frozen=True)
-class RunRequest:
-    """A command inside an image."""
+class Surroundings:
+    """How a command is run inside an image."""
 
-    image: str
-    command: Sequence[str]
+    python: str | None = None
+    """Interpreter in the image. Default: python, else python3."""
     mounts: Sequence[tuple[str, str]] = ()
     """Folders of this machine, read-only, and where they are seen."""
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: bool = False
-    shared_memory: str = "1g"
-    """The default of 64 MB ends data loaders and collectives with a bus error."""
 
-
-@dataclass(frozen=True)
-class PushRequest:
-    """An image of this machine, and the name that it gets in a registry."""
-
-    image: str
-    destination: str
-    plain_http: bool = False
-    digest_file: Path | None = None
-
-
-class Answer(NamedTuple):
-    """Of a command inside an image."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
+    def options(self) -> list[str]:
+        volumes = [part for source, target in self.mounts for part in ("--volume", f"{source}:{target}:ro")]
+        return [*volumes, *option_each("--env", self.environment)]
 
 
 class Builder:
@@ -80,46 +63,43 @@ class Builder:
         """Why it cannot be used here; None where it can."""
         if not shutil.which(self.name):
             return "not installed"
-        code, _, error = capture([self.name, *self.alive], timeout=60)
-        return None if code == 0 else (error.strip().splitlines() or [f"{self.name} does not answer"])[-1]
+        answer = capture([self.name, *self.alive], timeout=60)
+        return None if answer.succeeded else last_lines(answer.stderr, 1).strip() or f"{self.name} does not answer"
 
     def build(self, request: BuildRequest) -> list[str]:
         cache = ["--cache-from", request.cache, "--cache-to", request.cache] if request.cache else []
         return [self.name, "build", "--layers", "--format", "oci", *_build_options(request, cache)]
 
-    def run(self, request: RunRequest, text_in: str | None = None, timeout: float | None = None) -> Answer:
+    def run(self, image: str, command: Sequence[str], around: Surroundings, text_in: str) -> Outcome:
         """Run a command inside an image, with `text_in` on its stdin."""
-        return Answer(*capture(self.run_command(request), text_in=text_in, timeout=timeout))
+        return capture(self.run_command(image, command, around), text_in=text_in)
 
-    def run_command(self, request: RunRequest) -> list[str]:
-        command = [self.name, "run", "--rm", "--interactive", "--shm-size", request.shared_memory, *self.run_options]
-        for source, target in request.mounts:
-            command += ["--volume", f"{source}:{target}:ro"]
-        command += option_each("--env", request.environment)
-        command += self.gpu_options if request.gpus else ()
-        program, *arguments = request.command
-        return [*command, "--entrypoint", program, request.image, *arguments]
+    def run_command(self, image: str, command: Sequence[str], around: Surroundings) -> list[str]:
+        # The default of 64 MB of shared memory ends data loaders and collectives with a bus error.
+        options = ["--rm", "--interactive", "--shm-size", "1g", *self.run_options, *around.options()]
+        options += self.gpu_options if around.gpus else ()
+        program, *arguments = command
+        return [self.name, "run", *options, "--entrypoint", program, image, *arguments]
 
-    def push(self, request: PushRequest, authentication: str | None) -> list[list[str]]:
+    def push(
+        self, image: str, destination: str, digest_file: Path, authentication: str | None, *, plain_http: bool = False
+    ) -> list[list[str]]:
         """The commands, one after the other.
 
         `authentication`: a file (docker: a folder) with the credentials. None: those that the tool has itself.
         """
-        command = [self.name, "push", "--format", "oci"]
+        command = [self.name, "push", "--format", "oci", "--digestfile", str(digest_file)]
         command += ["--authfile", authentication] if authentication else []
-        command += ["--tls-verify=false"] if request.plain_http else []
-        command += ["--digestfile", str(request.digest_file)] if request.digest_file else []
-        return [[*command, request.image, f"docker://{request.destination}"]]
-
-    def push_environment(self, authentication: str | None) -> dict[str, str]:
-        return {}
+        command += ["--tls-verify=false"] if plain_http else []
+        return [[*command, image, f"docker://{destination}"]]
 
     def pull(self, image: str, *, plain_http: bool) -> list[str]:
         return [self.name, "pull", "--quiet", *(["--tls-verify=false"] if plain_http else []), image]
 
-    def image_id(self, image: str) -> list[str]:
-        """The command that prints the id of a local image, and fails where there is none."""
-        return [self.name, *self.inspect, image]
+    def image_id(self, image: str) -> str | None:
+        """Of an image of this machine, without sha256:; None where there is none."""
+        answer = capture([self.name, *self.inspect, image])
+        return answer.stdout.strip().removeprefix("sha256:") if answer.succeeded else None
 
 
 class Podman(Builder):
@@ -134,26 +114,23 @@ class Buildah(Builder):
     name = "buildah"
     inspect = ("inspect", "--type", "image", "--format", "{{.FromImageID}}")
 
-    def run(self, request: RunRequest, text_in: str | None = None, timeout: float | None = None) -> Answer:
+    def run(self, image: str, command: Sequence[str], around: Surroundings, text_in: str) -> Outcome:
         """buildah runs commands in a working container, which is made and removed here."""
-        if request.gpus:
+        if around.gpus:
             raise UserError("buildah gives a container no GPUs", fix="--builder podman    or --builder docker")
-        made = Answer(*capture(["buildah", "from", "--pull-never", request.image], timeout=timeout))
-        if made.exit_code != 0:
+        made = capture(["buildah", "from", "--pull-never", image])
+        if not made.succeeded:
             return made
         container = made.stdout.strip()
         try:
-            return Answer(*capture(self.run_inside(request, container), text_in=text_in, timeout=timeout))
+            return super().run(container, command, around, text_in)
         finally:
             capture(["buildah", "rm", container])
 
-    def run_inside(self, request: RunRequest, container: str) -> list[str]:
+    def run_command(self, image: str, command: Sequence[str], around: Surroundings) -> list[str]:
         # The name of its own that buildah gives a container is in no hosts file, and launchers look their own name up.
-        command = ["buildah", "run", "--network", "host", "--hostname", "localhost"]
-        for source, target in request.mounts:
-            command += ["--volume", f"{source}:{target}:ro"]
-        command += option_each("--env", request.environment)
-        return [*command, "--", container, *request.command]
+        options = ["--network", "host", "--hostname", "localhost", *around.options()]
+        return ["buildah", "run", *options, "--", image, *command]
 
 
 class Docker(Builder):
@@ -168,8 +145,8 @@ class Docker(Builder):
 
     def why_not(self) -> str | None:
         reason = super().why_not()
-        if reason is None and capture(["docker", "buildx", "version"], timeout=20)[0] != 0:
-            _, version, _ = capture(["docker", "version", "--format", "{{.Client.Version}}"], timeout=60)
+        if reason is None and not capture(["docker", "buildx", "version"], timeout=20).succeeded:
+            version = capture(["docker", "version", "--format", "{{.Client.Version}}"], timeout=60).stdout
             self.buildx = int(re.match(r"\d*", version)[0] or 99) >= 23  # type: ignore[index]
             return "the buildx plugin is not installed" if self.buildx else None
         return reason
@@ -183,18 +160,18 @@ class Docker(Builder):
         command = ["docker", "buildx", "build", "--progress=plain", "--load", "--provenance=false"]
         return [*command, *_build_options(request, cache)]
 
-    def push(self, request: PushRequest, authentication: str | None) -> list[list[str]]:
-        return [["docker", "tag", request.image, request.destination], ["docker", "push", request.destination]]
-
-    def push_environment(self, authentication: str | None) -> dict[str, str]:
-        return {"DOCKER_CONFIG": authentication} if authentication else {}
+    def push(
+        self, image: str, destination: str, digest_file: Path, authentication: str | None, *, plain_http: bool = False
+    ) -> list[list[str]]:
+        docker = [*(["env", f"DOCKER_CONFIG={authentication}"] if authentication else []), "docker"]
+        return [[*docker, "tag", image, destination], [*docker, "push", destination]]
 
     def pull(self, image: str, *, plain_http: bool) -> list[str]:
         return ["docker", "pull", "--quiet", image]
 
 
 BUILDERS: tuple[type[Builder], ...] = (Docker, Podman, Buildah)  # in the order in which they are tried
-KINDS = tuple(one.name for one in BUILDERS)
+KINDS = tuple(builder.name for builder in BUILDERS)
 
 
 def find_builder(name: str | None = None) -> Builder:

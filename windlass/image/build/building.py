@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from windlass.errors import ExitCode, UserError
-from windlass.image.build.builders import Builder, BuildRequest
+from windlass.image.build.builders import Builder, BuildRequest, Surroundings
 from windlass.image.build.context import Context
 from windlass.image.build.logs import obstacle_in, why_failed
-from windlass.image.build.process import Outcome, Step, capture, step_of, stream
-from windlass.image.build.records import Commit, ImageRecord, Records, commit_of, content_digest, labels_for, tag_for
+from windlass.image.build.process import Outcome, Step, step_of, stream
+from windlass.image.build.records import Commit, ImageRecord, Records, commit_of, content_digest, tag_for
 from windlass.image.build.remedies import propose
-from windlass.image.build.testing import Proof, Report, Surroundings, prove_image
+from windlass.image.build.testing import Proof, Report, prove_image
 from windlass.image.read.dockerfile import parse_dockerfile
 from windlass.image.read.texts import Fix, Texts
 
@@ -31,8 +31,10 @@ class LocalWorkshop:
         log = job.folder / f"attempt-{job.number}.log"
         outcome = self._build(job, log, watcher)
         if not outcome.succeeded:
-            return Failed(outcome.output, log)
-        id = self._id(job.image)
+            return Failed(outcome.stdout, log)
+        id = self.builder.image_id(job.image)
+        if id is None:
+            raise UserError(f"{self.name} built {job.image} and does not find it")
         report = None
         if job.settings.proof:
             watcher.proving(job.settings.proof.level)
@@ -45,29 +47,24 @@ class LocalWorkshop:
 
     def _build(self, job: Job, log: Path, watcher: Watcher) -> Outcome:
         """The builder sees a staged copy: links to the user's files, and the changed ones in their place."""
-
-        def heard(line: str) -> None:
-            step = step_of(line)
-            if step:
-                watcher.step(step)
-            else:
-                watcher.line(line)
-
         with tempfile.TemporaryDirectory(prefix="windlass-build-", ignore_cleanup_errors=True) as folder:
             context = Path(folder) / "context"
             context.mkdir()
             dockerfile = Path(folder) / "Dockerfile"
             dockerfile.write_text(job.source.recipe)
-            request = job.request(job.source.stage(context), dockerfile)
-            return stream(self.builder.build(request), heard, log=log)
-
-    def _id(self, image: str) -> str:
-        code, out, error = capture(self.builder.image_id(image))
-        if code != 0:
-            raise UserError(f"{self.name} built {image} and does not find it", evidence=error.strip()[-300:])
-        return out.strip().removeprefix("sha256:")
+            job.source.stage(context)
+            command = self.builder.build(job.request(context, dockerfile))
+            return stream(command, lambda line: show_step(line, watcher), log=log)
 
 
+def show_step(line: str, watcher: Watcher) -> None:
+    """The other lines of a log are not shown."""
+    if step := step_of(line):
+        watcher.step(step)
+
+
+OCI = "org.opencontainers.image"
+CONTENT = "dev.windlass.content"
 OURS = ".windlass"  # Dockerfile.windlass: what a fixed file is called beside the user's own
 
 
@@ -96,8 +93,8 @@ class Source:
     @property
     def files(self) -> dict[str, str]:
         """Files of the context that are not as they are on disk."""
-        there = self.context.texts()
-        changed = {name: text for name, text in self.texts.files.items() if there.get(name) != text}
+        on_disk = self.context.texts()
+        changed = {name: text for name, text in self.texts.files.items() if on_disk.get(name) != text}
         return {**self.planned, **changed}
 
     @property
@@ -108,12 +105,11 @@ class Source:
         ]
         return content_digest(self.recipe, "\n".join(parts), self.platform, self.arguments, self.target)
 
-    def stage(self, folder: Path) -> Path:
+    def stage(self, folder: Path) -> None:
         """The context as the builder sees it: links to the user's files, and what was changed or added."""
         self.context.stage(folder, self.files)
         for at, tree in self.trees.items():
             tree.stage(folder / at)
-        return folder
 
     def with_fix(self, fix: Fix) -> Source:
         return replace(self, texts=fix.apply(self.texts))
@@ -186,8 +182,6 @@ class Watcher(Protocol):
 
     def step(self, step: Step) -> None: ...
 
-    def line(self, line: str) -> None: ...
-
     def failed(self, sentence: str, lines: tuple[str, ...]) -> None: ...
 
     def changed(self, fix: Fix, diff: str) -> None: ...
@@ -210,7 +204,6 @@ class Built:
     record: ImageRecord
     report: Report | None
     folder: Path
-    fixes: tuple[Fix, ...]
     written: tuple[Path, ...]
     """The changed files that stand beside the user's own."""
 
@@ -245,15 +238,19 @@ def build_image(
                 builder=workshop.name,
                 revision=commit.revision if commit else None,
                 attempts=number,
-                fixes=[{"id": one.id, "sentence": one.sentence} for one in applied],
+                fixes=[{"id": fix.id, "sentence": fix.sentence} for fix in applied],
                 pushed=result.pushed,
             )
-            return Built(_keep(record, result, records), result.report, folder, tuple(applied), written)
+            if result.report:
+                record = records.add_proof(record, result.report.as_dict())
+            else:
+                records.save(record)
+            return Built(record, result.report, folder, written)
         failure = why_failed(result.log)
         watcher.failed(failure.sentence, tuple(failure.lines))
         fix = None
         if settings.auto_fix and number < settings.attempts:
-            fix = propose(source.recipe, source.texts.files, result.log, frozenset(one.id for one in applied))
+            fix = propose(source.recipe, result.log, {fix.id for fix in applied})
         if fix is None:
             raise _given_up(result, number, settings, applied)
         watcher.changed(fix, fix.diff(source.recipe, source.texts.files))
@@ -264,13 +261,16 @@ def build_image(
 
 
 def labels_of(source: Source, tag: str, commit: Commit | None) -> dict[str, str]:
-    return labels_for(
-        title=source.title.rpartition("/")[2],
-        tag=tag,
-        commit=commit,
-        content=source.content,
-        bases=tuple(one.image for one in parse_dockerfile(source.recipe).chain()[:1]),
-    )
+    """OCI's keys where it has one. No time of day: the same files shall make the same labels."""
+    labels = {f"{OCI}.title": source.title.rpartition("/")[2], f"{OCI}.version": tag, CONTENT: source.content}
+    stages = parse_dockerfile(source.recipe).chain()
+    if stages:
+        labels[f"{OCI}.base.name"] = stages[0].image
+    if commit:
+        labels[f"{OCI}.revision"] = commit.revision + ("-dirty" if commit.changed else "")
+        if commit.source:
+            labels[f"{OCI}.source"] = commit.source
+    return labels
 
 
 def write_beside(source: Source) -> tuple[Path, ...]:
@@ -285,11 +285,6 @@ def write_beside(source: Source) -> tuple[Path, ...]:
     for path, text in places.items():
         path.write_text(text)
     return tuple(places)
-
-
-def _keep(record: ImageRecord, made: Made, records: Records) -> ImageRecord:
-    records.save(record)
-    return records.add_proof(record, made.report.as_dict()) if made.report else record
 
 
 def _given_up(failed: Failed, attempts: int, settings: Settings, applied: list[Fix]) -> UserError:
@@ -309,7 +304,7 @@ def _given_up(failed: Failed, attempts: int, settings: Settings, applied: list[F
     return UserError(
         f"the image does not build: {failure.sentence} (attempt {attempts} of {settings.attempts})",
         evidence="\n".join([*failure.lines, kept]),
-        cause="\n".join(f"tried: {one.sentence}" for one in applied) or None,
+        cause="\n".join(f"tried: {fix.sentence}" for fix in applied) or None,
         fix=obstacle.fix if obstacle else advice,
         exit_code=ExitCode.FAILED,
     )

@@ -9,9 +9,11 @@ import shutil
 import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
 from pathlib import Path
 
+from windlass.common.files import sha256_of
 from windlass.errors import UserError
 
 # Without a .dockerignore: what no image wants, and what must not leave the machine.
@@ -55,9 +57,9 @@ class Ignore:
         """Whether a file (its path relative to the folder, with /) is left out."""
         ignored = False
         for pattern in self.patterns:
-            taken_back = pattern.startswith("!")
-            if _expression(pattern.removeprefix("!")).fullmatch(path):
-                ignored = not taken_back
+            parts = _parts(pattern.removeprefix("!"))
+            if parts and _matches(parts, path.split("/")):
+                ignored = not pattern.startswith("!")
         return ignored
 
     def may_skip(self, folder: str) -> bool:
@@ -65,40 +67,22 @@ class Ignore:
         return self.ignores(folder) and not any(pattern.startswith("!") for pattern in self.patterns)
 
 
-def _expression(pattern: str) -> re.Pattern[str]:
-    """A pattern matches a path, and everything below it."""
-    parts: Sequence[str] = [part for part in pattern.strip().strip("/").split("/") if part not in ("", ".")]
-    text = ""
-    for number, part in enumerate(parts):
-        last = number == len(parts) - 1
-        if part == "**":
-            text += ".*" if last else "(?:.*/)?"
-            continue
-        text += _one_part(part) + ("" if last else "/")
-    return re.compile(f"{text}(?:/.*)?", re.DOTALL)
+@cache
+def _parts(pattern: str) -> Sequence[str]:
+    """The parts of a pattern of Go between its slashes, as `fnmatch` writes them."""
+    translated = re.sub(r"\\(.)", r"[\1]", pattern.replace("[^", "[!"))
+    return [part for part in translated.strip().split("/") if part not in ("", ".")]
 
 
-def _one_part(part: str) -> str:
-    text, position = "", 0
-    while position < len(part):
-        letter = part[position]
-        end = part.find("]", position + 2) if letter == "[" else -1
-        if letter == "*":
-            while part[position + 1 : position + 2] == "*":
-                position += 1
-            text += "[^/]*"
-        elif letter == "?":
-            text += "[^/]"
-        elif end > 0:
-            text += part[position : end + 1]
-            position = end
-        elif letter == "\\" and position + 1 < len(part):
-            position += 1
-            text += re.escape(part[position])
-        else:
-            text += re.escape(letter)
-        position += 1
-    return text
+def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether a pattern matches a path, or a folder that it is in."""
+    if not pattern:
+        return True
+    if not path:
+        return False
+    if pattern[0] == "**":
+        return len(pattern) == 1 or any(_matches(pattern[1:], path[start:]) for start in range(len(path)))
+    return fnmatchcase(path[0], pattern[0]) and _matches(pattern[1:], path[1:])
 
 
 EDITABLE_BYTES = 200_000
@@ -106,7 +90,7 @@ EDITABLE_BYTES = 200_000
 EDITABLE = (".txt", ".in", ".toml", ".cfg", ".lock", ".yml", ".yaml", ".sh", ".pip", ".req", ".reqs", ".constraints",
             "setup.py", ".python-version", "pip.conf")  # fmt: skip
 DOCKERIGNORE = ".dockerignore"
-BLOCK = 1 << 20
+NOTHING: Mapping[str, str] = {}
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the same files make the same archive
 
 
@@ -127,15 +111,15 @@ class Context:
     @cached_property
     def files(self) -> tuple[str, ...]:
         """Paths relative to the folder, with /, in order."""
-        found: list[str] = []
+        files: list[str] = []
         for root, folders, names in os.walk(self.folder):
             at = Path(root).relative_to(self.folder).as_posix()
             prefix = "" if at == "." else f"{at}/"
             links = [name for name in folders if os.path.islink(os.path.join(root, name))]
             folders[:] = [name for name in folders if name not in links and not self.ignore.may_skip(prefix + name)]
             kept = [name for name in (*names, *links) if not self.ignore.ignores(prefix + name)]
-            found += [prefix + name for name in kept if _is_file(os.path.join(root, name))]
-        return tuple(sorted(found))
+            files += [prefix + name for name in kept if _is_file(os.path.join(root, name))]
+        return tuple(sorted(files))
 
     def texts(self) -> dict[str, str]:
         """The small text files that may say what is installed, whatever their names."""
@@ -150,41 +134,31 @@ class Context:
                     continue
         return texts
 
-    def digest(self, changed: Mapping[str, str] | None = None) -> str:
+    def digest(self, changed: Mapping[str, str] = NOTHING) -> str:
         """sha256 over names, kinds, modes and bytes: equal for equal files, whenever and wherever they were written."""
         total = hashlib.sha256()
-        for name in self.files:
-            total.update(f"{name}\0{file_digest(self.folder / name, (changed or {}).get(name))}\n".encode())
-        for name in sorted(set(changed or ()) - set(self.files)):
-            total.update(f"{name}\0new:{hashlib.sha256((changed or {})[name].encode()).hexdigest()}\n".encode())
+        for name in sorted({*self.files, *changed}):
+            total.update(f"{name}\0{_file_digest(self.folder / name, changed.get(name))}\n".encode())
         return total.hexdigest()
 
-    def stage(self, destination: Path, changed: Mapping[str, str] | None = None) -> Path:
+    def stage(self, destination: Path, changed: Mapping[str, str] = NOTHING) -> None:
         """The files in a folder of their own, linked where that is possible, with `changed` ones in their place."""
-        for name in self.files:
+        for name in {*self.files, *changed} - {DOCKERIGNORE}:  # its work is done
             target = destination / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if name not in (changed or {}) and name != DOCKERIGNORE:  # its work is done
+            if name in changed:
+                target.write_text(changed[name])
+            else:
                 _link(self.folder / name, target)
-        for name, text in (changed or {}).items():
-            target = destination / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)  # else a write would go through the link into the user's own file
-            target.write_text(text)
-        return destination
 
 
-def file_digest(path: Path, text: str | None = None) -> str:
-    """Kind and content of one file; `text` instead of its bytes where it is given."""
-    if text is not None:
-        return f"{_mode(path)}:{hashlib.sha256(text.encode()).hexdigest()}"
-    if path.is_symlink():
+def _file_digest(path: Path, text: str | None) -> str:
+    """Kind and content of a file; `text` instead of its bytes where it is given."""
+    if text is None and path.is_symlink():
         return f"link:{os.readlink(path)}"
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            total.update(block)
-    return f"{_mode(path)}:{total.hexdigest()}"
+    mode = "x" if path.is_file() and path.stat().st_mode & 0o100 else "f"
+    content = sha256_of(path) if text is None else hashlib.sha256(text.encode()).hexdigest()
+    return f"{mode}:{content}"
 
 
 def write_zip(folder: Path, names: Iterable[str], archive: Path, extra: Mapping[str, str]) -> None:
@@ -200,7 +174,7 @@ def write_zip(folder: Path, names: Iterable[str], archive: Path, extra: Mapping[
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = (0o755 if os.access(path, os.X_OK) else 0o644) << 16
             with zipped.open(info, "w") as target, path.open("rb") as source:
-                shutil.copyfileobj(source, target, BLOCK)
+                shutil.copyfileobj(source, target)
         for name, text in sorted(extra.items()):
             zipped.writestr(zipfile.ZipInfo(name, ZIP_TIME), text)
 
@@ -208,10 +182,6 @@ def write_zip(folder: Path, names: Iterable[str], archive: Path, extra: Mapping[
 def _is_file(path: str) -> bool:
     """Or a link; sockets and pipes are no files to copy, and reading one would wait for ever."""
     return os.path.islink(path) or os.path.isfile(path)
-
-
-def _mode(path: Path) -> str:
-    return "x" if path.exists() and os.access(path, os.X_OK) and path.stat().st_mode & 0o100 else "f"
 
 
 def _link(source: Path, target: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from windlass.errors import ExitCode, UserError
+from windlass.image.build.process import plain, step_of
 
 
 @cache
@@ -32,10 +33,8 @@ def obstacle_in(log: str) -> UserError | None:
     return None
 
 
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 BUILDKIT = re.compile(r"^#\d+ (?:\d+\.\d+ )?")  # `#9 12.34 text`
 SUMMARY = re.compile(r"^\d+\.\d+ ")  # `12.34 text`, in BuildKit's summary at the end
-STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+(?:/\d+)?: (.*)|^\[(?:[\w.-]+ )?\s*\d+/\d+\] (\w.*)")
 FAILED_STEP = (
     re.compile(r"building at STEP \"(.+?)\": "),
     re.compile(r"process \"(?:/bin/(?:ba)?sh -\w+ )?(.+?)\" did not complete successfully"),
@@ -71,32 +70,37 @@ class BuildLog:
     text: str
 
     @cached_property
+    def raw(self) -> list[str]:
+        return plain(self.text).split("\n")
+
+    @cached_property
     def lines(self) -> tuple[str, ...]:
-        """Without colours, carriage returns and the prefixes of builders."""
-        plain = ANSI.sub("", self.text).replace("\r\n", "\n")
-        whole = [line.rsplit("\r", 1)[-1] for line in plain.split("\n")]
-        return tuple(SUMMARY.sub("", BUILDKIT.sub("", line)).rstrip() for line in whole)
+        """Without the prefixes of builders."""
+        return tuple(SUMMARY.sub("", BUILDKIT.sub("", line)).rstrip() for line in self.raw)
+
+    @cached_property
+    def last_start(self) -> int:
+        """The line at which the last step began; the first where no builder says."""
+        return max((number for number, line in enumerate(self.raw) if step_of(line)), default=0)
 
     @cached_property
     def step(self) -> str | None:
         """The instruction that failed, as the builder writes it."""
         for line in reversed(self.lines):
             for pattern in FAILED_STEP:
-                if found := pattern.search(line):
-                    return found[1].replace('\\"', '"')
-        steps = [found[1] or found[2] for line in self.lines if (found := STEP.match(line))]
-        return steps[-1] if steps else None
+                if match := pattern.search(line):
+                    return match[1].replace('\\"', '"')
+        last = step_of(self.raw[self.last_start])
+        return last.text if last else None
 
-    @cached_property
+    @property
     def tail(self) -> tuple[str, ...]:
-        """The lines since the last step began; all of them where no builder says."""
-        starts = [number for number, line in enumerate(self.lines) if STEP.match(line)]
-        return self.lines[starts[-1] :] if starts else self.lines
+        """The lines since the last step began."""
+        return self.lines[self.last_start :]
 
     def find(self, pattern: str, *, everywhere: bool = False) -> Found | None:
         """The first line of the failing step that a pattern is in: what earlier steps said did not end the build."""
-        found = self.all(pattern, everywhere=everywhere)
-        return found[0] if found else None
+        return next(iter(self.all(pattern, everywhere=everywhere)), None)
 
     def all(self, pattern: str, *, everywhere: bool = False) -> list[Found]:
         compiled = re.compile(pattern)
@@ -104,42 +108,35 @@ class BuildLog:
         return [Found(match, line.strip()) for line in lines if (match := compiled.search(line))]
 
 
-def why_failed(log: str | BuildLog) -> Failure:
+def why_failed(text: str) -> Failure:
     """The best known reason with the lines that show it; always answers."""
-    whole = log if isinstance(log, BuildLog) else BuildLog(log)
+    log = BuildLog(text)
     for everywhere in (False, True):
         for id, pattern, sentence in known()["symptoms"]:
-            if found := whole.find(pattern, everywhere=everywhere):
-                lines = tuple(_with_surroundings(whole.lines if everywhere else whole.tail, found.line))
-                return Failure(id, _filled(sentence, found.match), lines)
-    return Failure("unknown", "the build failed for a reason that windlass does not know", tuple(_lines(whole)))
+            if found := log.find(pattern, everywhere=everywhere):
+                lines = tuple(_with_surroundings(log.lines if everywhere else log.tail, found.line))
+                return Failure(id, filled(sentence, found.match), lines)
+    return Failure("unknown", "the build failed for a reason that windlass does not know", tuple(_lines(log)))
 
 
-def _filled(sentence: str, match: re.Match[str]) -> str:
+def filled(sentence: str, match: re.Match[str]) -> str:
+    """`sentence` with the groups of a match in the place of {1}, {2}."""
     for number, value in enumerate(match.groups(), start=1):
         sentence = sentence.replace(f"{{{number}}}", (value or "").strip("'\""))
     return sentence
 
 
-def lines_that_matter(log: str, limit: int = MOST_LINES) -> list[str]:
-    """What to show of a log: the failing step and the lines that speak of trouble, else its end."""
-    whole = BuildLog(log)
-    shown = why_failed(whole).lines
-    step = [f"STEP {whole.step}"] if whole.step and not any(whole.step in line for line in shown) else []
-    return [*step, *shown][:limit]
-
-
 def _with_surroundings(log: Sequence[str], line: str) -> list[str]:
     """A line with what explains it: pip's list of causes after it, or the lines of trouble around it."""
-    lines = [one for one in log if one.strip()]
-    place = next(number for number, one in enumerate(lines) if one.strip() == line)
-    causes = next((number for number, one in enumerate(lines) if one.startswith("The conflict is caused by")), None)
+    lines = [text for text in log if text.strip()]
+    place = next(number for number, text in enumerate(lines) if text.strip() == line)
+    causes = next((number for number, text in enumerate(lines) if text.startswith("The conflict is caused by")), None)
     if causes is not None:
         end = next((n for n in range(causes + 1, len(lines)) if not lines[n].startswith("    ")), len(lines))
         start = causes - 1 if causes and lines[causes - 1].startswith("ERROR: Cannot install") else causes
-        return [one.strip() for one in lines[start:end]][:MOST_LINES]
-    window = lines[max(0, place - 6) : place + 4]
-    kept = [one.strip() for one in window if one.strip() == line or (TROUBLE.search(one) and not NOISE.search(one))]
+        return [text.strip() for text in lines[start:end]][:MOST_LINES]
+    window = [text.strip() for text in lines[max(0, place - 6) : place + 4]]
+    kept = [text for text in window if text == line or (TROUBLE.search(text) and not NOISE.search(text))]
     return list(dict.fromkeys(kept))[:MOST_LINES]
 
 

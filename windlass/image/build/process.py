@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from windlass.errors import UserError
 
@@ -33,11 +35,11 @@ class Step:
 
 def step_of(line: str) -> Step | None:
     """The step that begins with this line of a log, of buildah, podman or BuildKit (--progress=plain)."""
-    found = BUILDAH_STEP.match(line) or BUILDKIT_STEP.match(line)
-    if not found:
+    match = BUILDAH_STEP.match(line) or BUILDKIT_STEP.match(line)
+    if not match:
         return None
-    total = found["steps"]
-    return Step(int(found["step"]), int(total) if total else None, found["text"].strip())
+    total = match["steps"]
+    return Step(int(match["step"]), int(total) if total else None, match["text"].strip())
 
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r(?!\n)")
@@ -45,17 +47,15 @@ ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r(?!\n)")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended, and what it said."""
+    """How a command ended, and what it printed."""
 
     exit_code: int
-    output: str
+    stdout: str
+    stderr: str = ""
 
     @property
     def succeeded(self) -> bool:
         return self.exit_code == 0
-
-    def tail(self, lines: int = 5) -> str:
-        return "\n".join([line for line in self.output.splitlines() if line.strip()][-lines:])
 
 
 def plain(text: str) -> str:
@@ -63,77 +63,57 @@ def plain(text: str) -> str:
     return ANSI.sub("", text)
 
 
+def last_lines(text: str, count: int = 5) -> str:
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+
+
 def stream(
     command: Sequence[str],
     on_line: Callable[[str], None] | None = None,
     *,
-    environment: Mapping[str, str] | None = None,
     inherit: Sequence[int] = (),
     log: Path | None = None,
 ) -> Outcome:
-    """Run `command`; stdout and stderr come as one, line by line. A Ctrl-C ends the whole group, then goes on up.
-
-    `environment` is added to ours; `inherit` are file descriptors that the command may read.
-    """
+    """Run `command`; stdout and stderr come as one, line by line. `inherit`: file descriptors that it may read."""
     lines: list[str] = []
-    with _start(command, subprocess.STDOUT, environment, inherit, subprocess.DEVNULL) as process:
+    options = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "pass_fds": tuple(inherit)}
+    with open(log or os.devnull, "w") as file, _running(command, **options) as process:
         assert process.stdout is not None
-        try:
-            with open(log, "w") if log else open(os.devnull, "w") as file:
-                for raw in process.stdout:
-                    line = plain(raw).rstrip("\n")
-                    lines.append(line)
-                    file.write(line + "\n")
-                    file.flush()
-                    if on_line:
-                        on_line(line)
-            code = process.wait()
-        except BaseException:
-            _end(process)
-            raise
-    return Outcome(code, "\n".join(lines))
+        for raw in process.stdout:
+            line = plain(raw).rstrip("\n")
+            lines.append(line)
+            file.write(line + "\n")
+            file.flush()
+            if on_line:
+                on_line(line)
+        return Outcome(process.wait(), "\n".join(lines))
 
 
-def capture(
-    command: Sequence[str],
-    *,
-    text_in: str | None = None,
-    environment: Mapping[str, str] | None = None,
-    inherit: Sequence[int] = (),
-    timeout: float | None = None,
-) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr, apart."""
-    stdin = subprocess.DEVNULL if text_in is None else subprocess.PIPE
-    with _start(command, subprocess.PIPE, environment, inherit, stdin) as process:
-        try:
-            out, err = process.communicate(text_in, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            _end(process)
-            out, err = process.communicate()
-            return 124, plain(out), plain(err) + f"\nended after {timeout:.0f} s"
-        except BaseException:
-            _end(process)
-            raise
-    return process.returncode, plain(out), plain(err)
-
-
-def _start(
-    command: Sequence[str], stderr: int, environment: Mapping[str, str] | None, inherit: Sequence[int], stdin: int
-) -> subprocess.Popen[str]:
+def capture(command: Sequence[str], *, text_in: str = "", timeout: float | None = None) -> Outcome:
+    """Stdout and stderr apart; exit code 124 for a command that was ended after `timeout` seconds."""
     try:
-        return subprocess.Popen(
-            list(command),
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env={**os.environ, **(environment or {})},
-            pass_fds=tuple(inherit),
-            start_new_session=True,
-            text=True,
-            errors="replace",
+        with _running(command, stderr=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+            out, error = process.communicate(text_in, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return Outcome(124, "", f"ended after {timeout:.0f} s")
+    return Outcome(process.returncode, plain(out), plain(error))
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A command in a process group of its own, which is ended where the block is left early, by Ctrl-C say."""
+    try:
+        started = subprocess.Popen(
+            list(command), stdout=subprocess.PIPE, start_new_session=True, text=True, errors="replace", **options
         )
     except FileNotFoundError:
         raise UserError(f"{command[0]} is not installed", fix=f"apt-get install {command[0]}") from None
+    with started as process:
+        try:
+            yield process
+        except BaseException:
+            _end(process)
+            raise
 
 
 def _end(process: subprocess.Popen[str]) -> None:

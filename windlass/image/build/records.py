@@ -1,35 +1,19 @@
-"""What an image is called and says of itself, and what is kept of it: tags, labels, `images/<tag>/`."""
+"""What an image is called, and what is kept of it: tags, `images/<tag>/`."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import subprocess
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from windlass.common.files import json_digest, write_atomically
 from windlass.errors import UserError
-
-OCI = "org.opencontainers.image"
-OURS = "dev.windlass"
-CONTENT = f"{OURS}.content"
-
-
-def labels_for(*, title: str, tag: str, commit: Commit | None, content: str, bases: tuple[str, ...]) -> dict[str, str]:
-    """OCI's keys where it has one. No time of day: the same files shall make the same labels."""
-    labels = {f"{OCI}.title": title, f"{OCI}.version": tag, CONTENT: content}
-    if bases:
-        labels[f"{OCI}.base.name"] = bases[-1]
-    if commit:
-        labels[f"{OCI}.revision"] = commit.revision + ("-dirty" if commit.changed else "")
-        if commit.source:
-            labels[f"{OCI}.source"] = commit.source
-    return labels
-
+from windlass.image.build.process import capture
 
 SHORT = 12
 
@@ -60,8 +44,7 @@ def commit_of(folder: Path) -> Commit | None:
 def content_digest(dockerfile: str, files: str, platform: str, arguments: Mapping[str, str], target: str | None) -> str:
     """Of everything that decides what is built; the builder and the machine do not."""
     parts = {"dockerfile": dockerfile, "files": files, "platform": platform, "target": target or ""}
-    text = json.dumps(parts | {"arguments": dict(sorted(arguments.items()))}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return json_digest(parts | {"arguments": dict(arguments)})
 
 
 def tag_for(commit: Commit | None, content: str) -> str:
@@ -71,13 +54,10 @@ def tag_for(commit: Commit | None, content: str) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+    if not shutil.which("git"):
         return ""
-    return answer.stdout.strip() if answer.returncode == 0 else ""
+    answer = capture(["git", "-C", str(folder), *arguments], timeout=60)
+    return answer.stdout.strip() if answer.succeeded else ""
 
 
 def _without_secrets(url: str) -> str | None:
@@ -128,39 +108,32 @@ class Records:
         place.mkdir(parents=True, exist_ok=True)
         return place
 
-    def save(self, record: ImageRecord) -> Path:
-        file = self.place(record.tag) / "image.json"
-        write_json(file, asdict(record))
-        return file
+    def save(self, record: ImageRecord) -> None:
+        _write_json(self.place(record.tag) / "image.json", asdict(record))
 
-    def load(self, tag: str) -> ImageRecord | None:
-        file = self.folder / tag / "image.json"
-        try:
-            return ImageRecord(**json.loads(file.read_text()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{file} is damaged", evidence=str(error), fix=f"rm {file}    and build again") from None
+    def newest_first(self) -> Iterator[ImageRecord]:
+        files = sorted(self.folder.glob("*/image.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+        for file in files:
+            try:
+                yield ImageRecord(**json.loads(file.read_text()))
+            except (ValueError, TypeError) as error:
+                fix = f"rm {file}    and build again"
+                raise UserError(f"{file} is damaged", evidence=str(error), fix=fix) from None
 
     def find(self, wanted: str | None, title: str | None = None) -> ImageRecord | None:
         """By tag, name or pinned name; without one, the newest of a title."""
-        files = sorted(self.folder.glob("*/image.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-        for file in files:
-            record = self.load(file.parent.name)
-            if record is None:
-                continue
-            if wanted in (record.tag, record.image, record.pushed) or (wanted is None and title == record.title):
+        for record in self.newest_first():
+            names = (record.tag, record.image, record.pushed) if wanted else (record.title,)
+            if (wanted or title) in names:
                 return record
         return None
 
     def add_proof(self, record: ImageRecord, report: dict[str, Any]) -> ImageRecord:
-        write_json(self.place(record.tag) / "test.json", report)
+        _write_json(self.place(record.tag) / "test.json", report)
         changed = replace(record, proof={key: report[key] for key in ("level", "passed", "loaded")})
         self.save(changed)
         return changed
 
 
-def write_json(file: Path, value: Any) -> None:
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=2) + "\n")
-    part.replace(file)
+def _write_json(file: Path, value: Any) -> None:
+    write_atomically(file, json.dumps(value, indent=2) + "\n")

@@ -7,17 +7,16 @@ shows: a compiler, header, library, program or build module that is missing, apt
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from windlass.image.build.logs import BuildLog, Found, known
+from windlass.image.build.logs import BuildLog, Found, filled, known
 from windlass.image.facts.bases import base_of
 from windlass.image.read.dockerfile import Dockerfile, Instruction, parse_dockerfile
-from windlass.image.read.texts import Fix, Texts, fix_from, insert_after, lines_of, replace_lines
+from windlass.image.read.texts import Fix, insert_after, lines_of, replace_lines
 
 APT = "RUN apt-get update && apt-get install -y --no-install-recommends {} && rm -rf /var/lib/apt/lists/*"
-GCC = ("gcc", "libc6-dev")
 PIP_NETWORK = (
     r"Read timed out|ReadTimeoutError|ConnectTimeoutError|NewConnectionError|Connection reset|Connection refused|"
     r"Temporary failure in name resolution|IncompleteRead|Max retries exceeded|Connection broken"
@@ -32,31 +31,26 @@ APT_CALL = r"(\bapt(?:-get)?)(?=\s+(?:-\S+\s+)*(?:update|install)\b)"
 INSTALL = re.compile(r"\b(apt(?:-get)?)((?:\s+-\S+)*\s+install)\b")
 
 
-def propose(dockerfile: str, files: Mapping[str, str], log: str, tried: Collection[str]) -> Fix | None:
+def propose(dockerfile: str, log: str, tried: Collection[str]) -> Fix | None:
     """The best change that has not been tried; None where nothing is left that the log gives a reason for."""
-    return next((proposal for proposal in proposals(dockerfile, files, log) if proposal.id not in tried), None)
+    return next((proposal for proposal in proposals(dockerfile, log) if proposal.id not in tried), None)
 
 
-def proposals(dockerfile: str, files: Mapping[str, str], log: str) -> Iterator[Fix]:
+def proposals(dockerfile: str, log: str) -> Iterator[Fix]:
     """Every change that the log gives a reason for, the most specific first."""
-    case = _Case(Texts(dockerfile, dict(files)), BuildLog(log))
+    case = _Case(dockerfile, BuildLog(log))
     seen: set[str] = set()
-    for remedy in (missing_file, missing_program, missing_module, no_build_isolation, apt, managed_python, not_root,
-                   network, disk):  # fmt: skip
-        for one in remedy(case):
-            if one.id not in seen:
-                seen.add(one.id)
-                yield one
+    for remedy in (missing_package, missing_module, no_build_isolation, apt, managed_python, not_root, network, disk):
+        for proposal in remedy(case):
+            if proposal.id not in seen:
+                seen.add(proposal.id)
+                yield proposal
 
 
 @dataclass(frozen=True)
 class _Case:
-    texts: Texts
+    text: str
     log: BuildLog
-
-    @property
-    def text(self) -> str:
-        return self.texts.dockerfile or ""
 
     @cached_property
     def dockerfile(self) -> Dockerfile:
@@ -73,9 +67,8 @@ class _Case:
         return runs[0] if len(runs) == 1 else None
 
     def fix(self, id: str, sentence: str, text: str, found: Found) -> Iterator[Fix]:
-        made = fix_from(self.texts, self.texts.with_dockerfile(text), id, sentence, (found.line,))
-        if made:
-            yield made
+        if text != self.text:
+            yield Fix(id, sentence, (found.line,), text)
 
     def before_failure(self, line: str) -> str:
         """The Dockerfile with an instruction more before the one that failed, else after the last FROM."""
@@ -91,68 +84,32 @@ class _Case:
         part = lines_of(self.text, self.failed.first, self.failed.last)
         return replace_lines(self.text, self.failed.first, self.failed.last, re.sub(pattern, new, part))
 
-    def apt_add(self, packages: Collection[str], why: str, found: Found) -> Iterator[Fix]:
-        chain = self.dockerfile.chain()
-        if chain and "alpine" in (base_of(chain[0].image).tag or ""):
-            return
-        names = " ".join(packages)
-        id = f"apt-add:{'+'.join(packages)}"
-        yield from self.fix(id, f"{why}: install {names}", self.before_failure(APT.format(names)), found)
 
-
-def missing_file(case: _Case) -> Iterator[Fix]:
-    """A header or a library."""
-    for pattern, table, kind in (
-        (r"fatal error: (\S+): No such file or directory", known()["headers"], "the header"),
-        (r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file", known()["libraries"], "the library"),
-        (r"ld: cannot find -l([\w+]+)", known()["linked"], "the library"),
-    ):
-        found = case.log.find(pattern)
-        if found and found.match[1] in table:
-            yield from case.apt_add([table[found.match[1]]], f"{kind} {found.match[1]} is missing", found)
-
-
-def missing_program(case: _Case) -> Iterator[Fix]:
-    for pattern in (
-        r"Cannot find command '(git)'",
-        r"(?:^|[/ ])(?:ba|da)?sh: (?:\d+: |line \d+: )?(?:[\w/]+/)?([\w.+-]+): (?:command )?not found",
-        r"Error: (pg_config) executable not found",
-        r"command '(?:\S*/)?(\S*?)' failed: No such file",
-        r"unable to execute '(\S+?)': No such file",
-    ):
-        found = case.log.find(pattern)
-        if found and found.match[1] in known()["programs"]:
-            yield from case.apt_add(known()["programs"][found.match[1]], f"{found.match[1]} is missing", found)
-    for pattern, packages, why in (
-        (r"[Cc]ould not find (?:a )?C compiler|No CMAKE_C_COMPILER", GCC, "a C compiler is missing"),
-        (r"No CMAKE_CXX_COMPILER", ("g++",), "a C++ compiler is missing"),
-        (r"can't find Rust compiler|Cargo, the Rust package manager, is not", ("rustc", "cargo"), "Rust is missing"),
-        (r"CMake must be installed|[Cc]ould not find CMake", known()["programs"]["cmake"], "CMake is missing"),
-        (r"No module named pip\b", ("python3-pip",), "pip is missing"),
-        (
-            r"certificate verification failed|unable to get local issuer",
-            ("ca-certificates",),
-            "certificates are missing",
-        ),
-    ):
+def missing_package(case: _Case) -> Iterator[Fix]:
+    """A header, library or program that packages of Debian bring."""
+    chain = case.dockerfile.chain()
+    if chain and "alpine" in (base_of(chain[0].image).tag or ""):
+        return
+    for pattern, where, sentence in known()["missing"]:
         if found := case.log.find(pattern):
-            yield from case.apt_add(packages, why, found)
+            packages = known()[where].get(found.match[1]) if where in known() else where
+            if packages:
+                id = f"apt-add:{packages.replace(' ', '+')}"
+                why = f"{filled(sentence, found.match)}: install {packages}"
+                yield from case.fix(id, why, case.before_failure(APT.format(packages)), found)
 
 
 def missing_module(case: _Case) -> Iterator[Fix]:
     """Without build isolation pip installs none of the modules that a build imports."""
     found = case.log.find(r"ModuleNotFoundError: No module named '([\w]+)")
-    isolated = case.failed is None or "--no-build-isolation" not in case.failed.text
-    if (
-        not found
-        or found.match[1] not in known()["modules"]
-        or not case.failed
-        or (found.match[1] == "torch" and isolated)
-    ):
+    module = found.match[1] if found else ""
+    package = known()["modules"].get(module)
+    if not found or not package or not case.failed:
         return
-    package = known()["modules"][found.match[1]]
+    if module == "torch" and "--no-build-isolation" not in case.failed.text:
+        return
     text = case.before_failure(f"RUN pip install --no-cache-dir '{package}'")
-    yield from case.fix(f"build-needs:{package}", f"the build imports {found.match[1]}: install it before", text, found)
+    yield from case.fix(f"build-needs:{package}", f"the build imports {module}: install it before", text, found)
 
 
 def no_build_isolation(case: _Case) -> Iterator[Fix]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from typing import Any
 
+from windlass.common.files import parse_record
 from windlass.errors import ExitCode, UserError
-from windlass.image.build.builders import Answer, Builder, RunRequest
+from windlass.image.build.builders import Builder, Surroundings
 from windlass.image.build.logs import obstacle_in
-from windlass.image.build.process import capture
+from windlass.image.build.process import Outcome, capture, last_lines
 from windlass.image.registry.reference import ImageReference, is_loopback
 
-LEVELS = ("quick", "standard", "full")
 # The sources come in on stdin, so that nothing is mounted and a remote daemon works too. /tmp is in every image.
 CARRY_IN = (
     "import importlib, json, os, sys, tempfile\n"
@@ -27,7 +27,7 @@ CARRY_IN = (
     "    code = importlib.import_module('inside.proof').main(sys.argv[1])\n"
     "sys.exit(code)\n"
 )
-FIND_PYTHON = 'for one in python python3; do command -v "$one" >/dev/null && exec "$one" "$@"; done; exec python3 "$@"'
+FIND_PYTHON = 'for name in python python3; do command -v $name >/dev/null && exec $name "$@"; done; exec python3 "$@"'
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,8 @@ class Proof:
     """For every group of checks."""
 
     def order(self, *, gpus: bool = False) -> str:
-        values = {
-            "gpus": gpus,
-            "level": self.level,
-            "imports": list(self.imports),
-            "expect": dict(self.expect),
-            "efa": self.efa,
-            "smoke": self.smoke,
-            "seconds": self.seconds,
-        }
-        return json.dumps(values | ({"model": dict(self.model)} if self.model else {}))
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """How the image is run for a test."""
-
-    python: str | None = None
-    """Interpreter in the image. Default: python, else python3."""
-    mounts: tuple[tuple[str, str], ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    gpus: bool = False
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(values | {"gpus": gpus})
 
 
 @dataclass(frozen=True)
@@ -113,56 +94,39 @@ def command_inside(order: str, python: str | None = None) -> list[str]:
 def fetch(builder: Builder, image: str, *, plain_http: bool = False) -> None:
     """Pull an image that is in a registry and not here."""
     registry = ImageReference.parse(image).registry
-    if capture(builder.image_id(image))[0] == 0 or registry in (None, "localhost"):
+    if registry in (None, "localhost") or builder.image_id(image):
         return
-    code, _, error = capture(builder.pull(image, plain_http=plain_http or is_loopback(registry)))
-    if code != 0:
-        found = obstacle_in(error)
+    answer = capture(builder.pull(image, plain_http=plain_http or is_loopback(registry)))
+    if not answer.succeeded:
+        obstacle = obstacle_in(answer.stderr)
         raise UserError(
-            f"{image} cannot be pulled" + (f": {found.what}" if found else ""),
-            evidence=error.strip()[-400:],
-            fix=found.fix if found else None,
+            f"{image} cannot be pulled" + (f": {obstacle.what}" if obstacle else ""),
+            evidence=answer.stderr.strip()[-400:],
+            fix=obstacle.fix if obstacle else None,
             exit_code=ExitCode.FAILED,
         )
 
 
-def prove_image(builder: Builder, image: str, proof: Proof, around: Surroundings | None = None) -> Report:
+def prove_image(builder: Builder, image: str, proof: Proof, around: Surroundings) -> Report:
     """Run the checks inside the image. A failed check is in the report; what is raised is that there is none."""
-    around = around or Surroundings()
-    answer = _run(builder, image, proof.order(gpus=around.gpus), around)
-    values = _last_json(answer)
-    if "checks" not in values:
+    command = command_inside(proof.order(gpus=around.gpus), around.python)
+    answer = builder.run(image, command, around, json.dumps(sources()))
+    values = report_in(answer.stdout)
+    if values is None:
         raise _no_report(image, answer)
     return Report(image, values)
 
 
-def _run(builder: Builder, image: str, order: str, around: Surroundings) -> Answer:
-    request = RunRequest(
-        image=image,
-        command=command_inside(order, around.python),
-        mounts=around.mounts,
-        environment=around.environment,
-        gpus=around.gpus,
-    )
-    return builder.run(request, text_in=json.dumps(sources()))
+def report_in(output: str) -> dict[str, Any] | None:
+    """The report that the proof prints last, whatever the image printed before it."""
+    records = (parse_record(line) for line in reversed(output.splitlines()))
+    return next((record for record in records if record and "checks" in record), None)
 
 
-def _last_json(answer: Answer) -> dict[str, Any]:
-    for line in reversed(answer.stdout.splitlines()):
-        if line.startswith("{"):
-            try:
-                values: dict[str, Any] = json.loads(line)
-            except ValueError:
-                continue
-            return values
-    return {}
-
-
-def _no_report(image: str, answer: Answer) -> UserError:
-    said: Sequence[str] = [line for line in answer.stderr.splitlines() if line.strip()][-5:]
+def _no_report(image: str, answer: Outcome) -> UserError:
     return UserError(
         f"nothing could be run inside {image}",
-        evidence="\n".join(said) or f"exit code {answer.exit_code}, and no word",
+        evidence=last_lines(answer.stderr) or f"exit code {answer.exit_code}, and no word",
         cause="the image has no python (3.10 or newer), is for another platform, or the container could not start",
         fix="windlass image test --python /path/in/the/image    where python is not on the image's PATH",
         exit_code=ExitCode.FAILED,

@@ -1,4 +1,7 @@
-"""The checks, one function each: a sentence about what was seen, or an error that says what did not hold."""
+"""The checks, one function each: a sentence about what was seen, or an error that says what did not hold.
+
+Below them, the processes that they start.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ import math
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .loaded import loaded_versions, mapped, ofi_plugin, same_version
-from .processes import ending, last_lines, ourselves, run_in
 
 Order = dict[str, Any]
 TRAINING = re.compile(r"\b(torch\w*|nvidia-[\w-]+|triton|transformers|numpy)\b")
@@ -29,6 +33,10 @@ data: {source: 'corpus:austen', sequence_length: 32}
 train: {steps: 2, global_batch: 2, precision: fp32, compile: false}
 checkpoint: {every: 2, background: false}
 """
+START = (
+    "import sys, importlib; sys.path.insert(0, sys.argv[1]); "
+    "sys.exit(importlib.import_module(sys.argv[2]).main(sys.argv[3]))"
+)
 ON_CPUS = "resources: {gpus_per_node: 0, processes_per_node: 2}\n"
 
 
@@ -209,7 +217,49 @@ def check_smoke(order: Order) -> str:
         if code != 0:
             raise NotHeldError(f"windlass run ended with {ending(code)}: {last_lines(text)}")
         with open(os.path.join(folder, "runs", "smoke", "metrics.jsonl")) as file:
-            steps = [one for one in map(json.loads, file) if "loss" in one]
+            steps = [record for record in map(json.loads, file) if "loss" in record]
     if not steps or steps[-1]["step"] != 2 or not math.isfinite(steps[-1]["loss"]):
         raise NotHeldError(f"windlass run left no finite loss of step 2: {steps[-1:]}")
     return f"windlass trained 2 steps, loss {steps[0]['loss']:.4f} → {steps[-1]['loss']:.4f}"
+
+
+def ourselves(order: dict[str, Any]) -> list[str]:
+    """The command of a child that does what `order` says, wherever this package has been put."""
+    package = __package__ or ""
+    root = os.path.abspath(__file__)
+    for _ in range(package.count(".") + 2):
+        root = os.path.dirname(root)
+    return [sys.executable, "-c", START, root, f"{package}.proof", json.dumps(order)]
+
+
+def run_in(
+    folder: str | None, command: Sequence[str], environment: Mapping[str, str], seconds: float
+) -> tuple[int, str]:
+    """Exit code and output; after `seconds`, the command and all its children are ended."""
+    process = subprocess.Popen(
+        list(command),
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        text = process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return 124, process.communicate()[0] + f"\nended after {seconds} s"
+    return process.returncode, text
+
+
+def ending(code: int) -> str:
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}" if code != 124 else "no answer in time"
+
+
+def last_lines(text: str, count: int = 4) -> str:
+    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-count:])

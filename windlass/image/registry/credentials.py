@@ -13,6 +13,7 @@ from pathlib import Path
 
 from windlass.errors import UserError
 from windlass.image.build.process import capture
+from windlass.image.registry.reference import HUB
 
 USER_VARIABLE, PASSWORD_VARIABLE = "WINDLASS_REGISTRY_USER", "WINDLASS_REGISTRY_PASSWORD"
 HUB_KEY = "https://index.docker.io/v1/"
@@ -25,6 +26,11 @@ class Credentials:
 
     user: str
     password: str = field(repr=False)
+
+    @classmethod
+    def from_basic(cls, text: str) -> Credentials:
+        user, _, password = base64.b64decode(text).decode().partition(":")
+        return cls(user, password)
 
     @property
     def basic(self) -> str:
@@ -43,9 +49,8 @@ def find_credentials(registry: str, environment: Mapping[str, str] = os.environ)
         missing = PASSWORD_VARIABLE if user else USER_VARIABLE
         raise UserError(f"{missing} is not set", fix=f"set both {USER_VARIABLE} and {PASSWORD_VARIABLE}, or neither")
     for path in _auth_files(environment):
-        found = _from_file(path, registry)
-        if found:
-            return found
+        if credentials := _from_file(path, registry):
+            return credentials
     return None
 
 
@@ -91,35 +96,28 @@ def _auth_files(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _from_file(path: Path, registry: str) -> Credentials | None:
+    """What the file holds itself, else what the helper says that it names for the registry."""
     try:
-        values = json.loads(path.read_text())
+        config = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    keys = (
-        registry,
-        f"https://{registry}",
-        f"https://{registry}/v1/",
-        *((HUB_KEY,) if registry == "docker.io" else ()),
-    )
+    keys = [registry, f"https://{registry}", f"https://{registry}/v1/"] + ([HUB_KEY] if registry == HUB else [])
+    auths, helpers = config.get("auths") or {}, config.get("credHelpers") or {}
     for key in keys:
-        helper = (values.get("credHelpers") or {}).get(key) or (values.get("credsStore") if key in keys else None)
-        entry = (values.get("auths") or {}).get(key)
-        if entry and entry.get("auth"):
-            user, _, password = base64.b64decode(entry["auth"]).decode().partition(":")
-            return Credentials(user, password)
-        if helper and (entry is not None or key in (values.get("credHelpers") or {})):
-            found = _from_helper(helper, key)
-            if found:
-                return found
+        if (auths.get(key) or {}).get("auth"):
+            return Credentials.from_basic(auths[key]["auth"])
+        helper = helpers.get(key) or (config.get("credsStore") if key in auths else None)
+        if helper and (credentials := _from_helper(helper, key)):
+            return credentials
     return None
 
 
 def _from_helper(helper: str, registry: str) -> Credentials | None:
     try:
-        code, text, _ = capture([f"docker-credential-{helper}", "get"], text_in=registry, timeout=60)
+        answer = capture([f"docker-credential-{helper}", "get"], text_in=registry, timeout=60)
     except UserError:
         return None
-    if code != 0:
+    if not answer.succeeded:
         return None
-    values = json.loads(text)
+    values = json.loads(answer.stdout)
     return Credentials(values["Username"], values["Secret"])

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.errors import ExitCode, UserError
-from windlass.image.build.builders import Builder, PushRequest
+from windlass.image.build.builders import Builder
 from windlass.image.build.logs import obstacle_in
-from windlass.image.build.process import Outcome, capture, stream
+from windlass.image.build.process import last_lines, stream
 from windlass.image.registry.credentials import Credentials, in_memory_file, in_memory_folder
 from windlass.image.registry.reference import ImageReference, is_loopback
 from windlass.image.registry.registry import Manifest, Repository, denied, unreachable
@@ -50,22 +50,20 @@ def push_image(
     if destination.tag is None:
         raise UserError(f"{destination} has no tag to push to", fix=f"{destination.name}:TAG")
     repository = Repository(destination, credentials, plain_http=plain_http)
-    there = repository.manifest(destination.tag)
-    if there is not None:
-        if _is_local_image(builder, image, there):
-            return Pushed(destination, _verified(repository, destination, there.digest), _size(there), True)
-        if not replace:
-            raise UserError(
-                f"{destination} is there already, and is another image",
-                evidence=f"{there.digest} in the registry",
-                cause="a tag that moves makes two runs of one run file different",
-                fix="--tag NEW    or --replace, where the registry lets tags move",
-            )
-    digest = _push(builder, image, destination, credentials, plain_http=plain_http, on_line=on_line)
-    verified = _verified(repository, destination, digest)
-    manifest = repository.manifest(verified)
-    assert manifest is not None
-    return Pushed(destination, verified, _size(manifest))
+    present = repository.manifest(destination.tag)
+    already_there = present is not None and _is_local_image(builder, image, present)
+    if present and not already_there and not replace:
+        raise UserError(
+            f"{destination} is there already, and is another image",
+            evidence=f"{present.digest} in the registry",
+            cause="a tag that moves makes two runs of one run file different",
+            fix="--tag NEW    or --replace, where the registry lets tags move",
+        )
+    if present and already_there:
+        digest = present.digest
+    else:
+        digest = _push(builder, image, destination, credentials, plain_http=plain_http, on_line=on_line)
+    return Pushed(destination, digest, _size(_verified(repository, destination, digest)), already_there)
 
 
 def look_up(pinned: ImageReference, credentials: Credentials | None, *, plain_http: bool = False) -> Pushed:
@@ -89,19 +87,19 @@ def _push(
     registry = destination.registry or ""
     with tempfile.TemporaryDirectory() as folder, _authentication(builder, credentials, registry) as (place, inherit):
         digest_file = Path(folder) / "digest"
-        request = PushRequest(image, str(destination), plain_http or is_loopback(registry), digest_file)
-        said = ""
-        for command in builder.push(request, place):
-            outcome = stream(command, on_line, environment=builder.push_environment(place), inherit=inherit)
-            said += outcome.output
+        insecure = plain_http or is_loopback(registry)
+        output = ""
+        for command in builder.push(image, str(destination), digest_file, place, plain_http=insecure):
+            outcome = stream(command, on_line, inherit=inherit)
+            output += outcome.stdout
             if not outcome.succeeded:
-                raise _not_pushed(destination, outcome, known=credentials is not None)
+                raise _not_pushed(destination, outcome.stdout, known=credentials is not None)
         if digest_file.is_file():
             return digest_file.read_text().strip()
-    found = DOCKER_DIGEST.findall(said)
-    if not found:
-        raise UserError(f"{builder.name} did not say what it pushed", evidence=said[-400:], exit_code=ExitCode.FAILED)
-    return str(found[-1])
+    digests: list[str] = DOCKER_DIGEST.findall(output)
+    if not digests:
+        raise UserError(f"{builder.name} did not say what it pushed", evidence=output[-400:], exit_code=ExitCode.FAILED)
+    return digests[-1]
 
 
 @contextlib.contextmanager
@@ -119,7 +117,7 @@ def _authentication(
             yield path, (descriptor,)
 
 
-def _verified(repository: Repository, destination: ImageReference, digest: str) -> str:
+def _verified(repository: Repository, destination: ImageReference, digest: str) -> Manifest:
     """The registry is asked for the tag, for the digest, and for every part of the image."""
     by_tag, by_digest = repository.manifest(destination.tag or ""), repository.manifest(digest)
     if by_digest is None or by_digest.digest != digest or by_tag is None or by_tag.digest != digest:
@@ -133,13 +131,13 @@ def _verified(repository: Repository, destination: ImageReference, digest: str) 
     for part in _parts(repository, by_digest):
         if not repository.has_blob(part):
             raise UserError(f"{destination}: the registry lost {part} of it", exit_code=ExitCode.FAILED)
-    return digest
+    return by_digest
 
 
 def _parts(repository: Repository, manifest: Manifest) -> Iterator[str]:
     values = manifest.values
-    for one in values.get("manifests", ()):
-        below = repository.manifest(one["digest"])
+    for entry in values.get("manifests", ()):
+        below = repository.manifest(entry["digest"])
         if below:
             yield from _parts(repository, below)
     if "config" in values:
@@ -147,31 +145,28 @@ def _parts(repository: Repository, manifest: Manifest) -> Iterator[str]:
         yield from (layer["digest"] for layer in values["layers"])
 
 
-def _is_local_image(builder: Builder, image: str, there: Manifest) -> bool:
-    code, out, error = capture(builder.image_id(image))
-    if code != 0:
-        raise UserError(
-            f"{builder.name} has no image {image}", evidence=error.strip()[-300:] or None, fix="windlass image build"
-        )
-    local = out.strip().removeprefix("sha256:")
-    return bool(there.values.get("config", {}).get("digest") == f"sha256:{local}")
+def _is_local_image(builder: Builder, image: str, present: Manifest) -> bool:
+    local = builder.image_id(image)
+    if local is None:
+        raise UserError(f"{builder.name} has no image {image}", fix="windlass image build")
+    return bool(present.values.get("config", {}).get("digest") == f"sha256:{local}")
 
 
 def _size(manifest: Manifest) -> int:
     return sum(layer["size"] for layer in manifest.values.get("layers", ()))
 
 
-def _not_pushed(destination: ImageReference, outcome: Outcome, *, known: bool) -> UserError:
-    found = obstacle_in(outcome.output)
+def _not_pushed(destination: ImageReference, output: str, *, known: bool) -> UserError:
+    obstacle = obstacle_in(output)
     registry = destination.registry or ""
-    if found and found.what == "a registry denies access":
-        return denied(registry, destination.repository, found.evidence or "", known=known)
-    if found and found.what == "a registry does not answer":
-        return unreachable(registry, found.evidence or "")
+    if obstacle and obstacle.what == "a registry denies access":
+        return denied(registry, destination.repository, obstacle.evidence or "", known=known)
+    if obstacle and obstacle.what == "a registry does not answer":
+        return unreachable(registry, obstacle.evidence or "")
     return UserError(
-        f"{destination} was not pushed" + (f": {found.what}" if found else ""),
-        evidence=outcome.tail(),
-        cause=found.cause if found else None,
-        fix=found.fix if found else None,
+        f"{destination} was not pushed" + (f": {obstacle.what}" if obstacle else ""),
+        evidence=last_lines(output),
+        cause=obstacle.cause if obstacle else None,
+        fix=obstacle.fix if obstacle else None,
         exit_code=ExitCode.FAILED,
     )

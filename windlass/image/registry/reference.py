@@ -35,9 +35,9 @@ def _edit(text: str, name: str) -> str:
         return f"{text}{end}image:\n  name: {name}\n"
     if not isinstance(section, yaml.MappingNode):  # `image:` alone
         return _replace(text, section, f" {{name: {name!r}}}" if section.value == "" else f"{{name: {name!r}}}")
-    there = _value(section, "name")
-    if there is not None:
-        return _replace(text, there, repr(name) if section.flow_style else name)
+    current = _value(section, "name")
+    if current is not None:
+        return _replace(text, current, repr(name) if section.flow_style else name)
     if section.flow_style:
         return _insert(text, section.start_mark.index + 1, f"name: {name!r}{', ' if section.value else ''}")
     margin = " " * section.start_mark.column
