@@ -168,10 +168,8 @@ def test_a_connection_that_breaks_ends_the_command_in_words(server, api):
             super().__call__(one)
 
     server.on(PATH, Lost(b"\x01out"))
-    begin = time.monotonic()
-    with pytest.raises(UserError, match="the connection to run-0 broke while the command ran"):
+    with pytest.raises(UserError, match="the connection to run-0 broke while the command ran"):  # not "said nothing"
         output_of_true(api)
-    assert time.monotonic() - begin < 30  # it was asked to wait up to 60 s for the next word
 
 
 ANYTHING = st.recursive(
