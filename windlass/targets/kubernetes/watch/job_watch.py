@@ -80,7 +80,7 @@ class Watched:
 
     def _keep(self) -> None:
         version, failures = "", 0
-        while not self.halt.asked:
+        while not self.halt.requested:
             begin, ended_well = time.monotonic(), False
             try:
                 if not version:
@@ -109,7 +109,7 @@ class Watched:
                 failures += 1
 
     def _report(self, error: Exception) -> None:
-        if not self.halt.asked:  # what breaks because everything ends is no trouble
+        if not self.halt.requested:  # what breaks because everything ends is no trouble
             self.trouble(in_words(error))
 
     def _answered(self) -> None:
@@ -200,7 +200,7 @@ class JobWatch:
 
     def changed(self, seconds: float) -> Iterator[None]:
         """One turn for every change, and at least one in `seconds`, until it is closed."""
-        while not self.halt.asked:
+        while not self.halt.requested:
             yield
             with self.changes:
                 self.changes.wait(seconds)
