@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,13 @@ class Done:
     code: int
     reason: str | None = None
     name: str | None = None  # the class of a failure
+
+
+def record_end(record: Callable[..., object], attempt: int, done: Done, **facts: Any) -> None:
+    """Write down the end of a run; `record` takes an event and its facts, as that of a run folder does."""
+    if done.state == "failed":
+        record("gave-up", attempt=attempt, **{"class": done.name}, why=done.reason)
+    record("exit", state=done.state, code=int(done.code), reason=done.reason, **facts)
 
 
 def next_attempt(history: History) -> int:
