@@ -337,10 +337,10 @@ class KubernetesTarget:
             self._following.pop(key).__exit__()
 
     def facts(self, run: Run) -> ClusterFacts:
-        asked = run.target.kubernetes
-        key = (asked.context, asked.namespace, asked.job)
+        options = run.target.kubernetes
+        key = (options.context, options.namespace, options.job)
         if key not in self._facts:
-            self._facts[key] = discovery.facts(self._api(run), JobKind(asked.job) if asked.job else None)
+            self._facts[key] = discovery.facts(self._api(run), JobKind(options.job) if options.job else None)
         return self._facts[key]
 
     def pod_of_rank(self, job: JobRef, rank: int) -> tuple[ClusterJob, Pod]:
@@ -415,7 +415,9 @@ class KubernetesTarget:
         if time.monotonic() - when >= ASK_SECONDS:
             api = self._api_of(cluster_job)
             seen = job_watch.take_snapshot(api, cluster_job)
-            self._read_records(api, job, cluster_job, seen)
+            # steps and events of the run, which node 0's pods say; one question, however many pods there are
+            first = [pod for pod in seen.now() if pod.node_rank == 0 and pod.started]
+            self._read(api, job, cluster_job, sorted(first, key=lambda pod: pod.created))
             self._asked[cluster_job.uid] = (time.monotonic(), seen)
         return seen
 
@@ -454,11 +456,6 @@ class KubernetesTarget:
             job.folder.record("exit", state=status.state, code=status.exit_code, reason=status.reason)
         replace(cluster_job, ended=True).write(job.folder)
         return recorded_end(job.folder) or status
-
-    def _read_records(self, api: Api, job: JobRef, cluster_job: ClusterJob, seen: job_watch.JobSnapshot) -> None:
-        """Steps and events of the run, which node 0's pods say; one question, however many pods there are."""
-        first = [pod for pod in seen.now() if pod.node_rank == 0 and pod.started]
-        self._read(api, job, cluster_job, sorted(first, key=lambda pod: pod.created))
 
     def _read_logs(self, job: JobRef, rank: int | None) -> None:
         """Whatever is new in the logs, of all pods or of one rank's."""
