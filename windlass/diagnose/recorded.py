@@ -23,7 +23,7 @@ BY_ANSWER = "the submission was answered so"
 MILD = {"time_limit": Weight.ENDED, "cancelled": Weight.ASKED}
 
 
-def recorded(facts: Facts) -> list[Finding]:
+def platform_findings(facts: Facts) -> list[Finding]:
     """All that the platform says about the job."""
     return [*_ended(facts), *_nodes(facts), *_slurm(facts), *_waiting(facts), *_refused(facts)]
 

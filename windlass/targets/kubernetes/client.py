@@ -120,7 +120,7 @@ class KubernetesTarget:
         has_loop = loop.is_left(api, request)
         if has_loop and submission.under_way(api, request, served) is None:
             raise loop.in_the_way(api, request)
-        made, take_back = submission.submit(api, request, served, lambda: self._keep_last_words(api, folder))
+        made, take_back = submission.submit(api, request, served, lambda: self._read_last_logs(api, folder))
         try:
             earlier = ClusterJob.of(folder)
             folder.create(run)
@@ -476,7 +476,7 @@ class KubernetesTarget:
                 if error.code < 500:  # a kubelet that does not answer; its pod's log is read when it does
                     raise
 
-    def _keep_last_words(self, api: Api, folder: RunFolder) -> None:
+    def _read_last_logs(self, api: Api, folder: RunFolder) -> None:
         earlier = ClusterJob.of(folder)
         if earlier is not None:
             pods = job_watch.take_snapshot(api, earlier).now()

@@ -178,8 +178,8 @@ def judge(end: AttemptEnd) -> Verdict:
         )
     if any(death.code == ExitCode.RETRY for death in end.deaths):  # its disk was full, say: it could not write why
         return verdict_of(LOST_PEER, str(end.deaths[0]))
-    said = str(end.deaths[0]) if end.deaths else f"torchrun exited with code {end.launcher_code}"
-    return verdict_of("unknown", f"{said}; `windlass logs` shows what it said last")
+    ending = str(end.deaths[0]) if end.deaths else f"torchrun exited with code {end.launcher_code}"
+    return verdict_of("unknown", f"{ending}; `windlass logs` shows what it said last")
 
 
 LOST_PEER = "nccl_network"  # what a rank writes when another one is gone
