@@ -333,7 +333,7 @@ def _line_of(file: Path, place: Sequence[Any], *, of_value: bool = False) -> int
             key, node = pairs[part]
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
             key = node = node.value[part]
-    return (node if of_value else key).start_mark.line + 1
+    return int((node if of_value else key).start_mark.line) + 1
 
 
 def _as_yaml(value: Any) -> str:
@@ -424,16 +424,17 @@ def _nearest(key: str, known: Sequence[str]) -> str | None:
 
 def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in Run.model_fields.items():
-        kind = _model_of(field.annotation)
+        kind = model_of(field.annotation)
         if kind:
             yield name, kind
 
 
-def _model_of(annotation: Any) -> type[BaseModel] | None:
+def model_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key holds, or may hold, or holds several of."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple):
-        return next((kind for arg in typing.get_args(annotation) if (kind := _model_of(arg))), None)
+        return next((kind for arg in typing.get_args(annotation) if (kind := model_of(arg))), None)
     return None
 
 
@@ -443,7 +444,7 @@ def _section_at(place: Sequence[Any]) -> type[BaseModel] | None:
         if isinstance(part, int):  # one of several alike
             continue
         field = section.model_fields.get(str(part)) if section else None
-        section = _model_of(field.annotation) if field else None
+        section = model_of(field.annotation) if field else None
     return section
 
 
