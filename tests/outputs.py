@@ -13,7 +13,7 @@ import click
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from windlass.api.schemas import OUTPUTS, Output, schema_of
+from windlass.api.schemas.outputs import OUTPUTS, Output, schema_of
 from windlass.cli import output
 from windlass.cli.main import cli
 
@@ -108,7 +108,7 @@ def watch_this_process() -> None:
 
     def checked(value: Any, *, indent: int | None = None, stderr: bool = False) -> None:
         context = click.get_current_context(silent=True)
-        parsed = json.loads(json.dumps(output._finite(value), default=str))
+        parsed = json.loads(json.dumps(value, default=str))
         if context is not None:
             command = _command_of(context)
             outputs = outputs_of(command, _options_of(context), "stderr" if stderr else "stdout")

@@ -18,7 +18,8 @@ import click
 
 import windlass
 from windlass import __version__
-from windlass.api.schemas import OUTPUTS, SCHEMA_VERSION, Output, schema_of
+from windlass.api.schemas import SCHEMA_VERSION
+from windlass.api.schemas.outputs import OUTPUTS, Output, schema_of
 from windlass.catalog.instances import Instance, instance
 from windlass.catalog.models import known_config
 from windlass.cli.main import cli

@@ -10,7 +10,7 @@ import yaml
 
 from tests.cli.test_schemas import commands_with_json
 from windlass.agent.skills import NOT_FOR_AGENTS, PLACES, SKILLS, commands_of, files_for
-from windlass.api.schemas import OUTPUTS
+from windlass.api.schemas.outputs import OUTPUTS
 from windlass.cli.main import COMMANDS, cli
 
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import windlass as api
-from windlass.api.schemas.model import printed
+from windlass.api.schemas import printed
 from windlass.runfolder import RunFolder
 
 

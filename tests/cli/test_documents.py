@@ -9,7 +9,7 @@ import yaml
 
 from windlass.catalog.models import presets
 from windlass.cli.init import run_file_text
-from windlass.cli.reference import keys
+from windlass.cli.reference import sections
 from windlass.spec import Run, load_run, parse_run
 
 ROOT = Path(__file__).parents[2]
@@ -27,9 +27,10 @@ def test_init_writes_a_run_file_that_loads(windlass, tmp_path, preset):
 
 def test_every_comment_of_init_can_be_uncommented():
     text = run_file_text({"model": {"preset": "llama-tiny"}, "data": {"source": "corpus:austen"}})
-    for key in keys():
+    keys = [key for section in sections() for key in section.keys]
+    for key in keys:
         assert f"{key.name}:" in text
-    names = {key.name for key in keys()} | set(Run.model_fields)
+    names = {key.name for key in keys} | set(Run.model_fields)
     lines = []
     for line in text.splitlines():
         bare = line.lstrip("# ").split(":")[0]

@@ -19,7 +19,7 @@ import pytest
 from windlass.common.files import read_json_lines
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
-from windlass.spec.notify import NotifySection
+from windlass.spec.run import NotifySection
 from windlass.targets.launch.notifications import Ledger, Notice, mail, notices, post, receivers
 
 SECRET = "hook-7f3a9c-secret"

@@ -30,6 +30,18 @@ def test_help_imports_nothing_heavy():
     assert "Write a run file to start from." in answer.stdout
 
 
+def test_the_help_of_every_command_needs_no_extra():
+    program = (
+        "import sys\n"
+        "from windlass.cli.main import COMMANDS, EXTRAS, run_command\n"
+        "packages = [*' '.join(EXTRAS.values()).split(), 'huggingface_hub']\n"
+        "sys.modules.update(dict.fromkeys(packages))\n"  # None: as if it were not installed
+        "print([name for name in COMMANDS if run_command([name, '--help'])], file=sys.stderr)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stderr.strip() == "[]"
+
+
 def test_help_answers_at_once():
     seconds = []
     for _ in range(10):  # the best of them: other tests run beside this one

@@ -12,7 +12,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.outputs import WrongOutputError, check_printed, check_value, command_in, outputs_of
-from windlass.api.schemas import OUTPUTS, SCHEMA_VERSION, runs, schema_of
+from windlass.api.schemas import SCHEMA_VERSION, runs
+from windlass.api.schemas.outputs import OUTPUTS, schema_of
 from windlass.cli import output
 from windlass.cli.main import cli
 from windlass.targets.kubernetes.network import Finding

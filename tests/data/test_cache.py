@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.conftest import json_lines, run_on, texts
-from windlass.common.cache import cache_root
+from windlass.common.files import cache_root
 from windlass.data import open_sequences
 
 RANK = """

@@ -13,7 +13,7 @@ import pytest
 from tests.data.conftest import json_lines, refusal, run_on, texts
 from tests.forking import context
 from tests.store.s3_server import Fault, FaultyS3
-from windlass.common.cache import cache_root
+from windlass.common.files import cache_root
 from windlass.data import open_sequences
 from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data

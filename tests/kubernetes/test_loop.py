@@ -17,7 +17,7 @@ from windlass.diagnose.decision import Policy, spent
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
-from windlass.spec.notify import NotifySection
+from windlass.spec.run import NotifySection
 from windlass.targets.kubernetes.client import Gathered, KubernetesTarget
 from windlass.targets.kubernetes.jobfile import ClusterJob
 from windlass.targets.kubernetes.loop import (

@@ -307,6 +307,81 @@ def test_a_mistake_in_the_file_names_the_file(tmp_path: Path) -> None:
         load_run(write(tmp_path, yaml.safe_dump(minimal(train={"steps": "abc"}))), ["train.seed=1"])
 
 
+HEAD = "model:\n  preset: llama-tiny\ndata: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("train:\n  steps: 5\n  learning_rat: 1e-4\n", "line 6: learning_rate: 0.0001"),
+        ("train: {compil: true}\n", "line 4: compile: true"),
+        ("train:\n  sharding: full\n", "line 5: put it below `parallel:`, as sharding: full"),
+        ("sharding: full\n", "line 4: put it below `parallel:`, as sharding: full"),
+        ("trian:\n  steps: 5\n", "line 4: train:"),
+        ("train:\n  early_stoping:\n    patience: 2\n", "line 5: early_stopping:"),
+        ("train:\n  xyzzyx: 1\n", "line 5: windlass schema --keys    lists every key"),
+        ("train:\n  # a remark\n  steps: abc\n", "line 6: steps: 1000    (its default; windlass schema --keys"),
+        ("train:\n  precision: fp61\n", "line 5: precision: fp32"),
+        ("target:\n  kind: k8s\n", "line 5: kind: kubernetes    or --on kubernetes"),
+        ("train:\n  steps:200\n", "line 5: a space after the colon: steps: 200"),
+        ("target:\n  kubernetes:\n    job:trainjob\n", "line 6: a space after the colon: job: trainjob"),
+    ],
+)
+def test_a_mistake_in_the_file_is_mended_in_its_line(text: str, fix: str, tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + text)
+    with pytest.raises(UserError) as caught:
+        load_run(path, ["train.seed=1"] if "train:\n  steps:200" not in text else [])
+    assert (caught.value.fix or "").startswith(f"{path}, {fix}")
+
+
+def test_several_mistakes_in_the_file_are_mended_line_by_line(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + "train:\n  stepps: 5\n  lr: 1\n")
+    with pytest.raises(UserError) as caught:
+        load_run(path, ["train.precision=fp61"])
+    assert caught.value.fix == f"train.precision=fp32\n{path}, line 5: steps: 5\n{path}, line 6: learning_rate: 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("train:\n\tsteps: 5\n", 5, "spaces, not tabs"),
+        ("train:\n  steps: 5\n\n  seed: 1\n \tbeta1: 1\n", 8, "spaces, not tabs"),
+        ("name: a: b\n", 4, 'quotes around a value with a colon in it: name: "a: b"'),
+        ("train:\n  steps: 5\n   seed: 1\n", 6, "the same column"),
+        ("train:\n  steps: 5\n seed: 1\n", 6, "the same column"),
+        ("train:\n  steps: 5\n  seed\n", 7, "a colon and a space after every key"),
+        ("name: 'abc\n", 5, "the quotation mark that closes it"),
+        ("data: {files: [a, b}\n", 4, "close every bracket"),
+        ("name: @abc\n", 4, "quotes around"),
+        ("train:\n  steps: 5\ntrain: {}\n", 6, "keep one of the two"),
+        ("name: 2026-13-01\n", None, "quotes around"),
+    ],
+)
+def test_broken_yaml_says_what_usually_mends_it(text: str, line: int | None, words: str, tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + text, name="broken.yaml")
+    with pytest.raises(UserError) as caught:
+        load_run(path)
+    assert caught.value.what == f"{path} is not valid YAML"
+    where = f"{path}, line {line}" if line else str(path)
+    assert (caught.value.fix or "").startswith(where)
+    assert words in (caught.value.fix or "")
+    assert line is None or f"{path}, line {line}, column" in (caught.value.evidence or "")
+
+
+def test_an_override_that_is_no_yaml_has_a_fix(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_run(write(tmp_path, yaml.safe_dump(MINIMAL)), ["data.source=[a"])
+    assert caught.value.fix == "'data.source=\"[a\"'    with quotes inside those of the shell"
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "steps:200"])
+def test_a_file_without_a_run_has_a_fix(text: str, tmp_path: Path) -> None:
+    path = write(tmp_path, text, name="empty.yaml")
+    with pytest.raises(UserError) as caught:
+        load_run(path)
+    assert caught.value.fix == f"windlass init {path} --force    writes one to start from"
+
+
 def test_paths_of_a_run_file_lie_beside_it_and_those_of_overrides_in_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

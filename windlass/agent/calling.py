@@ -10,11 +10,11 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from windlass.api.schemas.model import Error
+from windlass.api.schemas import Error
 from windlass.errors import ExitCode, UserError
 
 T = TypeVar("T")
@@ -68,10 +68,6 @@ def call(
             evidence="\n".join(last_lines) or None,
             exit_code=ExitCode.FAILED,
         ) from None
-    if is_error(value):
+    if isinstance(value, dict) and value.keys() == Error.model_fields.keys():
         raise UserError.from_dict(value)
     return TypeAdapter(model).validate_python(value)
-
-
-def is_error(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == Error.model_fields.keys()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from windlass.cli.jobs import json_option
+from windlass.cli.output import print_json
+from windlass.common.files import write_atomically
+from windlass.errors import UserError
 
 
 @click.group(short_help="Coding agents: an MCP server, skills.")
@@ -44,8 +48,6 @@ def install(agents: tuple[str, ...], project: Path, with_server: bool, as_json: 
     They are made from the help and the schemas of the installed windlass; install them again after an update.
     """
     from windlass.agent.skills import files_for, mcp_configuration
-    from windlass.cli.output import print_json
-    from windlass.common.files import write_atomically
 
     written: list[str] = []
     for name in dict.fromkeys(agents or ("claude",)):
@@ -65,11 +67,6 @@ def install(agents: tuple[str, ...], project: Path, with_server: bool, as_json: 
 
 def _merge_json(path: Path, entry: dict[str, dict[str, Any]]) -> None:
     """Put the entry of windlass into a configuration; what else is in it stays."""
-    import json
-
-    from windlass.common.files import write_atomically
-    from windlass.errors import UserError
-
     try:
         values = json.loads(path.read_text()) if path.exists() else {}
         for section, servers in entry.items():

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from windlass.agent.calling import call
+from windlass.agent.results import Result
 from windlass.errors import UserError
 
 SECONDS_VALID = 3600.0
@@ -22,10 +23,8 @@ T = TypeVar("T", bound=BaseModel)
 R = TypeVar("R")
 
 
-class Proposal(BaseModel, Generic[T]):
+class Proposal(Result, Generic[T]):
     """What would be done. Show it to whoever pays, and call `tool` with `plan_id` if they agree."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     plan_id: str
     tool: str

@@ -26,9 +26,14 @@ from windlass.api.schemas.clusters import CheckedCluster, CreatedCluster, FixedC
 from windlass.api.schemas.data import ListedCheckpoint
 from windlass.api.schemas.images import BuiltImage, ImageReport, PushedImage
 from windlass.api.schemas.runs import LogLine, RunResult, ShownRun, Use, WhyResult
+from windlass.api.summary import LAUNCHES
+from windlass.common.aws import account_of
 from windlass.errors import UserError
+from windlass.image.build.records import FOLDER, Records
+from windlass.runfolder import RunFolder
 from windlass.spec import load_run
 from windlass.spec.run import RUN_NAME
+from windlass.targets.kubernetes.api.kubeconfig import access, kubeconfig_files, read_all
 
 MONITOR_SECONDS = 300  # how long a deployment is watched before it is left to itself
 
@@ -64,7 +69,7 @@ def build_docker_image(
     _refuse("CodeBuild gives its images tags of their own, made of their contents", tag=force_codebuild and wanted)
     repository = repository or os.environ.get("ECR_REPOSITORY")
     registry_name = _registry_name(repository, region) if repository else None
-    say = _say if verbose else None
+    on_line = _print_line if verbose else None
     with _with_base(Path(dockerfile), base_image) as recipe:
         name = image_name or registry_name or Path(context).resolve().name.lower()
         built = call(
@@ -75,7 +80,7 @@ def build_docker_image(
             *(["--builder", "codebuild", "--project", codebuild_project] if force_codebuild else []),
             *(_region(region) if force_codebuild else []),
             timeout=timeout,
-            on_line=say,
+            on_line=on_line,
         )
     if wanted:
         tagged = f"{built.image.rpartition(':')[0]}:{wanted}"
@@ -83,7 +88,7 @@ def build_docker_image(
         built = built.model_copy(update={"image": tagged})
     if registry_name and not built.pushed:
         where = ["--to", registry_name, *(["--tag", wanted] if wanted else [])]
-        pushed = call(PushedImage, "image", "push", built.tag, *where, on_line=say)
+        pushed = call(PushedImage, "image", "push", built.tag, *where, on_line=on_line)
         built = built.model_copy(update={"pushed": pushed.pinned})
     return built
 
@@ -107,7 +112,7 @@ def test_docker_image(
         wait=not wait,
     )
     return call(
-        ImageReport, "image", "test", image, "--level", level, timeout=timeout, on_line=_say if verbose else None
+        ImageReport, "image", "test", image, "--level", level, timeout=timeout, on_line=_print_line if verbose else None
     )
 
 
@@ -156,7 +161,7 @@ def deploy_training_job(
     _refuse("the checks take seconds, and what they find would cost more", skip_validation=skip_validation)
     if not RUN_NAME.fullmatch(job_name):  # a path would write its run file elsewhere
         raise UserError(f"{job_name!r} cannot be a job's name", fix="letters, digits, . _ and - only, at most 63")
-    say = _say if verbose else None
+    on_line = _print_line if verbose else None
     run_file = Path(f"{job_name}.yaml")
     context = _context_of(cluster_name, region)
     job_kind = "hyperpod" if use_hyperpod_cli else "pytorchjob" if use_pytorchjob else None
@@ -185,16 +190,16 @@ def deploy_training_job(
     changes += ["model.preset=null"] if model_path else []
     if storage_class:
         place = ["--context", context, "--storage-class", storage_class, "--yes"]
-        call(FixedCluster, "cluster", "fix", run_file, *changes, *place, on_line=say)
+        call(FixedCluster, "cluster", "fix", run_file, *changes, *place, on_line=on_line)
     started = call(
         RunResult,
         *("run", run_file, *changes, f"name={job_name}", "--on", f"kubernetes:{context}", "--detach"),
         "--retry" if auto_retry else "--no-retry",
         environment={"HF_TOKEN": hf_token} if hf_token else None,
-        on_line=say,
+        on_line=on_line,
     )
     if monitor if auto_monitor is None else auto_monitor:
-        _watch(job_name, say)
+        _watch(job_name, on_line)
     run = call(ShownRun, "show", job_name)
     return Deployment(run_file=str(run_file), context=context, run=run, warnings=started.warnings)
 
@@ -243,7 +248,7 @@ def manage_eks_cluster(
     cluster_name = cluster_name or os.environ.get("EKS_CLUSTER_NAME")
     if cluster_name is None:
         return ManagedCluster(clusters=call(ListedClusters, "cluster", "ls", *_region(region)))
-    say = _say if verbose else None
+    on_line = _print_line if verbose else None
     created = None
     try:
         context = _context_of(cluster_name, region)
@@ -251,11 +256,11 @@ def manage_eks_cluster(
         if not create_if_missing or error.error_code != "no-such-cluster":
             raise
         where = ["--region", region or _default_region(), "--yes"]
-        created = call(CreatedCluster, "cluster", "create", cluster_name, *where, on_line=say)
+        created = call(CreatedCluster, "cluster", "create", cluster_name, *where, on_line=on_line)
         context = _context_of(cluster_name, region)
     about = [*([run_file] if run_file else []), "--context", context]
-    fixed = call(FixedCluster, "cluster", "fix", *about, "--yes", on_line=say) if auto_fix else None
-    checked = call(CheckedCluster, "cluster", "check", *about, on_line=say) if validate_components else None
+    fixed = call(FixedCluster, "cluster", "fix", *about, "--yes", on_line=on_line) if auto_fix else None
+    checked = call(CheckedCluster, "cluster", "check", *about, on_line=on_line) if validate_components else None
     return ManagedCluster(context=context, created=created, check=checked, fix=fixed)
 
 
@@ -304,11 +309,11 @@ def monitor_training(
         max_retries=max_retries,
         retry_delay=retry_delay,
     )
-    say = _say if verbose else None
+    on_line = _print_line if verbose else None
     run = call(ShownRun, "show", job_name)
     while action == "monitor" and run.state in ("waiting", "running") and not _stalled(run, stagnation_threshold):
-        if say:
-            say(f"{job_name}: {run.state}, step {run.step} of {run.steps}, loss {run.loss}")
+        if on_line:
+            on_line(f"{job_name}: {run.state}, step {run.step} of {run.steps}, loss {run.loss}")
         time.sleep(check_interval)
         run = call(ShownRun, "show", job_name)
     health = TrainingHealth(run=run)
@@ -335,7 +340,7 @@ def _refuse(reason: str, **given: object) -> None:
         raise UserError(f"{', '.join(names)}: {reason}", fix=f"leave {', '.join(names)} out")
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -352,8 +357,6 @@ def _default_region() -> str:
 
 def _context_of(cluster_name: str | None, region: str | None) -> str:
     """The kubeconfig context of a cluster; an entry is written for an EKS or HyperPod cluster that has none."""
-    from windlass.targets.kubernetes.api.kubeconfig import access, kubeconfig_files, read_all
-
     name = cluster_name or os.environ.get("EKS_CLUSTER_NAME")
     if name is None:
         return access().context
@@ -367,15 +370,11 @@ def _context_of(cluster_name: str | None, region: str | None) -> str:
 def _registry_name(repository: str, region: str | None) -> str:
     if "/" in repository:
         return repository
-    from windlass.common.aws import account_of
-
     where = region or _default_region()
     return f"{account_of(where)}.dkr.ecr.{where}.amazonaws.com/{repository}"
 
 
 def _newest_pushed_image() -> str:
-    from windlass.image.build.records import FOLDER, Records
-
     image = next((record.pushed for record in Records(Path(FOLDER)).newest_first() if record.pushed), None)
     if image is None:
         raise UserError(
@@ -444,22 +443,19 @@ def _write_run_file(path: Path, given: dict[str, Any]) -> None:
     path.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
-def _watch(job_name: str, say: Callable[[str], None] | None) -> None:
+def _watch(job_name: str, on_line: Callable[[str], None] | None) -> None:
     """Print the logs of a run while it runs, for some time at most."""
     command = [sys.executable, "-m", "windlass.cli.main", "logs", job_name, "--follow"]
-    output = sys.stderr if say else subprocess.DEVNULL
+    output = sys.stderr if on_line else subprocess.DEVNULL
     try:
         subprocess.run(command, stdout=output, stderr=output, timeout=MONITOR_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        if say:
-            say(f"{job_name} goes on; windlass logs {job_name} --follow watches it")
+        if on_line:
+            on_line(f"{job_name} goes on; windlass logs {job_name} --follow watches it")
 
 
 def _seconds_since_step(run: ShownRun) -> float | None:
     """Since the newest record of a step, of a run that is under way; before the first one, since its last launch."""
-    from windlass.api.summary import LAUNCHES
-    from windlass.runfolder import RunFolder
-
     if run.state != "running":
         return None
     metrics = RunFolder.find(run.name).metrics

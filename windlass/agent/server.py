@@ -17,13 +17,15 @@ import anyio.to_thread
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import BaseModel, ConfigDict
 
 from windlass import __version__
 from windlass.agent.calling import call
 from windlass.agent.plans import Plans, Proposal
+from windlass.agent.results import Result
+from windlass.api.lookup import find
 from windlass.api.schemas import clusters, data, images, runs
 from windlass.errors import UserError
+from windlass.runfolder import RunFolder, steps_of
 
 INSTRUCTIONS = """\
 windlass trains PyTorch models from a run file, on this machine, on Slurm and on Kubernetes.
@@ -35,25 +37,22 @@ POLL_SECONDS = 1.0
 PLANS = Plans()
 
 
-class LostWork(BaseModel):
+class LostWork(Result):
     """What killing a run loses: the steps after its newest checkpoint."""
 
-    model_config = ConfigDict(extra="forbid")
     step: int | None
     newest_checkpoint: int | None
     steps_lost: int | None
 
 
-class RunsToDelete(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class RunsToDelete(Result):
     runs: list[runs.ShownRun]
     checkpoints: dict[str, list[data.ListedCheckpoint]]
 
 
-class RunToStart(BaseModel):
+class RunToStart(Result):
     """The plan of a run, and the request that would be sent."""
 
-    model_config = ConfigDict(extra="forbid")
     estimate: runs.Plan
     request: runs.DryRun
 
@@ -129,15 +128,19 @@ def list_clusters(region: str | None = None, aws: bool = True) -> clusters.Liste
 
 def check_cluster(run_file: str | None = None, context: str | None = None) -> clusters.CheckedCluster:
     """Whether a cluster can take a run: API, permissions, operators, nodes, devices, room, storage."""
-    return call(clusters.CheckedCluster, "cluster", "check", *_given(run_file), *_options({"--context": context}))
+    return call(
+        clusters.CheckedCluster,
+        "cluster",
+        "check",
+        *([run_file] if run_file else []),
+        *_options({"--context": context}),
+    )
 
 
 async def watch_run(
     name: str, context: Context[Any, Any], until_step: int | None = None, seconds: float = 60
 ) -> runs.ShownRun:
     """Wait until a run has ended, has reached a step, or some seconds are over. Steps come as progress."""
-    from windlass.api.lookup import find
-
     target, job = await anyio.to_thread.run_sync(find, name)
     end, last = time.monotonic() + seconds, -1
     while True:
@@ -323,8 +326,6 @@ def _logs(name: str) -> str:
 
 
 def _metrics(name: str) -> str:
-    from windlass.runfolder import RunFolder, steps_of
-
     return _json(lambda: list(steps_of(RunFolder.find(name)).values()))
 
 
@@ -397,7 +398,3 @@ def _on(place: str | None) -> list[str]:
 
 def _options(values: dict[str, Any]) -> list[str]:
     return [word for option, value in values.items() if value is not None for word in (option, str(value))]
-
-
-def _given(*values: str | None) -> list[str]:
-    return [value for value in values if value is not None]

@@ -12,7 +12,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from windlass import __version__
-from windlass.api.schemas import OUTPUTS
+from windlass.api.schemas.outputs import OUTPUTS
 from windlass.cli.main import cli
 
 HELP_WIDTH = 100

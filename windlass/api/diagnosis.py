@@ -66,7 +66,9 @@ def _collect(
     if (job is None) == (facts_file is None):
         raise UserError("name one job, bundle or --facts file", fix="windlass why RUN    or windlass why bundle.tar")
     if facts_file is not None:
-        return read_bundle(_existing(facts_file)), []
+        if not facts_file.exists():
+            raise UserError(f"there is no file {facts_file}", fix=f"ls {facts_file.parent}")
+        return read_bundle(facts_file), []
     assert job is not None
     is_run = (runs_root() / job / "run.yaml").is_file() or (Path(job) / "run.yaml").is_file()
     if not place and not is_run and Path(job).exists():
@@ -85,9 +87,3 @@ def _collect_named(job: str, place: str | None, namespace: str | None) -> dict[s
     if not name or "/" in name or not isinstance(target, KnowsFacts):
         raise UserError(f"there is no {job}", fix="windlass why RUN, pod/NAME, pytorchjob/NAME or job/NUMBER")
     return target.collect_named(kind, name, cluster or None, namespace)
-
-
-def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise UserError(f"there is no file {path}", fix=f"ls {path.parent}")
-    return path

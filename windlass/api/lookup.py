@@ -66,10 +66,8 @@ class RowReader:
                 self.targets[kind] = target_of_kind(kind)
             job = JobRef(kind, folder.name, folder)
             return _row(job, self.targets[kind].status(job).as_dict())
-        except UserError as error:
-            return _row(JobRef(kind, folder.name, folder), {"state": "unknown", "reason": error.what})
         except Exception as error:  # whatever is in a folder, the others are listed
-            reason = f"{type(error).__name__}: {error}"[:200]
+            reason = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"[:200]
             return _row(JobRef(kind, folder.name, folder), {"state": "unknown", "reason": reason})
 
 

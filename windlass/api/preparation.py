@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from windlass.errors import UserError
+from windlass.errors import NoAnswerError, UserError
+from windlass.plan import check, checkpoint_bytes, resolve
+from windlass.plan.description import describe
+from windlass.plan.fitting import check_host_memory
+from windlass.plan.forecast import check_on, forecast
 from windlass.plan.hardware import Hardware
+from windlass.plan.schedule import learning_rate
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.compatibility import adopt, change_lines, differences, must_match, shown, steering
 from windlass.targets import target
+from windlass.targets.launch.supervision import is_running
+from windlass.targets.local.client import already_running
 from windlass.targets.protocol import JobRef, JobStatus, KnowsHardware, RendersOffline, Target, world_size
 
+Made = TypeVar("Made")
 LARGE_RATE = 0.1
 SMALL_JUMP = 0.02  # of the learning rate, relative: what a schedule does from one step to the next anyway
 
@@ -56,9 +65,6 @@ def prepare(
     `is_checked`: whoever submitted it first has looked at its data and its hub, which may not be reached from here.
     """
     from windlass.data.checks import check_data, check_hub
-    from windlass.plan import check, resolve
-    from windlass.plan.description import describe
-    from windlass.plan.forecast import check_on, forecast
 
     if os.environ.get("WINDLASS_SHARE_GPUS"):
         raise UserError(
@@ -70,9 +76,10 @@ def prepare(
 
         parse_faults(faults)
     where = target(requested.target)
-    offline = offline and isinstance(where, RendersOffline)
     if offline and isinstance(where, RendersOffline):
         where = where.offline()
+    else:
+        offline = False
     folder = RunFolder.of(requested)
     before = folder.load_run() if folder.run_file.is_file() and not fresh else None
     earlier = _status_where_it_was(before, requested, where, folder) if before and not offline else None
@@ -110,7 +117,10 @@ def prepare(
     request = where.render(run, gathered, faults=faults)  # once: what is checked now is what is sent
     if is_new:
         warnings += where.check(run, request, bytes_needed=bytes_needed(run))
-        warnings += [] if offline or is_checked or run.target.kind != "kubernetes" else _preflight(run, request)
+        if run.target.kind == "kubernetes" and not offline and not is_checked:
+            from windlass.clusters.preflight import preflight  # it needs httpx
+
+            warnings += preflight(run, request)
     return Prepared(
         run=run,
         folder=folder,
@@ -123,16 +133,25 @@ def prepare(
     )
 
 
-def _preflight(run: Run, request: Any) -> list[str]:
-    from windlass.clusters.preflight import preflight
-
-    return preflight(run, request)
+def answered_or_alone(make: Callable[[bool], Made]) -> tuple[Made, str | None]:
+    """`make(offline=False)`; where no cluster or scheduler answers, `make(offline=True)` and a note that says so."""
+    try:
+        return make(False), None
+    except NoAnswerError as error:
+        try:
+            return make(True), f"{error.what}: this is rendered from the run file alone, as --offline does"
+        except UserError as refusal:
+            raise UserError(
+                error.what,
+                evidence=error.evidence,
+                cause=f"and the run file alone cannot be rendered: {refusal.what}",
+                fix="\n".join(fix for fix in (error.fix, refusal.fix) if fix),
+                error_code=error.error_code,
+            ) from None
 
 
 def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
     """What other settings do to a run that goes on, one warning each; a run under way keeps those it has."""
-    from windlass.plan.schedule import learning_rate
-
     changes = steering(before, run)
     if not changes:
         return []
@@ -209,8 +228,6 @@ def _check_branch(run: Run) -> None:
 
 def memory_on_cpus(run: Run, where: Target[Any], num_ranks: int) -> str | None:
     """What a run on this machine's CPUs needs at least, in words; refuses what cannot fit. None elsewhere."""
-    from windlass.plan.fitting import check_host_memory
-
     if not isinstance(where, KnowsHardware) or run.resources.gpus_per_node:
         return None
     memory = where.host_memory(run)
@@ -250,8 +267,6 @@ def is_under_way(status: JobStatus) -> bool:
 
 def bytes_needed(run: Run) -> int | None:
     """Disk for the checkpoints a run keeps, and for the one being written while they are all still there."""
-    from windlass.plan import checkpoint_bytes
-
     size = checkpoint_bytes(run)
     if size is None:
         return None
@@ -264,14 +279,10 @@ def bytes_needed(run: Run) -> int | None:
 
 def move_aside(folder: RunFolder) -> RunFolder:
     """Give an old run folder another name; nothing is deleted."""
-    from windlass.targets.launch.supervision import is_running
-    from windlass.targets.local.client import already_running
-
     if is_running(folder):
         error = already_running(folder)
-        raise UserError(
-            error.what, evidence=error.evidence, fix=f"windlass stop {folder.name}    and then --fresh again"
-        )
+        error.fix = f"windlass stop {folder.name}    and then --fresh again"
+        raise error
     section = folder.load_run().target
     status = target(section).status(JobRef(section.kind, folder.name, folder)) if section.kind != "local" else None
     if status is not None and is_under_way(status):

@@ -54,15 +54,15 @@ def submit(
     prepared = _prepared(run, on, fresh=fresh, faults=faults)
     if prepared.is_finished:
         return Job(prepared.target, prepared.job, prepared.warnings)
-    asked, file = _placed(run, on) if on else run, (prepared.folder.path / ASKED_FILE).resolve()
+    requested, file = _placed(run, on) if on else run, (prepared.folder.path / ASKED_FILE).resolve()
     leaves_loop = retry and not prepared.is_running  # one that is under way has its own, and what it was asked for
-    loop = render_loop(prepared, Detached(str(file), (), patience, faults, asked)) if leaves_loop else None
+    loop = render_loop(prepared, Detached(str(file), (), patience, faults, requested)) if leaves_loop else None
     warnings = [*prepared.warnings, *check_loop(prepared, loop)]
     if fresh:
         clear_the_way(prepared)
     job = start(prepared, loop=loop)
     if loop is not None:
-        write_atomically(file, dump_run(asked))
+        write_atomically(file, dump_run(requested))
         start_loop(prepared, job, loop)
     return Job(prepared.target, job, warnings)
 

@@ -117,7 +117,7 @@ def why_failed(folder: RunFolder, status: JobStatus) -> UserError:
         error = UserError.from_dict(errors[0])
         where = f"rank {errors[0].get('rank')}, {folder.rank_log(int(errors[0].get('rank') or 0))}"
         raised = errors[0].get("traceback") if errors[0].get("type", UserError.__name__) != UserError.__name__ else None
-        error.evidence = "\n".join(str(one).rstrip() for one in (raised, error.evidence, where) if one)
+        error.evidence = "\n".join(str(part).rstrip() for part in (raised, error.evidence, where) if part)
         return error
     name = folder.name
     return UserError(f"{name} failed: {status.reason}", evidence=_last_traceback(folder), fix=f"windlass logs {name}")

@@ -200,8 +200,8 @@ def _loss(line: bytes) -> float:
 
 def goodput_of(folder: RunFolder, *, under_way: bool) -> RunGoodput:
     now = time.time() if under_way else None
-    told = account(read_json_lines(folder.history), read_metrics(folder.metrics), now=now)
-    return RunGoodput.model_validate(told.as_dict())
+    accounted = account(read_json_lines(folder.history), read_metrics(folder.metrics), now=now)
+    return RunGoodput.model_validate(accounted.as_dict())
 
 
 def evaluated_tasks(records: Iterable[Record]) -> list[EvaluatedTask]:

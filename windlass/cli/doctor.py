@@ -11,12 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 import click
 
 from windlass.cli.jobs import json_option
+from windlass.cli.output import print_json, print_table, styled
 from windlass.errors import ExitCode
 from windlass.runfolder import runs_root
 from windlass.targets.launch.machine import Machine, free_bytes, this_machine
@@ -50,8 +52,6 @@ def doctor(as_json: bool) -> int:
 
     Exit code 1 only where training cannot work at all: a row is missing.
     """
-    from windlass.cli.output import print_json, print_table, styled
-
     rows = list(examine())
     healthy = all(row.state != "missing" for row in rows)
     if as_json:
@@ -67,7 +67,7 @@ def doctor(as_json: bool) -> int:
 
 def examine() -> Iterator[Row]:
     machine = this_machine()
-    yield _python()
+    yield Row("python", "ok", f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}")
     yield from _torch(machine)
     yield from _packages()
     yield _gpus(machine)
@@ -77,11 +77,6 @@ def examine() -> Iterator[Row]:
     yield _shared_memory()
     yield _compiler()
     yield _port()
-
-
-def _python() -> Row:
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    return Row("python", "ok", f"{version}, {sys.executable}")
 
 
 def _torch(machine: Machine) -> Iterator[Row]:
@@ -112,8 +107,6 @@ def _packages() -> Iterator[Row]:
             fix = f"pip install 'windlass[{extra}]'"
             yield Row(name, "missing" if name in needed else "warning", "not installed", fix)
         else:
-            from importlib.metadata import version
-
             yield Row(name, "ok", version(name))
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import yaml
 
+from windlass.catalog.models import preset as find_preset
+from windlass.catalog.models import presets
 from windlass.cli.jobs import complete_preset
+from windlass.cli.output import print_json, print_table
+from windlass.cli.reference import Key, sections
 from windlass.errors import UserError
-
-if TYPE_CHECKING:
-    from windlass.cli.reference import Key
+from windlass.targets.launch.machine import this_machine
 
 WIDTH = 100
 Values = dict[str, dict[str, Any]]
@@ -75,8 +78,6 @@ def init(
         raise UserError(f"there is no folder {path.parent}", fix=f"mkdir -p {path.parent}")
     path.write_text(text, encoding="utf-8")
     if as_json:
-        from windlass.cli.output import print_json
-
         print_json({"path": str(path), "task": task, "model": values["model"], "data": values["data"]["source"]})
     else:
         click.echo(f"wrote {path}\n  windlass plan {path}    what it would do\n  windlass run {path}")
@@ -84,9 +85,6 @@ def init(
 
 def _settings(task: str, preset: str | None, model: str | None, source: str | None, path: Path | None) -> Values:
     """The keys that a run file for the task sets."""
-    from windlass.catalog.models import preset as find_preset
-    from windlass.targets.launch.machine import this_machine
-
     if preset and model:
         raise UserError("give either --preset or --model, and not both")
     if task == "pretrain":
@@ -108,7 +106,7 @@ def _settings(task: str, preset: str | None, model: str | None, source: str | No
         file, data_format = EXPECTED[task]
         values = {
             "model": chosen,
-            "data": {"source": source or file, "format": data_format, "sequence_length": None, "holdout": 0.05},
+            "data": {"source": source or file, "format": data_format, "holdout": 0.05},
             "train": {"steps": 100, "global_batch": 8, "learning_rate": "2e-5", "validate_every": 25},
         }
         if not this_machine().gpus:
@@ -118,7 +116,6 @@ def _settings(task: str, preset: str | None, model: str | None, source: str | No
             values["train"]["learning_rate"] = "2e-4" if task == "lora" else "5e-6"
         if task == "dpo":
             values["train"] = {"objective": "dpo", "dpo_beta": 0.1, **values["train"]}
-        values["data"] = {key: value for key, value in values["data"].items() if value is not None}
     values["checkpoint"] = {"every": max(1, int(values["train"]["steps"]) // 4)}
     return values
 
@@ -160,8 +157,6 @@ def short_text(task: str, values: Values) -> str:
 
 def run_file_text(values: Values) -> str:
     """A run file that sets `values` and shows everything else as comments."""
-    from windlass.cli.reference import sections
-
     lines = ["# A run file: what to train. Every key that is commented out has the default shown.", ""]
     for section in sections():
         if section.name is None:
@@ -197,16 +192,11 @@ def _comment(text: str, indent: str, extra: str = "") -> list[str]:
 
 
 def _yaml(value: Any) -> str:
-    import yaml
-
     plain = list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(plain, default_flow_style=True).strip().removesuffix("...").strip()
 
 
 def _list_presets(*, as_json: bool) -> None:
-    from windlass.catalog.models import presets
-    from windlass.cli.output import print_json, print_table
-
     known = presets().values()
     if as_json:
         print_json(

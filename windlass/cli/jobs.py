@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -72,18 +73,28 @@ def _completing(names: Callable[[], list[str]]) -> Callable[[click.Context, clic
     return complete
 
 
+def _place_option(help: str) -> Callable[[Any], Any]:
+    return click.option("--on", "place", metavar="TARGET", shell_complete=complete_target, help=help)
+
+
+def placed(place: str | None, nodes: int | None) -> list[str]:
+    """`--on` and `--nodes` as overrides of the run file."""
+    kind, _, context = (place or "").partition(":")
+    changes = {"target.kind": kind, f"target.{kind}.context": context, "resources.nodes": nodes}
+    return [f"{key}={value}" for key, value in changes.items() if value]
+
+
 run_names = _completing(_names_of_runs)
 complete_preset = _completing(preset_names)
 complete_gpu = _completing(_gpu_names)
 complete_target = _completing(_target_kinds)
 
-on_option = click.option(
-    "--on",
-    "place",
-    metavar="TARGET",
-    shell_complete=complete_target,
-    help="Ask the cluster, kubernetes[:CONTEXT], where no run folder is here.",
-)
+run_file_argument = click.argument("run_file", metavar="RUN.yaml", type=click.Path())
+overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
+on_option = _place_option("Ask the cluster, kubernetes[:CONTEXT], where no run folder is here.")
+train_on_option = _place_option("Where to train: local, slurm, kubernetes[:CONTEXT].")
+list_on_option = _place_option("Also those that a cluster, kubernetes[:CONTEXT], knows itself.")
+nodes_option = click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 context_option = click.option(
     "--context", metavar="CONTEXT", help="Context of your kubeconfig. Default: the run file's, or the current."

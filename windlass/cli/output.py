@@ -9,16 +9,17 @@ import os
 import re
 import sys
 import textwrap
+import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
+from windlass.common.files import finite
 from windlass.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 GAP = "  "
 NOTE_INDENT = "    "
@@ -28,13 +29,12 @@ RULE_WIDTH = 80
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
+class CommandConsole(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # main decides what it means that nobody reads any more; rich would exit with 1
+
+
 def console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    class CommandConsole(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # main decides what it means that nobody reads any more; rich would exit with 1
-
     stream, styles = _stream(stderr), has_styles(stderr=stderr)
     return CommandConsole(
         file=stream,
@@ -136,24 +136,27 @@ def plain(text: str) -> str:
 
 
 def styled(text: str, style: str) -> Text:
-    from rich.text import Text
-
     return Text(plain(text), style=style)
 
 
 def print_json(value: Any) -> None:
     """The result of a command, on stdout. windlass.api.schemas says what each command prints."""
-    write_json(value, indent=2)
+    write_json(_as_json(value), indent=2)
 
 
 def print_json_line(value: Any, *, stderr: bool = False) -> None:
     """One of several results, on a line of its own."""
-    write_json(value, stderr=stderr)
+    write_json(_as_json(value), stderr=stderr)
 
 
 def write_json(value: Any, *, indent: int | None = None, stderr: bool = False) -> None:
-    """What is not finite becomes null, which JSON can say."""
-    click.echo(json.dumps(_finite(value), indent=indent, default=str), err=stderr)
+    click.echo(json.dumps(value, indent=indent, default=str), err=stderr)
+
+
+def _as_json(value: Any) -> Any:
+    from windlass.api.schemas import printed
+
+    return finite(printed(value))
 
 
 def print_table(
@@ -164,22 +167,16 @@ def print_table(
     A note goes below its row, over the whole width: sentences make narrow columns. Where the columns do not fit, cells
     break between words; where that is not enough, the first cell, a name mostly, has a line of its own.
     """
-    from rich.text import Text
-
     header = [Text(name, style="bold") for name in columns]
     _print_columns([header, *(list(map(_cell, row)) for row in rows)], [None, *notes] if notes is not None else None)
 
 
 def print_pairs(pairs: Iterable[tuple[str, str | Text]]) -> None:
-    from rich.text import Text
-
     rows = [[Text(plain(label), style="bold"), _cell(value)] for label, value in pairs]
     _print_columns(rows, None, stacked=False)
 
 
 def _print_columns(rows: list[list[Text]], notes: Sequence[str | None] | None, *, stacked: bool = True) -> None:
-    from rich.text import Text
-
     out, limit = console(), line_width()
     widths = _widths(rows, limit, overflows=not stacked)
     apart = stacked and limit is not None and sum(widths) + len(GAP) * (len(widths) - 1) > limit
@@ -217,14 +214,10 @@ def _widths(rows: list[list[Text]], limit: int | None, *, overflows: bool = Fals
 
 
 def _longest_word(cell: Text) -> int:
-    from rich.cells import cell_len
-
     return max((cell_len(word) for word in cell.plain.split()), default=0)
 
 
 def _print_cells(out: Console, cells: list[Text], widths: list[int], *, indent: str = "") -> None:
-    from rich.text import Text
-
     parts = [_broken(cell, width) for cell, width in zip(cells, widths, strict=True)]
     for line in itertools.zip_longest(*parts, fillvalue=Text()):
         padded = [Text.assemble(part, " " * (width - part.cell_len)) for part, width in zip(line, widths, strict=True)]
@@ -233,8 +226,6 @@ def _print_cells(out: Console, cells: list[Text], widths: list[int], *, indent: 
 
 def _broken(text: Text, width: int) -> list[Text]:
     """Lines that break between words; a word that is longer stays whole, where rich would cut it."""
-    from rich.cells import cell_len
-
     lines: list[Text] = []
     for paragraph in text.split("\n", allow_blank=True):
         breaks = [0]
@@ -253,8 +244,6 @@ def _print_line(out: Console, line: Text) -> None:
 
 
 def _cell(value: str | Text) -> Text:
-    from rich.text import Text
-
     return Text(plain(value)) if isinstance(value, str) else value
 
 
@@ -265,8 +254,6 @@ def plural(number: int, word: str) -> str:
 
 def moment(when: float) -> str:
     """2026-11-15 19:02:11, in this machine's time zone"""
-    import time
-
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
     except (OverflowError, ValueError, OSError):
@@ -296,13 +283,3 @@ def number(value: float | None, digits: int = 4) -> str:
 
 def count(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from windlass.spec import Run
+from windlass.spec.loading import model_of
 
 
 @dataclass(frozen=True)
@@ -39,30 +40,26 @@ class SectionReference:
 
 
 def sections() -> Iterator[SectionReference]:
-    own = [_key(None, name, field) for name, field in Run.model_fields.items() if _section_model(field) is None]
+    """The keys of the run file itself, then section by section."""
+    own = [_key(None, name, field) for name, field in Run.model_fields.items() if not model_of(field.annotation)]
     yield SectionReference(None, "", required=False, keys=tuple(own))
-    for name, field in Run.model_fields.items():
-        model = _section_model(field)
-        if model is not None:
-            keys = tuple(_key(name, key, below) for key, below in model.model_fields.items())
-            yield SectionReference(name, inspect.getdoc(model) or "", required=field.is_required(), keys=keys)
+    yield from _sections_of(Run)
 
 
 def options_of_targets() -> Iterator[SectionReference]:
     """The sections within sections, such as target.slurm and model.lora."""
     for name, field in Run.model_fields.items():
-        model = _section_model(field)
-        for below, inner in model.model_fields.items() if model else ():
-            options = _section_model(inner) or _optional_section(inner)
-            if options is not None:
-                path = f"{name}.{below}"
-                keys = tuple(_key(path, key, option) for key, option in options.model_fields.items())
-                yield SectionReference(path, inspect.getdoc(options) or "", required=False, keys=keys)
+        model = model_of(field.annotation)
+        if model is not None:
+            yield from _sections_of(model, f"{name}.")
 
 
-def keys() -> Iterator[Key]:
-    for section in sections():
-        yield from section.keys
+def _sections_of(model: type[BaseModel], prefix: str = "") -> Iterator[SectionReference]:
+    for name, field in model.model_fields.items():
+        section = model_of(field.annotation)
+        if section is not None:
+            keys = tuple(_key(f"{prefix}{name}", key, below) for key, below in section.model_fields.items())
+            yield SectionReference(f"{prefix}{name}", inspect.getdoc(section) or "", field.is_required(), keys)
 
 
 def _key(section: str | None, name: str, field: FieldInfo) -> Key:
@@ -71,17 +68,6 @@ def _key(section: str | None, name: str, field: FieldInfo) -> Key:
         default = default.model_dump(exclude_defaults=True)
     description = " ".join((field.description or "").split())
     return Key(section, name, _kind(field.annotation), default, field.is_required(), description)
-
-
-def _section_model(field: FieldInfo) -> type[BaseModel] | None:
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-
-
-def _optional_section(field: FieldInfo) -> type[BaseModel] | None:
-    """The section of a key that may be left out altogether."""
-    kinds = typing.get_args(field.annotation)
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _kind(annotation: Any) -> str:

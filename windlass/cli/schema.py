@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 from typing import Any
 
 import click
+from rich.text import Text
 
+from windlass.api.schemas.outputs import OUTPUTS, schema_of
+from windlass.cli.output import console, print_json
+from windlass.cli.reference import options_of_targets, sections
 from windlass.errors import UserError
+from windlass.spec import Run
 
 
 def complete_what(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """`output`, and after it the words of a command."""
-    from windlass.api.schemas import OUTPUTS
-
     before = list(context.params.get("what") or ())
     paths = [["output", *output.command.split()] for output in OUTPUTS]
     words = {path[len(before)] for path in paths if path[: len(before)] == before and len(path) > len(before)}
@@ -38,12 +43,8 @@ def schema(what: tuple[str, ...], list_keys: bool, as_json: bool) -> None:
     For an editor with a YAML language server, as the first line of a run file:
     # yaml-language-server: $schema=run.schema.json
     """
-    from windlass.cli.output import print_json
-    from windlass.cli.reference import keys, options_of_targets
-    from windlass.spec import Run
-
     if list_keys and not what:
-        listed = [*keys(), *(key for options in options_of_targets() for key in options.keys)]
+        listed = [key for section in (*sections(), *options_of_targets()) for key in section.keys]
         _print_keys(listed, as_json=as_json)
     elif not what:
         print_json(Run.model_json_schema())
@@ -58,10 +59,6 @@ def schema(what: tuple[str, ...], list_keys: bool, as_json: bool) -> None:
 
 
 def _schema_of_output(command: str) -> dict[str, Any]:
-    import difflib
-
-    from windlass.api.schemas import OUTPUTS, schema_of
-
     chosen = [output for output in OUTPUTS if not command or f"{output.command} ".startswith(f"{command} ")]
     if not chosen:
         names = list(dict.fromkeys(output.command for output in OUTPUTS))
@@ -75,10 +72,6 @@ def _schema_of_output(command: str) -> dict[str, Any]:
 
 
 def _print_keys(listed: list[Any], *, as_json: bool) -> None:
-    import json
-
-    from windlass.cli.output import console, print_json
-
     if as_json:
         print_json(
             [
@@ -88,8 +81,6 @@ def _print_keys(listed: list[Any], *, as_json: bool) -> None:
             ]
         )
         return
-    from rich.text import Text
-
     out = console()
     for key in listed:
         default = "required" if key.required else json.dumps(key.default)

@@ -1,4 +1,4 @@
-"""Files that survive crashes: replaced whole, appended line by line, and read though other processes write them."""
+"""Files that survive crashes: replaced whole, appended line by line, read though others write them; and the cache."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MOST_RECORD_BYTES = 16 * 1024 * 1024
+CACHE_VARIABLE = "WINDLASS_CACHE"
+
+
+def cache_root() -> Path:
+    """The folder that all runs of this machine share: $WINDLASS_CACHE, else below $XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get(CACHE_VARIABLE)
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "windlass"
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -41,6 +50,11 @@ def sync_directory(path: Path) -> None:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def name_digest(text: str) -> str:
+    """A short file name for something with a long name."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def json_digest(value: Any) -> str:
@@ -104,6 +118,15 @@ def real(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def finite(value: Any) -> Any:
+    """A value of JSON in which null stands for every number that is not finite, which JSON cannot say."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def words(value: Any) -> str | None:

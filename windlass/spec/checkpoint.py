@@ -59,38 +59,25 @@ class CheckpointSection(Section):
     export: bool | Literal["merged"] = False
     """Write `export/`, a Hugging Face folder, when the run is finished: the model, or the adapter of a LoRA run;
     `merged`: the whole model with the adapter merged into it."""
-
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights in `export/`; float32 keeps the master weights exactly."""
 
     @model_validator(mode="after")
-    def export_needs_the_end(self) -> Self:
+    def keys_fit_together(self) -> Self:
         if self.export and not self.at_end:
             raise ValueError("checkpoint.export needs the last step's checkpoint, but checkpoint.at_end is false")
-        return self
-
-    @model_validator(mode="after")
-    def direct_needs_a_store(self) -> Self:
         if self.direct and self.store is None:
             raise ValueError("checkpoint.direct needs checkpoint.store=s3://BUCKET/PREFIX")
-        return self
-
-    @model_validator(mode="after")
-    def local_disk_has_a_path(self) -> Self:
         if (self.local_every is None) != (self.local_path is None):
             raise ValueError("checkpoint.local_every and checkpoint.local_path need each other")
         return self
 
     @model_validator(mode="after")
-    def branch_is_a_step(self) -> Self:
+    def places_are_well_formed(self) -> Self:
         name, mark, step = (self.branch_from or "").rpartition("@")
-        named = bool(mark) and step.isdecimal() and name not in ("", ".", "..") and "/" not in name
-        if self.branch_from and not named:
+        is_step = bool(mark) and step.isdecimal() and name not in ("", ".", "..") and "/" not in name
+        if self.branch_from and not is_step:
             raise ValueError(f"checkpoint.branch_from is RUN@STEP, such as base@200, not {self.branch_from!r}")
-        return self
-
-    @model_validator(mode="after")
-    def store_is_one(self) -> Self:
         scheme, separator, _ = (self.store or "").partition("://")
         if separator and scheme not in ("s3", "file"):
             raise ValueError(f"checkpoint.store cannot be {scheme}://: give s3://BUCKET/PREFIX or the path of a folder")

@@ -1,9 +1,10 @@
-"""Read a run file and its overrides into a `Run`; a mistake becomes one UserError with the nearest valid key."""
+"""Read a run file and its overrides into a `Run`; a mistake becomes one UserError with its line and what mends it."""
 
 from __future__ import annotations
 
 import difflib
 import glob
+import json
 import os
 import re
 import types
@@ -39,7 +40,7 @@ def load_run(path: str | Path, overrides: Sequence[str] = (), *, saved: bool = F
     values.setdefault("name", "")
     if not values["name"]:
         values["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run"
-    return parse_run(values, source=str(path), overridden=overridden)
+    return parse_run(values, source=str(path), file=path, overridden=overridden)
 
 
 def _written_from(path: Path) -> Path:
@@ -58,12 +59,13 @@ def read_yaml(path: Path) -> Values:
         raise UserError(f"the run file {path} cannot be read", evidence=str(error)) from None
     try:
         values = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML", evidence=_yaml_problem(error, path)) from None
-    except (ValueError, RecursionError) as error:  # a 13th month; brackets without an end
-        raise UserError(f"{path} is not valid YAML", evidence=str(error)) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise _not_yaml(error, path, text) from None
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds no run: a mapping with the sections model and data is expected")
+        raise UserError(
+            f"{path} holds no run: a mapping with the sections model and data is expected",
+            fix=f"windlass init {path} --force    writes one to start from",
+        )
     return values
 
 
@@ -99,15 +101,34 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _yaml_problem(error: yaml.YAMLError, path: Path) -> str:
-    """PyYAML calls every text "<unicode string>"; a user wants the file, the line and what is wrong there."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return str(error)
-    mark = error.problem_mark
-    context = f"{error.context}: " if error.context else ""
-    snippet = mark.get_snippet(indent=0) or ""
-    where = f"{path}, line {mark.line + 1}, column {mark.column + 1}: {context}{error.problem}"
-    return f"{where}\n{snippet}".rstrip()
+# What usually mends YAML, by words of the parser's complaint; the first that fits counts.
+MENDED_BY = (
+    ("'\\t'", "indent with spaces, not tabs"),
+    ("stands here again", "keep one of the two"),
+    ("mapping values are not allowed", "begin all keys of a section in the same column"),
+    ("expected <block end>", "begin all keys of a section in the same column"),
+    ("could not find expected ':'", "a colon and a space after every key: key: value"),
+    ("quoted scalar", "add the quotation mark that closes it"),
+    ("expected ',' or", "close every bracket that is opened: [a, b]   {key: value}"),
+    ("", "quotes around a value that begins with a sign, or holds a colon, a # or a bracket"),
+)
+
+
+def _not_yaml(error: Exception, path: Path, text: str) -> UserError:
+    """PyYAML calls every text "<unicode string>"; a user wants the file, the line, and what is wrong there."""
+    what, problem = f"{path} is not valid YAML", str(error)
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:  # a 13th month; brackets without an end
+        return UserError(what, evidence=problem, fix=f"{path}: {MENDED_BY[-1][1]}")
+    problem = f"{error.context}: {error.problem}" if error.context else str(error.problem)
+    key, _, value = "".join(text.splitlines()[mark.line : mark.line + 1]).strip().partition(": ")
+    if "mapping values are not allowed" in problem and ": " in value:
+        advice = f"quotes around a value with a colon in it: {key}: {json.dumps(value, ensure_ascii=False)}"
+    else:
+        advice = next(advice for words, advice in MENDED_BY if words in problem)
+    where, snippet = f"{path}, line {mark.line + 1}", mark.get_snippet(indent=0) or ""
+    evidence = f"{where}, column {mark.column + 1}: {problem}\n{snippet}".rstrip()
+    return UserError(what, evidence=evidence, fix=f"{where}: {advice}")
 
 
 _Loader.add_implicit_resolver(
@@ -127,7 +148,11 @@ def apply_override(values: Values, override: str, *, run_file: Path = Path()) ->
         # What begins with a star is a glob: an override holds no anchor that it could refer to.
         value = text if text.startswith("*") else yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"the value in the override {override!r} is not valid YAML", evidence=str(error)) from None
+        raise UserError(
+            f"the value in the override {override!r} is not valid YAML",
+            evidence=str(error),
+            fix=f"'{key}={json.dumps(text, ensure_ascii=False)}'    with quotes inside those of the shell",
+        ) from None
     here = values
     for part in parts[:-1]:
         below = here.setdefault(part, {})
@@ -219,8 +244,17 @@ def _full_path(key: str) -> list[str]:
     raise UserError(_unknown(key, _nearest(key, _all_keys())), fix=f"{EXPLAINED}    lists every key")
 
 
-def parse_run(values: Mapping[str, Any], *, source: str = "the run", overridden: Collection[str] = frozenset()) -> Run:
-    """The run of these values. A mistake is blamed on `source`, unless its key is one of those `overridden`."""
+def parse_run(
+    values: Mapping[str, Any],
+    *,
+    source: str = "the run",
+    file: Path | None = None,
+    overridden: Collection[str] = frozenset(),
+) -> Run:
+    """The run of these values. A mistake is blamed on `source`, unless its key is one of those `overridden`.
+
+    `file`: where they were read from; what mends a mistake is then told with its line.
+    """
     values = {key: {} if value is None and key in dict(_sections()) else value for key, value in values.items()}
     try:
         return Run.model_validate(values)
@@ -228,10 +262,11 @@ def parse_run(values: Mapping[str, Any], *, source: str = "the run", overridden:
         mistakes = error.errors()
         problems = [_problem(mistake) for mistake in mistakes]
         in_file = "" if _place(mistakes[0]) in overridden else f"{source}: "
+        fixes = [_fix(mistake, None if _place(mistake) in overridden else file) for mistake in mistakes]
         raise UserError(
             f"{in_file}{problems[0]}" if len(problems) == 1 else f"{source} has {len(problems)} mistakes",
             evidence="\n".join(problems) if len(problems) > 1 else None,
-            fix=_fix(mistakes[0]),
+            fix="\n".join(dict.fromkeys(fix for fix in fixes if fix)) or None,
         ) from None
 
 
@@ -244,19 +279,36 @@ OTHER_CHOICES = {"fsdp": "full", "zero3": "full", "hsdp": "hybrid", "k8s": "kube
 EXPLAINED = "windlass schema --keys"
 
 
-def _fix(error: Any) -> str | None:
-    """The setting that was probably meant, or the default."""
+def _fix(error: Any, file: Path | None) -> str | None:
+    """The setting that was probably meant, or the default: as an override, or with the line of the file to change."""
     key, given = _place(error), error["input"]
+    line = _line_of(file, error["loc"]) if file else None
+
+    def setting(wanted: str, value: Any, remark: str = "") -> str:
+        if line is None:
+            return f"{wanted}={value}{remark}"
+        section, _, name = wanted.rpartition(".")
+        text = f"{name}:" if isinstance(value, dict | list) else f"{name}: {_as_yaml(value)}"
+        moved = f"put it below `{section}:`, as " if section != key.rpartition(".")[0] else ""
+        return f"{file}, line {line}: {moved}{text}{remark}"
+
+    explained = EXPLAINED if line is None else f"{file}, line {line}: {EXPLAINED}    lists every key"
     match error["type"]:
         case "extra_forbidden":
             near = _nearest_key(error)
-            return f"{near}={given}" if near and not isinstance(given, dict | list) else EXPLAINED
+            is_value = not isinstance(given, dict | list)
+            return setting(near, given) if near and (is_value or line is not None) else explained
         case "literal_error":
             choices = re.findall(r"'([^']+)'", error["ctx"]["expected"])
             meant = OTHER_CHOICES.get(str(given).lower())
             likely = [meant] if meant in choices else difflib.get_close_matches(str(given), choices, 1, cutoff=0.5)
             option = f"    or --on {likely[0]}" if likely and key == "target.kind" else ""
-            return f"{key}={likely[0]}{option}" if likely else EXPLAINED
+            return setting(key, likely[0], option) if likely else explained
+        case "model_type" | "dict_type" if file and line and re.match(r"\w+:\S", str(given)):
+            name, _, value = str(given).split()[0].partition(":")
+            return (
+                f"{file}, line {_line_of(file, error['loc'], of_value=True)}: a space after the colon: {name}: {value}"
+            )
         case "missing" if key == "model":
             return "model.preset=llama3.2-1b    (windlass init --list has others) or model.path=HUB-ID"
         case "missing":
@@ -265,7 +317,27 @@ def _fix(error: Any) -> str | None:
             return None
         case _:
             default = _default_of(error["loc"])
-            return EXPLAINED if default is None else f"{key}={default}    (its default; {EXPLAINED} explains every key)"
+            remark = f"    (its default; {EXPLAINED} explains every key)"
+            return explained if default is None else setting(key, default, remark)
+
+
+def _line_of(file: Path, place: Sequence[Any], *, of_value: bool = False) -> int | None:
+    """The line of a key in a run file, or of its value; None where the file does not have it."""
+    node = yaml.compose(file.read_text(encoding="utf-8"), Loader=_Loader)
+    key = node
+    for part in place:
+        if isinstance(node, yaml.MappingNode):
+            pairs = {key.value: (key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+            if part not in pairs:
+                return None
+            key, node = pairs[part]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            key = node = node.value[part]
+    return int((node if of_value else key).start_mark.line) + 1
+
+
+def _as_yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1000).removesuffix("...\n").strip()
 
 
 def _default_of(place: Sequence[Any]) -> Any:
@@ -352,16 +424,17 @@ def _nearest(key: str, known: Sequence[str]) -> str | None:
 
 def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in Run.model_fields.items():
-        kind = _model_of(field.annotation)
+        kind = model_of(field.annotation)
         if kind:
             yield name, kind
 
 
-def _model_of(annotation: Any) -> type[BaseModel] | None:
+def model_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key holds, or may hold, or holds several of."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple):
-        return next((kind for arg in typing.get_args(annotation) if (kind := _model_of(arg))), None)
+        return next((kind for arg in typing.get_args(annotation) if (kind := model_of(arg))), None)
     return None
 
 
@@ -371,7 +444,7 @@ def _section_at(place: Sequence[Any]) -> type[BaseModel] | None:
         if isinstance(part, int):  # one of several alike
             continue
         field = section.model_fields.get(str(part)) if section else None
-        section = _model_of(field.annotation) if field else None
+        section = model_of(field.annotation) if field else None
     return section
 
 

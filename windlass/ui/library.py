@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.catalog.instances import instances
-from windlass.common.files import parse_record, real, words
+from windlass.common.files import finite, parse_record, real, words
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
@@ -354,12 +354,4 @@ def to_json(value: Any) -> bytes:
     try:
         return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False).encode()
     except ValueError:  # a setting may be infinite, which JSON cannot say
-        return to_json(_finite(value))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return to_json(finite(value))

@@ -48,13 +48,7 @@ def files_of(folder: RunFolder) -> list[LogFile]:
 
 def size_of(folder: RunFolder) -> int:
     """Changes whenever something was written to a log."""
-    total = 0
-    for path in folder.logs.glob("*"):
-        try:
-            total += path.stat().st_size
-        except OSError:
-            continue
-    return total
+    return sum(map(_size, folder.logs.glob("*")))
 
 
 def read_logs(

@@ -14,22 +14,10 @@ from windlass.diagnose.secrets import clean_text
 from windlass.runfolder import RunFolder
 from windlass.ui.figure import Chart, Curve, draw
 from windlass.ui.library import Sources
-from windlass.ui.runs import RunView, checkpoints_of
+from windlass.ui.runs import TITLES, RunView, checkpoints_of
 
 POINTS = 1200
 MOST_EVENTS = 200
-TITLES = {
-    "loss": "Loss",
-    "validation_loss": "Validation loss",
-    "grad_norm": "Gradient norm",
-    "learning_rate": "Learning rate",
-    "tokens_per_s": "Tokens per second",
-    "mfu": "MFU",
-    "memory_gib": "Memory, peak (GiB)",
-    "step_s": "Step time (s)",
-    "data_s": "Waiting for data (s)",
-    "checkpoint_s": "Standing still for saves (s)",
-}
 STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
 body { max-width: 1000px; margin: 0 auto; padding: 24px; background: light-dark(#fbfaf7, #14171a); color: light-dark(#20262c, #e4e7ea); }

@@ -19,17 +19,19 @@ from windlass.ui.growing import GrowingRecords
 from windlass.ui.ranks import RankTimes
 from windlass.ui.series import Series, clock
 
-METRICS = (
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "tokens_per_s",
-    "mfu",
-    "memory_gib",
-    "step_s",
-    "data_s",
-    "checkpoint_s",
-)
+TITLES = {
+    "loss": "Loss",
+    "validation_loss": "Validation loss",
+    "grad_norm": "Gradient norm",
+    "learning_rate": "Learning rate",
+    "tokens_per_s": "Tokens per second",
+    "mfu": "MFU",
+    "memory_gib": "Memory, peak (GiB)",
+    "step_s": "Step time (s)",
+    "data_s": "Waiting for data (s)",
+    "checkpoint_s": "Standing still for saves (s)",
+}
+METRICS = tuple(metric for metric in TITLES if metric != "validation_loss")  # of a step
 VALIDATION = ("loss", "perplexity", "accuracy")
 MOST_EVENTS = 1000  # that are sent to a page, and as many saves
 MOST_CHARACTERS = 2000  # of an event

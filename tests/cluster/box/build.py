@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.common.cache import cache_root
+from windlass.common.files import cache_root
 
 SOURCES = Path(__file__).parent / "go"
 OLDEST_GO = (1, 26)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from windlass.api.schemas.model import Printed
+from windlass.api.schemas import Printed
 
 
 class ListedCluster(Printed):

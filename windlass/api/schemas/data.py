@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from windlass.api.schemas.model import Printed
+from windlass.api.schemas import Printed
 
 
 class Checkpoint(Printed):

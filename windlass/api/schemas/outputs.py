@@ -10,8 +10,7 @@ from urllib.parse import quote
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from windlass.api.schemas import clusters, data, images, runs
-from windlass.api.schemas.model import SCHEMA_VERSION, Error
+from windlass.api.schemas import SCHEMA_VERSION, Error, clusters, data, images, runs
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Output:
 
 
 LINES = "one object per line"
-
 
 OUTPUTS = (
     Output("init", "", runs.InitResult),
@@ -98,12 +96,7 @@ OUTPUTS = (
     Output("image test", "", images.ImageReport),
     Output("image push", "", images.PushedImage),
     Output("image push", "--dry-run", images.PushRequest),
-    Output(
-        "image infrastructure",
-        "",
-        dict[str, Any],
-        note="a CloudFormation template: its form is not ours",
-    ),
+    Output("image infrastructure", "", dict[str, Any], note="a CloudFormation template: its form is not ours"),
     Output("agent install", "", runs.InstalledSkills),
     Output("doctor", "", runs.Examination),
     Output("schema", "", dict[str, Any], note="a JSON Schema"),

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from windlass.api.schemas.model import Error, Printed, State
+from windlass.api.schemas import Error, Printed, State
 from windlass.spec import Run
 
 

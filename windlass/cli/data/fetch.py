@@ -8,6 +8,7 @@ import click
 
 from windlass.cli.data.options import count, progress_bar, size
 from windlass.cli.output import print_json
+from windlass.errors import UserError
 
 
 @click.command()
@@ -53,7 +54,6 @@ def fetch(
     from windlass.data.build.fetching import Wanted, fetch_destination, fetch_shards
     from windlass.data.build.fetching import fetch as run
     from windlass.data.sources.source import hub_source
-    from windlass.errors import UserError
 
     if tokenizer and not as_shards:
         raise UserError("--tokenizer is for --shards", fix="--shards")

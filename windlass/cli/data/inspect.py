@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from windlass.cli.data.options import progress_bar, record_options
 from windlass.cli.output import print_json, print_pairs, print_rule, print_table
+from windlass.errors import UserError
+from windlass.plan import resolve
+from windlass.spec import Run, load_run
+from windlass.spec.data import DataSection
 
 if TYPE_CHECKING:
     from windlass.data.inspecting import Inspection
@@ -38,11 +43,7 @@ def inspect(
     stands between ⟦ and ⟧. Of a run file, every source is listed with its share and how often the run goes through it;
     with --sequence window:12 the text of a training sequence is shown.
     """
-    from dataclasses import asdict
-
     from windlass.data.inspecting import inspect as look
-    from windlass.errors import UserError
-    from windlass.spec.data import DataSection
 
     if path.endswith((".yaml", ".yml")):
         if sequence:
@@ -88,18 +89,11 @@ def rows(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def show_sequence(path: str, overrides: tuple[str, ...], name: str, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from windlass.data.checks import check_data
     from windlass.data.inspecting import inspect_sequence
-    from windlass.plan import resolve
-    from windlass.spec import load_run
 
-    run = resolve(load_run(path, overrides))
-    check_data(run)
-    assert run.data.tokenizer
+    run, tokenizer = _checked(path, overrides)
     with progress_bar("tokenizing", shown=not as_json) as progress:
-        shown = inspect_sequence(run, name, tokenizer=run.data.tokenizer, progress=progress)
+        shown = inspect_sequence(run, name, tokenizer=tokenizer, progress=progress)
     if as_json:
         print_json(asdict(shown))
         return
@@ -116,18 +110,11 @@ def show_sequence(path: str, overrides: tuple[str, ...], name: str, *, as_json: 
 
 
 def show_run(path: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from windlass.data.checks import check_data
     from windlass.data.inspecting import inspect_run
-    from windlass.plan import resolve
-    from windlass.spec import load_run
 
-    run = resolve(load_run(path, overrides))
-    check_data(run)
-    assert run.data.tokenizer
+    run, tokenizer = _checked(path, overrides)
     with progress_bar("tokenizing", shown=not as_json) as progress:
-        sources = inspect_run(run, tokenizer=run.data.tokenizer, progress=progress)
+        sources = inspect_run(run, tokenizer=tokenizer, progress=progress)
     if as_json:
         print_json([asdict(source) for source in sources])
         return
@@ -144,3 +131,13 @@ def show_run(path: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
             for source in sources
         ],
     )
+
+
+def _checked(path: str, overrides: tuple[str, ...]) -> tuple[Run, str]:
+    """The resolved run, and its tokenizer."""
+    from windlass.data.checks import check_data
+
+    run = resolve(load_run(path, overrides))
+    check_data(run)
+    assert run.data.tokenizer
+    return run, run.data.tokenizer

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any
 
 import click
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from windlass.cli.output import OneLine, console, has_styles
 
@@ -83,8 +84,6 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
 @contextmanager
 def progress_bar(title: str, *, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A bar on the terminal's stderr that a callback (done, total) moves."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
     if not shown or not sys.stderr.isatty():
         yield None
         return

@@ -9,6 +9,8 @@ import click
 
 from windlass.cli.data.options import count, progress_bar, record_options
 from windlass.cli.output import print_json, warn
+from windlass.errors import UserError
+from windlass.spec.data import DataSection
 
 
 @click.command()
@@ -71,8 +73,6 @@ def tokenize(
     from windlass.data.sources.source import FileSource, HubSource, source_named
     from windlass.data.tokenizers.chat import encoder
     from windlass.data.tokenizers.tokenizer import load_tokenizer
-    from windlass.errors import UserError
-    from windlass.spec.data import DataSection
 
     require_free(out, overwrite)
     section = DataSection(**records, special_tokens=special_tokens)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from windlass.api import publishing
+from windlass.api.publishing import Repository
 from windlass.checkpoint import TIERS
+from windlass.checkpoint.browsing import views
+from windlass.checkpoint.pruning import best_step, clear_leftovers, expired_rows
+from windlass.cli.clusters.pods import fetch_from_cluster, rows_in_cluster
 from windlass.cli.jobs import json_option
-from windlass.cli.output import must_be_asked, print_json
-
-if TYPE_CHECKING:
-    from windlass.api.publishing import Repository
-    from windlass.runfolder import RunFolder
-    from windlass.spec import Run
+from windlass.cli.output import count, must_be_asked, number, print_json, print_table
+from windlass.common.files import read_json_lines, real, whole
+from windlass.errors import ExitCode, UserError
+from windlass.runfolder import RunFolder
+from windlass.spec import Run
 
 
 @click.group()
@@ -39,10 +43,6 @@ def list_checkpoints(name: str, tier: str | None, as_json: bool) -> None:
 
     Of memory and local disks those of this node are shown.
     """
-    from windlass.checkpoint.browsing import views
-    from windlass.cli.clusters.pods import rows_in_cluster
-    from windlass.runfolder import RunFolder
-
     shown = views(RunFolder.find(name), tier) if tier != "cluster" else []
     rows = [row.as_dict() for view in shown for row in view.rows()]
     rows += rows_in_cluster(name, tier)
@@ -58,8 +58,6 @@ def list_checkpoints(name: str, tier: str | None, as_json: bool) -> None:
 
 
 def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
-    from windlass.cli.output import count, number, print_table
-
     tiers = len({row["tier"] for row in rows}) > 1
     validated = any(row["validation_loss"] is not None for row in rows)
     cells = []
@@ -77,8 +75,6 @@ def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
 
 def _validation_losses(folder: RunFolder) -> dict[int, float]:
     """The validation loss at each step that has one; of a validation that was repeated the last."""
-    from windlass.common.files import read_json_lines, real, whole
-
     records = (record for record in read_json_lines(folder.metrics) if record.get("kind") == "validation")
     losses = ((whole(record.get("step")), real(record.get("loss"))) for record in records)
     return {step: loss for step, loss in losses if step is not None and loss is not None}
@@ -94,10 +90,6 @@ def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None
 
     Of memory and local disks the pieces on this node are read.
     """
-    from windlass.checkpoint.browsing import views
-    from windlass.errors import ExitCode, UserError
-    from windlass.runfolder import RunFolder
-
     shown = views(RunFolder.find(name), tier)
     rows: list[dict[str, Any]] = []
     for view in shown:
@@ -133,8 +125,6 @@ def verify(name: str, step: int | None, tier: str | None, as_json: bool) -> None
 @json_option
 def get(name: str, step: int | None, tier: str | None, to: Path | None, as_json: bool) -> None:
     """Bring a checkpoint of any tier into a folder, proven, in the form that any number of ranks can read."""
-    from windlass.cli.clusters.pods import fetch_from_cluster
-    from windlass.runfolder import RunFolder
     from windlass.trainer.checkpointing.materialize import obtain
 
     checkpoint = fetch_from_cluster(name, step, tier, to) or obtain(RunFolder.find(name), step, tier=tier, to=to)
@@ -160,9 +150,6 @@ def prune(
     name: str, tier: str | None, keep: int | None, keep_every: int | None, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
     """Delete older checkpoints, and what saves and uploads that were cut off left behind (in a store: after a day)."""
-    from windlass.checkpoint.pruning import expired_rows
-    from windlass.runfolder import RunFolder
-
     folder = RunFolder.find(name)
     going = expired_rows(folder, tier, keep=keep, keep_every=keep_every)
     rows = [row.as_dict() for _, row in going]
@@ -176,7 +163,6 @@ def prune(
             click.confirm(f"delete these {len(going)}?", abort=True, err=True)
         for view, expired in going:
             view.delete(expired.step)
-        from windlass.checkpoint.pruning import clear_leftovers
 
         leftovers = clear_leftovers(folder, tier)
     if as_json:
@@ -225,9 +211,6 @@ def export(
     of `hf auth login` or HF_TOKEN; whether that token may write there is checked before anything is exported. Repeated
     after an interruption, it sends what is missing.
     """
-    from windlass.errors import UserError
-    from windlass.runfolder import RunFolder
-
     folder = RunFolder.find(name)
     target = destination or folder.export
     if best and step is not None:
@@ -237,11 +220,9 @@ def export(
     occupied = UserError(f"{target} exists", fix="the same command with --force, or with --to FOLDER")
     if target.exists() and not force and not push:
         raise occupied
-    from windlass.api import publishing
 
     repository = publishing.Repository(push, revision, private) if push else None
     exists = publishing.check_repository(repository) if repository else False
-    from windlass.checkpoint.pruning import best_step
     from windlass.trainer.export import export_checkpoint, exported_to, kind_of, reading
     from windlass.trainer.results.model_card import write_card
 
@@ -294,7 +275,6 @@ def _goes_to(repository: Repository) -> dict[str, Any]:
 
 
 def _must_load_elsewhere(run: Run, kind: str) -> None:
-    from windlass.errors import UserError
     from windlass.trainer.results.model_card import base_model
 
     if kind == "adapter" and base_model(run) is None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from windlass.api.summary import evaluated_tasks
 from windlass.cli.jobs import json_option, run_names
-
-if TYPE_CHECKING:
-    from windlass.runfolder import RunFolder
+from windlass.cli.output import print_json
+from windlass.cli.runs.summary import print_evaluations
+from windlass.common.files import append_json_line
+from windlass.errors import UserError
+from windlass.runfolder import RunFolder
 
 FOLDER = click.Path(exists=True, file_okay=False)
 
@@ -45,13 +47,6 @@ def evaluate(
     Face model. Results are added to evaluations.jsonl of the run folder: `show` and `report` list them, and the next
     `ckpt export` of that step names them in the model card. On a GPU where there is one.
     """
-    from windlass.api.summary import evaluated_tasks
-    from windlass.cli.output import print_json
-    from windlass.cli.runs.summary import print_evaluations
-    from windlass.common.files import append_json_line
-    from windlass.errors import UserError
-    from windlass.runfolder import RunFolder
-
     names = [task for task in tasks.split(",") if task]
     if not names:
         raise UserError("--tasks names none", fix="--tasks hellaswag,arc_easy")
@@ -82,7 +77,5 @@ def evaluate(
 
 def _run_of(export: Path) -> RunFolder | None:
     """The run in whose folder an export lies."""
-    from windlass.runfolder import RunFolder
-
     folder = RunFolder(export.absolute().parent)
     return folder if folder.run_file.is_file() else None

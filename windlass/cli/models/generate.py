@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from windlass.cli.jobs import run_names
+from windlass.cli.output import print_json
 
 
 @click.command(short_help="Go on with a prompt, as a run's model would.")
@@ -26,18 +27,17 @@ def generate(
     Of a run the newest complete checkpoint is read, an adapter merged into its model; of a FOLDER what `ckpt export`
     wrote, or any Hugging Face model. Tokens are printed as they come. On a GPU where there is one.
     """
-    from windlass.cli.output import print_json
     from windlass.trainer.results.generation import generate as generate_text
     from windlass.trainer.results.generation import speaker_of
 
     speaker = speaker_of(name, step)
 
-    def say(piece: str) -> None:
+    def print_piece(piece: str) -> None:
         if not as_json:
             click.echo(piece, nl=False)
 
     text, num_tokens, seconds = generate_text(
-        speaker, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, chat=chat, say=say
+        speaker, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, chat=chat, say=print_piece
     )
     if as_json:
         print_json(

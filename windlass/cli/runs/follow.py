@@ -15,6 +15,9 @@ from functools import partial
 from typing import Any
 
 import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 from windlass.cli.output import (
     OneLine,
@@ -60,9 +63,6 @@ class Bar(Reporter):
     """A progress bar, with everything else printed above it."""
 
     def __init__(self, steps: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.table import Column
-
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -86,8 +86,6 @@ class Bar(Reporter):
         )
 
     def report(self, text: str, record: dict[str, Any]) -> None:
-        from rich.text import Text
-
         self.progress.print(Text(text))
 
     def close(self) -> None:

@@ -8,7 +8,10 @@ from datetime import datetime
 
 import click
 
+from windlass.api.jobs import Job
 from windlass.cli.jobs import on_option, run_names
+from windlass.cli.output import print_json, print_json_line
+from windlass.errors import ExitCode
 
 AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
 SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -45,19 +48,14 @@ def logs(
     And their launcher and supervisor, where those add something. Times are those at the beginning of lines; a line
     without one belongs to the line before it.
     """
-    from windlass.api.jobs import Job
-    from windlass.api.schemas.model import printed
-    from windlass.cli.output import print_json, print_json_line
-    from windlass.errors import ExitCode
-
     lines = Job.find(name, place).logs(rank=rank, follow=follow, tail=tail, since=begin)
     if as_json and not follow:
-        print_json([printed(line) for line in lines])
+        print_json(list(lines))
         return None
     try:
         for line in lines:
             if as_json:
-                print_json_line(printed(line))
+                print_json_line(line)
             elif rank is not None:
                 click.echo(line.text)
             else:

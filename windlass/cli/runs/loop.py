@@ -33,7 +33,7 @@ def main() -> int:
     try:
         records.claim()
         notices = LoopNotices(api, folder, loop_name(name))
-        if any(found.name == name for found in lookup.runs(api)):
+        if any(run.name == name for run in lookup.runs(api)):
             lookup.adopt(api, name)
         elif not is_pending(list(read_json_lines(folder.history))):
             return 0  # somebody deleted the job: there is nothing to decide

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
 
-from windlass.cli.jobs import complete_target
+from windlass.api.lookup import rows as rows_of
+from windlass.cli.jobs import list_on_option
+from windlass.cli.output import count, duration, number, plain, print_json, print_table, styled
+from windlass.runfolder import runs_root
 
 Row = dict[str, Any]
 SORTS = ("time", "name", "state", "step", "loss")
@@ -14,13 +18,7 @@ COLOURS = {"running": "green", "waiting": "cyan", "failed": "red", "stopped": "y
 
 
 @click.command(short_help="List the runs.")
-@click.option(
-    "--on",
-    "place",
-    metavar="TARGET",
-    shell_complete=complete_target,
-    help="Also those that a cluster, kubernetes[:CONTEXT], knows itself.",
-)
+@list_on_option
 @click.option(
     "--sort",
     type=click.Choice(SORTS),
@@ -32,10 +30,6 @@ COLOURS = {"running": "green", "waiting": "cyan", "failed": "red", "stopped": "y
 @click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
 def ls(place: str | None, sort: str, reverse: bool, quiet: bool, as_json: bool) -> None:
     """List the runs."""
-    from windlass.api.lookup import rows as rows_of
-    from windlass.cli.output import plain, print_json
-    from windlass.runfolder import runs_root
-
     rows = rows_of(place)
     rows.sort(key=lambda row: _sort_key(row, sort), reverse=reverse)
     if as_json:
@@ -49,10 +43,6 @@ def ls(place: str | None, sort: str, reverse: bool, quiet: bool, as_json: bool) 
 
 
 def _print(rows: list[Row]) -> None:
-    import time
-
-    from windlass.cli.output import count, duration, number, print_table, styled
-
     now = time.time()
     print_table(
         ["NAME", "TARGET", "STATE", "STEP", "LOSS", "TOK/S", "LEFT", "STARTED"],

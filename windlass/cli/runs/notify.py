@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import Any
 
 import click
 
+from windlass.api.lookup import find, load_run
 from windlass.cli.jobs import json_option, on_option, quiet_option, run_names
-
-if TYPE_CHECKING:
-    from windlass.targets.launch.notifications import Ledger, Notice, Receiver
-    from windlass.targets.protocol import JobRef, Target
+from windlass.cli.output import print_json, warn
+from windlass.common.locks import locked
+from windlass.errors import ExitCode, UserError
+from windlass.targets.launch.notifications import LEDGER, Ledger, Notice, Receiver, notices, receivers, settings_for
+from windlass.targets.launch.tail import Tail
+from windlass.targets.protocol import JobRef, KeepsRunFolder, Target
 
 POLL_SECONDS = 1.0
 
@@ -29,14 +34,6 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
     Watches a run until it has ended and sends what the section notify of its run file asks for: a webhook (Slack's
     form), e-mail. `windlass run` starts this by itself. Every event is sent once, also if this is started again.
     """
-    import time
-
-    from windlass.api.lookup import find, load_run
-    from windlass.cli.output import print_json, warn
-    from windlass.common.locks import locked
-    from windlass.errors import ExitCode, UserError
-    from windlass.targets.launch.notifications import LEDGER, Ledger, Notice, receivers, settings_for
-
     target, job = find(name, place)
     section = settings_for(load_run(job.folder).notify)
     to = receivers(section)
@@ -80,13 +77,6 @@ def _watch(
     target: Target[Any], job: JobRef, events: Sequence[str], to: Sequence[Receiver], ledger: Ledger
 ) -> tuple[list[str], list[str], str]:
     """Send until the run has ended."""
-    import time
-    from contextlib import nullcontext
-
-    from windlass.targets.launch.notifications import notices
-    from windlass.targets.launch.tail import Tail
-    from windlass.targets.protocol import KeepsRunFolder
-
     sent: list[str] = []
     failed: list[str] = []
     history = Tail(job.folder.history)

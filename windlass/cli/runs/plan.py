@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from windlass.cli.jobs import complete_gpu, complete_overrides, json_option
+from windlass.cli.jobs import complete_gpu, json_option, nodes_option, overrides_argument, placed, run_file_argument
+from windlass.cli.output import duration, print_json, print_pairs, warn, wrapped
 from windlass.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from windlass.plan.failures import FailurePlan
-    from windlass.plan.forecast import Forecast
+from windlass.plan.failures import FailurePlan
+from windlass.plan.forecast import Forecast
+from windlass.plan.memory import GIB
+from windlass.spec import load_run
 
 
 @click.command(short_help="Say what a run will need and cost.")
-@click.argument("run_file", metavar="RUN.yaml", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
+@run_file_argument
+@overrides_argument
 @click.option(
     "--gpu", "gpu_name", metavar="GPU", shell_complete=complete_gpu, help="Plan for this GPU, for example H200."
 )
 @click.option(
     "--instance", "instance_name", metavar="TYPE", help="Plan for this instance type; sets resources.instance."
 )
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
+@nodes_option
 @json_option
 def plan(
     run_file: str,
@@ -40,20 +39,15 @@ def plan(
     else the GPUs of this machine.
     """
     from windlass.api.planning import planned
-    from windlass.api.schemas.model import printed
-    from windlass.cli.output import print_json, warn
-    from windlass.spec import load_run
 
     if gpu_name and instance_name:
         raise UserError("give either --gpu or --instance, and not both")
-    changes = list(overrides)
+    changes = [*overrides, *placed(None, nodes)]
     if instance_name:
         changes.append(f"resources.instance={instance_name}")
-    if nodes:
-        changes.append(f"resources.nodes={nodes}")
     result = planned(load_run(run_file, changes), gpu_name)
     if as_json:
-        print_json(printed(result.model))
+        print_json(result.model)
     else:
         _print(result.run.name, result.rows, result.expected, result.model.unknown)
     for warning in result.warnings:
@@ -62,8 +56,6 @@ def plan(
 
 
 def _print(name: str, rows: list[tuple[str, str]], expected: Forecast | None, unknown: str | None) -> None:
-    from windlass.cli.output import print_pairs, warn, wrapped
-
     if expected is None:
         print_pairs([("run", name), *rows, ("memory, speed", f"not estimated: {unknown}")])
         return
@@ -75,9 +67,6 @@ def _print(name: str, rows: list[tuple[str, str]], expected: Forecast | None, un
 
 
 def _rows(expected: Forecast) -> list[tuple[str, str]]:
-    from windlass.cli.output import duration
-    from windlass.plan.memory import GIB
-
     memory, speed, cost, gpu = expected.memory, expected.speed, expected.cost, expected.hardware.gpu
     if speed.launch_bound:
         note = "not estimated: a step this small is bound by the host, which launches kernels, not by the GPU"
@@ -108,8 +97,6 @@ def _rows(expected: Forecast) -> list[tuple[str, str]]:
 
 def _failure_rows(failures: FailurePlan | None) -> list[tuple[str, str]]:
     """Nothing for a run so small that it will hardly meet one."""
-    from windlass.cli.output import duration
-
     if failures is None or not failures.is_worth_saying:
         return []
     often = f"{failures.number:,.0f} failures expected, one every {duration(failures.between_s)}"

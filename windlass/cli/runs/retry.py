@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.api.preparation import Prepared, is_under_way
+from windlass.cli.runs.follow import describe_event
 from windlass.common.files import read_json_lines, real
 from windlass.diagnose import Facts, Verdict, diagnose
 from windlass.diagnose.bundle import facts_of_run
@@ -57,31 +58,28 @@ def overrides_of_decisions(run_file: str, changes: Sequence[str]) -> list[str]:
 
     An edit holds while the run file says what it said when the edit was decided: somebody's own change goes before it.
     """
-    asked = load_run(run_file, changes)
-    history = _history(RunFolder.of(asked))
-    values = asked.model_dump(mode="json")
-    found: dict[str, Any] = {}
+    requested = load_run(run_file, changes)
+    history = _history(RunFolder.of(requested))
+    values = requested.model_dump(mode="json")
+    edits: dict[str, Any] = {}
     for record in history:
         edit = record.get("edit") if record.get("event") == "retry" else None
         for key, pair in edit.items() if isinstance(edit, dict) and may_edit(edit) else ():
-            if (
-                isinstance(pair, list)
-                and len(pair) == 2
-                and found.get(key, edited(values, {key: 0})[key][0]) == pair[0]
-            ):
-                found[key] = pair[1]
+            current = edits.get(key, edited(values, {key: 0})[key][0])
+            if isinstance(pair, list) and len(pair) == 2 and current == pair[0]:
+                edits[key] = pair[1]
     nodes = excluded(history)
-    if nodes and asked.target.kind == "kubernetes":
-        found["target.kubernetes.exclude_nodes"] = [*asked.target.kubernetes.exclude_nodes, *nodes]
-    if nodes and asked.target.kind == "slurm":
-        found["target.slurm.sbatch"] = [*asked.target.slurm.sbatch, f"--exclude={','.join(nodes)}"]
-    return [f"{key}={json.dumps(value)}" for key, value in found.items()]
+    if nodes and requested.target.kind == "kubernetes":
+        edits["target.kubernetes.exclude_nodes"] = [*requested.target.kubernetes.exclude_nodes, *nodes]
+    if nodes and requested.target.kind == "slurm":
+        edits["target.slurm.sbatch"] = [*requested.target.slurm.sbatch, f"--exclude={','.join(nodes)}"]
+    return [f"{key}={json.dumps(value)}" for key, value in edits.items()]
 
 
 def carry_out_pending(run_file: str, changes: Sequence[str]) -> None:
     """Take back a job that a decision was about to replace when the command was killed."""
-    asked = load_run(run_file, changes)
-    folder = RunFolder.of(asked)
+    requested = load_run(run_file, changes)
+    folder = RunFolder.of(requested)
     if not folder.run_file.is_file() or not is_pending(_history(folder)):
         return
     before = folder.load_run()
@@ -112,15 +110,15 @@ class Decider:
     """Decides for one job: while it waits, and when it has failed."""
 
     prepared: Prepared
-    asked: Mapping[str, Any]  # the run file's values, with overrides and earlier edits
+    requested: Mapping[str, Any]  # the run file's values, with overrides and earlier edits
     job: JobRef
     policy: Policy
-    say: Callable[[str, dict[str, Any]], None]
+    report: Callable[[str, dict[str, Any]], None]
     record: Callable[..., None]  # writes down what was decided, before it is acted upon
     decision: Decision | None = None  # what was decided while the job waited
     _looked: float = field(default_factory=time.monotonic)
     _last: str | None = None  # the class at the last look
-    _told: str | None = None  # the class that the history names already
+    _recorded: str | None = None  # the class that the history names already
 
     def is_held(self, status: JobStatus) -> bool:
         """Whether a job that waits is to be taken back: it will not begin as it is."""
@@ -140,8 +138,8 @@ class Decider:
         if decision.action != "wait":
             self.decision = decision
             return True
-        if self._told != decision.name:
-            self._told = decision.name
+        if self._recorded != decision.name:
+            self._recorded = decision.name
             fix = CLASSES[decision.name].fix
             self.record("waits", **{"class": decision.name}, why=decision.reason, fix=fix)
         return False
@@ -177,23 +175,21 @@ class Decider:
 
     def _facts(self) -> dict[str, Any]:
         """What the run folder holds and the cluster says now."""
-        facts = facts_of_run(self.job.folder)
+        facts, target = facts_of_run(self.job.folder), self.prepared.target
         live: dict[str, Any] = {}
         with contextlib.suppress(UserError):  # a cluster that does not answer now; the run folder speaks for itself
-            live = _ask(self.prepared.target, self.job)
+            live = target.collect(self.job) if isinstance(target, KnowsFacts) else {}
         events = [*facts.pop("events", []), *live.pop("events", [])]
         return {**facts, **{key: value for key, value in live.items() if value}, "events": events}
 
     def carry_out(self, decision: Decision) -> None:
         """Write down and say what was decided, and make way for the next job."""
-        from windlass.cli.runs.follow import describe_event
-
         facts = decision.as_record()
         if decision.edit:
-            facts["edit"] = edited(self.asked, decision.edit)
+            facts["edit"] = edited(self.requested, decision.edit)
         self.record("retry", **facts)
         record = {"kind": "event", "event": "retry", **facts}
-        self.say(describe_event(record) or "", record)
+        self.report(describe_event(record) or "", record)
         if self.decision is not None:  # it waits
             withdraw(self.prepared.target, self.job)
         time.sleep(wait_before(_history(self.job.folder)))
@@ -211,10 +207,6 @@ def wait_before(history: Sequence[Mapping[str, Any]]) -> float:
     last: Mapping[str, Any] = next((record for record in reversed(history) if record.get("event") == "retry"), {})
     until = (real(last.get("time")) or 0.0) + (real(last.get("backoff")) or 0.0)
     return max(0.0, until - time.time())
-
-
-def _ask(where: Target[Any], job: JobRef) -> dict[str, Any]:
-    return where.collect(job) if isinstance(where, KnowsFacts) else {}
 
 
 def _history(folder: RunFolder) -> list[dict[str, Any]]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import shutil
+from typing import Any
 
 import click
 
+from windlass.api.preparation import is_under_way
+from windlass.checkpoint.ownership import alone
 from windlass.cli.jobs import quiet_option, run_names
+from windlass.cli.output import must_be_asked, plural, print_json
 from windlass.errors import UserError
-
-if TYPE_CHECKING:
-    from windlass.runfolder import RunFolder
+from windlass.runfolder import RunFolder, runs_root
+from windlass.targets import target_of_kind
+from windlass.targets.launch.supervision import is_running, is_starting
+from windlass.targets.protocol import JobRef
 
 
 @click.command(short_help="Delete runs that have ended.")
@@ -24,8 +29,6 @@ def rm(names: tuple[str, ...], yes: bool, quiet: bool, as_json: bool) -> None:
     Their folders with checkpoints, logs and exports. A run under way is refused; nothing is deleted if one of several
     is. What a store (checkpoint.store) or a cluster keeps stays there.
     """
-    from windlass.cli.output import must_be_asked, plural, print_json
-
     folders = [_removable(name) for name in dict.fromkeys(names)]
     rows = [_described(folder) for folder in folders]
     if not yes:
@@ -49,8 +52,6 @@ def rm(names: tuple[str, ...], yes: bool, quiet: bool, as_json: bool) -> None:
 
 def _removable(name: str) -> RunFolder:
     """The folder of a run, by its name alone: a path might lead to a project that has a run.yaml of its own."""
-    from windlass.runfolder import RunFolder, runs_root
-
     path = runs_root() / name
     if "/" in name or name in (".", "..") or not (path / "run.yaml").is_file():
         known = sorted(path.parent.name for path in runs_root().glob("*/run.yaml"))
@@ -68,12 +69,6 @@ def _removable(name: str) -> RunFolder:
 
 
 def _must_have_ended(folder: RunFolder) -> None:
-    from windlass.api.preparation import is_under_way
-    from windlass.checkpoint.ownership import alone
-    from windlass.targets import target_of_kind
-    from windlass.targets.launch.supervision import is_running, is_starting
-    from windlass.targets.protocol import JobRef
-
     kind = folder.target_kind()
     status = target_of_kind(kind).status(JobRef(kind, folder.name, folder))
     if is_under_way(status) or is_running(folder) or is_starting(folder):
@@ -93,7 +88,6 @@ def _must_have_ended(folder: RunFolder) -> None:
 
 
 def _described(folder: RunFolder) -> dict[str, Any]:
-    store = None
     try:
         store = folder.load_run().checkpoint.store
     except Exception:  # a damaged run can be deleted too
@@ -110,8 +104,6 @@ def _described(folder: RunFolder) -> dict[str, Any]:
 
 def _delete(folder: RunFolder) -> None:
     """Under another name first, so that what is half deleted is not taken for a run."""
-    import shutil
-
     doomed = folder.path.with_name(f".{folder.name}.deleted")
     number = 1
     while doomed.exists():

@@ -5,26 +5,32 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import click
+import yaml
 
-from windlass.cli.jobs import complete_overrides, complete_target
-from windlass.errors import ExitCode, NoAnswerError, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from windlass.api.preparation import Prepared
-    from windlass.cli.runs.follow import Follower
-    from windlass.cli.runs.retry import Decider
-    from windlass.runfolder import RunFolder
-    from windlass.targets.protocol import JobRef, JobStatus
-
+from windlass.api import submission
+from windlass.api.lookup import find
+from windlass.api.preparation import Prepared, answered_or_alone, prepare
+from windlass.api.summary import summarize
+from windlass.checkpoint import CheckpointFolder
+from windlass.cli.jobs import nodes_option, overrides_argument, placed, run_file_argument, train_on_option
+from windlass.cli.output import must_be_asked, print_json, print_pairs, warn, wrapped
+from windlass.cli.runs.follow import Follower, reporter
+from windlass.cli.runs.retry import Decider, carry_out_pending, has_loop, is_pending, overrides_of_decisions, policy_of
+from windlass.cli.runs.summary import draw_loss, summary_rows
+from windlass.cli.runs.sweep import run_sweep
+from windlass.common.files import read_json_lines
+from windlass.errors import ExitCode, UserError
+from windlass.runfolder import RunFolder, runs_root
+from windlass.spec import load_run
+from windlass.targets import target
+from windlass.targets.protocol import Detached, JobRef, JobStatus
 
 KEYS_FILE = "idempotency-keys"
-Result = TypeVar("Result")
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -35,16 +41,10 @@ def checked_key(context: click.Context, parameter: click.Parameter, value: str |
 
 
 @click.command(short_help="Train what a run file describes.")
-@click.argument("run_file", metavar="RUN.yaml", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
-@click.option(
-    "--on",
-    "place",
-    metavar="TARGET",
-    shell_complete=complete_target,
-    help="Where to train: local, slurm, kubernetes[:CONTEXT].",
-)
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
+@run_file_argument
+@overrides_argument
+@train_on_option
+@nodes_option
 @click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,…", help="One run per value, as Slurm arrays.")
 @click.option("--from", "source", metavar="RUN[@STEP]", help="Begin with a checkpoint of another run: a branch of it.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and create nothing.")
@@ -103,24 +103,12 @@ def run(
     new run with the weights and the optimizer of another. Ctrl-C detaches; the run goes on. The exit code is the run's:
     0 finished, 1 failed, 2 bad input, 75 stopped with a checkpoint, 130 stopped without one or detached.
     """
-    from windlass.api.preparation import prepare
-    from windlass.spec import load_run
-
-    changes = list(overrides)
-    if place:
-        kind, _, context = place.partition(":")
-        changes.append(f"target.kind={kind}")
-        if context:
-            changes.append(f"target.{kind}.context={context}")
-    if nodes:
-        changes.append(f"resources.nodes={nodes}")
+    changes = [*overrides, *placed(place, nodes)]
     if source:
         changes.append(f"checkpoint.branch_from={_branch(source)}")
     if sweeps and key:
         raise UserError("--idempotency-key cannot be used with --sweep: a key is for one run")
     if sweeps:
-        from windlass.cli.runs.sweep import run_sweep
-
         return run_sweep(
             run_file,
             changes,
@@ -145,8 +133,6 @@ def run(
         if code is not None:
             return code
     if is_loop:
-        from windlass.runfolder import RunFolder
-
         return go_on(attempts, RunFolder.of(load_run(run_file, changes)), detach=detach)
     prepared = prepare(load_run(run_file, changes), fresh=True, faults=faults) if fresh else attempts.prepare()
     if prepared.is_finished:
@@ -179,53 +165,39 @@ class Attempts:
     is_checked: bool = False
 
     def prepare(self) -> Prepared:
-        from windlass.api.preparation import prepare
-        from windlass.spec import load_run
-
         if self.records is not None:
             self.records.push()  # a loop that was replaced during its back-off does nothing more
         if self.patience is not None:
-            from windlass.cli.runs.retry import carry_out_pending
-
             carry_out_pending(self.run_file, self.changes)
         run = load_run(self.run_file, self._all_changes())
         return prepare(run, faults=self.faults, is_checked=self.is_checked)
 
-    def decider(self, prepared: Prepared, job: JobRef, say: Callable[[str, dict[str, Any]], None]) -> Decider | None:
-        from windlass.cli.runs.retry import Decider, has_loop, policy_of
-        from windlass.spec import load_run
-
+    def decider(self, prepared: Prepared, job: JobRef, report: Callable[[str, dict[str, Any]], None]) -> Decider | None:
         if self.patience is None or has_loop(prepared.target, job):
             return None
-        asked = load_run(self.run_file, self._all_changes()).model_dump(mode="json")
+        requested = load_run(self.run_file, self._all_changes()).model_dump(mode="json")
         records = self.records or job.folder
-        return Decider(prepared, asked, job, policy_of(prepared.run, self.patience), say, records.record)
+        return Decider(prepared, requested, job, policy_of(prepared.run, self.patience), report, records.record)
 
     def render_loop(self, prepared: Prepared) -> Any:
         """What goes on deciding once this command has ended; None where nothing does."""
-        from windlass.api.submission import render_loop
-        from windlass.spec import load_run
-        from windlass.targets.protocol import Detached
-
         if self.patience is None:
             return None
-        asked = load_run(self.run_file, self.changes)
-        return render_loop(prepared, Detached(self.run_file, self.changes, self.patience, self.faults, asked))
+        requested = load_run(self.run_file, self.changes)
+        return submission.render_loop(
+            prepared, Detached(self.run_file, self.changes, self.patience, self.faults, requested)
+        )
 
     def _all_changes(self) -> list[str]:
         """What is asked for, and the edits of earlier decisions that it does not overrule."""
         if self.patience is None:
             return self.changes
-        from windlass.cli.runs.retry import overrides_of_decisions
 
         return [*self.changes, *overrides_of_decisions(self.run_file, self.changes)]
 
 
 def _branch(source: str) -> str:
     """RUN@STEP of RUN[@STEP]: the newest complete checkpoint, where no step is given."""
-    from windlass.checkpoint import CheckpointFolder
-    from windlass.runfolder import RunFolder, runs_root
-
     name, mark, step = source.rpartition("@") if "@" in source else (source, "", "")
     if mark and not step.isdecimal():
         raise UserError(f"--from {source} names no step", fix=f"--from {name}@200")
@@ -246,9 +218,6 @@ def _prepare_dry(
     run_file: str, changes: list[str], fresh: bool, faults: str | None, *, offline: bool
 ) -> tuple[Prepared, list[str]]:
     """What would be sent, with notes: that no cluster answered, or what this one changes of the offline rendering."""
-    from windlass.api.preparation import prepare
-    from windlass.spec import load_run
-
     requested = load_run(run_file, changes)
 
     def prepared(offline: bool) -> Prepared:
@@ -256,49 +225,26 @@ def _prepare_dry(
 
     if offline:
         return prepared(True), []
-    asked, note = answered_or_alone(prepared)
+    rendered, note = answered_or_alone(prepared)
     if note:
-        return asked, [note]
+        return rendered, [note]
     try:
         alone = prepared(True)
     except UserError:  # the run file leaves open what the cluster tells
-        return asked, []
-    lines = difflib.unified_diff(str(alone.request).splitlines(), str(asked.request).splitlines(), lineterm="", n=0)
+        return rendered, []
+    lines = difflib.unified_diff(str(alone.request).splitlines(), str(rendered.request).splitlines(), lineterm="", n=0)
     changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    if asked.run.target.kind == "local" or not changed:
-        return asked, []
-    return asked, ["this cluster changes these lines of what --offline renders:", *changed]
-
-
-def answered_or_alone(prepared: Callable[[bool], Result]) -> tuple[Result, str | None]:
-    """`prepared(offline=False)`; where no cluster or scheduler answers, `prepared(offline=True)` and a note of that."""
-    try:
-        return prepared(False), None
-    except NoAnswerError as error:
-        try:
-            return prepared(True), f"{error.what}: this is rendered from the run file alone, as --offline does"
-        except UserError as refusal:
-            raise UserError(
-                error.what,
-                evidence=error.evidence,
-                cause=f"and the run file alone cannot be rendered: {refusal.what}",
-                fix="\n".join(fix for fix in (error.fix, refusal.fix) if fix),
-                error_code=error.error_code,
-            ) from None
+    if rendered.run.target.kind == "local" or not changed:
+        return rendered, []
+    return rendered, ["this cluster changes these lines of what --offline renders:", *changed]
 
 
 def _print_request(prepared: Prepared, notes: list[str], loop: Any, *, as_json: bool) -> int:
-    import yaml
-
-    from windlass.api.schemas.model import printed
-    from windlass.api.submission import dry_run_of
-    from windlass.cli.output import print_json, warn
-
     for note in notes:
         click.echo(f"note: {note}" if note is notes[0] else f"  {note}", err=True)
 
     if as_json:
-        print_json(printed(dry_run_of(prepared)))
+        print_json(submission.dry_run_of(prepared))
     else:
         for warning in prepared.warnings:
             warn(warning)
@@ -316,16 +262,12 @@ def _print_request(prepared: Prepared, notes: list[str], loop: Any, *, as_json: 
 
 
 def _print_plan(prepared: Prepared) -> None:
-    from windlass.cli.output import print_pairs, warn
-
     print_pairs([("run", prepared.run.name), *prepared.rows])
     for warning in prepared.warnings:
         warn(warning)
 
 
 def _print_finished(prepared: Prepared, *, as_json: bool) -> int:
-    from windlass.cli.output import wrapped
-
     earlier = prepared.earlier
     assert earlier is not None
     if as_json:
@@ -339,23 +281,15 @@ def _print_finished(prepared: Prepared, *, as_json: bool) -> int:
 
 
 def _begin_afresh(prepared: Prepared, *, yes: bool, as_json: bool) -> None:
-    from windlass.api.submission import clear_the_way
-    from windlass.cli.output import must_be_asked
-
     if prepared.folder.path.exists() and not yes:
         must_be_asked(f"--fresh would move {prepared.folder.path} aside", fix="--fresh --yes")
         click.confirm(f"Move {prepared.folder.path} aside and start anew?", abort=True)
-    for note in clear_the_way(prepared):
+    for note in submission.clear_the_way(prepared):
         click.echo(note, err=as_json)
 
 
 def go_on(attempts: Attempts, folder: RunFolder, *, detach: bool = False) -> int:
     """The loop of a run that was submitted: carry out what was decided last, else follow what is there."""
-    from windlass.api.preparation import Prepared
-    from windlass.cli.runs.retry import is_pending
-    from windlass.common.files import read_json_lines
-    from windlass.targets import target
-
     if is_pending(list(read_json_lines(folder.history))):
         return train(attempts.prepare(), attempts, detach=detach)
     run = folder.load_run()
@@ -373,13 +307,9 @@ def train(
     quiet: bool = False,
 ) -> int:
     """Submit the run, and again after every decision; `is_submitted`: what is there is followed first."""
-    from windlass.api.submission import check_loop, start_loop, why_failed
-    from windlass.cli.output import warn
-    from windlass.cli.runs.follow import Follower
-
     while True:
         loop = attempts.render_loop(prepared) if detach and not is_submitted else None
-        for warning in check_loop(prepared, loop):
+        for warning in submission.check_loop(prepared, loop):
             warn(warning)
         follower = Follower(prepared.folder)  # before it is started: it reads what is new from here on
         job = prepared.job if is_submitted else _start(prepared, loop)
@@ -389,7 +319,7 @@ def train(
         if attempts.records is not None:
             attempts.records.push()
         if leaves:
-            start_loop(prepared, job, loop)
+            submission.start_loop(prepared, job, loop)
             if as_json:
                 _print_result(prepared, prepared.target.status(job))
             elif not quiet:
@@ -408,14 +338,12 @@ def train(
     elif not quiet:
         _print_end(prepared, status)
     elif status.state == "failed":
-        click.echo(str(why_failed(prepared.folder, status)), err=True)
+        click.echo(str(submission.why_failed(prepared.folder, status)), err=True)
     return int(ExitCode.FAILED if status.exit_code is None else status.exit_code)
 
 
 def _start(prepared: Prepared, loop: Any) -> JobRef:
-    from windlass.api.submission import start
-
-    job = start(prepared, loop=loop)
+    job = submission.start(prepared, loop=loop)
     if prepared.is_running:
         state = "running" if prepared.earlier and prepared.earlier.state == "running" else "under way"
         click.echo(f"{prepared.run.name} is {state}: following it; its settings are unchanged", err=True)
@@ -426,8 +354,6 @@ def _follow(
     follower: Follower, prepared: Prepared, job: JobRef, attempts: Attempts, *, as_json: bool, quiet: bool
 ) -> tuple[JobStatus, bool]:
     """How the job ended, and whether it is to be submitted again."""
-    from windlass.cli.runs.follow import reporter
-
     news = reporter(prepared.run.train.steps, as_json=as_json, quiet=quiet)
     decider = attempts.decider(prepared, job, news.report)
     status = follower.follow(prepared.target, job, news, decider.is_held if decider else None)
@@ -445,18 +371,13 @@ def _how_to_go_on(name: str) -> str:
 
 
 def _print_end(prepared: Prepared, status: JobStatus) -> None:
-    from windlass.api.submission import why_failed
-    from windlass.api.summary import summarize
-    from windlass.cli.output import print_pairs, wrapped
-    from windlass.cli.runs.summary import draw_loss, summary_rows
-
     name, folder = prepared.run.name, prepared.folder
     summary = summarize(folder)
     if summary.steps:
         click.echo(f"\n{draw_loss(folder)}\n")
     print_pairs([("state", status.state), *summary_rows(summary), ("folder", str(folder.path))])
     if status.state == "failed":
-        click.echo(str(why_failed(folder, status)), err=True)
+        click.echo(str(submission.why_failed(folder, status)), err=True)
     elif status.state != "finished":
         note = f"{status.reason}; the same command goes on from the last checkpoint"
         click.echo(wrapped(note, stderr=True), err=True)
@@ -465,11 +386,7 @@ def _print_end(prepared: Prepared, status: JobStatus) -> None:
 
 
 def _print_result(prepared: Prepared, status: JobStatus) -> None:
-    from windlass.api.schemas.model import printed
-    from windlass.api.submission import result_of
-    from windlass.cli.output import print_json
-
-    print_json(printed(result_of(prepared.folder, status, prepared.warnings)))
+    print_json(submission.result_of(prepared.folder, status, prepared.warnings))
 
 
 def _remember_key(folder: RunFolder, key: str) -> None:
@@ -480,13 +397,6 @@ def _remember_key(folder: RunFolder, key: str) -> None:
 
 def _answer_again(key: str, run_file: str, changes: list[str], *, as_json: bool) -> int | None:
     """Print where the run stands that was started with this key, and start nothing; None if none was started."""
-    from windlass.api.lookup import find
-    from windlass.api.schemas.model import printed
-    from windlass.api.submission import result_of
-    from windlass.cli.output import print_json
-    from windlass.runfolder import RunFolder
-    from windlass.spec import load_run
-
     folder = RunFolder.of(load_run(run_file, changes))
     keys = folder.path / KEYS_FILE
     if not keys.is_file() or key not in keys.read_text().splitlines():
@@ -495,7 +405,7 @@ def _answer_again(key: str, run_file: str, changes: list[str], *, as_json: bool)
     status = target.status(job)
     note = f"{folder.name} was started with this key before: nothing is started now"
     if as_json:
-        print_json(printed(result_of(folder, status, [note])))
+        print_json(submission.result_of(folder, status, [note]))
     else:
         click.echo(f"{note}; it is {status.state}")
     if not status.ended:

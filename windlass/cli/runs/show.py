@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from windlass.api.jobs import shown_run
+from windlass.api.lookup import find
+from windlass.api.schemas.runs import Pod, ShownRun, Status
+from windlass.api.summary import History
 from windlass.cli.jobs import json_option, on_option, run_names
-
-if TYPE_CHECKING:
-    from windlass.api.schemas.runs import Pod, ShownRun, Status
-    from windlass.api.summary import History
-    from windlass.runfolder import RunFolder
+from windlass.cli.output import duration, moment, plain, plural, print_json, print_pairs, print_table, styled, wrapped
+from windlass.cli.runs.follow import describe_event
+from windlass.cli.runs.ls import COLOURS
+from windlass.cli.runs.summary import draw_loss, goodput_rows, print_evaluations, print_ranks, summary_rows
+from windlass.common.files import read_json_lines, real, whole
+from windlass.runfolder import RunFolder
 
 MOST_PODS = 32  # in the table; --json has them all
 MOST_NEWS = 12
@@ -28,13 +33,6 @@ MOST_EVALUATIONS = 32
 @json_option
 def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | None, as_json: bool) -> None:
     """Show where a run stands."""
-    from windlass.api.jobs import shown_run
-    from windlass.api.lookup import find
-    from windlass.api.schemas.model import printed
-    from windlass.api.summary import History
-    from windlass.cli.output import print_json, print_pairs
-    from windlass.cli.runs.summary import draw_loss, goodput_rows, print_evaluations, print_ranks, summary_rows
-
     target, job = find(name, place)
     if tells_story and not as_json:
         target.status(job)  # brings what its pods have said since
@@ -43,7 +41,7 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
     history = History.of(job.folder)
     shown = shown_run(target, job, history, curve=curve and as_json, ranks=by_rank)
     if as_json:
-        print_json(printed(shown))
+        print_json(shown)
         return
     rows = [("run", job.name), *_state_rows(shown), *_rows(shown, history)]
     print_pairs([*rows, *summary_rows(shown.summary), *goodput_rows(shown.goodput), ("folder", shown.folder)])
@@ -63,9 +61,6 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
 
 def _print_history(folder: RunFolder) -> None:
     """The history in the order in which it happened; copies of checkpoints in memory and on disks are left out."""
-    from windlass.cli.output import moment, plain, wrapped
-    from windlass.common.files import read_json_lines, real
-
     day = ""
     for record in sorted(read_json_lines(folder.history), key=lambda record: real(record.get("time")) or 0.0):
         text = _sentence(record)
@@ -80,9 +75,6 @@ def _print_history(folder: RunFolder) -> None:
 
 
 def _sentence(record: Mapping[str, Any]) -> str | None:
-    from windlass.cli.runs.follow import describe_event
-    from windlass.common.files import whole
-
     match record.get("event"):
         case "launched":
             pods = record.get("pods")
@@ -99,9 +91,6 @@ def _sentence(record: Mapping[str, Any]) -> str | None:
 
 
 def _state_rows(status: Status) -> list[tuple[str, Any]]:
-    from windlass.cli.output import duration, styled
-    from windlass.cli.runs.ls import COLOURS
-
     rows: list[tuple[str, Any]] = [("state", styled(status.state, COLOURS.get(status.state, "")))]
     if status.reason:
         rows.append(("reason", status.reason))
@@ -112,8 +101,6 @@ def _state_rows(status: Status) -> list[tuple[str, Any]]:
 
 
 def _rows(shown: ShownRun, history: History) -> list[tuple[str, str]]:
-    from windlass.cli.output import duration, moment
-
     rows = [("model", str(shown.model))]
     if shown.started is not None:
         rows.append(("started", moment(shown.started)))
@@ -124,10 +111,6 @@ def _rows(shown: ShownRun, history: History) -> list[tuple[str, str]]:
 
 def _print_news(history: History) -> None:
     """What happened, in the order in which it did; saves are counted, since they are most of what happens."""
-    from windlass.cli.output import moment, plain, plural, wrapped
-    from windlass.cli.runs.follow import describe_event
-    from windlass.common.files import real
-
     records = (record for record in history.records if record.get("event") != "checkpoint")
     described = [(real(record.get("time")), text) for record in records if (text := describe_event(record))]
     news = described[-MOST_NEWS:]
@@ -142,8 +125,6 @@ def _print_news(history: History) -> None:
 
 def _print_pods(pods: Sequence[Pod]) -> None:
     """Those that do not run first: they are what somebody looks for."""
-    from windlass.cli.output import duration, print_table
-
     click.echo()
     order = sorted(pods, key=lambda pod: (pod.phase == "Running", pod.ranks))
     rows = [

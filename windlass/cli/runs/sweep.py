@@ -16,8 +16,11 @@ from typing import Any
 
 import click
 
-from windlass.api.preparation import Prepared, prepare
-from windlass.cli.jobs import complete_overrides, complete_target
+from windlass.api.preparation import Prepared, answered_or_alone, prepare
+from windlass.api.summary import summarize
+from windlass.cli.jobs import complete_overrides, placed, run_file_argument, train_on_option
+from windlass.cli.output import count, number, plain, print_json, print_table, styled, warn
+from windlass.cli.runs.ls import COLOURS
 from windlass.common.files import write_atomically
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
@@ -32,15 +35,9 @@ EXAMPLE = "windlass sweep run.yaml train.learning_rate=1e-4,3e-4"
 
 
 @click.command(short_help="Train one run per combination of values.")
-@click.argument("run_file", metavar="RUN.yaml", type=click.Path())
+@run_file_argument
 @click.argument("settings", nargs=-1, metavar="KEY=A,B...", shell_complete=complete_overrides)
-@click.option(
-    "--on",
-    "place",
-    metavar="TARGET",
-    shell_complete=complete_target,
-    help="Where to train: local, slurm, kubernetes[:CONTEXT].",
-)
+@train_on_option
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of machines of each run; sets resources.nodes.")
 @click.option(
     "--at-most", type=click.IntRange(min=1), help="Runs at once. Default: 1 on this machine, all on clusters."
@@ -62,30 +59,19 @@ def sweep(
     first one starts. Ctrl-C, or a kill, leaves the runs that are under way alone; the same command goes on with the
     sweep, and tries again what has failed. `windlass ui` and `windlass compare` show the runs beside each other.
     """
-    kind, _, context = (place or "").partition(":")
-    changes = [setting for setting in settings if not is_swept(setting)]
-    changes += [f"target.kind={kind}"] if kind else []
-    changes += [f"target.{kind}.context={context}"] if context else []
-    changes += [f"resources.nodes={nodes}"] if nodes else []
+    changes = [setting for setting in settings if not is_swept(setting)] + placed(place, nodes)
     swept = [setting for setting in settings if is_swept(setting)]
     if not swept:
         raise UserError("no key has several values", fix=EXAMPLE)
     base = load_run(run_file, changes)
-    members = [
-        Member(values, _prepared(run_file, [*changes, *values, f"name={base.name}-{index}"], None, False))
-        for index, values in enumerate(combinations(swept))
-    ]
-    from windlass.cli.output import warn
-
-    for warning in dict.fromkeys(warning for member in members for warning in member.prepared.warnings):
-        warn(warning)
+    members = _members(run_file, changes, swept, base.name)
     if dry_run:
         return _show(members, as_json=as_json)
     runs_root().mkdir(parents=True, exist_ok=True)
     with locked(runs_root() / f".{base.name}.sweep.lock", patience_s=0.0) as is_ours:
         if not is_ours:
             raise UserError(
-                f"the sweep {base.name} is under way in another terminal", fix=f"name=OTHER    or watch it: {_WATCH}"
+                f"the sweep {base.name} is under way in another terminal", fix="name=OTHER    or watch it: windlass ui"
             )
         _write_members(base.name, members)
         driver = Driver(members, at_most or (1 if base.target.kind == "local" else len(members)))
@@ -97,9 +83,6 @@ def sweep(
     _show(members, as_json=as_json)
     states = {member.status.state for member in members}
     return ExitCode.OK if states == {"finished"} else ExitCode.FAILED
-
-
-_WATCH = "windlass ui"
 
 
 def is_swept(setting: str) -> bool:
@@ -121,6 +104,15 @@ class Member:
         return self.prepared.run.name
 
     @property
+    def index(self) -> int:
+        return int(self.name.rpartition("-")[2])
+
+    @property
+    def is_left(self) -> bool:
+        """Neither finished nor under way."""
+        return not self.prepared.is_finished and not self.prepared.is_running
+
+    @property
     def status(self) -> JobStatus:
         return self.seen or self.prepared.earlier or JobStatus("waiting", reason="not started")
 
@@ -129,12 +121,12 @@ class Member:
         return self.seen
 
     def as_dict(self) -> dict[str, Any]:
-        from windlass.api.summary import summarize
-
         folder = self.prepared.folder
         validation_loss = summarize(folder).validation_loss if folder.metrics.exists() else None
-        about = {"name": self.name, "settings": list(self.settings), "folder": str(folder.path)}
-        return {**about, **self.status.as_dict(), "validation_loss": validation_loss}
+        return {**self.about(), **self.status.as_dict(), "validation_loss": validation_loss}
+
+    def about(self) -> dict[str, Any]:
+        return {"name": self.name, "settings": list(self.settings), "folder": str(self.prepared.folder.path)}
 
 
 class Driver:
@@ -142,8 +134,7 @@ class Driver:
 
     def __init__(self, members: Sequence[Member], at_most: int) -> None:
         self.at_most = at_most
-        idle = [member for member in members if not member.prepared.is_running]
-        self.waiting = [member for member in idle if not member.prepared.is_finished]
+        self.waiting = [member for member in members if member.is_left]
         self.running = [member for member in members if member.prepared.is_running]
         is_local = all(member.prepared.run.target.kind == "local" for member in members)
         self.pause = LOCAL_SECONDS if is_local else CLUSTER_SECONDS
@@ -168,7 +159,7 @@ class Driver:
         if not isinstance(where, CanSweep):
             return
         runs = [member.prepared.run for member in self.waiting]
-        indices = [int(member.name.rpartition("-")[2]) for member in self.waiting]
+        indices = [member.index for member in self.waiting]
         where.submit_all(runs, where.render_sweep(name, runs, indices, self.waiting[0].prepared.gathered))
         for member in self.waiting:
             _print_state(member, "submitted")
@@ -188,14 +179,10 @@ class Driver:
 
 
 def _print_state(member: Member, what: str) -> None:
-    from windlass.cli.output import plain
-
     click.echo(plain(f"{member.name}  {' '.join(member.settings)}  {what}"), err=True)
 
 
 def _numbers(status: JobStatus) -> str:
-    from windlass.cli.output import number
-
     return f", loss {number(status.loss)}" if status.loss is not None else f": {status.reason}" if status.reason else ""
 
 
@@ -207,9 +194,6 @@ def _write_members(name: str, members: Sequence[Member]) -> None:
 
 def _show(members: Sequence[Member], *, as_json: bool) -> int:
     """The runs as a table, the lowest loss first."""
-    from windlass.cli.output import count, number, print_json, print_table, styled
-    from windlass.cli.runs.ls import COLOURS
-
     rows = [member.as_dict() for member in members]
     if as_json:
         print_json(rows)
@@ -251,9 +235,6 @@ def run_sweep(
     as_json: bool,
 ) -> int:
     """Prepare every run of the sweep, and submit those that are neither finished nor under way."""
-    from windlass.cli.output import print_json, print_table, warn
-    from windlass.cli.runs.run import answered_or_alone
-
     if fresh:
         raise UserError("--fresh cannot be used with --sweep", fix="name=OTHER    begins another sweep")
     base = load_run(run_file, changes)
@@ -263,26 +244,15 @@ def run_sweep(
             f"the target {base.target.kind} takes no arrays", fix=f"windlass sweep {run_file} {' '.join(sweeps)}"
         )
 
-    def prepared_elements(offline: bool) -> list[tuple[int, tuple[str, ...], Prepared]]:
-        named = [(index, settings, f"name={base.name}-{index}") for index, settings in enumerate(combinations(sweeps))]
-        return [
-            (index, settings, _prepared(run_file, [*changes, *settings, name], faults, offline))
-            for index, settings, name in named
-        ]
+    def make(offline: bool) -> list[Member]:
+        return _members(run_file, changes, sweeps, base.name, faults=faults, offline=offline)
 
-    if dry_run and not offline:
-        elements, note = answered_or_alone(prepared_elements)
-        if note:
-            click.echo(f"note: {note}", err=True)
-    else:
-        elements = prepared_elements(offline)
-    for warning in dict.fromkeys(warning for _, _, prepared in elements for warning in prepared.warnings):
-        warn(warning)
-    left = [
-        (index, prepared) for index, _, prepared in elements if not prepared.is_finished and not prepared.is_running
-    ]
-    runs, indices = [prepared.run for _, prepared in left], [index for index, _ in left]
-    requests = where.render_sweep(base.name, runs, indices, left[0][1].gathered, faults=faults) if left else []
+    members, note = answered_or_alone(make) if dry_run and not offline else (make(offline), None)
+    if note:
+        click.echo(f"note: {note}", err=True)
+    left = [member for member in members if member.is_left]
+    runs, indices = [member.prepared.run for member in left], [member.index for member in left]
+    requests = where.render_sweep(base.name, runs, indices, left[0].prepared.gathered, faults=faults) if left else []
     if dry_run:
         if as_json:
             print_json(
@@ -297,36 +267,42 @@ def run_sweep(
         return ExitCode.OK
     # somebody else may have submitted some of them in the meantime
     submitted = {job.name for job in where.submit_all(runs, requests)}
-    rows: list[dict[str, Any]] = [
-        {
-            "name": prepared.run.name,
-            "settings": list(settings),
-            "folder": str(prepared.folder.path),
-            "submitted": prepared.run.name in submitted,
-        }
-        for _, settings, prepared in elements
-    ]
+    rows = [{**member.about(), "submitted": member.name in submitted} for member in members]
     if as_json:
         print_json(rows)
         return ExitCode.OK
     outcomes = {True: "submitted", False: "finished or under way"}
-    print_table(
-        ["RUN", "SETTINGS", ""], [[row["name"], " ".join(row["settings"]), outcomes[row["submitted"]]] for row in rows]
-    )
+    cells = [[member.name, " ".join(member.settings), outcomes[member.name in submitted]] for member in members]
+    print_table(["RUN", "SETTINGS", ""], cells)
     click.echo("  windlass ls    shows them all")
     return ExitCode.OK
 
 
-def _prepared(run_file: str, changes: Sequence[str], faults: str | None, offline: bool) -> Prepared:
-    try:
-        return prepare(load_run(run_file, changes), faults=faults, offline=offline)
-    except UserError as error:
-        beside = "name=OTHER    begins another sweep beside this one"
-        if "--fresh" in (error.fix or ""):  # which a sweep does not take
-            error.fix = beside
-        elif "windlass stop" in (error.fix or ""):
-            error.fix = f"{error.fix}\n{beside}"
-        raise
+def _members(
+    run_file: str,
+    changes: Sequence[str],
+    sweeps: Sequence[str],
+    name: str,
+    *,
+    faults: str | None = None,
+    offline: bool = False,
+) -> list[Member]:
+    """Every run of a sweep, prepared and checked; a warning that several have is shown once."""
+    members = []
+    for index, settings in enumerate(combinations(sweeps)):
+        try:
+            run = load_run(run_file, [*changes, *settings, f"name={name}-{index}"])
+            members.append(Member(settings, prepare(run, faults=faults, offline=offline)))
+        except UserError as error:
+            beside = "name=OTHER    begins another sweep beside this one"
+            if "--fresh" in (error.fix or ""):  # which a sweep does not take
+                error.fix = beside
+            elif "windlass stop" in (error.fix or ""):
+                error.fix = f"{error.fix}\n{beside}"
+            raise
+    for warning in dict.fromkeys(warning for member in members for warning in member.prepared.warnings):
+        warn(warning)
+    return members
 
 
 def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:

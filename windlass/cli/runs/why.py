@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from windlass.api.diagnosis import explain
+from windlass.api.schemas.runs import WhyResult
 from windlass.cli.jobs import json_option, on_option, run_names
-
-if TYPE_CHECKING:
-    from windlass.api.schemas.runs import WhyResult
+from windlass.cli.output import plain, print_json
 
 SURE, LIKELY = 0.8, 0.5
 
@@ -38,13 +37,9 @@ def why(
     jobset, rayjob or job on Kubernetes, job/NUMBER on Slurm. BUNDLE is what --save wrote, a folder with facts and logs,
     a single log, or what `kubectl get pods -o json` printed: it is diagnosed anywhere, without a cluster.
     """
-    from windlass.api.diagnosis import explain
-    from windlass.api.schemas.model import printed
-    from windlass.cli.output import print_json
-
     result = explain(job, facts_file=facts_file, place=place, namespace=namespace, save=save)
     if as_json:
-        print_json(printed(result))
+        print_json(result)
         return
     for note in result.notes:
         click.echo(f"note: {note}", err=True)
@@ -55,8 +50,6 @@ def why(
 
 def describe(verdict: WhyResult) -> str:
     """The verdict for a person: what, how sure and why, the evidence, the fix."""
-    from windlass.cli.output import plain
-
     sure = "sure" if verdict.confidence >= SURE else "likely" if verdict.confidence >= LIKELY else "perhaps"
     if verdict.name == "unknown":
         lines = ["unknown: the facts do not tell why", f"why       {verdict.why}"]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
+from windlass.api.schemas.runs import Summary
+from windlass.api.summary import summarize
 from windlass.cli.jobs import json_option, run_names
+from windlass.cli.output import count, number, print_json, print_table
+from windlass.cli.views.plot import write_plot
+from windlass.common.files import real
 from windlass.errors import UserError
-
-if TYPE_CHECKING:
-    from windlass.api.schemas.runs import Summary
-    from windlass.runfolder import RunFolder
+from windlass.runfolder import RunFolder, steps_of
+from windlass.spec.compatibility import leaves, shown
+from windlass.ui.library import differing
 
 
 @click.command(short_help="Compare runs: settings and results.")
@@ -27,22 +31,15 @@ def compare(names: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
     Settings are those in which the runs differ. The losses at the last step that all of them have are shown too: there
     a run that trained longer has no advantage. --plot draws the losses over each other; `windlass ui` shows all curves.
     """
-    from windlass.api.summary import summarize
-    from windlass.cli.output import count, number, print_json, print_table
-    from windlass.runfolder import RunFolder
-    from windlass.spec.compatibility import shown
-
     if len(names) < 2:
         raise UserError("give at least two runs", fix="windlass ls    lists them")
     folders = [RunFolder.find(name) for name in names]
     if plot is not None:
-        from windlass.cli.views.plot import write_plot
-
         write_plot(folders, plot)
-    settings = differing_settings(folders)
+    settings = differing([dict(leaves(folder.load_run().model_dump(mode="json"))) for folder in folders])
     summaries = [summarize(folder) for folder in folders]
     common = min((summary.steps for summary in summaries), default=0)
-    at_common = [loss_at(folder, common) for folder in folders]
+    at_common = [real(steps_of(folder).get(common, {}).get("loss")) for folder in folders]
     if as_json:
         runs = [
             {"name": folder.name, "settings": {key: values[index] for key, values in settings.items()}}
@@ -61,49 +58,10 @@ def compare(names: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
     print_table(["", *(folder.name for folder in folders)], rows)
 
 
-def _steps(summary: Summary) -> str:
-    from windlass.cli.output import count
-
-    return count(summary.steps)
-
-
-def _loss(summary: Summary) -> str:
-    from windlass.cli.output import number
-
-    return number(summary.loss)
-
-
-def _validation_loss(summary: Summary) -> str:
-    from windlass.cli.output import number
-
-    return number(summary.validation_loss)
-
-
-def _speed(summary: Summary) -> str:
-    from windlass.cli.output import count
-
-    return count(summary.tokens_per_s)
-
-
-RESULTS = {
-    "steps": _steps,
-    "loss": _loss,
-    "validation loss": _validation_loss,
-    "tokens/s": _speed,
+RESULTS: dict[str, Callable[[Summary], str]] = {
+    "steps": lambda summary: count(summary.steps),
+    "loss": lambda summary: number(summary.loss),
+    "validation loss": lambda summary: number(summary.validation_loss),
+    "tokens/s": lambda summary: count(summary.tokens_per_s),
     "restarts": lambda summary: str(summary.restarts),
 }
-
-
-def differing_settings(folders: list[RunFolder]) -> dict[str, list[Any]]:
-    """By key of the run file: the value in each run, where they are not all the same."""
-    from windlass.spec.compatibility import leaves
-    from windlass.ui.library import differing
-
-    return differing([dict(leaves(folder.load_run().model_dump(mode="json"))) for folder in folders])
-
-
-def loss_at(folder: RunFolder, step: int) -> float | None:
-    from windlass.common.files import real
-    from windlass.runfolder import steps_of
-
-    return real(steps_of(folder).get(step, {}).get("loss"))

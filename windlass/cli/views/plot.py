@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from windlass.cli.jobs import json_option, run_names
+from windlass.cli.output import print_json
 from windlass.errors import UserError
-
-if TYPE_CHECKING:
-    from windlass.runfolder import RunFolder
+from windlass.runfolder import RunFolder
+from windlass.ui.figure import draw
+from windlass.ui.report import chart_of, read_view
+from windlass.ui.runs import TITLES
 
 AXES = {"step": "step", "tokens": "tokens", "time": "time (UTC)"}
 # Tried in this order: a machine without any of them has no letters to draw with.
 FAMILIES = ("DejaVu Sans", "Liberation Sans", "Noto Sans", "Helvetica", "Arial", "Ubuntu", "Cantarell")
-METRICS = (
-    "loss",
-    "validation_loss",
-    "grad_norm",
-    "learning_rate",
-    "tokens_per_s",
-    "mfu",
-    "memory_gib",
-    "step_s",
-    "data_s",
-    "checkpoint_s",
-)
 
 
 @click.command(short_help="Draw curves of runs to an image.")
@@ -35,7 +24,7 @@ METRICS = (
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), required=True, help="FILE.svg or .png."
 )
-@click.option("--metric", type=click.Choice(METRICS), default="loss", help="Default: loss.")
+@click.option("--metric", type=click.Choice(tuple(TITLES)), default="loss", help="Default: loss.")
 @click.option("--over", "axis", type=click.Choice(tuple(AXES)), default="step", help="Default: step.")
 @click.option(
     "--smooth", type=click.FloatRange(0, 0.9999), default=0.0, help="Weight of an exponential average, 0.9 say."
@@ -57,9 +46,6 @@ def plot(
 
     For papers and pull requests. SVG is written without any library; PNG needs `pip install 'windlass[ui]'`.
     """
-    from windlass.cli.output import print_json
-    from windlass.runfolder import RunFolder
-
     folders = [RunFolder.find(name) for name in names]
     written = write_plot(
         folders, output, metric=metric, axis=axis, smooth=smooth, logarithmic=logarithmic, size=_size(size)
@@ -82,9 +68,6 @@ def write_plot(
     size: tuple[int, int] = (800, 450),
 ) -> int:
     """Draw a metric of some runs into a file; returns its size in bytes."""
-    from windlass.ui.figure import draw
-    from windlass.ui.report import chart_of, read_view
-
     if output.suffix not in (".svg", ".png"):
         raise UserError(f"{output} is neither an .svg nor a .png file", fix="loss.svg")
     views = [(folder.name, read_view(folder)) for folder in folders]

@@ -7,6 +7,10 @@ from pathlib import Path
 import click
 
 from windlass.cli.jobs import json_option, run_names
+from windlass.cli.output import print_json
+from windlass.cli.views.ui import sources
+from windlass.runfolder import RunFolder
+from windlass.ui.report import report as page_of
 
 
 @click.command(short_help="Write a run as one page to send.")
@@ -21,11 +25,6 @@ def report(name: str, output: Path | None, as_json: bool) -> None:
     Curves, time line, checkpoints, hardware, goodput, the run file and, of a run that failed, why: one HTML file that
     needs nothing else, without scripts. Tokens and passwords that a log or the run file holds are removed.
     """
-    from windlass.cli.output import print_json
-    from windlass.cli.views.ui import sources
-    from windlass.runfolder import RunFolder
-    from windlass.ui.report import report as page_of
-
     folder = RunFolder.find(name)
     path = output or Path(f"{folder.name}.html")
     content = page_of(folder, sources()).encode()

@@ -6,16 +6,23 @@ import functools
 import secrets
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import windlass
+from windlass.api.lookup import RowReader, elsewhere, place_of
+from windlass.api.summary import evaluated_tasks, goodput_of, summarize
 from windlass.cli.jobs import complete_target
+from windlass.cli.output import print_json_line
+from windlass.cli.runs.follow import describe_event
+from windlass.common.files import read_json_lines
+from windlass.diagnose import Facts, diagnose
+from windlass.diagnose.bundle import facts_of_run
+from windlass.diagnose.secrets import clean_text
 from windlass.errors import UserError
-
-if TYPE_CHECKING:
-    from windlass.runfolder import RunFolder
-    from windlass.ui.library import Sources
+from windlass.runfolder import RunFolder, runs_root
+from windlass.ui.library import Library, Sources
 
 PORT = 8737
 NEXT_PORTS = 20  # tried where the usual one is taken
@@ -42,8 +49,6 @@ def ui(port: int | None, host: str, token: str | None, places: tuple[str, ...], 
     With --host it is served to others who know the token; the connection is not encrypted.
     """
     for place in places:
-        from windlass.api.lookup import place_of
-
         place_of(place)  # a target that does not exist is said now, not on the page
     try:
         import uvicorn
@@ -54,9 +59,6 @@ def ui(port: int | None, host: str, token: str | None, places: tuple[str, ...], 
         raise UserError(
             f"the page needs {error.name}, which is not installed", fix="pip install 'windlass[ui]'"
         ) from None
-    from windlass.cli.output import print_json_line
-    from windlass.runfolder import runs_root
-    from windlass.ui.library import Library
 
     if not is_loopback(host):
         token = token or secrets.token_urlsafe(18)
@@ -98,12 +100,6 @@ def _listen(host: str, port: int | None) -> socket.socket:
 
 def sources(places: tuple[str, ...] = ()) -> Sources:
     """What the other commands know about runs, for the page."""
-    from windlass.api.lookup import RowReader, elsewhere
-    from windlass.api.summary import evaluated_tasks, summarize
-    from windlass.cli.runs.follow import describe_event
-    from windlass.common.files import read_json_lines
-    from windlass.ui.library import Sources
-
     reader = RowReader()
 
     return Sources(
@@ -112,25 +108,13 @@ def sources(places: tuple[str, ...] = ()) -> Sources:
         describe=describe_event,
         verdict=verdict_of,
         summary=lambda folder: summarize(folder).model_dump(),
-        goodput=goodput_of,
+        goodput=lambda folder: goodput_of(folder, under_way=False).goodput,
         evaluations=lambda folder: [task.model_dump() for task in evaluated_tasks(read_json_lines(folder.evaluations))],
     )
 
 
-def goodput_of(folder: RunFolder) -> float | None:
-    """The share of its time that trained, as `windlass show` counts it."""
-    from windlass.api import summary
-
-    return summary.goodput_of(folder, under_way=False).goodput
-
-
 def verdict_of(folder: RunFolder) -> dict[str, Any]:
     """What `windlass why` says, from what the run folder holds."""
-    import windlass
-    from windlass.diagnose import Facts, diagnose
-    from windlass.diagnose.bundle import facts_of_run
-    from windlass.diagnose.secrets import clean_text
-
     answer = diagnose(Facts.read(facts_of_run(folder))).as_dict()
     installed = f"{Path(windlass.__file__).parent.parent}/"  # where windlass lies on this machine says nothing
     for evidence in answer["evidence"]:

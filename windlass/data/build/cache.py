@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from windlass.common.cache import CACHE_VARIABLE, cache_root
-from windlass.common.files import json_digest
+from windlass.common.files import CACHE_VARIABLE, cache_root, json_digest
 from windlass.common.locks import locked
 from windlass.data.build.tokenizing import Progress, tokenize
 from windlass.data.shards.folder import VERSION, TokenShards

@@ -8,8 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.common.cache import cache_root, name_digest
-from windlass.common.files import sha256_of
+from windlass.common.files import cache_root, name_digest, sha256_of
 from windlass.data.sources.source import INDEX_NAME
 from windlass.errors import UserError
 from windlass.store import Store, open_store

@@ -16,8 +16,7 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
-from windlass.common.cache import cache_root, name_digest
-from windlass.common.files import sha256_of, write_atomically
+from windlass.common.files import cache_root, name_digest, sha256_of, write_atomically
 from windlass.data.build.destinations import PARTS, SHARDS, Destination, FolderDestination, destination
 from windlass.data.build.progress import PROGRESS, Work, clear, clear_remains, published_before, read_object, work_in
 from windlass.data.build.tokenizing import Progress, tokenize

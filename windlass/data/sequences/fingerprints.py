@@ -13,8 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from windlass.common.cache import cache_root
-from windlass.common.files import json_digest, sha256_of, write_atomically
+from windlass.common.files import cache_root, json_digest, sha256_of, write_atomically
 from windlass.data.sequences.mixing import Mixture
 from windlass.data.sequences.own import OwnDataset
 from windlass.data.sequences.sequences import Sequences

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from windlass.common.cache import cache_root, name_digest
-from windlass.common.files import sha256_of, write_atomically
+from windlass.common.files import cache_root, name_digest, sha256_of, write_atomically
 from windlass.common.locks import locked
 from windlass.data.shards.block_cache import THREADS, BlockCache, RemoteFile
 from windlass.data.shards.eviction import one_at_a_time

@@ -25,7 +25,7 @@ from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import dump_run
 from windlass.spec.loading import parse_run
-from windlass.spec.notify import NotifySection
+from windlass.spec.run import NotifySection
 from windlass.targets.kubernetes.api.errors import RefusedError, if_allowed
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path, plural_of

@@ -28,7 +28,7 @@ from windlass.common.retrying import doubling, retried
 from windlass.diagnose.secrets import clean_text
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
-from windlass.spec.notify import NotifySection, Occasion
+from windlass.spec.run import NotifySection, Occasion
 
 LEDGER = "notifications.jsonl"
 TIMEOUT_S = 10.0

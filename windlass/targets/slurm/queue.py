@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windlass.errors import UserError
-from windlass.spec.slurm import SLURM_TIME
+from windlass.spec.target import SLURM_TIME
 from windlass.targets.slurm.commands import Commands, SilentError
 from windlass.targets.slurm.render import comment_of, time_seconds
 

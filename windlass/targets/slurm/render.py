@@ -12,7 +12,7 @@ from typing import Any
 
 from windlass.runfolder import RUNS_VARIABLE
 from windlass.spec import Run
-from windlass.spec.slurm import SlurmOptions
+from windlass.spec.target import SlurmOptions
 from windlass.targets.launch.torchrun import ATTEMPT_VARIABLE, FAULTS_VARIABLE, FOLDER_VARIABLE, Place
 from windlass.targets.protocol import LOOP_VARIABLE
 

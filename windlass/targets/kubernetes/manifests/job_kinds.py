@@ -8,7 +8,7 @@ from typing import Any
 
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.spec.kubernetes import seconds
+from windlass.spec.target import seconds
 from windlass.targets.kubernetes.manifests.cluster_facts import JobKind, Served, ServedKind
 from windlass.targets.kubernetes.manifests.pod import CONTAINERS
 from windlass.targets.kubernetes.manifests.request import Manifest

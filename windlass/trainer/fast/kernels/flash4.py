@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.common.cache import cache_root
+from windlass.common.files import cache_root
 
 
 @functools.cache
