@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from importlib import resources
 
 import pytest
 import yaml
@@ -12,17 +11,18 @@ import yaml
 from windlass.cli.main import run_command
 from windlass.errors import UserError
 from windlass.image.aws.codebuild import Cloud, CloudWorkshop, buildspec
-from windlass.image.aws.ecr import EcrHost, ensure_repository, lifecycle_policy, push_token
-from windlass.image.build.building import Failed, Job, Made, Settings, Source
+from windlass.image.aws.ecr import EcrHost, ensure_repository, push_token, template
+from windlass.image.build.building import Failed, Made
 from windlass.image.build.context import Context
-from windlass.image.build.testing import Proof
+from windlass.image.build.job import Job, Proof, Settings, Source
+from windlass.image.build.testing import script
 from windlass.image.read.texts import Texts
 
 pytestmark = pytest.mark.slow
 
 ACCOUNT, REGION = "123456789012", "us-west-2"
 HOST = EcrHost(ACCOUNT, REGION)
-TEMPLATE = json.loads(resources.files("windlass.image.aws").joinpath("codebuild.json").read_text())
+TEMPLATE = template()
 PROJECT, REPOSITORY, BUCKET = "windlass-image", "team/train", "contexts"
 
 
@@ -141,7 +141,7 @@ def test_codebuild_gets_the_context_the_proof_and_a_buildspec(aws, project, tmp_
     with zipfile.ZipFile(tmp_path / "sent.zip") as sent:
         assert sent.read("context/train.py") == b"print(1)\n"
         assert sent.read(".windlass-build/Dockerfile").decode() == one.source.recipe
-        assert {"proof.py", "checks.py"} <= set(json.loads(sent.read(".windlass-build/sources.json")))
+        assert sent.read(".windlass-build/proof.py").decode() == script()
     ids = aws("codebuild").list_builds_for_project(projectName=PROJECT)["ids"]
     assert len(ids) == 1
 
@@ -193,7 +193,7 @@ def test_the_buildspec_pushes_only_after_the_proof(tmp_path):
     build = spec["phases"]["build"]["commands"]
     assert build[0].startswith("docker buildx build")
     assert "'a=b c'" in build[0]
-    assert "sources.json > report.json" in build[1]
+    assert "proof.py > report.json" in build[1]
     assert not any("docker push" in command for command in build)
     assert all(phase["on-failure"] == "ABORT" for phase in spec["phases"].values())
     assert any("docker push" in command for command in spec["phases"]["post_build"]["commands"])
@@ -219,7 +219,9 @@ def test_the_cloudformation_template_is_valid():
 
     assert [str(one) for one in lint(json.dumps(TEMPLATE), config=ManualArgs(regions=[REGION]))] == []
     kept = TEMPLATE["Resources"]["Images"]["Properties"]["LifecyclePolicy"]["LifecyclePolicyText"]
-    assert json.loads(kept) == lifecycle_policy()
+    (rule,) = json.loads(kept)["rules"]
+    assert rule["action"] == {"type": "expire"}
+    assert (rule["selection"]["tagStatus"], rule["selection"]["countNumber"]) == ("untagged", 14)
 
 
 def test_where_no_builder_is_codebuild_builds_what_belongs_to_ecr(aws, tmp_path, monkeypatch, capsys):

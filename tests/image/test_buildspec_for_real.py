@@ -10,9 +10,8 @@ import zipfile
 import pytest
 
 from windlass.image.aws.codebuild import Cloud, buildspec, carried
-from windlass.image.build.building import Job, Settings, Source
 from windlass.image.build.context import Context, write_zip
-from windlass.image.build.testing import Proof
+from windlass.image.build.job import Job, Proof, Settings, Source
 from windlass.image.read.texts import Texts
 from windlass.image.registry.reference import ImageReference
 from windlass.image.registry.registry import Repository

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tempfile
 import time
@@ -13,14 +12,15 @@ from typing import Any
 
 import yaml
 
-from windlass.common.aws import asking, client, error_code
+from windlass.common.aws import asking, client
 from windlass.errors import ExitCode, UserError
 from windlass.image.aws.ecr import EcrHost, ensure_repository
-from windlass.image.build.builders import Docker, Surroundings
-from windlass.image.build.building import Failed, Job, Made, Watcher, show_step
+from windlass.image.build.builders import Docker
+from windlass.image.build.building import Failed, Made, Watcher, show_step
 from windlass.image.build.context import Context, Ignore, write_zip
+from windlass.image.build.job import Job, Surroundings
 from windlass.image.build.process import plain
-from windlass.image.build.testing import Report, command_inside, report_in, sources
+from windlass.image.build.testing import Report, command_inside, report_in, script
 from windlass.image.registry.reference import ImageReference
 
 FOLDER = ".windlass-build"  # in the archive, beside the context
@@ -45,13 +45,13 @@ def buildspec(job: Job, cloud: Cloud) -> dict[str, Any]:
     """A phase stops at its first failure, and none follows a failed one: an unproven image is not pushed."""
     docker, image = Docker(), ImageReference.parse(job.image)
     settings = job.settings
-    build = job.request(Path("context"), Path(FOLDER) / "Dockerfile")
+    build = docker.build(job, Path("context"), Path(FOLDER) / "Dockerfile")
     inside = []
     place = f"s3://{cloud.bucket}/{cloud.results(job.tag)}"
     if settings.proof:
         run = docker.run_command(job.image, command_inside(settings.proof.order()), Surroundings())
         keep = f"aws s3 cp {REPORT} {place}/{REPORT}"
-        inside += [f"{shlex.join(run)} < {FOLDER}/sources.json > {REPORT} || {{ {keep}; false; }}", keep]
+        inside += [f"{shlex.join(run)} < {FOLDER}/proof.py > {REPORT} || {{ {keep}; false; }}", keep]
     token = 'aws ecr get-login-password --region "$AWS_REGION"'
     login = f"{token} | docker login --username AWS --password-stdin {image.registry}"
     digest = "docker buildx imagetools inspect --format '{{.Manifest.Digest}}' " + shlex.quote(job.image)
@@ -60,7 +60,7 @@ def buildspec(job: Job, cloud: Cloud) -> dict[str, Any]:
         "env": {"shell": "bash", "exported-variables": [DIGEST_VARIABLE]},
         "phases": {
             "pre_build": {"on-failure": "ABORT", "commands": [login]},
-            "build": {"on-failure": "ABORT", "commands": [shlex.join(docker.build(build)), *inside]},
+            "build": {"on-failure": "ABORT", "commands": [shlex.join(build), *inside]},
             "post_build": {
                 "on-failure": "ABORT",
                 "commands": [
@@ -75,7 +75,7 @@ def buildspec(job: Job, cloud: Cloud) -> dict[str, Any]:
 
 def carried(job: Job) -> dict[str, str]:
     """The files that go along with the context: the Dockerfile as it is built, and the proof."""
-    return {f"{FOLDER}/Dockerfile": job.source.recipe, f"{FOLDER}/sources.json": json.dumps(sources())}
+    return {f"{FOLDER}/Dockerfile": job.source.recipe, f"{FOLDER}/proof.py": script()}
 
 
 POLL_SECONDS = 5.0
@@ -99,17 +99,14 @@ class CloudWorkshop:
         host = EcrHost.of(image.registry)
         assert host is not None  # nothing else is sent to CodeBuild
         ensure_repository(host, image.repository)
-        key = self._upload(job)
-        build = self._start(job, key)
+        ended, lines = self._follow(self._start(job, self._upload(job)), watcher)
         log = job.folder / f"attempt-{job.number}.log"
-        ended, lines = self._follow(build, watcher)
         log.write_text("\n".join(lines) + "\n")
         report = self._report(job)
         proof = Report(job.image, report) if report else None
         if ended["buildStatus"] != "SUCCEEDED":
-            if proof and not proof.passed:
-                return Failed(proof.log, log)
-            return Failed("\n".join(lines) or _phases(ended), log)
+            said = "\n".join(lines) or _phases(ended)
+            return Failed(proof.log if proof and not proof.passed else said, log)
         digest = self._digest(host, image, ended)
         return Made(digest, proof, str(image.pinned(digest)))
 
@@ -130,13 +127,11 @@ class CloudWorkshop:
     def _upload(self, job: Job) -> str:
         key = f"{self.cloud.results(job.tag)}/context.zip"
         with tempfile.TemporaryDirectory(prefix="windlass-build-") as folder:
-            root = Path(folder) / "all"
-            context = root / "context"
-            context.mkdir(parents=True)
+            context, archive = Path(folder) / "context", Path(folder) / "context.zip"
+            context.mkdir()
             job.source.stage(context)
             names = [f"context/{name}" for name in Context(context, Ignore(())).files]
-            archive = Path(folder) / "context.zip"
-            write_zip(root, names, archive, carried(job))
+            write_zip(Path(folder), names, archive, carried(job))
             with asking(f"the context, to s3://{self.cloud.bucket}"):
                 s3 = client("s3", self.cloud.region)
                 # The report of an earlier build of the same files.
@@ -145,14 +140,11 @@ class CloudWorkshop:
         return key
 
     def _start(self, job: Job, key: str) -> str:
-        from botocore.exceptions import ClientError
-
+        codebuild = client("codebuild", self.cloud.region)
         with asking(f"a build of the CodeBuild project {self.cloud.project}"):
             try:
-                started = client("codebuild", self.cloud.region).start_build(**self.request(job, key))
-            except ClientError as error:
-                if error_code(error) != "ResourceNotFoundException":
-                    raise
+                started = codebuild.start_build(**self.request(job, key))
+            except codebuild.exceptions.ResourceNotFoundException:
                 raise UserError(
                     f"there is no CodeBuild project {self.cloud.project} in {self.cloud.region}",
                     fix="windlass image infrastructure    prints the CloudFormation template that makes it",
@@ -176,16 +168,12 @@ class CloudWorkshop:
 
     def _report(self, job: Job) -> dict[str, Any] | None:
         """What the proof left in S3."""
-        from botocore.exceptions import ClientError
-
-        key = f"{self.cloud.results(job.tag)}/{REPORT}"
+        key, s3 = f"{self.cloud.results(job.tag)}/{REPORT}", client("s3", self.cloud.region)
         with asking(f"s3://{self.cloud.bucket}/{key}"):
             try:
-                body = client("s3", self.cloud.region).get_object(Bucket=self.cloud.bucket, Key=key)["Body"].read()
-            except ClientError as error:
-                if error_code(error) in ("NoSuchKey", "404"):
-                    return None
-                raise
+                body: bytes = s3.get_object(Bucket=self.cloud.bucket, Key=key)["Body"].read()
+            except s3.exceptions.NoSuchKey:
+                return None
         return report_in(body.decode())
 
     def _digest(self, host: EcrHost, image: ImageReference, ended: dict[str, Any]) -> str:
@@ -203,17 +191,13 @@ class CloudWorkshop:
 
 def _new_lines(logs: Any, place: dict[str, Any], token: str | None) -> tuple[list[str], str | None]:
     """Lines that were not seen yet, and the mark to go on from."""
-    from botocore.exceptions import ClientError
-
     lines: list[str] = []
     while place.get("groupName") and place.get("streamName"):
         asked = {"logGroupName": place["groupName"], "logStreamName": place["streamName"], "startFromHead": True}
         try:
             answer = logs.get_log_events(**asked, **({"nextToken": token} if token else {}))
-        except ClientError as error:
-            if error_code(error) == "ResourceNotFoundException":  # no line was written yet
-                break
-            raise
+        except logs.exceptions.ResourceNotFoundException:  # no line was written yet
+            break
         lines += [plain(event["message"]).rstrip("\n") for event in answer["events"]]
         following = answer["nextForwardToken"]
         if following == token or not answer["events"]:
