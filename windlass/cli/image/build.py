@@ -161,7 +161,7 @@ def _judged(source: Source, node: Node, *, auto_fix: bool, quiet: bool) -> tuple
 
 def _workshop(name: str | None, source: Source, project: str, bucket: str | None, region: str | None) -> Workshop:
     from windlass.common.aws import account_of
-    from windlass.image.aws.codebuild import Cloud, CloudWorkshop
+    from windlass.image.aws.codebuild import CloudWorkshop
     from windlass.image.aws.ecr import EcrHost
     from windlass.image.build.builders import find_builder
     from windlass.image.build.building import LocalWorkshop
@@ -181,7 +181,7 @@ def _workshop(name: str | None, source: Source, project: str, bucket: str | None
             fix="image.name=ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY",
         )
     where = region or host.region
-    return CloudWorkshop(Cloud(project, bucket or f"windlass-image-{account_of(where)}-{where}", where))
+    return CloudWorkshop(project, bucket or f"windlass-image-{account_of(where)}-{where}", where)
 
 
 def _show(source: Source, workshop: Workshop, settings: Settings, as_json: bool) -> int:

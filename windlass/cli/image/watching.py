@@ -65,7 +65,7 @@ def watching(*, as_json: bool) -> Iterator[Watcher]:
 
 def command_of(source: Source, workshop: Workshop, settings: Settings) -> dict[str, Any]:
     """The command line of a local builder, or the request to CodeBuild."""
-    from windlass.image.aws.codebuild import CloudWorkshop
+    from windlass.image.aws.codebuild import CloudWorkshop, results
     from windlass.image.build.building import LocalWorkshop, labels_of
     from windlass.image.build.job import Job
     from windlass.image.build.records import commit_of, tag_for
@@ -74,7 +74,7 @@ def command_of(source: Source, workshop: Workshop, settings: Settings) -> dict[s
     tag = tag_for(commit, source.content)
     job = Job(source, f"{source.title}:{tag}", tag, labels_of(source, tag, commit), settings, Path(), 1)
     if isinstance(workshop, CloudWorkshop):
-        return {"tag": tag, "request": workshop.request(job, f"{workshop.cloud.results(tag)}/context.zip")}
+        return {"tag": tag, "request": workshop.request(job, f"{results(tag)}/context.zip")}
     assert isinstance(workshop, LocalWorkshop)
     dockerfile = source.dockerfile or source.context.folder / "Dockerfile"
     return {"tag": tag, "command": shlex.join(workshop.builder.build(job, source.context.folder, dockerfile))}

@@ -119,7 +119,7 @@ class Docker(Builder):
         return reason
 
     def build(self, job: Job, context: Path, dockerfile: Path) -> list[str]:
-        kept, cache = job.settings.cache, []
+        kept = job.settings.cache
         if self.buildx:
             command = ["docker", "buildx", "build", "--progress=plain", "--load", "--provenance=false"]
             registry = f"type=registry,ref={kept}"

@@ -10,20 +10,13 @@ from typing import Protocol
 from windlass.errors import ExitCode, UserError
 from windlass.image.build.builders import Builder
 from windlass.image.build.job import Job, Settings, Source
-from windlass.image.build.logs import obstacle_in, why_failed
+from windlass.image.build.logs import obstacle_in, stopped, why_failed
 from windlass.image.build.process import Outcome, Step, step_of, stream
 from windlass.image.build.records import Commit, ImageRecord, Records, commit_of, tag_for
 from windlass.image.build.remedies import propose
 from windlass.image.build.testing import Report, prove_image
 from windlass.image.read.dockerfile import parse_dockerfile
 from windlass.image.read.texts import Fix
-
-
-def show_step(line: str, watcher: Watcher) -> None:
-    """The other lines of a log are not shown."""
-    if step := step_of(line):
-        watcher.step(step)
-
 
 OCI = "org.opencontainers.image"
 CONTENT = "dev.windlass.content"
@@ -55,6 +48,11 @@ class Watcher:
 
     def attempt(self, number: int, most: int, tag: str) -> None:
         self.show(f"attempt {number} of {most}: {tag}")
+
+    def line(self, line: str) -> None:
+        """A line of the builder's log: of these only the steps are shown."""
+        if step := step_of(line):
+            self.step(step)
 
     def step(self, step: Step) -> None:
         self.show(f"  {step}"[:160])
@@ -109,13 +107,11 @@ class LocalWorkshop:
     def _build(self, job: Job, log: Path, watcher: Watcher) -> Outcome:
         """The builder sees a staged copy: links to the user's files, and the changed ones in their place."""
         with tempfile.TemporaryDirectory(prefix="windlass-build-", ignore_cleanup_errors=True) as folder:
-            context = Path(folder) / "context"
+            context, dockerfile = Path(folder) / "context", Path(folder) / "Dockerfile"
             context.mkdir()
-            dockerfile = Path(folder) / "Dockerfile"
-            dockerfile.write_text(job.source.recipe)
             job.source.stage(context)
-            command = self.builder.build(job, context, dockerfile)
-            return stream(command, lambda line: show_step(line, watcher), log=log)
+            dockerfile.write_text(job.source.recipe)
+            return stream(self.builder.build(job, context, dockerfile), watcher.line, log=log)
 
 
 @dataclass(frozen=True)
@@ -162,10 +158,9 @@ def build_image(
                 fixes=[{"id": fix.id, "sentence": fix.sentence} for fix in applied],
                 pushed=result.pushed,
             )
+            records.save(record)
             if result.report:
                 record = records.add_proof(record, result.report.as_dict())
-            else:
-                records.save(record)
             return Built(record, result.report, folder, written)
         failure = why_failed(result.log)
         watcher.failed(failure.sentence, tuple(failure.lines))
@@ -214,13 +209,7 @@ def _given_up(failed: Failed, attempts: int, settings: Settings, applied: list[F
     obstacle = obstacle_in(failed.log)
     kept = f"the whole log is in {failed.kept}"
     if obstacle and (failure.id == "unknown" or obstacle.what == "the disk is full"):
-        return UserError(
-            f"the image cannot be built: {obstacle.what}",
-            evidence=f"{obstacle.evidence}\n{kept}",
-            cause=obstacle.cause,
-            fix=obstacle.fix,
-            exit_code=ExitCode.FAILED,
-        )
+        return stopped("the image cannot be built", failed.log, f"{obstacle.evidence}\n{kept}")
     advice = None if settings.auto_fix else "windlass image build --auto-fix    tries again with a change, and shows it"
     return UserError(
         f"the image does not build: {failure.sentence} (attempt {attempts} of {settings.attempts})",

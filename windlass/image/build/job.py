@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,11 @@ class Source:
         changed = {name: text for name, text in self.texts.files.items() if on_disk.get(name) != text}
         return {**self.planned, **changed}
 
-    @property
+    @cached_property
     def content(self) -> str:
-        parts = [
-            self.context.digest(self.files),
-            *(f"{at}\0{tree.digest()}" for at, tree in sorted(self.trees.items())),
-        ]
+        """Digest of everything that decides what is built. Asked for several times, and reads every file."""
+        trees = [f"{at}\0{tree.digest()}" for at, tree in sorted(self.trees.items())]
+        parts = [self.context.digest(self.files), *trees]
         return content_digest(self.recipe, "\n".join(parts), self.platform, self.arguments, self.target)
 
     def stage(self, folder: Path) -> None:

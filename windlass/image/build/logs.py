@@ -32,6 +32,15 @@ def obstacle_in(log: str) -> UserError | None:
     return None
 
 
+def stopped(what: str, log: str, evidence: str) -> UserError:
+    """That something did not work, with the obstacle that the log names, if it does."""
+    obstacle = obstacle_in(log)
+    if obstacle is None:
+        return UserError(what, evidence=evidence, exit_code=ExitCode.FAILED)
+    said = f"{what}: {obstacle.what}"
+    return UserError(said, evidence=evidence, cause=obstacle.cause, fix=obstacle.fix, exit_code=ExitCode.FAILED)
+
+
 BUILDKIT = re.compile(r"^#\d+ (?:\d+\.\d+ )?")  # `#9 12.34 text`
 SUMMARY = re.compile(r"^\d+\.\d+ ")  # `12.34 text`, in BuildKit's summary at the end
 FAILED_STEP = (

@@ -10,7 +10,7 @@ from windlass.common.files import parse_record
 from windlass.errors import ExitCode, UserError
 from windlass.image.build.builders import Builder
 from windlass.image.build.job import Proof, Surroundings
-from windlass.image.build.logs import obstacle_in
+from windlass.image.build.logs import stopped
 from windlass.image.build.process import capture, last_lines
 from windlass.image.registry.reference import ImageReference, is_loopback
 
@@ -72,13 +72,7 @@ def fetch(builder: Builder, image: str, *, plain_http: bool = False) -> None:
         return
     answer = capture(builder.pull(image, plain_http=plain_http or is_loopback(registry)))
     if not answer.succeeded:
-        obstacle = obstacle_in(answer.stderr)
-        raise UserError(
-            f"{image} cannot be pulled" + (f": {obstacle.what}" if obstacle else ""),
-            evidence=answer.stderr.strip()[-400:],
-            fix=obstacle.fix if obstacle else None,
-            exit_code=ExitCode.FAILED,
-        )
+        raise stopped(f"{image} cannot be pulled", answer.stderr, answer.stderr.strip()[-400:])
 
 
 def prove_image(builder: Builder, image: str, proof: Proof, around: Surroundings) -> Report:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from windlass.errors import ExitCode, UserError
 from windlass.image.build.builders import Builder
-from windlass.image.build.logs import obstacle_in
+from windlass.image.build.logs import obstacle_in, stopped
 from windlass.image.build.process import last_lines, stream
 from windlass.image.registry.credentials import Credentials, in_memory
 from windlass.image.registry.reference import ImageReference, is_loopback
@@ -142,10 +142,4 @@ def _not_pushed(destination: ImageReference, output: str, *, known: bool) -> Use
         return denied(registry, destination.repository, obstacle.evidence or "", known=known)
     if obstacle and obstacle.what == "a registry does not answer":
         return unreachable(registry, obstacle.evidence or "")
-    return UserError(
-        f"{destination} was not pushed" + (f": {obstacle.what}" if obstacle else ""),
-        evidence=last_lines(output),
-        cause=obstacle.cause if obstacle else None,
-        fix=obstacle.fix if obstacle else None,
-        exit_code=ExitCode.FAILED,
-    )
+    return stopped(f"{destination} was not pushed", output, last_lines(output))
