@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import zipfile
-from importlib import resources
 
 import pytest
 import yaml
 
 from windlass.cli.main import run_command
 from windlass.errors import UserError
-from windlass.image.aws.codebuild import Cloud, CloudWorkshop, buildspec
-from windlass.image.aws.ecr import EcrHost, ensure_repository, lifecycle_policy, push_token
-from windlass.image.build.building import Failed, Job, Made, Settings, Source
+from windlass.image.aws.codebuild import CloudWorkshop, buildspec
+from windlass.image.aws.ecr import EcrHost, ensure_repository, push_token, template
+from windlass.image.build.building import Failed, Made, Watcher
 from windlass.image.build.context import Context
-from windlass.image.build.testing import Proof
+from windlass.image.build.job import Job, Proof, Settings, Source
+from windlass.image.build.testing import script
 from windlass.image.read.texts import Texts
 
 pytestmark = pytest.mark.slow
 
 ACCOUNT, REGION = "123456789012", "us-west-2"
 HOST = EcrHost(ACCOUNT, REGION)
-TEMPLATE = json.loads(resources.files("windlass.image.aws").joinpath("codebuild.json").read_text())
+TEMPLATE = template()
 PROJECT, REPOSITORY, BUCKET = "windlass-image", "team/train", "contexts"
 
 
@@ -81,9 +81,9 @@ def test_a_token_for_ecr_is_a_user_and_a_password(aws):
 
 def test_what_aws_refuses_is_an_error_that_says_what_to_do(aws, monkeypatch, tmp_path):
     aws("s3").create_bucket(Bucket="contexts", CreateBucketConfiguration={"LocationConstraint": REGION})
-    nowhere = CloudWorkshop(Cloud("nothing", "contexts", REGION))
+    nowhere = CloudWorkshop("nothing", "contexts", REGION)
     with pytest.raises(UserError, match="there is no CodeBuild project nothing"):
-        nowhere.make(job(tmp_path), Quiet())
+        nowhere.make(job(tmp_path), Watcher())
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
@@ -102,10 +102,6 @@ def job(folder, recipe="FROM python:3.12-slim\nCOPY . /workspace\n"):
     return Job(source, f"{title}:files-1", "files-1", {"a": "b c"}, Settings(proof=Proof("quick")), folder, 1)
 
 
-class Quiet:
-    def step(self, step): ...
-
-
 @pytest.fixture
 def project(aws):
     """What the CloudFormation template makes, as far as a build asks for it."""
@@ -121,7 +117,7 @@ def project(aws):
     lower["environment"]["computeType"] = "BUILD_GENERAL1_LARGE"
     aws("ecr").create_repository(repositoryName=REPOSITORY)
     aws("codebuild").create_project(name=PROJECT, serviceRole=role, **lower)
-    return CloudWorkshop(Cloud(PROJECT, BUCKET, REGION), wait=lambda seconds: None)
+    return CloudWorkshop(PROJECT, BUCKET, REGION, wait=lambda seconds: None)
 
 
 def test_codebuild_gets_the_context_the_proof_and_a_buildspec(aws, project, tmp_path):
@@ -132,7 +128,7 @@ def test_codebuild_gets_the_context_the_proof_and_a_buildspec(aws, project, tmp_
         '{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": {}, "layers": []}'
     )
     aws("ecr").put_image(repositoryName="team/train", imageTag="files-1", imageManifest=manifest)
-    made = project.make(one, Quiet())
+    made = project.make(one, Watcher())
     assert isinstance(made, Made)
     digest = aws("ecr").describe_images(repositoryName="team/train")["imageDetails"][0]["imageDigest"]
     assert made.pushed == f"{one.source.title}@{digest}"
@@ -141,7 +137,7 @@ def test_codebuild_gets_the_context_the_proof_and_a_buildspec(aws, project, tmp_
     with zipfile.ZipFile(tmp_path / "sent.zip") as sent:
         assert sent.read("context/train.py") == b"print(1)\n"
         assert sent.read(".windlass-build/Dockerfile").decode() == one.source.recipe
-        assert {"proof.py", "checks.py"} <= set(json.loads(sent.read(".windlass-build/sources.json")))
+        assert sent.read(".windlass-build/proof.py").decode() == script()
     ids = aws("codebuild").list_builds_for_project(projectName=PROJECT)["ids"]
     assert len(ids) == 1
 
@@ -158,12 +154,12 @@ def test_a_failed_proof_in_codebuild_is_a_failed_attempt_with_its_log(aws, proje
     ended = ({"buildStatus": "FAILED", "phases": []}, ["STEP 1/2: FROM x", "ERROR: nothing"])
     monkeypatch.setattr(project, "_follow", lambda build, watcher: ended)
     monkeypatch.setattr(project, "_report", lambda job: report)
-    failed = project.make(one, Quiet())
+    failed = project.make(one, Watcher())
     assert isinstance(failed, Failed)
     assert "import torch: no" in failed.log
     assert "ERROR: nothing" in failed.kept.read_text()
     monkeypatch.setattr(project, "_report", lambda job: None)
-    assert "ERROR: nothing" in project.make(one, Quiet()).log
+    assert "ERROR: nothing" in project.make(one, Watcher()).log
 
 
 def test_the_log_of_a_build_is_followed_line_by_line(aws, project):
@@ -189,11 +185,11 @@ def test_the_log_of_a_build_is_followed_line_by_line(aws, project):
 
 
 def test_the_buildspec_pushes_only_after_the_proof(tmp_path):
-    spec = yaml.safe_load(yaml.safe_dump(buildspec(job(tmp_path), Cloud("p", "bucket", REGION))))
+    spec = yaml.safe_load(yaml.safe_dump(buildspec(job(tmp_path), "s3://bucket/windlass/files-1")))
     build = spec["phases"]["build"]["commands"]
     assert build[0].startswith("docker buildx build")
     assert "'a=b c'" in build[0]
-    assert "sources.json > report.json" in build[1]
+    assert "proof.py > report.json" in build[1]
     assert not any("docker push" in command for command in build)
     assert all(phase["on-failure"] == "ABORT" for phase in spec["phases"].values())
     assert any("docker push" in command for command in spec["phases"]["post_build"]["commands"])
@@ -219,7 +215,9 @@ def test_the_cloudformation_template_is_valid():
 
     assert [str(one) for one in lint(json.dumps(TEMPLATE), config=ManualArgs(regions=[REGION]))] == []
     kept = TEMPLATE["Resources"]["Images"]["Properties"]["LifecyclePolicy"]["LifecyclePolicyText"]
-    assert json.loads(kept) == lifecycle_policy()
+    (rule,) = json.loads(kept)["rules"]
+    assert rule["action"] == {"type": "expire"}
+    assert (rule["selection"]["tagStatus"], rule["selection"]["countNumber"]) == ("untagged", 14)
 
 
 def test_where_no_builder_is_codebuild_builds_what_belongs_to_ecr(aws, tmp_path, monkeypatch, capsys):

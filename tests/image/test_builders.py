@@ -7,23 +7,34 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import UserError
-from windlass.image.build.builders import Buildah, BuildRequest, Docker, Podman, Surroundings, find_builder
+from windlass.image.build.builders import Buildah, Docker, Podman, find_builder
+from windlass.image.build.context import Context
+from windlass.image.build.job import Job, Settings, Source, Surroundings
 from windlass.image.build.process import Step, step_of
+from windlass.image.read.texts import Texts
 
-REQUEST = BuildRequest(
-    context=Path("/staged/context"),
-    dockerfile=Path("/staged/Dockerfile"),
-    tag="r.example/team/train:git-1-2",
+SOURCE = Source(
+    title="r.example/team/train",
+    texts=Texts("FROM a\n"),
+    context=Context.open(Path(__file__).parent),
     platform="linux/arm64",
-    labels={"b": "2", "a": "1"},
     arguments={"TORCH": "2.14.1"},
     target="train",
-    cache="r.example/team/cache",
 )
+JOB = Job(
+    SOURCE,
+    image="r.example/team/train:git-1-2",
+    tag="git-1-2",
+    labels={"b": "2", "a": "1"},
+    settings=Settings(cache="r.example/team/cache"),
+    folder=Path(),
+    number=1,
+)
+REQUEST = (JOB, Path("/staged/context"), Path("/staged/Dockerfile"))
 
 
 def test_docker_builds_with_buildx_for_the_platform_of_the_nodes():
-    assert Docker().build(REQUEST) == [
+    assert Docker().build(*REQUEST) == [
         *("docker", "buildx", "build", "--progress=plain", "--load", "--provenance=false"),
         *("--platform", "linux/arm64", "--tag", "r.example/team/train:git-1-2", "--file", "/staged/Dockerfile"),
         *("--label", "a=1", "--label", "b=2", "--build-arg", "TORCH=2.14.1", "--target", "train"),
@@ -34,7 +45,7 @@ def test_docker_builds_with_buildx_for_the_platform_of_the_nodes():
 
 @pytest.mark.parametrize("builder", [Podman(), Buildah()], ids=lambda one: one.name)
 def test_podman_and_buildah_keep_layers(builder):
-    command = builder.build(REQUEST)
+    command = builder.build(*REQUEST)
     assert command[:3] == [builder.name, "build", "--layers"]
     assert command[-1] == "/staged/context"
     for part in (["--platform", "linux/arm64"], ["--target", "train"], ["--cache-to", "r.example/team/cache"]):
@@ -108,6 +119,6 @@ def test_docker_before_23_builds_without_a_plugin(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     old = Docker()
     assert old.why_not() is None
-    assert old.build(REQUEST)[:4] == ["env", "DOCKER_BUILDKIT=1", "docker", "build"]
+    assert old.build(*REQUEST)[:4] == ["env", "DOCKER_BUILDKIT=1", "docker", "build"]
     program.write_text("#!/bin/sh\n[ $1 = version ] && echo 28.2.2 || exit 1\n")
     assert Docker().why_not() == "the buildx plugin is not installed"

@@ -9,10 +9,9 @@ import zipfile
 
 import pytest
 
-from windlass.image.aws.codebuild import Cloud, buildspec, carried
-from windlass.image.build.building import Job, Settings, Source
+from windlass.image.aws.codebuild import buildspec, carried, results
 from windlass.image.build.context import Context, write_zip
-from windlass.image.build.testing import Proof
+from windlass.image.build.job import Job, Proof, Settings, Source
 from windlass.image.read.texts import Texts
 from windlass.image.registry.reference import ImageReference
 from windlass.image.registry.registry import Repository
@@ -64,7 +63,7 @@ def cloud(workplace, registry, tmp_path):
         write_zip(tmp_path, names, tmp_path / "context.zip", carried(job))
         with zipfile.ZipFile(tmp_path / "context.zip") as archive:
             archive.extractall(work)
-        spec = buildspec(job, Cloud("p", "bucket", "us-west-2"))
+        spec = buildspec(job, f"s3://bucket/{results(job.tag)}")
         lines = ["set -e", "export CODEBUILD_BUILD_SUCCEEDING=1"]
         lines += [one for phase in spec["phases"].values() for one in phase["commands"]]
         lines.append('echo "digest $WINDLASS_DIGEST"')

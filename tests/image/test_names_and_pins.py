@@ -58,6 +58,7 @@ def test_registries_of_ecr_are_known_by_their_name():
         ("image:\n  name: old:1  # why\n  cuda: cpu\n", f"image:\n  name: {NAME}  # why\n  cuda: cpu\n"),
         ("# top\nimage:\n  # inner\n  cuda: cpu\n", f"# top\nimage:\n  # inner\n  name: {NAME}\n  cuda: cpu\n"),
         ("a: 1  # x\n", f"a: 1  # x\nimage:\n  name: {NAME}\n"),
+        ("# nothing yet", f"# nothing yet\nimage:\n  name: {NAME}\n"),
         ("image: {cuda: cpu}  # x\n", f"image: {{name: '{NAME}', cuda: cpu}}  # x\n"),
         ("image:\na: 1\n", f"image: {{name: '{NAME}'}}\na: 1\n"),
         ('image: {name: "q"}\n', f"image: {{name: '{NAME}'}}\n"),

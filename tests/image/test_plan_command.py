@@ -59,7 +59,12 @@ def test_what_is_unknown_is_warned_of(plan):
 
 
 def test_out_writes_what_a_build_needs(plan, tmp_path):
-    assert plan("--driver", "580.95", "-o", "made")[0] == 0
+    code, _, err = plan("--driver", "580.95", "-o", "made")
+    assert code == 0
+    written = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "made").rglob("*") if path.is_file())
+    assert sorted(line for line in err.splitlines() if line.startswith("wrote ")) == [
+        f"wrote {path}" for path in written
+    ]
     assert (tmp_path / "made" / "Dockerfile").read_text().startswith("FROM ubuntu:24.04\n")
     assert (tmp_path / "made" / ".windlass" / "constraints.txt").read_text() == "torch==2.15.0\n"
 

@@ -8,8 +8,9 @@ import pytest
 
 from windlass.cli.main import run_command
 from windlass.errors import UserError
-from windlass.image.build.building import Settings, build_image, write_beside
-from windlass.image.build.preparing import Wishes, proof_of, small_model, source_of, title_of
+from windlass.image.build.building import build_image, write_beside
+from windlass.image.build.job import Settings
+from windlass.image.build.preparing import proof_of, small_model, source_of, title_of
 from windlass.image.build.records import Records
 from windlass.image.facts.node import Node
 from windlass.image.read.texts import Fix
@@ -24,7 +25,7 @@ def run_file(tmp_path):
 
 
 def test_a_planned_image_gets_windlass_itself_and_the_files_of_the_plan(run_file, tmp_path_factory):
-    source, node = source_of(load_run(run_file), run_file, Wishes())
+    source, node = source_of(load_run(run_file), run_file)
     assert source.dockerfile is None
     assert source.recipe.startswith("FROM ")
     staged = tmp_path_factory.mktemp("staged")
@@ -33,7 +34,7 @@ def test_a_planned_image_gets_windlass_itself_and_the_files_of_the_plan(run_file
     assert not list(staged.rglob("__pycache__"))
     for name in source.planned:
         assert (staged / name).is_file()
-    assert source.content == source_of(load_run(run_file), run_file, Wishes())[0].content
+    assert source.content == source_of(load_run(run_file), run_file)[0].content
     assert node.platform == source.platform == "linux/amd64"
 
 
@@ -72,21 +73,19 @@ def test_a_dry_run_prints_the_dockerfile_and_the_command_and_makes_nothing(run_f
 
 def test_a_missing_dockerfile_is_said(tmp_path):
     with pytest.raises(UserError, match=r"there is no .*Dockerfile"):
-        source_of(None, None, Wishes(context=tmp_path))
+        source_of(None, None, context=tmp_path)
 
 
 def test_changed_files_are_written_beside_the_users_own(tmp_path):
     (tmp_path / "Dockerfile").write_text("FROM a\n")
     (tmp_path / "requirements.txt").write_text("torch\n")
-    source, _ = source_of(None, None, Wishes(context=tmp_path))
+    source, _ = source_of(None, None, context=tmp_path)
     fixed = source.with_fix(Fix("x", "does x", (), "FROM b\n", {"requirements.txt": "torch==2.14.1\n"}))
     written = {path.name: path.read_text() for path in write_beside(fixed)}
     assert written == {"Dockerfile.windlass": "FROM b\n", "requirements.txt.windlass": "torch==2.14.1\n"}
     assert (tmp_path / "Dockerfile").read_text() == "FROM a\n"
     assert fixed.content != source.content
-    assert (
-        source_of(None, None, Wishes(context=tmp_path))[0].content == source.content
-    )  # and are no part of the next build
+    assert source_of(None, None, context=tmp_path)[0].content == source.content  # and are no part of the next build
 
 
 def test_builds_are_attempted_no_more_often_than_allowed_and_never_twice_the_same(tmp_path):
@@ -111,7 +110,7 @@ def test_builds_are_attempted_no_more_often_than_allowed_and_never_twice_the_sam
             return lambda *arguments: None
 
     (tmp_path / "Dockerfile").write_text("FROM debian:12\nRUN all\n")
-    source, _ = source_of(None, None, Wishes(context=tmp_path))
+    source, _ = source_of(None, None, context=tmp_path)
     workshop = Broken()
     with pytest.raises(UserError, match=r"attempt 3 of 3") as refused:
         build_image(source, workshop, Records(tmp_path / "images"), Settings(attempts=3, auto_fix=True), Silent())
@@ -130,7 +129,7 @@ def test_a_planned_image_holds_what_image_requirements_asks_for(tmp_path, tmp_pa
     path.write_text(
         "model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\nimage: {requirements: requirements.txt}\n"
     )
-    source, _ = source_of(load_run(path), path, Wishes())
+    source, _ = source_of(load_run(path), path)
     assert "own-requirements.txt" in source.recipe
     staged = tmp_path_factory.mktemp("staged")
     source.stage(staged)

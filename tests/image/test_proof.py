@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from windlass.errors import UserError
-from windlass.image.build.builders import Surroundings
+from windlass.image.build.job import Proof, Surroundings
 from windlass.image.build.process import Outcome
-from windlass.image.build.testing import Proof, command_inside, prove_image, sources
-from windlass.image.inside.loaded import same_version
-from windlass.image.inside.proof import DEFAULTS, groups, run_group
+from windlass.image.build.testing import command_inside, prove_image, script
+from windlass.image.inside import proof
+from windlass.image.inside.proof import DEFAULTS, groups, run_group, same_version
 
 
 @pytest.fixture
@@ -92,14 +92,40 @@ def test_levels_add_up():
     assert "ofi" in [name for group in groups(order(efa=True)) for name in group]
 
 
-def test_the_sources_carry_themselves_into_any_python():
+def test_the_proof_is_carried_into_any_python():
     """As a container gets them: on stdin, with nothing of windlass on the path."""
     command = command_inside(json.dumps({"checks": ["requirements"], "level": "quick"}), sys.executable)
     answer = subprocess.run(
-        [command[0], "-I", *command[1:]], input=json.dumps(sources()), capture_output=True, text=True, check=True
+        [command[0], "-I", *command[1:]], input=script(), capture_output=True, text=True, check=True
     )
     assert '"begin": "requirements"' in answer.stdout
     assert '"name": "requirements"' in answer.stdout
+
+
+def test_the_proof_can_be_run_alone(modules):
+    modules(torch="__version__ = '2.14.1'")
+    command = [sys.executable, proof.__file__, '{"level": "quick", "expect": {"torch": "2.14"}}']
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    report = json.loads(answer.stdout.splitlines()[-1])
+    assert report["loaded"]["torch"] == "2.14.1"
+    assert answer.returncode == (0 if report["passed"] else 1)
+
+
+NO_CUDA = "class cuda:\n    is_available = staticmethod(lambda: False)\nclass version:\n    cuda = '13.0'\n"
+NO_KERNELS = (
+    "class cuda:\n    is_available = staticmethod(lambda: True)\ndef manual_seed(seed):\n    raise RuntimeError('{}')\n"
+)
+
+
+def test_gpus_that_do_not_work_fail_the_proof(modules):
+    assert "cuda" in [name for group in groups(order(level="quick", gpus=True)) for name in group]
+    modules(torch="__version__ = '2.14.1'\n" + NO_CUDA)
+    results, _ = run_group(order(gpus=True), ["cuda"])
+    assert results[0]["status"] == "failed"
+    assert results[0]["detail"] == "torch 2.14.1 sees no GPU (built with CUDA 13.0)"
+    modules(torch="__version__ = '2.14.1'\n" + NO_KERNELS.format("no kernel image is available"))
+    results, _ = run_group(order(gpus=True), ["cuda"])
+    assert (results[0]["status"], results[0]["detail"]) == ("failed", "RuntimeError: no kernel image is available")
 
 
 def test_an_image_without_python_is_said_to_be_so():

@@ -18,7 +18,7 @@ from tests.kubernetes.api_server import write_kubeconfig
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api import kubeconfig
 from windlass.targets.kubernetes.api.credentials import parse_answer, run_plugin, tls
-from windlass.targets.kubernetes.api.errors import UnreachableError
+from windlass.targets.kubernetes.api.errors import UnreachableError, unreachable
 from windlass.targets.kubernetes.api.http import Api
 from windlass.targets.kubernetes.api.kubeconfig import access
 
@@ -98,6 +98,11 @@ def test_in_a_pod_its_service_account_is_taken(monkeypatch, tmp_path):
     assert (found.server, found.namespace, found.context) == ("https://[fd00::1]:443", "mine", "in-cluster")
 
 
+def test_another_certificate_is_answered_by_our_own_command(file):
+    error = unreachable(access(), OSError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate"))
+    assert error.fix.startswith("windlass cluster use CLUSTER ")
+
+
 def test_a_plugin_that_is_missing_or_fails(tmp_path, monkeypatch):
     entry = {"command": "no-such-plugin", "installHint": "brew install it"}
     path = write_kubeconfig(tmp_path / "config", "https://one", {"exec": entry})
@@ -113,6 +118,7 @@ def test_a_plugin_that_is_missing_or_fails(tmp_path, monkeypatch):
         run_plugin(access())
     assert "SSO session" in error.value.evidence
     assert "aws sso login" in error.value.fix
+    assert "windlass cluster use CLUSTER" in error.value.fix
     plugin.write_text("#!/bin/sh\necho nonsense\n")
     with pytest.raises(UserError, match="ExecCredential"):
         run_plugin(access())

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from windlass.clusters.needs import Needs
-from windlass.clusters.snapshot import Access, Refusal, Snapshot
+from windlass.clusters.snapshot import Access, Refusal, Snapshot, name_of
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import Api, Object
@@ -85,19 +86,14 @@ def _listed(document: Any) -> list[Any]:
 
 def apply(api: Api, proposals: Sequence[Proposal], namespace: str) -> list[Outcome]:
     """Create what is missing, in order. What is refused is said, and the rest is tried."""
-    plurals = Plurals(api)
-    return [
-        _create(api, plurals, _labelled(value), proposal.namespace or namespace)
-        for proposal in proposals
-        for value in proposal.objects
-    ]
+    create = partial(_create, api, Plurals(api))
+    return [_outcome(create, _labelled(value), place) for value, place in _placed(proposals, namespace)]
 
 
 def undo(api: Api, proposals: Sequence[Proposal], namespace: str) -> list[Outcome]:
     """Delete what `apply` made, the last first; an object without our label is somebody else's and stays."""
-    plurals = Plurals(api)
-    values = [(value, proposal.namespace or namespace) for proposal in proposals for value in proposal.objects]
-    return [_delete(api, plurals, value, place) for value, place in reversed(values)]
+    delete = partial(_delete, api, Plurals(api))
+    return [_outcome(delete, value, place) for value, place in reversed(_placed(proposals, namespace))]
 
 
 def made_here(api: Api, namespace: str) -> list[Proposal]:
@@ -189,7 +185,7 @@ def _proposals(
 
 def _has(objects: Sequence[Object] | Refusal, name: str) -> bool:
     """Whether an object is there; what may not be listed is taken to be."""
-    return isinstance(objects, Refusal) or any(value["metadata"]["name"] == name for value in objects)
+    return isinstance(objects, Refusal) or any(name_of(value) == name for value in objects)
 
 
 def _object(version: str, kind: str, name: str, namespace: str | None = None) -> Object:
@@ -207,38 +203,36 @@ def _labelled(value: Object) -> Object:
     return {**value, "metadata": {**value["metadata"], "labels": labels}}
 
 
-def _name(value: Object) -> str:
-    return f"{value['kind']} {value['metadata']['name']}"
+def _placed(proposals: Sequence[Proposal], namespace: str) -> list[tuple[Object, str]]:
+    return [(value, proposal.namespace or namespace) for proposal in proposals for value in proposal.objects]
 
 
-def _create(api: Api, plurals: Plurals, value: Object, namespace: str) -> Outcome:
+def _outcome(change: Callable[[Object, str], str], value: Object, namespace: str) -> Outcome:
     try:
-        api.create(plurals.path(value, namespace), value)
+        result = change(value, namespace)
     except RefusedError as error:
-        if error.code == 409 and error.reason == "AlreadyExists":
-            return Outcome(_name(value), "there already")
-        return Outcome(_name(value), error.message)
+        result = "there already" if (error.code, error.reason) == (409, "AlreadyExists") else error.message
     except UserError as error:
-        return Outcome(_name(value), error.what)
-    return Outcome(_name(value), "created")
+        result = error.what
+    return Outcome(f"{value['kind']} {value['metadata']['name']}", result)
 
 
-def _delete(api: Api, plurals: Plurals, value: Object, namespace: str) -> Outcome:
-    try:
-        path = f"{plurals.path(value, namespace)}/{value['metadata']['name']}"
-        current = api.find(path)
-        if current is None:
-            return Outcome(_name(value), "not there")
-        if (current["metadata"].get("labels") or {}).get(FIX_LABEL) != "true":
-            return Outcome(_name(value), "not made by windlass, so it stays")
-        if value["kind"] == "Namespace" and _is_used(api, value["metadata"]["name"]):
-            return Outcome(_name(value), "others have something in it, so it stays")
-        api.delete(path, uid=current["metadata"].get("uid"))
-    except RefusedError as error:
-        return Outcome(_name(value), error.message)
-    except UserError as error:
-        return Outcome(_name(value), error.what)
-    return Outcome(_name(value), "deleted")
+def _create(api: Api, plurals: Plurals, value: Object, namespace: str) -> str:
+    api.create(plurals.path(value, namespace), value)
+    return "created"
+
+
+def _delete(api: Api, plurals: Plurals, value: Object, namespace: str) -> str:
+    path = f"{plurals.path(value, namespace)}/{value['metadata']['name']}"
+    current = api.find(path)
+    if current is None:
+        return "not there"
+    if (current["metadata"].get("labels") or {}).get(FIX_LABEL) != "true":
+        return "not made by windlass, so it stays"
+    if value["kind"] == "Namespace" and _is_used(api, value["metadata"]["name"]):
+        return "others have something in it, so it stays"
+    api.delete(path, uid=current["metadata"].get("uid"))
+    return "deleted"
 
 
 def _is_used(api: Api, namespace: str) -> bool:

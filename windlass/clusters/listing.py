@@ -49,9 +49,7 @@ def eks_clusters(region: str | None) -> Iterator[Listed]:
 def hyperpod_clusters(region: str | None) -> Iterator[Listed]:
     client = aws.client("sagemaker", region)
     with aws.asking("listing HyperPod clusters"):
-        token: dict[str, str] = {}
-        while True:
-            page = client.list_clusters(**token)
+        for page in client.get_paginator("list_clusters").paginate():
             for summary in page["ClusterSummaries"]:
                 details = client.describe_cluster(ClusterName=summary["ClusterName"])
                 groups = details.get("InstanceGroups") or ()
@@ -65,9 +63,6 @@ def hyperpod_clusters(region: str | None) -> Iterator[Listed]:
                     version=orchestrator,
                     instances=", ".join(counts) or None,
                 )
-            if not page.get("NextToken"):
-                return
-            token = {"NextToken": page["NextToken"]}
 
 
 def find_eks(name: str, region: str | None) -> EksCluster:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from windlass.clusters.snapshot import Access
 from windlass.spec import Run
+from windlass.targets.kubernetes.manifests.capacity import requests
 from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, PLURALS, JobKind
 from windlass.targets.kubernetes.manifests.request import KubernetesRequest, Manifest
 
@@ -41,6 +42,13 @@ class Needs:
     service_account: str | None = None
     queue: str | None = None
     image: str | None = None
+
+    def asked(self, *prefixes: str) -> list[str]:
+        """The resources of the run's pods that begin so."""
+        return [key for key, amount in requests(self.pod or {}).items() if amount and key.startswith(prefixes)]
+
+    def asks(self, resource: str) -> bool:
+        return resource in self.asked(resource)
 
     def accesses(self, served: Sequence[JobKind]) -> list[Access]:
         """The verbs to ask about: those on the job's kind, then those every run needs."""

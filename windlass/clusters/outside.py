@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Iterator
 
-from windlass.clusters.result import Result
+from windlass.clusters.result import Result, failed, named, passed, skipped, warning
 from windlass.clusters.snapshot import Refusal, Snapshot
 from windlass.common.hub import check_access, has_token
 from windlass.data.checks import check_hub, repositories
@@ -23,10 +23,9 @@ TOKEN = "HF_TOKEN"
 DOCKER_CONFIG = ".dockerconfigjson"
 
 
-def check_outside(api: Api, snapshot: Snapshot, run: Run) -> Iterator[Result]:
+def check_outside(api: Api, snapshot: Snapshot, run: Run) -> list[Result]:
     """Asked from here: nodes may stand elsewhere in the network, so what does not answer is skipped and said."""
-    yield from _image(api, snapshot, run)
-    yield from _hub(run)
+    return [*named("image", _image(api, snapshot, run)), *named("hub", _hub(run))]
 
 
 def _image(api: Api, snapshot: Snapshot, run: Run) -> Iterator[Result]:
@@ -43,34 +42,30 @@ def _image(api: Api, snapshot: Snapshot, run: Run) -> Iterator[Result]:
         return
     whose = f"with the pull secret {secret}" if secret else "with what this machine knows"
     try:
-        manifest = Repository(image, credentials).manifest(image.digest or image.tag or "latest")
+        manifest = Repository(image, credentials).manifest(image.pointer)
     except UserError as error:
         if error.exit_code == ExitCode.FAILED:  # it does not answer, or is not well
             yield _unknown(name, error)
-        else:
-            yield Result(
-                "image",
-                "fail" if secret else "warn",  # nodes often have credentials of their own
+        else:  # nodes often have credentials of their own
+            yield (failed if secret else warning)(
                 f"{error.what}, asked {whose}",
                 error.evidence or error.cause,
                 fix="target.kubernetes.image_pull_secrets=[NAME], unless the nodes have credentials of their own",
             )
         return
     if manifest is None:
-        yield Result(
-            "image",
-            "fail",
+        yield failed(
             f"there is no image {name}",
             evidence=f"{image.registry} answers 404, asked {whose}",
             fix="windlass image push RUN_FILE    or image.name=OTHER",
         )
     else:
-        yield Result("image", "pass", f"{image.registry} gives {image.repository}, asked {whose}")
+        yield passed(f"{image.registry} gives {image.repository}, asked {whose}")
 
 
 def _unknown(name: str, error: UserError) -> Result:
     why = f"{error.what}: {error.evidence}"
-    return Result("image", "skip", f"whether nodes can pull {name} was not found out", why)
+    return skipped(f"whether nodes can pull {name} was not found out", why)
 
 
 def _credentials(api: Api, snapshot: Snapshot, run: Run, registry: str) -> tuple[Credentials | None, str | None]:
@@ -114,10 +109,10 @@ def _hub(run: Run) -> Iterator[Result]:
     try:
         unknown = check_hub(run)
     except UserError as error:
-        yield Result("hub", "fail", error.what, error.evidence or error.cause, error.fix)
+        yield failed(error.what, error.evidence or error.cause, error.fix)
         return
     if unknown:
-        yield Result("hub", "skip", "the hub was not asked from here", "; ".join(unknown))
+        yield skipped("the hub was not asked from here", "; ".join(unknown))
         return
     kubernetes = run.target.kubernetes
     pods_have_token = TOKEN in kubernetes.environment or any(
@@ -126,11 +121,9 @@ def _hub(run: Run) -> Iterator[Result]:
     refused = None if pods_have_token or not has_token() else _without_token(run)
     if refused:
         fix = f"target.kubernetes.secrets=['{TOKEN}']"
-        yield Result(
-            "hub", "fail", f"{TOKEN} does not go to the pods, and without it: {refused.what}", refused.evidence, fix
-        )
+        yield failed(f"{TOKEN} does not go to the pods, and without it: {refused.what}", refused.evidence, fix)
     else:
-        yield Result("hub", "pass", f"the hub gives {', '.join(names)}")
+        yield passed(f"the hub gives {', '.join(names)}")
 
 
 def _without_token(run: Run) -> UserError | None:

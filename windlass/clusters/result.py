@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 from xml.etree import ElementTree
 
@@ -21,6 +22,14 @@ class Result:
     summary: str
     evidence: str | None = None
     fix: str | None = None
+
+
+# What a check yields; `named` writes its name in.
+passed, warning, failed, skipped = (partial(Result, "", status) for status in ("pass", "warn", "fail", "skip"))
+
+
+def named(check: str, results: Iterable[Result]) -> list[Result]:
+    return [replace(result, check=check) for result in results]
 
 
 def overall(results: Iterable[Result]) -> Status:

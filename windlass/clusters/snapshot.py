@@ -156,6 +156,16 @@ def take(
     )
 
 
+def name_of(value: Object) -> str:
+    return str(value["metadata"]["name"])
+
+
+def condition_of(value: Object, kind: str) -> Object:
+    """A condition of its status; empty where it has none of that kind."""
+    conditions = (value.get("status") or {}).get("conditions") or ()
+    return next((condition for condition in conditions if condition.get("type") == kind), {})
+
+
 def _or_refusal(question: Callable[[], Any]) -> Any:
     try:
         return question()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,25 +12,12 @@ from windlass.cli.jobs import context_option, json_option, namespace_option
 
 if TYPE_CHECKING:
     from windlass.clusters.fixing import Proposal
-    from windlass.clusters.needs import Needs
+    from windlass.clusters.preflight import Checked
     from windlass.clusters.result import Result
-    from windlass.clusters.snapshot import Snapshot
-    from windlass.spec import Run
     from windlass.targets.kubernetes.api.http import Api
-    from windlass.targets.kubernetes.client import KubernetesTarget
 
 
 BEFORE_PODS = ("run", "namespace", "capacity", "quota", "claim", "service-account")
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A cluster that was looked at."""
-
-    api: Api
-    needs: Needs
-    snapshot: Snapshot
-    results: list[Result]
 
 
 @click.command(short_help="Say whether a cluster can take a run.")
@@ -61,6 +48,7 @@ def check(
 
     from windlass.cli.output import print_json
     from windlass.clusters import result as results
+    from windlass.clusters.preflight import look
     from windlass.errors import ExitCode, UserError
 
     if junit and not junit.parent.is_dir():
@@ -136,6 +124,7 @@ def fix(
     """
     from windlass.cli.output import print_json, print_table
     from windlass.clusters import fixing, helm
+    from windlass.clusters.preflight import look
     from windlass.errors import ExitCode
 
     given = fixing.from_manifests(manifests) + [helm.from_release(release) for release in releases]
@@ -144,7 +133,7 @@ def fix(
     if undo:
         made = given + fixing.made_here(api, place)
         _show(made, as_json=as_json)
-        confirm("Delete what windlass made of these?", yes=yes)
+        confirm("Delete what windlass made of these?", "windlass cluster fix --undo", yes=yes)
         outcomes = fixing.undo(api, made, place)
     else:
         lacks = any(access.is_allowed is False for access in before.snapshot.accesses)
@@ -158,7 +147,7 @@ def fix(
             return _gravity(before.results)
         if proposals:
             _show(proposals, as_json=as_json)
-            confirm("Create these?", yes=yes)
+            confirm("Create these?", "windlass cluster fix", yes=yes)
         outcomes = fixing.apply(api, proposals, place)
     after = look(run_file, overrides, context, namespace)
     unhelped = [result for result in after.results if result.status == "fail"]
@@ -177,41 +166,6 @@ def fix(
                 click.echo("still failing: " + "; ".join(result.summary for result in unhelped))
                 click.echo("  windlass cluster fix --undo    takes away what was made")
     return ExitCode.OK if undo else _gravity(after.results)
-
-
-def look(run_file: str | None, overrides: tuple[str, ...], context: str | None, namespace: str | None) -> Checked:
-    """Ask a cluster, and AWS where it is an EKS cluster, and run the checks."""
-    from windlass.clusters import aws_facts
-    from windlass.clusters.checks import run_checks
-    from windlass.clusters.needs import Needs
-    from windlass.clusters.outside import check_outside
-    from windlass.clusters.result import Result
-    from windlass.clusters.snapshot import take
-    from windlass.spec import load_run
-    from windlass.targets.kubernetes.api.discovery import served
-    from windlass.targets.kubernetes.client import KubernetesTarget
-
-    where, needs, problems = KubernetesTarget(), Needs(), list[Result]()
-    run: Run | None = None
-    if run_file:
-        chosen = [("context", context), ("namespace", namespace)]
-        changes = [f"target.kubernetes.{key}={value}" for key, value in chosen if value]
-        run = load_run(run_file, [*overrides, "target.kind=kubernetes", *changes])
-        context, namespace = run.target.kubernetes.context, run.target.kubernetes.namespace
-    api = where.connect(context, namespace)
-    with api.remembering():
-        if run:
-            needs, problems, run = _needs(where, run)
-        jobs = served(api, schemas=False).kinds
-        kinds = {kind: job.api_version.rpartition("/")[2] for kind, job in jobs.items()}
-        snapshot = take(api, api.access.namespace, needs.accesses(list(kinds)), kinds=kinds)
-    problems += run_checks(snapshot, needs)
-    if run and needs.pod:
-        problems += check_outside(api, snapshot, run)
-    region = aws_facts.region_of(api.access.server)
-    if region:
-        problems += _check_aws(api, region, snapshot, needs)
-    return Checked(api, needs, snapshot, problems)
 
 
 def _look_deeper(checked: Checked, run_file: str | None, overrides: tuple[str, ...], *, train: bool) -> list[Result]:
@@ -241,45 +195,6 @@ def _line_rate(run_file: str, overrides: tuple[str, ...]) -> float | None:
 
     name = load_run(run_file, list(overrides)).resources.instance
     return instance(name).network_gbps if name else None
-
-
-def _check_aws(api: Api, region: str, snapshot: Snapshot, needs: Needs) -> list[Result]:
-    from windlass.clusters import aws_facts
-    from windlass.clusters.checks.aws import check_aws, instance_of
-    from windlass.clusters.result import Result
-    from windlass.errors import UserError
-
-    try:
-        facts = aws_facts.ask(api.access.server, region, snapshot.namespace, instance_of(needs))
-    except UserError as error:
-        return [
-            Result("aws", "skip", "AWS was not asked about the cluster", f"{error.what}: {error.evidence}", error.fix)
-        ]
-    if facts is None:
-        return [
-            Result(
-                "aws", "skip", "the cluster is of another AWS account", f"no EKS cluster in {region} has its address"
-            )
-        ]
-    return list(check_aws(facts, snapshot, needs))
-
-
-def _needs(where: KubernetesTarget, run: Run) -> tuple[Needs, list[Result], Run]:
-    """What a run asks of the cluster, and the run as it would be sent. One that cannot even be rendered is a failed
-    check of its own."""
-    from windlass.clusters.needs import Needs, needs_of
-    from windlass.clusters.result import Result
-    from windlass.errors import UserError
-    from windlass.plan import resolve
-
-    try:
-        settled = resolve(where.settle(run))
-        request = where.render(settled, where.gather(settled))
-    except UserError as error:
-        problem = Result("run", "fail", error.what, error.evidence or error.cause, error.fix)
-        options = run.target.kubernetes
-        return Needs(queue=options.queue, service_account=options.service_account), [problem], run
-    return needs_of(settled, request), [], settled
 
 
 def _print(found: list[Result], api: Api, seconds: float) -> None:
@@ -320,13 +235,13 @@ def _show(proposals: list[Proposal], *, as_json: bool) -> None:
         click.echo(yaml.safe_dump_all(proposal.objects, sort_keys=False).rstrip(), err=as_json)
 
 
-def confirm(question: str, *, yes: bool) -> None:
+def confirm(question: str, command: str, *, yes: bool) -> None:
+    """Ask, and go on only after a yes. `command`: what needs --yes where nobody can be asked."""
     from windlass.cli.output import must_be_asked
 
-    if yes:
-        return
-    must_be_asked(question, fix="--yes")
-    click.confirm(question, abort=True, err=True)
+    if not yes:
+        must_be_asked(f"without a terminal, `{command}` needs --yes; nothing was done", fix=f"{command} --yes")
+        click.confirm(question, abort=True, err=True)
 
 
 def _change(before: list[Result], after: list[Result]) -> str:

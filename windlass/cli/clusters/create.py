@@ -63,18 +63,16 @@ def create(
     from windlass.errors import UserError
 
     request = creating.ClusterRequest(name, region, instance, num_nodes, zone, spot, bucket, namespace)
-    if on_eks and not (role and lifecycle):
-        raise UserError(
-            "a HyperPod cluster needs a role and a folder of lifecycle scripts", fix="--role ARN --lifecycle S3-URI"
-        )
-    if on_eks and role and lifecycle:
+    if not on_eks:
+        asked = creating.cluster_config(request)
+    elif role and lifecycle:
         asked = creating.hyperpod_request(
             request, eks_arn=on_eks, role_arn=role, lifecycle_uri=lifecycle, tiered_percent=tiered_storage
         )
     else:
-        asked = creating.cluster_config(request)
-    there = if_missing and not on_eks and creating.exists(name, region)
-    if there:
+        fix = "--role ARN --lifecycle S3-URI"
+        raise UserError("a HyperPod cluster needs a role and a folder of lifecycle scripts", fix=fix)
+    if if_missing and not on_eks and creating.exists(name, region):
         click.echo(f"{name} is there already: windlass cluster use {name} --region {region}", err=True)
         if as_json:
             print_json({"request": asked, "usd_per_hour": None, "parts": [], "created": False})
@@ -86,7 +84,7 @@ def create(
     if not dry_run:
         if not on_eks:
             creating.must_have_eksctl()
-        confirm(f"Make the cluster {name}?", yes=yes)
+        confirm(f"Make the cluster {name}?", f"windlass cluster create {name} --region {region}", yes=yes)
         for line in creating.make_bucket(bucket, region) if bucket else ():
             click.echo(line, err=True)
         if on_eks:
@@ -115,7 +113,7 @@ def delete(name: str, region: str, hyperpod: bool, yes: bool, as_json: bool) -> 
     going = [f"HyperPod cluster {name}"] if hyperpod else creating.what_goes(name, region)
     for line in going:
         click.echo(line, err=as_json)
-    confirm(f"Delete {name}?", yes=yes)
+    confirm(f"Delete {name}?", f"windlass cluster delete {name} --region {region}", yes=yes)
     if hyperpod:
         creating.delete_hyperpod(name, region)
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from windlass.cli.image.build import build
-from windlass.cli.image.infrastructure import infrastructure
 from windlass.cli.image.plan import plan
 from windlass.cli.image.push import push
 from windlass.cli.image.test import test
@@ -22,5 +21,24 @@ def image() -> None:
         raise UserError("the Python package packaging is missing", fix="pip install 'windlass[image]'")
 
 
-for command in (plan, build, test, push, infrastructure):
+for command in (plan, build, test, push):
     image.add_command(command)
+
+
+@image.command(short_help="Print what CodeBuild needs in AWS.")
+@click.option("--json", "as_json", is_flag=True, help="It is JSON in any case.")
+def infrastructure(as_json: bool) -> int:
+    """Print what CodeBuild needs in AWS, as a CloudFormation template.
+
+    A project, its role with no more rights than a build needs, a bucket for build contexts, an ECR repository. Names,
+    the size of the machine and the longest build are parameters of the template.
+
+    \b
+    windlass image infrastructure > stack.json; aws cloudformation deploy --template-file stack.json …
+    """
+    from windlass.cli.output import print_json
+    from windlass.errors import ExitCode
+    from windlass.image.aws.ecr import template
+
+    print_json(template())
+    return ExitCode.OK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,7 +11,8 @@ from windlass.cli.image.options import BUILDERS, LEVELS, assignments, surroundin
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from windlass.image.build.building import Built, Settings, Source, Workshop
+    from windlass.image.build.building import Built, Workshop
+    from windlass.image.build.job import Settings, Source
     from windlass.image.facts.node import Node
     from windlass.image.read.texts import Fix
 
@@ -81,15 +82,25 @@ def build(
     changed files are written beside yours as Dockerfile.windlass and so on, never over them. The image counts as built
     when the tests inside it pass. Logs and the proof are kept in images/TAG.
     """
-    from windlass.image.build.building import Settings, build_image
-    from windlass.image.build.preparing import Wishes, proof_of, source_of
+    from windlass.image.build.building import build_image
+    from windlass.image.build.job import Settings
+    from windlass.image.build.preparing import proof_of, source_of
     from windlass.image.build.records import Records
     from windlass.spec import load_run
 
     run = load_run(run_file, overrides) if run_file else None
-    values = assignments("--build-arg", arguments)
-    wishes = Wishes(dockerfile, context, name, platform, target, values, driver, gpu)
-    source, node = source_of(run, run_file, wishes)
+    source, node = source_of(
+        run,
+        run_file,
+        dockerfile=dockerfile,
+        context=context,
+        name=name,
+        platform=platform,
+        target=target,
+        arguments=assignments("--build-arg", arguments),
+        driver=driver,
+        gpu=gpu,
+    )
     settings = Settings(
         attempts=attempts,
         auto_fix=auto_fix,
@@ -130,8 +141,8 @@ def _judged(source: Source, node: Node, *, auto_fix: bool, quiet: bool) -> tuple
     texts = Texts(source.texts.dockerfile, {**source.texts.files, **source.planned}, source.texts.name)
     healed = heal(texts, node, Index(), arguments=source.arguments, target=source.target, repair=auto_fix)
     if not quiet:
-        for one in healed.before.findings:
-            click.echo(f"{one.severity}: {one.where}: {one.sentence}", err=True)
+        for finding in healed.before.findings:
+            click.echo(f"{finding.severity}: {finding.where}: {finding.sentence}", err=True)
         for unknown in healed.before.unknown:
             click.echo(f"not checked: {unknown}", err=True)
         if healed.diff:
@@ -149,36 +160,28 @@ def _judged(source: Source, node: Node, *, auto_fix: bool, quiet: bool) -> tuple
 
 
 def _workshop(name: str | None, source: Source, project: str, bucket: str | None, region: str | None) -> Workshop:
+    from windlass.common.aws import account_of
+    from windlass.image.aws.codebuild import CloudWorkshop
+    from windlass.image.aws.ecr import EcrHost
     from windlass.image.build.builders import find_builder
     from windlass.image.build.building import LocalWorkshop
+    from windlass.image.registry.reference import ImageReference
 
+    host = EcrHost.of(ImageReference.parse(source.title).registry)
     if name != "codebuild":
         try:
             return LocalWorkshop(find_builder(name))
         except UserError:
-            if name or not _in_ecr(source.title):
+            if name or host is None:
                 raise
     # No builder here, and the image belongs to ECR: AWS builds it.
-    from windlass.common.aws import account_of
-    from windlass.image.aws.codebuild import Cloud, CloudWorkshop
-    from windlass.image.aws.ecr import EcrHost
-    from windlass.image.registry.reference import ImageReference
-
-    host = EcrHost.of(ImageReference.parse(source.title).registry)
     if host is None:
         raise UserError(
             f"CodeBuild pushes what it builds to ECR, and {source.title} is not there",
             fix="image.name=ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY",
         )
     where = region or host.region
-    return CloudWorkshop(Cloud(project, bucket or f"windlass-image-{account_of(where)}-{where}", where))
-
-
-def _in_ecr(title: str) -> bool:
-    from windlass.image.aws.ecr import EcrHost
-    from windlass.image.registry.reference import ImageReference
-
-    return EcrHost.of(ImageReference.parse(title).registry) is not None
+    return CloudWorkshop(project, bucket or f"windlass-image-{account_of(where)}-{where}", where)
 
 
 def _show(source: Source, workshop: Workshop, settings: Settings, as_json: bool) -> int:
@@ -189,9 +192,8 @@ def _show(source: Source, workshop: Workshop, settings: Settings, as_json: bool)
     sent = command_of(source, workshop, settings)
     if as_json:
         print_json({"dockerfile": source.recipe, "builder": workshop.name, **sent})
-        return ExitCode.OK
-    click.echo(source.recipe.rstrip())
-    click.echo(f"\n# {workshop.name}: {sent.get('command') or sent.get('request')}")
+    else:
+        click.echo(f"{source.recipe.rstrip()}\n\n# {workshop.name}: {sent.get('command') or sent.get('request')}")
     return ExitCode.OK
 
 
@@ -200,20 +202,16 @@ def _report(built: Built, as_json: bool) -> None:
 
     record = built.record
     if as_json:
-        result: dict[str, Any] = {
-            "image": record.image,
-            "id": record.id,
-            "tag": record.tag,
-            "platform": record.platform,
-            "builder": record.builder,
-            "attempts": record.attempts,
-            "fixes": record.fixes,
-            "written": [str(path) for path in built.written],
-            "records": str(built.folder),
-            "pushed": record.pushed,
-            "proof": built.report.as_dict() if built.report else None,
-        }
-        print_json(result)
+        fields = ("image", "id", "tag", "platform", "builder", "attempts", "fixes")
+        print_json(
+            {
+                **{name: getattr(record, name) for name in fields},
+                "written": [str(path) for path in built.written],
+                "records": str(built.folder),
+                "pushed": record.pushed,
+                "proof": built.report.as_dict() if built.report else None,
+            }
+        )
         return
     pairs = [("image", record.image), ("platform", record.platform), ("records", str(built.folder))]
     if built.report:

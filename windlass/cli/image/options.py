@@ -11,7 +11,10 @@ import click
 from windlass.errors import UserError
 
 if TYPE_CHECKING:
-    from windlass.image.build.builders import Builder, Surroundings
+    from windlass.image.build.builders import Builder
+    from windlass.image.build.job import Surroundings
+    from windlass.image.build.records import ImageRecord, Records
+    from windlass.spec import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 BUILDERS = ("docker", "podman", "buildah")
@@ -37,7 +40,7 @@ def surroundings_options(command: Command) -> Command:
 
 
 def surroundings(python: str | None, mounts: tuple[str, ...], variables: tuple[str, ...], gpus: bool) -> Surroundings:
-    from windlass.image.build.builders import Surroundings
+    from windlass.image.build.job import Surroundings
 
     pairs = []
     for mount in mounts:
@@ -64,5 +67,15 @@ def builder_of(name: str | None, built_by: str | None = None) -> Builder:
     return find_builder(name or (built_by if built_by in KINDS else None))
 
 
-def is_run_file(text: str) -> bool:
-    return text.endswith((".yaml", ".yml")) and Path(text).is_file()
+def built_image(what: str, overrides: tuple[str, ...], records: Records) -> tuple[Run | None, ImageRecord | None]:
+    """The run of a run file and its newest image; or what is known of an image by that name."""
+    from windlass.image.build.preparing import title_of
+    from windlass.spec import load_run
+
+    if not what.endswith((".yaml", ".yml")) or not Path(what).is_file():
+        return None, records.find(what)
+    run = load_run(what, overrides)
+    record = records.find(None, title_of(run, None, Path()))
+    if record is None:
+        raise UserError(f"no image of {what} was built here", fix=f"windlass image build {what}")
+    return run, record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ def plan(
     a patch where it heals the file. Exit code 1 where it will not work, and with --strict where something could not be
     checked. Nothing is built.
     """
+    from windlass.cli.output import print_json
     from windlass.image.state.resolver import Index
     from windlass.spec import load_run
 
@@ -73,20 +75,37 @@ def plan(
             raise UserError(f"{file} is no run file (.yaml), so there is nothing that KEY=VALUE could change")
         file, dockerfile = None, file
     if file is None:
+        run, path = None, Path(dockerfile or "Dockerfile")
+        home = folder = path.parent
         node, assumed = _named_node(gpu_name, driver, platform)
-        path = Path(dockerfile or "Dockerfile")
-        return _check(path, context or path.parent, node, index, assumed, assignments("--build-arg", arguments), target,
-                      strict, only_diff, out, as_json)  # fmt: skip
-    changes = list(overrides)
-    changes += [f"image.dockerfile={dockerfile}"] if dockerfile else []
-    changes += [f"image.requirements={requirements}"] if requirements else []
-    run = load_run(file, changes)
-    home = Path(file).parent
-    node = _node(run, driver, gpu_name, from_cluster)
-    if run.image.dockerfile:
-        return _check(home / run.image.dockerfile, context or home / run.image.context, node, index, _unknown_of(node),
-                      assignments("--build-arg", arguments), target, strict, only_diff, out, as_json)  # fmt: skip
-    return _plan(run, node, home, index, lock, strict, only_diff, out, as_json)
+    else:
+        named = {"image.dockerfile": dockerfile, "image.requirements": requirements}
+        run = load_run(file, [*overrides, *(f"{key}={value}" for key, value in named.items() if value)])
+        home = Path(file).parent
+        path, folder = home / (run.image.dockerfile or "Dockerfile"), home / run.image.context
+        node = _node(run, driver, gpu_name, from_cluster)
+        assumed = _unknown_of(node)
+    if run and not run.image.dockerfile:
+        planned, verdict = _planned(run, node, home, index, lock=lock)
+        files = {"Dockerfile": planned.dockerfile, **planned.files}
+        values = planned.as_dict() | _as_dict(verdict, assumed)
+        show = partial(_print_plan, planned, verdict)
+    else:
+        healed = _healed(path, context or folder, node, index, assignments("--build-arg", arguments), target)
+        verdict = healed.before
+        files = {"Dockerfile.windlass": healed.patched.dockerfile or "", **healed.patched.changed_files(healed.texts)}
+        left = [finding.as_dict() for finding in healed.after.findings]
+        values = _as_dict(verdict, assumed) | {"patch": healed.diff, "changes": list(healed.changes), "left": left}
+        show = partial(_print_checked, healed, path.name, assumed)
+    if out:
+        _write(out, files)
+    if as_json:
+        print_json(values)
+    elif only_diff:
+        click.echo(values["patch"], nl=False)
+    else:
+        show()
+    return ExitCode.FAILED if verdict.errors or (strict and verdict.unknown) else ExitCode.OK
 
 
 def _named_node(gpu: str | None, driver: str | None, platform: str | None) -> tuple[Node, list[str]]:
@@ -109,55 +128,23 @@ def _unknown_of(node: Node) -> list[str]:
     return [] if node.driver or node.cpu_only else ["the driver runs whatever torch is built with (--driver)"]
 
 
-def _plan(
-    run: Run,
-    node: Node,
-    home: Path,
-    index: Index,
-    lock: bool,
-    strict: bool,
-    only_diff: bool,
-    out: Path | None,
-    as_json: bool,
-) -> int:
-    """Choose everything, and judge what was chosen like any other Dockerfile."""
+def _planned(run: Run, node: Node, home: Path, index: Index, *, lock: bool) -> tuple[ImagePlan, Verdict]:
+    """Everything chosen, and judged like any other Dockerfile."""
+    from windlass.image.build.preparing import planned_image
     from windlass.image.judge import judge
-    from windlass.image.plan.choose import plan_image
-    from windlass.image.read.requirements import read_requirement_files
+    from windlass.image.plan import choose
     from windlass.image.read.texts import Texts
 
-    own = [run.image.requirements] if run.image.requirements else []
-    planned = plan_image(run, node, read_requirement_files(home, own))
+    planned = planned_image(run, node, home)
     if lock:
-        from windlass.image.plan.choose import lock as pin
-
-        planned = pin(planned, index)
-    verdict = judge(Texts(planned.dockerfile, planned.files), node, index)
-    if out:
-        _write(out, {"Dockerfile": planned.dockerfile, **planned.files})
-    if as_json:
-        from windlass.cli.output import print_json
-
-        print_json(planned.as_dict() | _verdict(verdict, [*_unknown_of(node), *verdict.assumed]))
-    elif not only_diff:
-        _print_plan(planned, verdict)
-    return _exit_code(verdict, strict)
+        planned = choose.lock(planned, index)
+    return planned, judge(Texts(planned.dockerfile, planned.files), node, index)
 
 
-def _check(
-    path: Path,
-    context: Path,
-    node: Node,
-    index: Index,
-    assumed: list[str],
-    arguments: dict[str, str],
-    target: str | None,
-    strict: bool,
-    only_diff: bool,
-    out: Path | None,
-    as_json: bool,
-) -> int:
-    """Judge a user's own Dockerfile, and show the patch that heals it."""
+def _healed(
+    path: Path, context: Path, node: Node, index: Index, arguments: dict[str, str], target: str | None
+) -> Healed:
+    """A user's own Dockerfile, judged, with the patch that heals it."""
     from windlass.image.build.context import text_files
     from windlass.image.judge import heal
     from windlass.image.read.texts import Texts
@@ -165,43 +152,19 @@ def _check(
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the Dockerfile {path} cannot be read", evidence=str(error),
-                        fix="windlass image plan RUN.yaml    chooses one") from None  # fmt: skip
+        fix = "windlass image plan RUN.yaml    chooses one"
+        raise UserError(f"the Dockerfile {path} cannot be read", evidence=str(error), fix=fix) from None
     files = text_files(context, leave_out=(path.name,)) if context.is_dir() else {}
     healed = heal(Texts(text, files, path.name), node, index, arguments=arguments, target=target)
     if not healed.before.trace.states:
         raise UserError(f"nothing can be built from {path}: {healed.before.unknown[0]}")
-    if out:
-        changed = healed.patched.changed_files(healed.texts)
-        _write(out, {"Dockerfile.windlass": healed.patched.dockerfile or "", **changed})
-    if as_json:
-        from windlass.cli.output import print_json
-
-        print_json(_healed(healed, assumed))
-    elif only_diff:
-        click.echo(healed.diff, nl=False)
-    else:
-        _print_checked(healed, path.name, assumed)
-    return _exit_code(healed.before, strict)
+    return healed
 
 
-def _exit_code(verdict: Verdict, strict: bool) -> int:
-    return ExitCode.FAILED if verdict.errors or (strict and verdict.unknown) else ExitCode.OK
-
-
-def _verdict(verdict: Verdict, assumed: list[str]) -> dict[str, Any]:
+def _as_dict(verdict: Verdict, assumed: list[str]) -> dict[str, Any]:
     found = [finding.as_dict() for finding in verdict.findings]
-    return {"conflicts": found, "patch": "", "changes": [], "left": found, "unchecked": list(verdict.unknown),
-            "assumed": assumed}  # fmt: skip
-
-
-def _healed(healed: Healed, assumed: list[str]) -> dict[str, Any]:
-    return {
-        **_verdict(healed.before, [*assumed, *healed.before.assumed]),
-        "patch": healed.diff,
-        "changes": list(healed.changes),
-        "left": [finding.as_dict() for finding in healed.after.findings],
-    }
+    unknown = {"unchecked": list(verdict.unknown), "assumed": [*assumed, *verdict.assumed]}
+    return {"conflicts": found, "patch": "", "changes": [], "left": found} | unknown
 
 
 def _node(run: Run, driver: str | None, gpu_name: str | None, from_cluster: bool) -> Node:
@@ -241,6 +204,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+        click.echo(f"wrote {path}", err=True)
 
 
 def _print_plan(planned: ImagePlan, verdict: Verdict) -> None:

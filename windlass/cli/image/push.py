@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from windlass.cli.image.options import BUILDERS, builder_of, is_run_file
+from windlass.cli.image.options import BUILDERS, builder_of, built_image
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -56,17 +56,12 @@ def push(
 
     from windlass.cli.output import print_json
     from windlass.image.build.builders import IN_THE_CLOUD
-    from windlass.image.build.preparing import title_of
     from windlass.image.build.records import Records
     from windlass.image.registry.push import look_up, push_image
     from windlass.image.registry.reference import ImageReference, pin
-    from windlass.spec import load_run
 
-    run = load_run(what, overrides) if is_run_file(what) else None
     kept = Records(records)
-    record = kept.find(None if run else what, title_of(run, None, Path()) if run else None)
-    if run and record is None:
-        raise UserError(f"no image of {what} was built here", fix=f"windlass image build {what}")
+    run, record = built_image(what, overrides, kept)
     if not (record and record.proven) and not unproven:
         raise UserError(
             f"{record.image if record else what} is not proven",

@@ -12,11 +12,11 @@ from windlass.cli.image.options import (
     LEVELS,
     assignments,
     builder_of,
-    is_run_file,
+    built_image,
     surroundings,
     surroundings_options,
 )
-from windlass.errors import ExitCode, UserError
+from windlass.errors import ExitCode
 
 if TYPE_CHECKING:
     from windlass.image.build.testing import Report
@@ -61,17 +61,13 @@ def test(
     from dataclasses import replace
 
     from windlass.cli.output import print_json
-    from windlass.image.build.preparing import proof_of, title_of
+    from windlass.image.build.preparing import proof_of
     from windlass.image.build.records import Records
     from windlass.image.build.testing import fetch, prove_image
     from windlass.image.facts.node import Node, node_of
-    from windlass.spec import load_run
 
-    run = load_run(what, overrides) if is_run_file(what) else None
     kept = Records(records)
-    record = kept.find(None if run else what, title_of(run, None, Path()) if run else None)
-    if run and record is None:
-        raise UserError(f"no image of {what} was built here", fix=f"windlass image build {what}")
+    run, record = built_image(what, overrides, kept)
     node = node_of(run) if run else Node()
     proof = proof_of(run, node, level, imports=imports, smoke=smoke)
     proof = replace(proof, expect={**proof.expect, **assignments("--expect", expected)})
@@ -95,10 +91,8 @@ def _print(report: Report) -> None:
         if check["status"] == "failed":
             for line in (check.get("evidence") or "").strip().splitlines()[-6:]:
                 click.echo(f"{'':<28} | {line}")
-    skipped = [
-        check["name"].removeprefix("import ") for check in report.values["checks"] if check["status"] == "skipped"
-    ]
+    skipped = [check["name"] for check in report.values["checks"] if check["status"] == "skipped"]
     if skipped:
-        click.echo(f"skipped {', '.join(skipped)}: not installed")
+        click.echo(f"skipped {', '.join(name.removeprefix('import ') for name in skipped)}: not installed")
     verdict = "passed" if report.passed else f"{len(report.failures)} of {len(report.values['checks'])} checks failed"
     click.echo(f"{report.image}: {verdict} ({report.values['level']}, {report.values['seconds']} s)")

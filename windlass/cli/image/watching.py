@@ -11,41 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from windlass.image.build.building import Watcher
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from windlass.image.build.building import Settings, Source, Watcher, Workshop
+    from windlass.image.build.building import Workshop
+    from windlass.image.build.job import Settings, Source
     from windlass.image.build.process import Step
-    from windlass.image.read.texts import Fix
 
 
-class Lines:
+class Lines(Watcher):
     """One line for every step, on stderr."""
 
-    def attempt(self, number: int, most: int, tag: str) -> None:
-        self.say(f"attempt {number} of {most}: {tag}")
-
-    def step(self, step: Step) -> None:
-        self.say(f"  {step}"[:160])
-
-    def failed(self, sentence: str, lines: tuple[str, ...]) -> None:
-        self.say(f"failed: {sentence}")
-        for line in lines:
-            self.say(f"  | {line}")
-
-    def changed(self, fix: Fix, diff: str) -> None:
-        self.say(f"change: {fix.sentence}")
-        for line in diff.rstrip().splitlines():
-            self.say(f"  {line}")
-
-    def proving(self, level: str) -> None:
-        self.say(f"  testing inside the image: {level}")
-
-    def say(self, text: str) -> None:
-        click.echo(text, err=True)
+    def show(self, line: str) -> None:
+        click.echo(line, err=True)
 
 
-class Bar(Lines):
+class Bar(Watcher):
     """A bar that counts the steps of the Dockerfile; attempts and changes stay above it."""
 
     def __init__(self, progress: Progress) -> None:
@@ -59,15 +42,8 @@ class Bar(Lines):
     def proving(self, level: str) -> None:
         self.progress.update(self.task, description=f"testing inside the image: {level}")
 
-    def say(self, text: str) -> None:
-        self.progress.console.print(text, markup=False, highlight=False)
-
-
-class Silence(Lines):
-    """For programs: the result says everything."""
-
-    def say(self, text: str) -> None:
-        pass
+    def show(self, line: str) -> None:
+        self.progress.console.print(line, markup=False, highlight=False)
 
 
 @contextmanager
@@ -75,7 +51,7 @@ def watching(*, as_json: bool) -> Iterator[Watcher]:
     from windlass.cli.output import console, has_styles
 
     if as_json:
-        yield Silence()
+        yield Watcher()
     elif not sys.stderr.isatty() or not has_styles(stderr=True):
         yield Lines()
     else:
@@ -89,15 +65,16 @@ def watching(*, as_json: bool) -> Iterator[Watcher]:
 
 def command_of(source: Source, workshop: Workshop, settings: Settings) -> dict[str, Any]:
     """The command line of a local builder, or the request to CodeBuild."""
-    from windlass.image.aws.codebuild import CloudWorkshop
-    from windlass.image.build.building import Job, LocalWorkshop, labels_of
+    from windlass.image.aws.codebuild import CloudWorkshop, results
+    from windlass.image.build.building import LocalWorkshop, labels_of
+    from windlass.image.build.job import Job
     from windlass.image.build.records import commit_of, tag_for
 
     commit = commit_of(source.context.folder)
     tag = tag_for(commit, source.content)
     job = Job(source, f"{source.title}:{tag}", tag, labels_of(source, tag, commit), settings, Path(), 1)
     if isinstance(workshop, CloudWorkshop):
-        return {"tag": tag, "request": workshop.request(job, f"{workshop.cloud.results(tag)}/context.zip")}
+        return {"tag": tag, "request": workshop.request(job, f"{results(tag)}/context.zip")}
     assert isinstance(workshop, LocalWorkshop)
-    request = job.request(source.context.folder, source.dockerfile or source.context.folder / "Dockerfile")
-    return {"tag": tag, "command": shlex.join(workshop.builder.build(request))}
+    dockerfile = source.dockerfile or source.context.folder / "Dockerfile"
+    return {"tag": tag, "command": shlex.join(workshop.builder.build(job, source.context.folder, dockerfile))}

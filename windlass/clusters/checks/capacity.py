@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from windlass.clusters.needs import EFA, Needs
-from windlass.clusters.result import Result
+from windlass.clusters.result import Result, failed, passed, skipped, warning
 from windlass.clusters.snapshot import Refusal, Snapshot
 from windlass.common.quantities import parse_quantity, show_quantity
 from windlass.targets.kubernetes.api.http import Object
@@ -19,7 +19,7 @@ DEVICES = ("nvidia.com/", "amd.com/", "rdma/", EFA)  # how the names of devices 
 def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     refusal = next((part for part in (snapshot.nodes, snapshot.pods) if isinstance(part, Refusal)), None)
     if refusal is not None:
-        yield Result("capacity", "skip", "what is free on the nodes was not counted", str(refusal))
+        yield skipped("what is free on the nodes was not counted", str(refusal))
         return
     rooms = list(snapshot.rooms.values())
     if needs.pod is None:
@@ -27,7 +27,7 @@ def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
             total = sum(room.allocatable.get(resource, 0.0) for room in rooms)
             if total:
                 free = sum(max(0.0, room.free(resource)) for room in rooms if room.ready and room.schedulable)
-                yield Result("capacity", "pass", f"{free:g} of {total:g} {resource} are free")
+                yield passed(f"{free:g} of {total:g} {resource} are free")
         return
     asked = requests(needs.pod)
     usable = [room for room in rooms if room.ready and room.schedulable and room.usable_by(needs.pod)]
@@ -38,16 +38,14 @@ def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
         f"{show_quantity(key, amount)} {key}" for key, amount in asked.items() if amount and key != "pods"
     )
     if needs.num_pods <= num_fitting < needs.num_pods + needs.num_spares:
-        yield Result(
-            "capacity",
-            "warn",
+        yield warning(
             f"all {needs.num_pods} pods fit now, and {num_fitting - needs.num_pods} of {needs.num_spares} spare ones",
             evidence=f"a pod asks for {wanted}",
             fix=f"more nodes, or target.kubernetes.spares={num_fitting - needs.num_pods}",
         )
         return
     if num_fitting >= needs.num_pods:
-        yield Result("capacity", "pass", f"all {needs.num_pods} pods fit now ({wanted or 'no requests'} each)")
+        yield passed(f"all {needs.num_pods} pods fit now ({wanted or 'no requests'} each)")
         return
     could_ever = sum(
         max(0, min(int(room.allocatable.get(key, 0.0) / amount + 1e-9) for key, amount in asked.items() if amount))
@@ -56,9 +54,7 @@ def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     grows = _grows(snapshot)
     reasons = why_not(needs.pod, rooms, num_waiting=needs.num_pods - num_fitting)
     reasons += [f"{grows} may make more nodes"] if grows else []
-    yield Result(
-        "capacity",
-        "warn" if could_ever >= needs.num_pods or grows else "fail",
+    yield (warning if could_ever >= needs.num_pods or grows else failed)(
         f"{num_fitting} of {needs.num_pods} pods fit now"
         + ("" if could_ever >= needs.num_pods else f", and {could_ever} would on empty nodes"),
         evidence="\n".join([f"a pod asks for {wanted}", *reasons]),
@@ -68,7 +64,7 @@ def free_devices(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
 
 def quotas(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     if isinstance(snapshot.quotas, Refusal):
-        yield Result("quota", "skip", "the namespace's quotas were not looked at", str(snapshot.quotas))
+        yield skipped("the namespace's quotas were not looked at", str(snapshot.quotas))
         return
     asked = _counted(needs)
     for quota in snapshot.quotas:
@@ -83,18 +79,16 @@ def quotas(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
             wanted = asked.get(key, 0.0)
             if wanted > free + 1e-9:
                 is_full = True
-                yield Result(
-                    "quota",
-                    "fail" if wanted > total + 1e-9 else "warn",
+                yield (failed if wanted > total + 1e-9 else warning)(
                     f"the quota {name} leaves {show_quantity(resource, max(0.0, free))} {resource}, "
                     f"and the run asks for {show_quantity(resource, wanted)}",
                     evidence=f"{key}: {used.get(key, '0')} of {limit} used in the namespace {snapshot.namespace}",
                     fix=f"kubectl -n {snapshot.namespace} edit quota {name}    or wait, or ask for less",
                 )
         if not is_full:
-            yield Result("quota", "pass", f"the quota {name} has room")
+            yield passed(f"the quota {name} has room")
     if not snapshot.quotas:
-        yield Result("quota", "pass", f"the namespace {snapshot.namespace} has no quota")
+        yield passed(f"the namespace {snapshot.namespace} has no quota")
 
 
 def _grows(snapshot: Snapshot) -> str | None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from windlass.catalog.instances import instances
 from windlass.clusters.needs import EFA, GPU, Needs
-from windlass.clusters.result import Result
+from windlass.clusters.result import Result, failed, passed, skipped, warning
 from windlass.clusters.snapshot import Refusal, Snapshot
 from windlass.targets.kubernetes.api.http import Object
-from windlass.targets.kubernetes.manifests.capacity import NodeRoom, requests
+from windlass.targets.kubernetes.manifests.capacity import NodeRoom
 from windlass.targets.kubernetes.manifests.resources import INSTANCE_LABEL
 
 DRIVER = "nvidia.com/cuda.driver-version.full"
@@ -40,27 +40,27 @@ EFA_INSTALL = (
 
 def gpu_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     """NVIDIA's, whole or divided; AMD's where the run asks for that."""
-    amd, mig = _asked(needs, "amd.com/"), _asked(needs, *DIVIDED)
+    amd, mig = needs.asked("amd.com/"), needs.asked(*DIVIDED)
     for resource in amd:
-        yield from _plugin(snapshot, needs, "gpu-plugin", resource, AMD_PLUGINS, None, AMD_INSTALL)
+        yield from _plugin(snapshot, needs, resource, AMD_PLUGINS, None, AMD_INSTALL)
     for resource in mig:
-        yield from _plugin(snapshot, needs, "gpu-plugin", resource, GPU_PLUGINS, None, GPU_INSTALL)
+        yield from _plugin(snapshot, needs, resource, GPU_PLUGINS, None, GPU_INSTALL)
     if not amd and not mig:
-        yield from _plugin(snapshot, needs, "gpu-plugin", GPU, GPU_PLUGINS, "gpus", GPU_INSTALL)
+        yield from _plugin(snapshot, needs, GPU, GPU_PLUGINS, "gpus", GPU_INSTALL)
 
 
 def rdma_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
-    for resource in _asked(needs, "rdma/"):
-        yield from _plugin(snapshot, needs, "rdma-plugin", resource, RDMA_PLUGINS, None, RDMA_INSTALL)
+    for resource in needs.asked("rdma/"):
+        yield from _plugin(snapshot, needs, resource, RDMA_PLUGINS, None, RDMA_INSTALL)
 
 
 def efa_plugin(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
-    yield from _plugin(snapshot, needs, "efa-plugin", EFA, EFA_PLUGINS, "efa", EFA_INSTALL)
+    yield from _plugin(snapshot, needs, EFA, EFA_PLUGINS, "efa", EFA_INSTALL)
 
 
 def driver(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     """The nodes' driver against the CUDA that the image's name tells."""
-    asked = _asked(needs, "nvidia.com/")
+    asked = needs.asked("nvidia.com/")
     if needs.pod is None or not asked:
         return
     offering = [room for room in snapshot.rooms.values() if any(room.allocatable.get(key) for key in asked)]
@@ -71,25 +71,23 @@ def driver(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     drivers = {room.name: version for room in rooms if (version := driver_version(room.labels))}
     if match is None or not drivers:
         missing = "the image's name does not tell its CUDA" if match is None else f"no node has the label {DRIVER}"
-        yield Result("driver", "skip", "the driver was not compared with the image's CUDA", missing)
+        yield skipped("the driver was not compared with the image's CUDA", missing)
         return
     cuda = int(match[1])
     minimum = MINIMUM_DRIVER.get(cuda)
     if minimum is None:
-        yield Result("driver", "skip", f"no minimum driver is known for CUDA {cuda}", needs.image)
+        yield skipped(f"no minimum driver is known for CUDA {cuda}", needs.image)
         return
     oldest = min(drivers, key=lambda name: drivers[name])
     have, want = (".".join(map(str, version)) for version in (drivers[oldest], minimum))
     if drivers[oldest] < minimum:
-        yield Result(
-            "driver",
-            "fail",
+        yield failed(
             f"CUDA {cuda} needs driver {want}, and nodes have {have}",
             evidence=f"{oldest}: {have}; image {needs.image}",
             fix=f"an image with CUDA {cuda - 1}, or a newer node image (AMI)",
         )
     else:
-        yield Result("driver", "pass", f"driver {have} or newer runs CUDA {cuda}")
+        yield passed(f"driver {have} or newer runs CUDA {cuda}")
 
 
 def driver_version(labels: Mapping[str, str]) -> tuple[int, ...] | None:
@@ -99,24 +97,22 @@ def driver_version(labels: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def _plugin(
-    snapshot: Snapshot, needs: Needs, check: str, resource: str, names: Sequence[str], column: str | None, install: str
+    snapshot: Snapshot, needs: Needs, resource: str, names: Sequence[str], column: str | None, install: str
 ) -> Iterator[Result]:
     rooms = list(snapshot.rooms.values())
     whole = [room for room in rooms if not any(key.startswith(DIVIDED) for key in room.allocatable)]
     should_have = {room.name: amount for room in whole if column and (amount := _by_catalogue(room, column))}
     offering = [room for room in rooms if room.allocatable.get(resource)]
-    if not should_have and not offering and not _asks(needs, resource):
+    if not should_have and not offering and not needs.asks(resource):
         return
     if isinstance(snapshot.daemonsets, Refusal):
-        yield Result(check, "skip", "its DaemonSet was not looked at", str(snapshot.daemonsets))
+        yield skipped("its DaemonSet was not looked at", str(snapshot.daemonsets))
     else:
         plugins = [value for value in snapshot.daemonsets if any(name in value["metadata"]["name"] for name in names)]
         # of the variants that GKE has for each kind of node, most are wanted nowhere
-        yield from (_rollout(check, plugin) for plugin in plugins if _wanted(plugin))
-        if not plugins and not offering:
-            yield Result(
-                check,
-                "fail" if should_have and _asks(needs, resource) else "warn",  # a pool may be scaled to zero
+        yield from (_rollout(plugin) for plugin in plugins if _wanted(plugin))
+        if not plugins and not offering:  # a pool may be scaled to zero
+            yield (failed if should_have and needs.asks(resource) else warning)(
                 f"nothing offers {resource} to pods",
                 evidence=f"no DaemonSet is called {' or '.join(names)}, and no node has {resource} to give",
                 fix=install,
@@ -124,30 +120,26 @@ def _plugin(
     short = [room for room in rooms if room.allocatable.get(resource, 0.0) < should_have.get(room.name, 0)]
     for room in short[:3]:
         have, wanted = room.allocatable.get(resource, 0.0), should_have[room.name]
-        yield Result(
-            check,
-            "fail" if not have and _asks(needs, resource) else "warn",
+        yield (failed if not have and needs.asks(resource) else warning)(
             f"{room.name} offers {have:g} of its {wanted} {resource}",
             evidence=f"{room.labels.get(INSTANCE_LABEL)} has {wanted}; status.allocatable says {have:g}",
             fix=f"kubectl describe node {room.name}    shows the plugin's pod and what the kubelet says",
         )
     if offering and not short:
         total = sum(room.allocatable[resource] for room in offering)
-        yield Result(check, "pass", f"{len(offering)} nodes offer {total:g} {resource}")
+        yield passed(f"{len(offering)} nodes offer {total:g} {resource}")
 
 
-def _rollout(check: str, plugin: Object) -> Result:
+def _rollout(plugin: Object) -> Result:
     status, place = plugin.get("status") or {}, f"{plugin['metadata']['namespace']}/{plugin['metadata']['name']}"
     wanted, ready = _wanted(plugin), int(status.get("numberReady") or 0)
     if ready < wanted:
-        return Result(
-            check,
-            "fail",
+        return failed(
             f"{place} is ready on {ready} of {wanted} nodes",
             evidence=f"desiredNumberScheduled {wanted}, numberReady {ready}",
             fix=f"kubectl -n {plugin['metadata']['namespace']} describe daemonset {plugin['metadata']['name']}",
         )
-    return Result(check, "pass", f"{place} is ready on {ready} of {wanted} nodes")
+    return passed(f"{place} is ready on {ready} of {wanted} nodes")
 
 
 def _wanted(plugin: Object) -> int:
@@ -158,12 +150,3 @@ def _by_catalogue(room: NodeRoom, column: str) -> int:
     """How many devices the node's instance type has; 0 where the catalogue does not know the type."""
     entry: Any = instances().get(room.labels.get(INSTANCE_LABEL, "").removeprefix("ml."))
     return int(getattr(entry, column) or 0) if entry else 0
-
-
-def _asks(needs: Needs, resource: str) -> bool:
-    return resource in _asked(needs, resource)
-
-
-def _asked(needs: Needs, *prefixes: str) -> list[str]:
-    """The resources of a run's pods that begin so."""
-    return [key for key, amount in requests(needs.pod or {}).items() if amount and key.startswith(prefixes)]

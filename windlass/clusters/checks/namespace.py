@@ -1,14 +1,17 @@
-"""The namespace: it is there, lets such pods in, and has the service account."""
+"""The API server, what this user may do there, and the namespace: it lets such pods in, and has the service account."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from windlass.clusters.needs import Needs
-from windlass.clusters.result import Result
-from windlass.clusters.snapshot import Refusal, Snapshot
+from windlass.clusters.needs import OPTIONAL_ACCESSES, Needs
+from windlass.clusters.result import Result, failed, passed, skipped, warning
+from windlass.clusters.snapshot import Access, Refusal, Snapshot, name_of
+from windlass.targets.kubernetes.api.discovery import number_in
 
+OLDEST = (1, 28)  # sidecars, job failure policies and strict field validation are there
+OPTIONAL = {str(access) for access in OPTIONAL_ACCESSES}
 IRSA = "eks.amazonaws.com/role-arn"
 # kubernetes.io/docs/concepts/security/pod-security-standards
 BASELINE_CAPABILITIES = frozenset(
@@ -20,54 +23,76 @@ RESTRICTED_VOLUMES = frozenset(
 )
 
 
+def api_server(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    major, minor = (number_in(snapshot.version.get(key)) for key in ("major", "minor"))
+    version = str(snapshot.version.get("gitVersion") or f"{major}.{minor}")
+    if (major, minor) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        yield warning(
+            f"Kubernetes {version} is older than {oldest}",
+            evidence=f"/version of the context {snapshot.context} says {version}",
+            fix=f"upgrade the control plane to {oldest} or later",
+        )
+    else:
+        yield passed(f"Kubernetes {version} answers")
+
+
+def permissions(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
+    for access in snapshot.accesses:
+        if access.is_allowed is None:
+            yield skipped(f"whether you may {access} is not known", "the cluster did not answer")
+        elif not access.is_allowed:
+            is_optional = str(access) in OPTIONAL
+            yield (warning if is_optional else failed)(
+                f"you may not {access} in the namespace {snapshot.namespace}",
+                evidence=access.reason or "SelfSubjectAccessReview: not allowed",
+                fix=_role_command(snapshot.namespace, access),
+            )
+    num_allowed = sum(bool(access.is_allowed) for access in snapshot.accesses)
+    if num_allowed == len(snapshot.accesses):
+        yield passed(f"you may do all {num_allowed} things that a run needs")
+
+
+def _role_command(namespace: str, access: Access) -> str:
+    resource = access.resource + (f".{access.group}" if access.group else "")
+    resource += f"/{access.subresource}" if access.subresource else ""
+    kind, where = ("clusterrole", "") if access.resource == "nodes" else ("role", f" -n {namespace}")
+    return f"kubectl{where} create {kind} windlass-{access.verb} --verb={access.verb} --resource={resource}"
+
+
 def pod_security(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     value, name = snapshot.namespace_object, snapshot.namespace
     if isinstance(value, Refusal):
-        yield Result("namespace", "skip", f"the namespace {name} was not looked at", str(value))
+        yield skipped(f"the namespace {name} was not looked at", str(value))
         return
     if value is None:
-        yield Result(
-            "namespace",
-            "fail",
-            f"there is no namespace {name}",
-            "the API answers 404",
-            f"kubectl create namespace {name}",
-        )
+        yield failed(f"there is no namespace {name}", "the API answers 404", f"kubectl create namespace {name}")
         return
     if (value.get("status") or {}).get("phase") == "Terminating":
-        yield Result(
-            "namespace", "fail", f"the namespace {name} is being deleted", fix="target.kubernetes.namespace=OTHER"
-        )
+        yield failed(f"the namespace {name} is being deleted", fix="target.kubernetes.namespace=OTHER")
         return
     level = snapshot.pod_security or "privileged"
     problems = list(_beyond(level, needs))
     if problems:
-        yield Result(
-            "namespace",
-            "fail",
+        yield failed(
             f"the namespace {name} enforces PodSecurity {level}, which does not let the run's pods in",
             evidence="\n".join(problems),
             fix="target.kubernetes.pod={securityContext: …}    (docs/kubernetes.md, PodSecurity), or another namespace",
         )
     else:
-        yield Result("namespace", "pass", f"the namespace {name} enforces PodSecurity {level}")
+        yield passed(f"the namespace {name} enforces PodSecurity {level}")
 
 
 def service_account(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
-    if isinstance(snapshot.service_accounts, Refusal):
-        if needs.service_account:
-            yield Result(
-                "service-account", "skip", "service accounts were not looked at", str(snapshot.service_accounts)
-            )
-        return
     wanted = needs.service_account
-    names = [account["metadata"]["name"] for account in snapshot.service_accounts]
     if wanted is None:
         return
+    if isinstance(snapshot.service_accounts, Refusal):
+        yield skipped("service accounts were not looked at", str(snapshot.service_accounts))
+        return
+    names = [name_of(account) for account in snapshot.service_accounts]
     if wanted not in names:
-        yield Result(
-            "service-account",
-            "fail",
+        yield failed(
             f"there is no service account {wanted} in the namespace {snapshot.namespace}",
             evidence=f"service accounts there: {', '.join(names) or 'none'}",
             fix=f"windlass cluster fix RUN_FILE    or kubectl -n {snapshot.namespace} create serviceaccount {wanted}",
@@ -75,14 +100,11 @@ def service_account(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
         return
     account = snapshot.service_accounts[names.index(wanted)]
     role = (account["metadata"].get("annotations") or {}).get(IRSA)
-    yield Result(
-        "service-account",
-        "pass",
-        f"the service account {wanted} is there" + (", with an IAM role (IRSA)" if role else "; it names no IAM role"),
-        evidence=None
-        if role
-        else f"no annotation {IRSA}; EKS Pod Identity associations are not visible in the cluster",
-    )
+    if role:
+        yield passed(f"the service account {wanted} is there, with an IAM role (IRSA)")
+    else:
+        why = f"no annotation {IRSA}; EKS Pod Identity associations are not visible in the cluster"
+        yield passed(f"the service account {wanted} is there; it names no IAM role", why)
 
 
 def _beyond(level: str, needs: Needs) -> Iterator[str]:

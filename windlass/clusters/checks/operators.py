@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from windlass.clusters.needs import Needs
-from windlass.clusters.result import Result
-from windlass.clusters.snapshot import Refusal, Snapshot
-from windlass.targets.kubernetes.api.http import Object
+from windlass.clusters.result import Result, failed, passed, skipped, warning
+from windlass.clusters.snapshot import Refusal, Snapshot, name_of
 from windlass.targets.kubernetes.manifests.cluster_facts import GROUPS, PLURALS, JobKind
 
 # The versions that manifests are written for (targets/kubernetes/manifests/schemas).
@@ -41,11 +40,9 @@ def job_operators(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
         yield from _version(snapshot, kind)
         yield from _controller(snapshot, kind)
     if needs.kind is JobKind.INDEXED or (not served and needs.kind is None):
-        yield Result("operators", "pass", "plain Jobs are served; no training operator is needed for them")
+        yield passed("plain Jobs are served; no training operator is needed for them")
     elif needs.kind and not served:
-        yield Result(
-            "operators",
-            "fail",
+        yield failed(
             f"the cluster does not serve {needs.kind} jobs",
             evidence=f"the API group {GROUPS[needs.kind]} is not in /apis",
             fix=f"{INSTALL[needs.kind]}    or target.kubernetes.job=job",
@@ -57,11 +54,9 @@ def _version(snapshot: Snapshot, kind: JobKind) -> Iterator[Result]:
     version, known = snapshot.kinds[kind], KNOWN_VERSIONS[kind]
     versions = [version] if version else snapshot.served_versions(GROUPS[kind])
     if known in versions:
-        yield Result("operators", "pass", f"{kind}: {GROUPS[kind]}/{known} is served")
+        yield passed(f"{kind}: {GROUPS[kind]}/{known} is served")
     else:
-        yield Result(
-            "operators",
-            "fail",
+        yield failed(
             f"{kind}: the cluster serves another version than windlass writes",
             evidence=f"{PLURALS[kind]}.{GROUPS[kind]}: {', '.join(versions)} is served, {known} is needed",
             fix=f"{INSTALL[kind]}    or target.kubernetes.job=job",
@@ -70,13 +65,11 @@ def _version(snapshot: Snapshot, kind: JobKind) -> Iterator[Result]:
 
 def _controller(snapshot: Snapshot, kind: JobKind) -> Iterator[Result]:
     if isinstance(snapshot.deployments, Refusal):
-        yield Result("operators", "skip", f"{kind}: its controller was not looked at", str(snapshot.deployments))
+        yield skipped(f"{kind}: its controller was not looked at", str(snapshot.deployments))
         return
-    controllers = [deployment for deployment in snapshot.deployments if CONTROLLERS[kind] in _name(deployment)]
+    controllers = [deployment for deployment in snapshot.deployments if CONTROLLERS[kind] in name_of(deployment)]
     if not controllers:
-        yield Result(
-            "operators",
-            "warn",
+        yield warning(
             f"{kind}: no controller was found that makes pods of such jobs",
             evidence=f"no Deployment with {CONTROLLERS[kind]!r} in its name",
             fix=INSTALL[kind],
@@ -84,18 +77,12 @@ def _controller(snapshot: Snapshot, kind: JobKind) -> Iterator[Result]:
         return
     ready = [controller for controller in controllers if (controller.get("status") or {}).get("readyReplicas")]
     controller = (ready or controllers)[0]  # one that is ready is enough: another may be an old one, scaled to none
-    namespace, name = controller["metadata"]["namespace"], _name(controller)
+    namespace, name = controller["metadata"]["namespace"], name_of(controller)
     if ready:
-        yield Result("operators", "pass", f"{kind}: {namespace}/{name} is ready")
+        yield passed(f"{kind}: {namespace}/{name} is ready")
     else:
-        yield Result(
-            "operators",
-            "fail",
+        yield failed(
             f"{kind}: the controller {namespace}/{name} is not ready, so no pods are made of such jobs",
             evidence=f"0 of {(controller.get('spec') or {}).get('replicas', 1)} replicas are ready",
             fix=f"kubectl -n {namespace} describe deployment {name}",
         )
-
-
-def _name(value: Object) -> str:
-    return str(value["metadata"]["name"])

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from windlass.clusters.needs import Needs
-from windlass.clusters.result import Result
-from windlass.clusters.snapshot import VOLCANO, Refusal, Snapshot
+from windlass.clusters.result import Result, failed, passed, skipped, warning
+from windlass.clusters.snapshot import VOLCANO, Refusal, Snapshot, condition_of, name_of
 from windlass.common.quantities import parse_quantity, show_quantity
 from windlass.targets.kubernetes.api.discovery import KUEUE
 from windlass.targets.kubernetes.api.http import Object
@@ -19,32 +19,26 @@ VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 def kueue(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     if KUEUE not in snapshot.groups:
         if needs.queue:
-            yield Result(
-                "queue",
-                "fail",
+            yield failed(
                 f"the cluster has no Kueue, and the run names the queue {needs.queue}",
                 evidence=f"{KUEUE} is not in /apis",
                 fix="leave target.kubernetes.queue out",
             )
         return
     if isinstance(snapshot.local_queues, Refusal):
-        yield Result("queue", "skip", "Kueue's queues were not looked at", str(snapshot.local_queues))
+        yield skipped("Kueue's queues were not looked at", str(snapshot.local_queues))
         return
-    names = [queue["metadata"]["name"] for queue in snapshot.local_queues]
+    names = [name_of(queue) for queue in snapshot.local_queues]
     if needs.queue is None:
         if names:
-            yield Result(
-                "queue",
-                "pass",
+            yield passed(
                 f"Kueue's queues in {snapshot.namespace}: {', '.join(names)}",
                 fix=f"target.kubernetes.queue={names[0]}    sends a run through it",
             )
         return
     queue = _named(snapshot.local_queues, needs.queue)
     if queue is None:
-        yield Result(
-            "queue",
-            "fail",
+        yield failed(
             f"there is no queue {needs.queue} in the namespace {snapshot.namespace}",
             evidence=f"queues there: {', '.join(names) or 'none'}",
             fix=f"target.kubernetes.queue={names[0]}" if names else "an administrator makes a LocalQueue",
@@ -56,11 +50,11 @@ def kueue(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
 
 def _cluster_queue(snapshot: Snapshot, needs: Needs, name: str) -> Iterator[Result]:
     if isinstance(snapshot.cluster_queues, Refusal):
-        yield Result("queue", "skip", f"the cluster queue {name} was not looked at", str(snapshot.cluster_queues))
+        yield skipped(f"the cluster queue {name} was not looked at", str(snapshot.cluster_queues))
         return
     value = _named(snapshot.cluster_queues, name)
     if value is None:
-        yield Result("queue", "fail", f"the queue leads to the cluster queue {name}, which is not there")
+        yield failed(f"the queue leads to the cluster queue {name}, which is not there")
         return
     yield _active(value, f"the cluster queue {name}")
     quota: dict[str, float] = defaultdict(float)
@@ -73,9 +67,7 @@ def _cluster_queue(snapshot: Snapshot, needs: Needs, name: str) -> Iterator[Resu
     asked = requests(needs.pod) if needs.pod else {}
     uncovered = sorted(key for key, amount in asked.items() if amount and key not in quota and key != COUNTED)
     if uncovered:
-        yield Result(
-            "queue",
-            "warn",
+        yield warning(
             f"the cluster queue {name} has no quota for {', '.join(uncovered)}",
             evidence="Kueue never admits what asks for a resource that no flavour covers, unless its own configuration "
             "leaves that resource out (excludeResourcePrefixes)",
@@ -84,9 +76,7 @@ def _cluster_queue(snapshot: Snapshot, needs: Needs, name: str) -> Iterator[Resu
     for key, amount in asked.items():
         wanted = amount * needs.num_pods
         if key in quota and wanted > quota[key] + 1e-9:
-            yield Result(
-                "queue",
-                "warn" if borrows else "fail",
+            yield (warning if borrows else failed)(
                 f"the cluster queue {name} can never give {show_quantity(key, wanted)} {key} by its own quota",
                 evidence=f"nominal quota of all flavours, and what it may borrow: {show_quantity(key, quota[key])}",
                 fix="fewer nodes, another queue, or a larger quota",
@@ -99,25 +89,21 @@ def volcano(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     if pod["spec"].get("schedulerName") != "volcano":
         return
     if VOLCANO not in snapshot.groups:
-        yield Result(
-            "queue",
-            "fail",
+        yield failed(
             "the run's pods are for Volcano's scheduler, and the cluster has no Volcano",
             evidence=f"schedulerName: volcano; {VOLCANO} is not in /apis",
             fix="leave target.kubernetes.scheduler and gang out",
         )
         return
     if isinstance(snapshot.volcano_queues, Refusal):
-        yield Result("queue", "skip", "Volcano's queues were not looked at", str(snapshot.volcano_queues))
+        yield skipped("Volcano's queues were not looked at", str(snapshot.volcano_queues))
         return
     name = ((pod.get("metadata") or {}).get("annotations") or {}).get(VOLCANO_QUEUE, "default")
     queue = _named(snapshot.volcano_queues, name)
     state = str(((queue or {}).get("status") or {}).get("state") or "Open")
     if queue is None or state != "Open":
-        names = ", ".join(queue["metadata"]["name"] for queue in snapshot.volcano_queues)
-        yield Result(
-            "queue",
-            "fail",
+        names = ", ".join(map(name_of, snapshot.volcano_queues))
+        yield failed(
             f"Volcano's queue {name} is {'not there' if queue is None else state.lower()}",
             evidence=f"status.state: {state}" if queue else f"queues: {names or 'none'}",
             fix=f"target.kubernetes.annotations={{{VOLCANO_QUEUE}: OTHER}}    or open it",
@@ -127,25 +113,22 @@ def volcano(snapshot: Snapshot, needs: Needs) -> Iterator[Result]:
     short = {key: amount * needs.num_pods for key, amount in requests(pod).items() if key in capability}
     short = {key: wanted for key, wanted in short.items() if wanted > parse_quantity(capability[key]) + 1e-9}
     for key, wanted in short.items():
-        yield Result(
-            "queue",
-            "fail",
+        yield failed(
             f"Volcano's queue {name} can never give {show_quantity(key, wanted)} {key}",
             evidence=f"spec.capability: {capability[key]} {key}",
             fix="fewer nodes, another queue, or a larger capability",
         )
     if not short:
-        yield Result("queue", "pass", f"Volcano's queue {name} is open")
+        yield passed(f"Volcano's queue {name} is open")
 
 
 def _named(queues: Sequence[Object], name: str) -> Object | None:
-    return next((queue for queue in queues if queue["metadata"]["name"] == name), None)
+    return next((queue for queue in queues if name_of(queue) == name), None)
 
 
 def _active(value: Object, what: str) -> Result:
-    conditions = (value.get("status") or {}).get("conditions") or ()
-    active = next((condition for condition in conditions if condition.get("type") == "Active"), None)
-    if active is not None and active.get("status") != "True":
-        return Result("queue", "fail", f"{what} is not active", str(active.get("message") or active.get("reason")))
+    active = condition_of(value, "Active")
+    if active and active.get("status") != "True":
+        return failed(f"{what} is not active", str(active.get("message") or active.get("reason")))
     pending = int((value.get("status") or {}).get("pendingWorkloads") or 0)
-    return Result("queue", "pass", f"{what} is active" + (f"; {pending} workloads wait in it" if pending else ""))
+    return passed(f"{what} is active" + (f"; {pending} workloads wait in it" if pending else ""))

@@ -9,8 +9,7 @@ from typing import Any
 from windlass.clusters.deep.inside import SECONDS
 from windlass.clusters.deep.pods import PodReport
 from windlass.clusters.needs import EFA, Needs
-from windlass.clusters.result import Result
-from windlass.targets.kubernetes.manifests.capacity import requests
+from windlass.clusters.result import Result, failed, named, passed, warning
 
 SLOW_LINK = 0.5  # of the median of all links
 SLOW_DISK_MIB_S = 100.0
@@ -20,12 +19,12 @@ LARGE = 1 << 24  # bytes from which an all-reduce shows the network's speed and 
 def judge(reports: Sequence[PodReport], needs: Needs, line_rate_gbit_s: float | None) -> list[Result]:
     lines = [{**line, "node": pod.node} for pod in reports for line in pod.lines]
     return [
-        *_ran(reports, needs),
-        *_names(lines),
-        *_links(lines, reports, line_rate_gbit_s),
-        *_collectives(lines),
-        *_network(lines, needs),
-        *_disks(lines),
+        *named("deep-pods", _ran(reports, needs)),
+        *named("dns", _names(lines)),
+        *named("links", _links(lines, reports, line_rate_gbit_s)),
+        *named("all-reduce", _collectives(lines)),
+        *named("network", _network(lines, needs)),
+        *named("disk", _disks(lines)),
     ]
 
 
@@ -33,34 +32,30 @@ def _ran(reports: Sequence[PodReport], needs: Needs) -> Iterator[Result]:
     finished = [pod for pod in reports if any(line["check"] == "end" for line in pod.lines)]
     if len(finished) == needs.num_pods:
         nodes = len({pod.node for pod in finished})
-        yield Result("deep-pods", "pass", f"{needs.num_pods} pods ran on {nodes} nodes")
+        yield passed(f"{needs.num_pods} pods ran on {nodes} nodes")
     for pod in reports:
         if pod not in finished:
-            yield Result(
-                "deep-pods",
-                "fail",
+            yield failed(
                 f"the pod {pod.pod} did not come to its end",
                 evidence=f"{pod.node or 'no node'}: {pod.phase}; {pod.reason or 'its log ends early'}",
                 fix="the checks above say what keeps it; kubectl get events",
             )
     if len(reports) < needs.num_pods:
-        yield Result("deep-pods", "fail", f"{len(reports)} of {needs.num_pods} pods were made", "see the Job's events")
+        yield failed(f"{len(reports)} of {needs.num_pods} pods were made", "see the Job's events")
 
 
 def _names(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
     asked = {(line["pod"], line["name"]): line for line in lines if line["check"] == "dns"}.values()  # the last word
     for line in asked:
         if "error" in line:
-            yield Result(
-                "dns",
-                "fail",
+            yield failed(
                 f"pod {line['pod']} on {line['node']} does not find {line['name']}",
                 evidence=str(line["error"]),
                 fix="kubectl -n kube-system get pods -l k8s-app=kube-dns",
             )
     found = [line["seconds"] for line in asked if "error" not in line]
     if asked and len(found) == len(asked):
-        yield Result("dns", "pass", f"all names were found, the last after {max(found):.1f} s")
+        yield passed(f"all names were found, the last after {max(found):.1f} s")
 
 
 def _links(
@@ -70,9 +65,7 @@ def _links(
     broken = [line for line in lines if line["check"] in ("port", "link") and "error" in line]
     for line in broken:
         origin, goal = (line["pod"], line["to"]) if line["check"] == "port" else (line["origin"], line["pod"])
-        yield Result(
-            "links",
-            "fail",
+        yield failed(
             f"{node_of.get(origin, origin)} does not reach {node_of.get(goal, goal)}",
             evidence=str(line["error"]),
             fix="the security group or network policy must allow all traffic between nodes",
@@ -87,70 +80,56 @@ def _links(
     usual = median(speeds.values())
     slow = {ends: speed for ends, speed in speeds.items() if speed < SLOW_LINK * usual}
     if line_rate and usual < 0.05 * line_rate:  # one TCP stream never fills a fast network; a twentieth is no network
-        yield Result(
-            "links",
-            "warn",
+        yield warning(
             f"links carry {usual:.2f} Gbit/s, and the instance has {line_rate:g}",
             evidence=f"{len(speeds)} links, one TCP stream each",
         )
     for (origin, goal), speed in slow.items():
-        yield Result(
-            "links",
-            "warn",
+        yield warning(
             f"from {node_of.get(origin)} to {node_of.get(goal)} go {speed:.2f} Gbit/s, over other links {usual:.2f}",
             evidence=f"pods {origin} and {goal}, {SECONDS:g} s of one TCP stream",
             fix=f"kubectl cordon {node_of.get(goal)}    keeps runs off it",
         )
     if not slow and not broken:
-        yield Result("links", "pass", f"{len(speeds)} links carry {min(speeds.values()):.2f} Gbit/s or more")
+        yield passed(f"{len(speeds)} links carry {min(speeds.values()):.2f} Gbit/s or more")
 
 
 def _collectives(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
     tried = [line for line in lines if line["check"] == "collective"]
     for line in tried:
         if "error" in line:
-            yield Result(
-                "all-reduce", "fail", f"all-reduce failed in pod {line['pod']} on {line['node']}", str(line["error"])
-            )
+            yield failed(f"all-reduce failed in pod {line['pod']} on {line['node']}", str(line["error"]))
         elif line["wrong"]:
-            yield Result(
-                "all-reduce",
-                "fail",
+            yield failed(
                 f"all-reduce over {line['backend']} gave {line['wrong']} wrong numbers",
                 evidence=f"{line['bytes']} bytes, {line['world']} ranks, seen in pod {line['pod']} on {line['node']}",
                 fix="keep runs off this node and report it: wrong sums train nonsense",
             )
     if not tried:
-        yield Result("all-reduce", "fail", "no all-reduce was tried", "no pod came that far; the checks above say why")
+        yield failed("no all-reduce was tried", "no pod came that far; the checks above say why")
     right = [line for line in tried if "error" not in line and not line["wrong"]]
     large = [line for line in right if line["bytes"] >= LARGE] or right  # over a slow network none was tried
     if large and len(right) == len(tried):
         best = max(float(line["gbit_s"]) for line in large)
-        yield Result(
-            "all-reduce",
-            "pass",
-            f"all-reduce over {large[0]['backend']} is right on {large[0]['world']} ranks: {best:.2f} Gbit/s",
-        )
+        yield passed(f"all-reduce over {large[0]['backend']} is right on {large[0]['world']} ranks: {best:.2f} Gbit/s")
 
 
 def _network(lines: Sequence[Mapping[str, Any]], needs: Needs) -> Iterator[Result]:
     """Whether NCCL itself says that EFA carries it."""
     used = sorted({network for line in lines if line["check"] == "network" for network in line["networks"]})
-    asks_efa = needs.pod is not None and requests(needs.pod).get(EFA, 0.0) > 0
+    asks_efa = needs.asks(EFA)
     if not used and not asks_efa:
         return
     # every rank: "AWS Libfabric" or "Libfabric", and where the plugin names its provider, efa
     is_efa = used and all("Libfabric" in network or network in ("OFI", "provider efa") for network in used)
     if asks_efa and not is_efa:
-        yield Result(
-            "network",
-            "fail",
+        yield failed(
             "NCCL does not use EFA, though the pods have it",
             evidence=f"NCCL's log: {', '.join(used) or 'it names no network'}",
             fix="an image with aws-ofi-nccl and libfabric: windlass image plan",
         )
     else:
-        yield Result("network", "pass", f"NCCL uses {', '.join(used)}")
+        yield passed(f"NCCL uses {', '.join(used)}")
 
 
 def _disks(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
@@ -158,14 +137,12 @@ def _disks(lines: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
         if line["check"] != "disk":
             continue
         if "error" in line:
-            yield Result("disk", "fail", f"{line['node']} cannot write to the checkpoint volume", str(line["error"]))
+            yield failed(f"{line['node']} cannot write to the checkpoint volume", str(line["error"]))
         elif line["write_mib_s"] < SLOW_DISK_MIB_S:
-            yield Result(
-                "disk",
-                "warn",
+            yield warning(
                 f"{line['node']} writes {line['write_mib_s']} MiB/s to the checkpoint volume",
                 evidence=f"256 MiB with fsync; read back at {line['read_mib_s']} MiB/s",
                 fix="a file system with more throughput, or checkpoint.store=s3://…",
             )
         else:
-            yield Result("disk", "pass", f"{line['node']} writes {line['write_mib_s']} MiB/s to the checkpoint volume")
+            yield passed(f"{line['node']} writes {line['write_mib_s']} MiB/s to the checkpoint volume")

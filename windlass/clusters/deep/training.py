@@ -47,19 +47,16 @@ def train(run_file: str, overrides: Sequence[str], access: Access) -> Result:
         except subprocess.TimeoutExpired:
             subprocess.run([*windlass, "stop", name], capture_output=True, timeout=60)
             return Result("training", "fail", f"a tiny model was not trained within {PATIENCE_SECONDS} s")
-        if done.returncode == 0:
-            trained = f"a tiny model was trained for {STEPS} steps on the run's own nodes"
-            for clean_up in (["stop", name], ["rm", name, "--yes"]):  # its objects in the cluster, its folder here
-                left = subprocess.run([*windlass, *clean_up], capture_output=True, text=True, timeout=60)
-                if left.returncode:
-                    fix = f"windlass {' '.join(clean_up)}"
-                    return Result(
-                        "training", "warn", f"{trained}; it could not be taken away", _error(left.stderr), fix
-                    )
-            return Result("training", "pass", trained)
-        return Result(
-            "training", "fail", "a tiny model could not be trained", _error(done.stderr), f"windlass why {name}"
-        )
+        if done.returncode:
+            fix = f"windlass why {name}"
+            return Result("training", "fail", "a tiny model could not be trained", _error(done.stderr), fix)
+        trained = f"a tiny model was trained for {STEPS} steps on the run's own nodes"
+        for clean_up in (["stop", name], ["rm", name, "--yes"]):  # its objects in the cluster, its folder here
+            left = subprocess.run([*windlass, *clean_up], capture_output=True, text=True, timeout=60)
+            if left.returncode:
+                what, fix = f"{trained}; it could not be taken away", f"windlass {' '.join(clean_up)}"
+                return Result("training", "warn", what, _error(left.stderr), fix)
+        return Result("training", "pass", trained)
 
 
 def _error(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tempfile
 import time
@@ -13,14 +12,15 @@ from typing import Any
 
 import yaml
 
-from windlass.common.aws import asking, client, error_code
+from windlass.common.aws import asking, client
 from windlass.errors import ExitCode, UserError
 from windlass.image.aws.ecr import EcrHost, ensure_repository
-from windlass.image.build.builders import Docker, Surroundings
-from windlass.image.build.building import Failed, Job, Made, Watcher, show_step
+from windlass.image.build.builders import IN_THE_CLOUD, Docker
+from windlass.image.build.building import Failed, Made, Watcher
 from windlass.image.build.context import Context, Ignore, write_zip
+from windlass.image.build.job import Job, Surroundings
 from windlass.image.build.process import plain
-from windlass.image.build.testing import Report, command_inside, report_in, sources
+from windlass.image.build.testing import Report, command_inside, report_in, script
 from windlass.image.registry.reference import ImageReference
 
 FOLDER = ".windlass-build"  # in the archive, beside the context
@@ -28,30 +28,19 @@ DIGEST_VARIABLE = "WINDLASS_DIGEST"
 REPORT = "report.json"
 
 
-@dataclass(frozen=True)
-class Cloud:
-    """Where CodeBuild works, and where it puts things."""
+def buildspec(job: Job, place: str) -> dict[str, Any]:
+    """A phase stops at its first failure, and none follows a failed one: an unproven image is not pushed.
 
-    project: str
-    bucket: str
-    region: str
-
-    def results(self, tag: str) -> str:
-        """Prefix of the objects that a build leaves."""
-        return f"windlass/{tag}"
-
-
-def buildspec(job: Job, cloud: Cloud) -> dict[str, Any]:
-    """A phase stops at its first failure, and none follows a failed one: an unproven image is not pushed."""
+    `place`: where in S3 the report goes.
+    """
     docker, image = Docker(), ImageReference.parse(job.image)
     settings = job.settings
-    build = job.request(Path("context"), Path(FOLDER) / "Dockerfile")
+    build = docker.build(job, Path("context"), Path(FOLDER) / "Dockerfile")
     inside = []
-    place = f"s3://{cloud.bucket}/{cloud.results(job.tag)}"
     if settings.proof:
         run = docker.run_command(job.image, command_inside(settings.proof.order()), Surroundings())
         keep = f"aws s3 cp {REPORT} {place}/{REPORT}"
-        inside += [f"{shlex.join(run)} < {FOLDER}/sources.json > {REPORT} || {{ {keep}; false; }}", keep]
+        inside += [f"{shlex.join(run)} < {FOLDER}/proof.py > {REPORT} || {{ {keep}; false; }}", keep]
     token = 'aws ecr get-login-password --region "$AWS_REGION"'
     login = f"{token} | docker login --username AWS --password-stdin {image.registry}"
     digest = "docker buildx imagetools inspect --format '{{.Manifest.Digest}}' " + shlex.quote(job.image)
@@ -60,7 +49,7 @@ def buildspec(job: Job, cloud: Cloud) -> dict[str, Any]:
         "env": {"shell": "bash", "exported-variables": [DIGEST_VARIABLE]},
         "phases": {
             "pre_build": {"on-failure": "ABORT", "commands": [login]},
-            "build": {"on-failure": "ABORT", "commands": [shlex.join(docker.build(build)), *inside]},
+            "build": {"on-failure": "ABORT", "commands": [shlex.join(build), *inside]},
             "post_build": {
                 "on-failure": "ABORT",
                 "commands": [
@@ -73,9 +62,14 @@ def buildspec(job: Job, cloud: Cloud) -> dict[str, Any]:
     }
 
 
+def results(tag: str) -> str:
+    """Prefix of the objects of a build in its bucket."""
+    return f"windlass/{tag}"
+
+
 def carried(job: Job) -> dict[str, str]:
     """The files that go along with the context: the Dockerfile as it is built, and the proof."""
-    return {f"{FOLDER}/Dockerfile": job.source.recipe, f"{FOLDER}/sources.json": json.dumps(sources())}
+    return {f"{FOLDER}/Dockerfile": job.source.recipe, f"{FOLDER}/proof.py": script()}
 
 
 POLL_SECONDS = 5.0
@@ -85,31 +79,29 @@ ENVIRONMENTS = {
 }
 
 
+@dataclass
 class CloudWorkshop:
-    """One CodeBuild project."""
+    """One CodeBuild project, and the bucket for what goes to it and comes back."""
 
-    name = "codebuild"
-
-    def __init__(self, cloud: Cloud, *, wait: Callable[[float], None] = time.sleep) -> None:
-        self.cloud = cloud
-        self.wait = wait
+    name = IN_THE_CLOUD
+    project: str
+    bucket: str
+    region: str
+    wait: Callable[[float], None] = time.sleep
 
     def make(self, job: Job, watcher: Watcher) -> Made | Failed:
         image = ImageReference.parse(job.image)
         host = EcrHost.of(image.registry)
         assert host is not None  # nothing else is sent to CodeBuild
         ensure_repository(host, image.repository)
-        key = self._upload(job)
-        build = self._start(job, key)
+        ended, lines = self._follow(self._start(job, self._upload(job)), watcher)
         log = job.folder / f"attempt-{job.number}.log"
-        ended, lines = self._follow(build, watcher)
         log.write_text("\n".join(lines) + "\n")
         report = self._report(job)
         proof = Report(job.image, report) if report else None
         if ended["buildStatus"] != "SUCCEEDED":
-            if proof and not proof.passed:
-                return Failed(proof.log, log)
-            return Failed("\n".join(lines) or _phases(ended), log)
+            said = "\n".join(lines) or _phases(ended)
+            return Failed(proof.log if proof and not proof.passed else said, log)
         digest = self._digest(host, image, ended)
         return Made(digest, proof, str(image.pinned(digest)))
 
@@ -117,10 +109,12 @@ class CloudWorkshop:
         """What is asked of CodeBuild; `--dry-run` prints it."""
         kind, image = ENVIRONMENTS[job.source.platform]
         return {
-            "projectName": self.cloud.project,
+            "projectName": self.project,
             "sourceTypeOverride": "S3",
-            "sourceLocationOverride": f"{self.cloud.bucket}/{key}",
-            "buildspecOverride": yaml.safe_dump(buildspec(job, self.cloud), sort_keys=False, width=10**6),
+            "sourceLocationOverride": f"{self.bucket}/{key}",
+            "buildspecOverride": yaml.safe_dump(
+                buildspec(job, f"s3://{self.bucket}/{results(job.tag)}"), sort_keys=False, width=10**6
+            ),
             "environmentTypeOverride": kind,
             "imageOverride": image,
             "privilegedModeOverride": True,  # docker inside needs it
@@ -128,39 +122,34 @@ class CloudWorkshop:
         }
 
     def _upload(self, job: Job) -> str:
-        key = f"{self.cloud.results(job.tag)}/context.zip"
+        key = f"{results(job.tag)}/context.zip"
         with tempfile.TemporaryDirectory(prefix="windlass-build-") as folder:
-            root = Path(folder) / "all"
-            context = root / "context"
-            context.mkdir(parents=True)
+            context, archive = Path(folder) / "context", Path(folder) / "context.zip"
+            context.mkdir()
             job.source.stage(context)
             names = [f"context/{name}" for name in Context(context, Ignore(())).files]
-            archive = Path(folder) / "context.zip"
-            write_zip(root, names, archive, carried(job))
-            with asking(f"the context, to s3://{self.cloud.bucket}"):
-                s3 = client("s3", self.cloud.region)
+            write_zip(Path(folder), names, archive, carried(job))
+            with asking(f"the context, to s3://{self.bucket}"):
+                s3 = client("s3", self.region)
                 # The report of an earlier build of the same files.
-                s3.delete_object(Bucket=self.cloud.bucket, Key=f"{self.cloud.results(job.tag)}/{REPORT}")
-                s3.upload_file(str(archive), self.cloud.bucket, key)
+                s3.delete_object(Bucket=self.bucket, Key=f"{results(job.tag)}/{REPORT}")
+                s3.upload_file(str(archive), self.bucket, key)
         return key
 
     def _start(self, job: Job, key: str) -> str:
-        from botocore.exceptions import ClientError
-
-        with asking(f"a build of the CodeBuild project {self.cloud.project}"):
+        codebuild = client("codebuild", self.region)
+        with asking(f"a build of the CodeBuild project {self.project}"):
             try:
-                started = client("codebuild", self.cloud.region).start_build(**self.request(job, key))
-            except ClientError as error:
-                if error_code(error) != "ResourceNotFoundException":
-                    raise
+                started = codebuild.start_build(**self.request(job, key))
+            except codebuild.exceptions.ResourceNotFoundException:
                 raise UserError(
-                    f"there is no CodeBuild project {self.cloud.project} in {self.cloud.region}",
+                    f"there is no CodeBuild project {self.project} in {self.region}",
                     fix="windlass image infrastructure    prints the CloudFormation template that makes it",
                 ) from None
         return str(started["build"]["id"])
 
     def _follow(self, build: str, watcher: Watcher) -> tuple[dict[str, Any], list[str]]:
-        codebuild, logs = client("codebuild", self.cloud.region), client("logs", self.cloud.region)
+        codebuild, logs = client("codebuild", self.region), client("logs", self.region)
         lines: list[str] = []
         token: str | None = None
         while True:
@@ -169,23 +158,19 @@ class CloudWorkshop:
                 new, token = _new_lines(logs, state.get("logs", {}), token)
             lines += new
             for line in new:
-                show_step(line, watcher)
+                watcher.line(line)
             if state["buildStatus"] != "IN_PROGRESS":
                 return state, lines
             self.wait(POLL_SECONDS)
 
     def _report(self, job: Job) -> dict[str, Any] | None:
         """What the proof left in S3."""
-        from botocore.exceptions import ClientError
-
-        key = f"{self.cloud.results(job.tag)}/{REPORT}"
-        with asking(f"s3://{self.cloud.bucket}/{key}"):
+        key, s3 = f"{results(job.tag)}/{REPORT}", client("s3", self.region)
+        with asking(f"s3://{self.bucket}/{key}"):
             try:
-                body = client("s3", self.cloud.region).get_object(Bucket=self.cloud.bucket, Key=key)["Body"].read()
-            except ClientError as error:
-                if error_code(error) in ("NoSuchKey", "404"):
-                    return None
-                raise
+                body: bytes = s3.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+            except s3.exceptions.NoSuchKey:
+                return None
         return report_in(body.decode())
 
     def _digest(self, host: EcrHost, image: ImageReference, ended: dict[str, Any]) -> str:
@@ -203,17 +188,13 @@ class CloudWorkshop:
 
 def _new_lines(logs: Any, place: dict[str, Any], token: str | None) -> tuple[list[str], str | None]:
     """Lines that were not seen yet, and the mark to go on from."""
-    from botocore.exceptions import ClientError
-
     lines: list[str] = []
     while place.get("groupName") and place.get("streamName"):
         asked = {"logGroupName": place["groupName"], "logStreamName": place["streamName"], "startFromHead": True}
         try:
             answer = logs.get_log_events(**asked, **({"nextToken": token} if token else {}))
-        except ClientError as error:
-            if error_code(error) == "ResourceNotFoundException":  # no line was written yet
-                break
-            raise
+        except logs.exceptions.ResourceNotFoundException:  # no line was written yet
+            break
         lines += [plain(event["message"]).rstrip("\n") for event in answer["events"]]
         following = answer["nextForwardToken"]
         if following == token or not answer["events"]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
-from windlass.common.aws import asking, client, error_code
+from windlass.common.aws import asking, client
 from windlass.image.registry.credentials import Credentials
 
 HOST = re.compile(
     r"(?P<account>\d{12})\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws|amazonaws\.\w+)"
 )
-UNTAGGED_DAYS = 14
 
 
 @dataclass(frozen=True)
@@ -38,23 +39,10 @@ class EcrRepository:
     warnings: tuple[str, ...] = ()
 
 
-def lifecycle_policy() -> dict[str, Any]:
-    """Untagged images go after two weeks."""
-    return {
-        "rules": [
-            {
-                "rulePriority": 1,
-                "description": "images that no tag names",
-                "selection": {
-                    "tagStatus": "untagged",
-                    "countType": "sinceImagePushed",
-                    "countUnit": "days",
-                    "countNumber": UNTAGGED_DAYS,
-                },
-                "action": {"type": "expire"},
-            },
-        ]
-    }
+def template() -> dict[str, Any]:
+    """CloudFormation's, of everything that CodeBuild needs in an account."""
+    values: dict[str, Any] = json.loads(resources.files(__package__).joinpath("codebuild.json").read_text())
+    return values
 
 
 def ensure_repository(host: EcrHost, name: str) -> EcrRepository:
@@ -64,9 +52,11 @@ def ensure_repository(host: EcrHost, name: str) -> EcrRepository:
     """
     ecr = client("ecr", host.region)
     with asking(f"the ECR repository {name}"):
-        present = _describe(ecr, host, name)
-        if present is not None:
-            return EcrRepository(name, False, _gaps(ecr, host, present))
+        try:
+            present = ecr.describe_repositories(registryId=host.account, repositoryNames=[name])["repositories"][0]
+            return EcrRepository(name, False, tuple(_gaps(ecr, host, present)))
+        except ecr.exceptions.RepositoryNotFoundException:
+            pass
         ecr.create_repository(
             registryId=host.account,
             repositoryName=name,
@@ -75,9 +65,8 @@ def ensure_repository(host: EcrHost, name: str) -> EcrRepository:
             encryptionConfiguration={"encryptionType": "AES256"},
             tags=[{"Key": "made-by", "Value": "windlass"}],
         )
-        ecr.put_lifecycle_policy(
-            registryId=host.account, repositoryName=name, lifecyclePolicyText=json.dumps(lifecycle_policy())
-        )
+        policy = template()["Resources"]["Images"]["Properties"]["LifecyclePolicy"]["LifecyclePolicyText"]
+        ecr.put_lifecycle_policy(registryId=host.account, repositoryName=name, lifecyclePolicyText=policy)
     return EcrRepository(name, True)
 
 
@@ -88,36 +77,15 @@ def push_token(host: EcrHost) -> Credentials:
     return Credentials.from_basic(answer["authorizationData"][0]["authorizationToken"])
 
 
-def _describe(ecr: Any, host: EcrHost, name: str) -> dict[str, Any] | None:
-    from botocore.exceptions import ClientError
-
-    try:
-        answer = ecr.describe_repositories(registryId=host.account, repositoryNames=[name])
-    except ClientError as error:
-        if error_code(error) == "RepositoryNotFoundException":
-            return None
-        raise
-    repository: dict[str, Any] = answer["repositories"][0]
-    return repository
-
-
-def _gaps(ecr: Any, host: EcrHost, repository: dict[str, Any]) -> tuple[str, ...]:
-    from botocore.exceptions import ClientError
-
+def _gaps(ecr: Any, host: EcrHost, repository: dict[str, Any]) -> Iterator[str]:
     name = repository["repositoryName"]
-    gaps = []
     if repository.get("imageTagMutability") != "IMMUTABLE":
         command = f"aws ecr put-image-tag-mutability --repository-name {name} --image-tag-mutability IMMUTABLE"
-        gaps.append(f"tags of {name} can move: {command}")
+        yield f"tags of {name} can move: {command}"
     if not repository.get("imageScanningConfiguration", {}).get("scanOnPush"):
         setting = "--image-scanning-configuration scanOnPush=true"
-        gaps.append(
-            f"{name} scans nothing: aws ecr put-image-scanning-configuration --repository-name {name} {setting}"
-        )
+        yield f"{name} scans nothing: aws ecr put-image-scanning-configuration --repository-name {name} {setting}"
     try:
         ecr.get_lifecycle_policy(registryId=host.account, repositoryName=name)
-    except ClientError as error:
-        if error_code(error) != "LifecyclePolicyNotFoundException":
-            raise
-        gaps.append(f"{name} has no lifecycle policy: its untagged images stay, and cost, for ever")
-    return tuple(gaps)
+    except ecr.exceptions.LifecyclePolicyNotFoundException:
+        yield f"{name} has no lifecycle policy: its untagged images stay, and cost, for ever"

@@ -5,48 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from windlass.errors import UserError
+from windlass.image.build.job import Job, Surroundings
 from windlass.image.build.process import Outcome, capture, last_lines
 
 IN_THE_CLOUD = "codebuild"
-
-
-@dataclass(frozen=True)
-class BuildRequest:
-    """One build: everything that is on its command line."""
-
-    context: Path
-    dockerfile: Path
-    tag: str
-    platform: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    target: str | None = None
-    cache: str | None = None
-    """Repository in a registry that keeps the layers of earlier builds. Default: those of this machine only."""
-    fresh: bool = False
-    """Without any cache."""
-    secrets: Mapping[str, Path] = field(default_factory=dict)
-    """Files that steps may mount by name; they are in no layer."""
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """How a command is run inside an image."""
-
-    python: str | None = None
-    """Interpreter in the image. Default: python, else python3."""
-    mounts: Sequence[tuple[str, str]] = ()
-    """Folders of this machine, read-only, and where they are seen."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    gpus: bool = False
-
-    def options(self) -> list[str]:
-        volumes = [part for source, target in self.mounts for part in ("--volume", f"{source}:{target}:ro")]
-        return [*volumes, *option_each("--env", self.environment)]
 
 
 class Builder:
@@ -66,9 +31,11 @@ class Builder:
         answer = capture([self.name, *self.alive], timeout=60)
         return None if answer.succeeded else last_lines(answer.stderr, 1).strip() or f"{self.name} does not answer"
 
-    def build(self, request: BuildRequest) -> list[str]:
-        cache = ["--cache-from", request.cache, "--cache-to", request.cache] if request.cache else []
-        return [self.name, "build", "--layers", "--format", "oci", *_build_options(request, cache)]
+    def build(self, job: Job, context: Path, dockerfile: Path) -> list[str]:
+        """For a builder that finds the two there."""
+        kept = job.settings.cache
+        cache = ["--cache-from", kept, "--cache-to", kept] if kept else []
+        return [self.name, "build", "--layers", "--format", "oci", *_build_options(job, context, dockerfile, cache)]
 
     def run(self, image: str, command: Sequence[str], around: Surroundings, text_in: str) -> Outcome:
         """Run a command inside an image, with `text_in` on its stdin."""
@@ -76,7 +43,7 @@ class Builder:
 
     def run_command(self, image: str, command: Sequence[str], around: Surroundings) -> list[str]:
         # The default of 64 MB of shared memory ends data loaders and collectives with a bus error.
-        options = ["--rm", "--interactive", "--shm-size", "1g", *self.run_options, *around.options()]
+        options = ["--rm", "--interactive", "--shm-size", "1g", *self.run_options, *_run_options(around)]
         options += self.gpu_options if around.gpus else ()
         program, *arguments = command
         return [self.name, "run", *options, "--entrypoint", program, image, *arguments]
@@ -129,7 +96,7 @@ class Buildah(Builder):
 
     def run_command(self, image: str, command: Sequence[str], around: Surroundings) -> list[str]:
         # The name of its own that buildah gives a container is in no hosts file, and launchers look their own name up.
-        options = ["--network", "host", "--hostname", "localhost", *around.options()]
+        options = ["--network", "host", "--hostname", "localhost", *_run_options(around)]
         return ["buildah", "run", *options, "--", image, *command]
 
 
@@ -151,14 +118,16 @@ class Docker(Builder):
             return "the buildx plugin is not installed" if self.buildx else None
         return reason
 
-    def build(self, request: BuildRequest) -> list[str]:
-        if not self.buildx:
-            cache = ["--cache-from", request.cache] if request.cache else []
-            return ["env", "DOCKER_BUILDKIT=1", "docker", "build", "--progress=plain", *_build_options(request, cache)]
-        kept = f"type=registry,ref={request.cache}"
-        cache = ["--cache-from", kept, "--cache-to", f"{kept},mode=max"] if request.cache else []
-        command = ["docker", "buildx", "build", "--progress=plain", "--load", "--provenance=false"]
-        return [*command, *_build_options(request, cache)]
+    def build(self, job: Job, context: Path, dockerfile: Path) -> list[str]:
+        kept = job.settings.cache
+        if self.buildx:
+            command = ["docker", "buildx", "build", "--progress=plain", "--load", "--provenance=false"]
+            registry = f"type=registry,ref={kept}"
+            cache = ["--cache-from", registry, "--cache-to", f"{registry},mode=max"] if kept else []
+        else:
+            command = ["env", "DOCKER_BUILDKIT=1", "docker", "build", "--progress=plain"]
+            cache = ["--cache-from", kept] if kept else []
+        return [*command, *_build_options(job, context, dockerfile, cache)]
 
     def push(
         self, image: str, destination: str, digest_file: Path, authentication: str | None, *, plain_http: bool = False
@@ -177,9 +146,7 @@ KINDS = tuple(builder.name for builder in BUILDERS)
 def find_builder(name: str | None = None) -> Builder:
     """The named builder, or the first that works here; an error says why each does not."""
     reasons: list[str] = []
-    for builder in (kind() for kind in BUILDERS):
-        if name not in (None, builder.name):
-            continue
+    for builder in (kind() for kind in BUILDERS if name in (None, kind.name)):
         reason = builder.why_not()
         if reason is None:
             return builder
@@ -192,17 +159,23 @@ def find_builder(name: str | None = None) -> Builder:
     )
 
 
-def _build_options(request: BuildRequest, cache: Sequence[str]) -> list[str]:
-    options = ["--platform", request.platform, "--tag", request.tag, "--file", str(request.dockerfile)]
-    options += option_each("--label", request.labels) + option_each("--build-arg", request.arguments)
-    options += ["--target", request.target] if request.target else []
+def _build_options(job: Job, context: Path, dockerfile: Path, cache: Sequence[str]) -> list[str]:
+    source, settings = job.source, job.settings
+    options = ["--platform", source.platform, "--tag", job.image, "--file", str(dockerfile)]
+    options += _each("--label", job.labels) + _each("--build-arg", source.arguments)
+    options += ["--target", source.target] if source.target else []
     options += cache
-    for name, file in sorted(request.secrets.items()):
+    for name, file in sorted(settings.secrets.items()):
         options += ["--secret", f"id={name},src={file}"]
-    options += ["--no-cache", "--pull"] if request.fresh else []
-    return [*options, str(request.context)]
+    options += ["--no-cache", "--pull"] if settings.fresh else []
+    return [*options, str(context)]
 
 
-def option_each(flag: str, values: Mapping[str, str]) -> list[str]:
+def _run_options(around: Surroundings) -> list[str]:
+    volumes = [part for source, target in around.mounts for part in ("--volume", f"{source}:{target}:ro")]
+    return [*volumes, *_each("--env", around.environment)]
+
+
+def _each(flag: str, values: Mapping[str, str]) -> list[str]:
     """--label a=b --label c=d, in the order of their names."""
     return [part for name, value in sorted(values.items()) for part in (flag, f"{name}={value}")]

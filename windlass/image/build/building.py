@@ -3,21 +3,80 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from windlass.errors import ExitCode, UserError
-from windlass.image.build.builders import Builder, BuildRequest, Surroundings
-from windlass.image.build.context import Context
-from windlass.image.build.logs import obstacle_in, why_failed
+from windlass.image.build.builders import Builder
+from windlass.image.build.job import Job, Settings, Source
+from windlass.image.build.logs import obstacle_in, stopped, why_failed
 from windlass.image.build.process import Outcome, Step, step_of, stream
-from windlass.image.build.records import Commit, ImageRecord, Records, commit_of, content_digest, tag_for
+from windlass.image.build.records import Commit, ImageRecord, Records, commit_of, tag_for
 from windlass.image.build.remedies import propose
-from windlass.image.build.testing import Proof, Report, prove_image
+from windlass.image.build.testing import Report, prove_image
 from windlass.image.read.dockerfile import parse_dockerfile
-from windlass.image.read.texts import Fix, Texts
+from windlass.image.read.texts import Fix
+
+OCI = "org.opencontainers.image"
+CONTENT = "dev.windlass.content"
+OURS = ".windlass"  # Dockerfile.windlass: what a fixed file is called beside the user's own
+
+
+@dataclass(frozen=True)
+class Made:
+    """An attempt that came to its end, the proof included."""
+
+    id: str
+    report: Report | None = None
+    pushed: str | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An attempt that did not, and where its whole log is kept."""
+
+    log: str
+    kept: Path
+
+
+class Watcher:
+    """Gets to know how a build goes, and makes lines of it. This one shows none: for programs, the result says all."""
+
+    def show(self, line: str) -> None:
+        pass
+
+    def attempt(self, number: int, most: int, tag: str) -> None:
+        self.show(f"attempt {number} of {most}: {tag}")
+
+    def line(self, line: str) -> None:
+        """A line of the builder's log: of these only the steps are shown."""
+        if step := step_of(line):
+            self.step(step)
+
+    def step(self, step: Step) -> None:
+        self.show(f"  {step}"[:160])
+
+    def failed(self, sentence: str, lines: tuple[str, ...]) -> None:
+        self.show(f"failed: {sentence}")
+        for line in lines:
+            self.show(f"  | {line}")
+
+    def changed(self, fix: Fix, diff: str) -> None:
+        self.show(f"change: {fix.sentence}")
+        for line in diff.rstrip().splitlines():
+            self.show(f"  {line}")
+
+    def proving(self, level: str) -> None:
+        self.show(f"  testing inside the image: {level}")
+
+
+class Workshop(Protocol):
+    """Where images are made: this machine, or AWS."""
+
+    name: str
+
+    def make(self, job: Job, watcher: Watcher) -> Made | Failed: ...
 
 
 class LocalWorkshop:
@@ -48,153 +107,11 @@ class LocalWorkshop:
     def _build(self, job: Job, log: Path, watcher: Watcher) -> Outcome:
         """The builder sees a staged copy: links to the user's files, and the changed ones in their place."""
         with tempfile.TemporaryDirectory(prefix="windlass-build-", ignore_cleanup_errors=True) as folder:
-            context = Path(folder) / "context"
+            context, dockerfile = Path(folder) / "context", Path(folder) / "Dockerfile"
             context.mkdir()
-            dockerfile = Path(folder) / "Dockerfile"
-            dockerfile.write_text(job.source.recipe)
             job.source.stage(context)
-            command = self.builder.build(job.request(context, dockerfile))
-            return stream(command, lambda line: show_step(line, watcher), log=log)
-
-
-def show_step(line: str, watcher: Watcher) -> None:
-    """The other lines of a log are not shown."""
-    if step := step_of(line):
-        watcher.step(step)
-
-
-OCI = "org.opencontainers.image"
-CONTENT = "dev.windlass.content"
-OURS = ".windlass"  # Dockerfile.windlass: what a fixed file is called beside the user's own
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is built: the texts that fixes may change, and the folder that they stand in."""
-
-    title: str
-    """Repository of the image: `localhost/train`, or one of a registry."""
-    texts: Texts
-    context: Context
-    platform: str
-    dockerfile: Path | None = None
-    """The user's own. None: the Dockerfile was planned."""
-    planned: Mapping[str, str] = field(default_factory=dict)
-    """Further files that a plan adds to the context."""
-    trees: Mapping[str, Context] = field(default_factory=dict)
-    """Further folders that it adds, and where they are in the context."""
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    target: str | None = None
-
-    @property
-    def recipe(self) -> str:
-        return self.texts.dockerfile or ""
-
-    @property
-    def files(self) -> dict[str, str]:
-        """Files of the context that are not as they are on disk."""
-        on_disk = self.context.texts()
-        changed = {name: text for name, text in self.texts.files.items() if on_disk.get(name) != text}
-        return {**self.planned, **changed}
-
-    @property
-    def content(self) -> str:
-        parts = [
-            self.context.digest(self.files),
-            *(f"{at}\0{tree.digest()}" for at, tree in sorted(self.trees.items())),
-        ]
-        return content_digest(self.recipe, "\n".join(parts), self.platform, self.arguments, self.target)
-
-    def stage(self, folder: Path) -> None:
-        """The context as the builder sees it: links to the user's files, and what was changed or added."""
-        self.context.stage(folder, self.files)
-        for at, tree in self.trees.items():
-            tree.stage(folder / at)
-
-    def with_fix(self, fix: Fix) -> Source:
-        return replace(self, texts=fix.apply(self.texts))
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a build is done."""
-
-    attempts: int = 3
-    auto_fix: bool = False
-    proof: Proof | None = None
-    """None: the image is not proven."""
-    around: Surroundings = field(default_factory=Surroundings)
-    secrets: Mapping[str, Path] = field(default_factory=dict)
-    """Files that a RUN may read by --mount=type=secret, and no layer keeps."""
-    cache: str | None = None
-    fresh: bool = False
-
-
-@dataclass(frozen=True)
-class Job:
-    """One attempt, as a workshop gets it."""
-
-    source: Source
-    image: str
-    tag: str
-    labels: Mapping[str, str]
-    settings: Settings
-    folder: Path
-    number: int
-
-    def request(self, context: Path, dockerfile: Path) -> BuildRequest:
-        """For a builder that finds the two files there."""
-        return BuildRequest(
-            context=context,
-            dockerfile=dockerfile,
-            tag=self.image,
-            platform=self.source.platform,
-            labels=self.labels,
-            arguments=self.source.arguments,
-            target=self.source.target,
-            cache=self.settings.cache,
-            fresh=self.settings.fresh,
-            secrets=self.settings.secrets,
-        )
-
-
-@dataclass(frozen=True)
-class Made:
-    """An attempt that came to its end, the proof included."""
-
-    id: str
-    report: Report | None = None
-    pushed: str | None = None
-
-
-@dataclass(frozen=True)
-class Failed:
-    """An attempt that did not, and where its whole log is kept."""
-
-    log: str
-    kept: Path
-
-
-class Watcher(Protocol):
-    """Who is told how a build goes."""
-
-    def attempt(self, number: int, most: int, tag: str) -> None: ...
-
-    def step(self, step: Step) -> None: ...
-
-    def failed(self, sentence: str, lines: tuple[str, ...]) -> None: ...
-
-    def changed(self, fix: Fix, diff: str) -> None: ...
-
-    def proving(self, level: str) -> None: ...
-
-
-class Workshop(Protocol):
-    """Where images are made: this machine, or AWS."""
-
-    name: str
-
-    def make(self, job: Job, watcher: Watcher) -> Made | Failed: ...
+            dockerfile.write_text(job.source.recipe)
+            return stream(self.builder.build(job, context, dockerfile), watcher.line, log=log)
 
 
 @dataclass(frozen=True)
@@ -241,10 +158,9 @@ def build_image(
                 fixes=[{"id": fix.id, "sentence": fix.sentence} for fix in applied],
                 pushed=result.pushed,
             )
+            records.save(record)
             if result.report:
                 record = records.add_proof(record, result.report.as_dict())
-            else:
-                records.save(record)
             return Built(record, result.report, folder, written)
         failure = why_failed(result.log)
         watcher.failed(failure.sentence, tuple(failure.lines))
@@ -293,13 +209,7 @@ def _given_up(failed: Failed, attempts: int, settings: Settings, applied: list[F
     obstacle = obstacle_in(failed.log)
     kept = f"the whole log is in {failed.kept}"
     if obstacle and (failure.id == "unknown" or obstacle.what == "the disk is full"):
-        return UserError(
-            f"the image cannot be built: {obstacle.what}",
-            evidence=f"{obstacle.evidence}\n{kept}",
-            cause=obstacle.cause,
-            fix=obstacle.fix,
-            exit_code=ExitCode.FAILED,
-        )
+        return stopped("the image cannot be built", failed.log, f"{obstacle.evidence}\n{kept}")
     advice = None if settings.auto_fix else "windlass image build --auto-fix    tries again with a change, and shows it"
     return UserError(
         f"the image does not build: {failure.sentence} (attempt {attempts} of {settings.attempts})",

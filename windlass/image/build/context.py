@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -18,23 +19,8 @@ from windlass.errors import UserError
 
 # Without a .dockerignore: what no image wants, and what must not leave the machine.
 USUALLY_IGNORED = (
-    ".git",
-    "**/__pycache__",
-    "**/*.pyc",
-    ".venv",
-    "venv",
-    "runs",
-    "images",
-    "**/.mypy_cache",
-    "**/.pytest_cache",
-    "**/.ruff_cache",
-    "**/*.egg-info",
-    "node_modules",
-    "**/.env",
-    "**/.env.*",
-    "**/*.pem",
-    ".aws",
-    ".ssh",
+    *(".git", ".venv", "venv", "runs", "images", "node_modules", ".aws", ".ssh", "**/.env", "**/.env.*", "**/*.pem"),
+    *("**/__pycache__", "**/*.pyc", "**/*.egg-info", "**/.mypy_cache", "**/.pytest_cache", "**/.ruff_cache"),
 )
 # Ours: written by builds, and no part of them.
 ALWAYS_IGNORED = ("**/*.windlass",)
@@ -87,8 +73,10 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
 
 EDITABLE_BYTES = 200_000
 # Whatever a Dockerfile may name to say what is installed.
-EDITABLE = (".txt", ".in", ".toml", ".cfg", ".lock", ".yml", ".yaml", ".sh", ".pip", ".req", ".reqs", ".constraints",
-            "setup.py", ".python-version", "pip.conf")  # fmt: skip
+EDITABLE = (
+    *(".txt", ".in", ".toml", ".cfg", ".lock", ".yml", ".yaml", ".sh", ".pip", ".req", ".reqs", ".constraints"),
+    *("setup.py", ".python-version", "pip.conf"),
+)
 DOCKERIGNORE = ".dockerignore"
 NOTHING: Mapping[str, str] = {}
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the same files make the same archive
@@ -115,10 +103,13 @@ class Context:
         for root, folders, names in os.walk(self.folder):
             at = Path(root).relative_to(self.folder).as_posix()
             prefix = "" if at == "." else f"{at}/"
-            links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+            links = [name for name in folders if Path(root, name).is_symlink()]
             folders[:] = [name for name in folders if name not in links and not self.ignore.may_skip(prefix + name)]
-            kept = [name for name in (*names, *links) if not self.ignore.ignores(prefix + name)]
-            files += [prefix + name for name in kept if _is_file(os.path.join(root, name))]
+            names += links
+            kept = [name for name in names if not self.ignore.ignores(prefix + name)]
+            # sockets and pipes are no files to copy, and reading one would wait for ever
+            kept = [name for name in kept if (path := Path(root, name)).is_symlink() or path.is_file()]
+            files += [prefix + name for name in kept]
         return tuple(sorted(files))
 
     def texts(self) -> dict[str, str]:
@@ -128,10 +119,8 @@ class Context:
             path = self.folder / name
             named = name.endswith(EDITABLE) or "." not in path.name
             if named and path.is_file() and path.stat().st_size <= EDITABLE_BYTES:
-                try:
+                with contextlib.suppress(UnicodeDecodeError):
                     texts[name] = path.read_text()
-                except UnicodeDecodeError:
-                    continue
         return texts
 
     def digest(self, changed: Mapping[str, str] = NOTHING) -> str:
@@ -179,19 +168,11 @@ def write_zip(folder: Path, names: Iterable[str], archive: Path, extra: Mapping[
             zipped.writestr(zipfile.ZipInfo(name, ZIP_TIME), text)
 
 
-def _is_file(path: str) -> bool:
-    """Or a link; sockets and pipes are no files to copy, and reading one would wait for ever."""
-    return os.path.islink(path) or os.path.isfile(path)
-
-
 def _link(source: Path, target: Path) -> None:
-    if source.is_symlink():
-        target.symlink_to(os.readlink(source))
-        return
     try:
-        os.link(source, target)
+        os.link(source, target, follow_symlinks=False)
     except OSError:  # another file system
-        shutil.copy2(source, target)
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def text_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, str]:

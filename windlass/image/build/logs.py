@@ -24,13 +24,21 @@ def known() -> dict[str, Any]:
 
 def obstacle_in(log: str) -> UserError | None:
     """The first obstacle that the log names, looked for from its end."""
-    lines = log.splitlines()
-    for line in reversed(lines[-200:]):
+    for line in reversed(log.splitlines()[-200:]):
         for obstacle in known()["obstacles"]:
             if re.search(obstacle["pattern"], line, re.IGNORECASE):
                 said = {"evidence": line.strip()[:400], "cause": obstacle["cause"], "fix": obstacle["fix"]}
                 return UserError(obstacle["what"], **said, exit_code=ExitCode.FAILED)
     return None
+
+
+def stopped(what: str, log: str, evidence: str) -> UserError:
+    """That something did not work, with the obstacle that the log names, if it does."""
+    obstacle = obstacle_in(log)
+    if obstacle is None:
+        return UserError(what, evidence=evidence, exit_code=ExitCode.FAILED)
+    said = f"{what}: {obstacle.what}"
+    return UserError(said, evidence=evidence, cause=obstacle.cause, fix=obstacle.fix, exit_code=ExitCode.FAILED)
 
 
 BUILDKIT = re.compile(r"^#\d+ (?:\d+\.\d+ )?")  # `#9 12.34 text`
@@ -57,12 +65,6 @@ class Failure:
     id: str
     sentence: str
     lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Found:
-    match: re.Match[str]
-    line: str
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,13 @@ class BuildLog:
         """The lines since the last step began."""
         return self.lines[self.last_start :]
 
-    def find(self, pattern: str, *, everywhere: bool = False) -> Found | None:
+    def find(self, pattern: str, *, everywhere: bool = False) -> re.Match[str] | None:
         """The first line of the failing step that a pattern is in: what earlier steps said did not end the build."""
         return next(iter(self.all(pattern, everywhere=everywhere)), None)
 
-    def all(self, pattern: str, *, everywhere: bool = False) -> list[Found]:
-        compiled = re.compile(pattern)
+    def all(self, pattern: str, *, everywhere: bool = False) -> list[re.Match[str]]:
         lines = self.lines if everywhere else self.tail
-        return [Found(match, line.strip()) for line in lines if (match := compiled.search(line))]
+        return [match for line in lines if (match := re.search(pattern, line))]
 
 
 def why_failed(text: str) -> Failure:
@@ -114,16 +115,17 @@ def why_failed(text: str) -> Failure:
     for everywhere in (False, True):
         for id, pattern, sentence in known()["symptoms"]:
             if found := log.find(pattern, everywhere=everywhere):
-                lines = tuple(_with_surroundings(log.lines if everywhere else log.tail, found.line))
-                return Failure(id, filled(sentence, found.match), lines)
-    return Failure("unknown", "the build failed for a reason that windlass does not know", tuple(_lines(log)))
+                lines = _with_surroundings(log.lines if everywhere else log.tail, found.string.strip())
+                return Failure(id, filled(sentence, found), tuple(lines))
+    said = [line.strip() for line in log.tail if line.strip() and not NOISE.search(line)]
+    trouble = [line for line in said if TROUBLE.search(line)]
+    lines = list(dict.fromkeys(trouble or said))[-MOST_LINES:]
+    return Failure("unknown", "the build failed for a reason that windlass does not know", tuple(lines))
 
 
 def filled(sentence: str, match: re.Match[str]) -> str:
     """`sentence` with the groups of a match in the place of {1}, {2}."""
-    for number, value in enumerate(match.groups(), start=1):
-        sentence = sentence.replace(f"{{{number}}}", (value or "").strip("'\""))
-    return sentence
+    return sentence.format(match[0], *((value or "").strip("'\"") for value in match.groups()))
 
 
 def _with_surroundings(log: Sequence[str], line: str) -> list[str]:
@@ -138,9 +140,3 @@ def _with_surroundings(log: Sequence[str], line: str) -> list[str]:
     window = [text.strip() for text in lines[max(0, place - 6) : place + 4]]
     kept = [text for text in window if text == line or (TROUBLE.search(text) and not NOISE.search(text))]
     return list(dict.fromkeys(kept))[:MOST_LINES]
-
-
-def _lines(log: BuildLog) -> list[str]:
-    lines = [line.strip() for line in log.tail if line.strip() and not NOISE.search(line)]
-    trouble = [line for line in lines if TROUBLE.search(line)]
-    return list(dict.fromkeys(trouble or lines))[-MOST_LINES:]

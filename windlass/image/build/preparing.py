@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import windlass
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
-from windlass.image.build.building import Source
 from windlass.image.build.context import Context, Ignore
-from windlass.image.build.testing import Proof
+from windlass.image.build.job import Proof, Source
 from windlass.image.facts.node import Node, node_of
 from windlass.image.inside.proof import SMALL_MODEL
+from windlass.image.plan.choose import ImagePlan, plan_image
 from windlass.image.read.requirements import read_requirement_files
 from windlass.image.read.texts import Texts
 from windlass.image.registry.reference import ImageReference
@@ -24,53 +23,51 @@ from windlass.spec import Run
 PACKAGE = ".windlass/windlass"  # where a planned Dockerfile copies windlass itself from
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """What the command line adds to a run file, or says in its place."""
-
-    dockerfile: Path | None = None
-    context: Path | None = None
-    name: str | None = None
-    platform: str | None = None
-    target: str | None = None
-    arguments: Mapping[str, str] | None = None
-    driver: str | None = None
-    gpu: str | None = None
-
-
-def source_of(run: Run | None, run_file: Path | None, wishes: Wishes) -> tuple[Source, Node]:
-    """What is built, and the node that it is for."""
+def source_of(
+    run: Run | None,
+    run_file: Path | None,
+    *,
+    dockerfile: Path | None = None,
+    context: Path | None = None,
+    name: str | None = None,
+    platform: str | None = None,
+    target: str | None = None,
+    arguments: Mapping[str, str] | None = None,
+    driver: str | None = None,
+    gpu: str | None = None,
+) -> tuple[Source, Node]:
+    """What is built, and the node that it is for. The command line adds to a run file, or speaks in its place."""
     home = run_file.parent if run_file else Path()
-    node = node_of(run, driver=wishes.driver, gpu_name=wishes.gpu) if run else Node()
-    platform = wishes.platform or node.platform
-    context = Context.open(wishes.context or (home / run.image.context if run else home))
-    dockerfile = wishes.dockerfile or (home / run.image.dockerfile if run and run.image.dockerfile else None)
-    if dockerfile is None and run is None:
-        dockerfile = context.folder / "Dockerfile"
+    node = node_of(run, driver=driver, gpu_name=gpu) if run else Node()
+    files = Context.open(context or (home / run.image.context if run else home))
+    dockerfile = dockerfile or (home / run.image.dockerfile if run and run.image.dockerfile else None)
     planned: Mapping[str, str] = {}
     trees: Mapping[str, Context] = {}
-    if dockerfile is not None:
+    if run is None or dockerfile:
+        dockerfile = dockerfile or files.folder / "Dockerfile"
         recipe = _read(dockerfile)
     else:
-        assert run is not None
-        from windlass.image.plan.choose import plan_image
-
-        own = [run.image.requirements] if run.image.requirements else []
-        plan = plan_image(run, node, read_requirement_files(home, own))
+        plan = planned_image(run, node, home)
         recipe, planned = plan.dockerfile, plan.files
         trees = {PACKAGE: Context(Path(windlass.__file__).parent, Ignore(("**/__pycache__", "**/*.pyc")))}
     source = Source(
-        title=title_of(run, wishes.name, context.folder),
-        texts=Texts(recipe, context.texts(), dockerfile.name if dockerfile else "Dockerfile"),
-        context=context,
-        platform=platform,
+        title=title_of(run, name, files.folder),
+        texts=Texts(recipe, files.texts(), dockerfile.name if dockerfile else "Dockerfile"),
+        context=files,
+        platform=platform or node.platform,
         dockerfile=dockerfile,
         planned=planned,
         trees=trees,
-        arguments=wishes.arguments or {},
-        target=wishes.target,
+        arguments=arguments or {},
+        target=target,
     )
     return source, node
+
+
+def planned_image(run: Run, node: Node, home: Path) -> ImagePlan:
+    """The image of a run file in the folder `home`."""
+    own = [run.image.requirements] if run.image.requirements else []
+    return plan_image(run, node, read_requirement_files(home, own))
 
 
 def title_of(run: Run | None, name: str | None, folder: Path) -> str:

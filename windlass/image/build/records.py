@@ -112,8 +112,7 @@ class Records:
         _write_json(self.place(record.tag) / "image.json", asdict(record))
 
     def newest_first(self) -> Iterator[ImageRecord]:
-        files = sorted(self.folder.glob("*/image.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-        for file in files:
+        for file in sorted(self.folder.glob("*/image.json"), key=lambda file: -file.stat().st_mtime_ns):
             try:
                 yield ImageRecord(**json.loads(file.read_text()))
             except (ValueError, TypeError) as error:

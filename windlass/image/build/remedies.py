@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from windlass.image.build.logs import BuildLog, Found, filled, known
+from windlass.image.build.logs import BuildLog, filled, known
 from windlass.image.facts.bases import base_of
 from windlass.image.read.dockerfile import Dockerfile, Instruction, parse_dockerfile
 from windlass.image.read.texts import Fix, insert_after, lines_of, replace_lines
@@ -28,7 +28,7 @@ OTHER_NETWORK = (
     r"TLS handshake timeout|i/o timeout|unexpected EOF|toomanyrequests|early EOF|RPC failed|connect: connection refused"
 )
 APT_CALL = r"(\bapt(?:-get)?)(?=\s+(?:-\S+\s+)*(?:update|install)\b)"
-INSTALL = re.compile(r"\b(apt(?:-get)?)((?:\s+-\S+)*\s+install)\b")
+INSTALL = r"\b(apt(?:-get)?)((?:\s+-\S+)*\s+install)\b"
 
 
 def propose(dockerfile: str, log: str, tried: Collection[str]) -> Fix | None:
@@ -36,15 +36,14 @@ def propose(dockerfile: str, log: str, tried: Collection[str]) -> Fix | None:
     return next((proposal for proposal in proposals(dockerfile, log) if proposal.id not in tried), None)
 
 
-def proposals(dockerfile: str, log: str) -> Iterator[Fix]:
+def proposals(dockerfile: str, log: str) -> list[Fix]:
     """Every change that the log gives a reason for, the most specific first."""
     case = _Case(dockerfile, BuildLog(log))
-    seen: set[str] = set()
-    for remedy in (missing_package, missing_module, no_build_isolation, apt, managed_python, not_root, network, disk):
-        for proposal in remedy(case):
-            if proposal.id not in seen:
-                seen.add(proposal.id)
-                yield proposal
+    remedies = (missing_package, missing_module, no_build_isolation, apt, managed_python, not_root, network, disk)
+    first: dict[str, Fix] = {}
+    for proposal in (proposal for remedy in remedies for proposal in remedy(case)):
+        first.setdefault(proposal.id, proposal)
+    return list(first.values())
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class _Case:
                 return run
         return runs[0] if len(runs) == 1 else None
 
-    def fix(self, id: str, sentence: str, text: str, found: Found) -> Iterator[Fix]:
+    def fix(self, id: str, sentence: str, text: str, found: re.Match[str]) -> Iterator[Fix]:
         if text != self.text:
-            yield Fix(id, sentence, (found.line,), text)
+            yield Fix(id, sentence, (found.string.strip(),), text)
 
     def before_failure(self, line: str) -> str:
         """The Dockerfile with an instruction more before the one that failed, else after the last FROM."""
@@ -92,17 +91,17 @@ def missing_package(case: _Case) -> Iterator[Fix]:
         return
     for pattern, where, sentence in known()["missing"]:
         if found := case.log.find(pattern):
-            packages = known()[where].get(found.match[1]) if where in known() else where
+            packages = known()[where].get(found[1]) if where in known() else where
             if packages:
                 id = f"apt-add:{packages.replace(' ', '+')}"
-                why = f"{filled(sentence, found.match)}: install {packages}"
+                why = f"{filled(sentence, found)}: install {packages}"
                 yield from case.fix(id, why, case.before_failure(APT.format(packages)), found)
 
 
 def missing_module(case: _Case) -> Iterator[Fix]:
     """Without build isolation pip installs none of the modules that a build imports."""
     found = case.log.find(r"ModuleNotFoundError: No module named '([\w]+)")
-    module = found.match[1] if found else ""
+    module = found[1] if found else ""
     package = known()["modules"].get(module)
     if not found or not package or not case.failed:
         return
@@ -117,9 +116,8 @@ def no_build_isolation(case: _Case) -> Iterator[Fix]:
     found = case.log.find(r"No module named 'torch'")
     if found and case.failed and "--no-build-isolation" not in case.failed.text:
         text = case.in_failed(r"(\bpip[\d.]*\s+install)\b", r"\1 --no-build-isolation")
-        yield from case.fix(
-            "no-build-isolation", "a package imports torch while it is built: build it beside torch", text, found
-        )
+        why = "a package imports torch while it is built: build it beside torch"
+        yield from case.fix("no-build-isolation", why, text, found)
 
 
 def apt(case: _Case) -> Iterator[Fix]:
@@ -127,23 +125,17 @@ def apt(case: _Case) -> Iterator[Fix]:
     found = case.log.find(r"E: Unable to locate package (\S+)|E: Package '(\S+)' has no installation candidate|"
                           r"(?:E: )?Failed to fetch \S+\s+404")  # fmt: skip
     if found and case.failed and not re.search(r"\bapt(-get)?\s+(-\S+\s+)*update\b", case.failed.text):
-        text = case.in_failed(INSTALL.pattern, r"\1 update && \1\2")
-        yield from case.fix(
-            f"apt-update:{case.failed.first}",
-            "the lists of apt are missing or old: update in the same step",
-            text,
-            found,
-        )
-    name = (found.match[1] or found.match[2]) if found else None
+        text = case.in_failed(INSTALL, r"\1 update && \1\2")
+        why = "the lists of apt are missing or old: update in the same step"
+        yield from case.fix(f"apt-update:{case.failed.first}", why, text, found)
+    name = (found[1] or found[2]) if found else None
     if found and name and case.log.find(r"the following packages replace it"):
         for other in case.log.all(r"^\s\s(\S+)$"):
-            text = case.in_failed(rf"(?<![\w.+-]){re.escape(name)}(?![\w.+-])", other.match[1])
-            yield from case.fix(
-                f"apt-rename:{name}", f"apt has no {name} any more; install {other.match[1]}", text, found
-            )
+            text = case.in_failed(rf"(?<![\w.+-]){re.escape(name)}(?![\w.+-])", other[1])
+            yield from case.fix(f"apt-rename:{name}", f"apt has no {name} any more; install {other[1]}", text, found)
     found = case.log.find(r"Do you want to continue\?|^Abort\.$")
     if found and case.failed and not re.search(r"install\s+(-\S+\s+)*-\w*y", case.failed.text):
-        text = case.in_failed(INSTALL.pattern, r"\1\2 -y")
+        text = case.in_failed(INSTALL, r"\1\2 -y")
         yield from case.fix("apt-yes", "apt asked whether to go on: answer -y", text, found)
     found = case.log.find(r"Please select the geographic area|debconf: unable to initialize frontend: Readline")
     if found and "DEBIAN_FRONTEND" not in case.text:
@@ -155,9 +147,8 @@ def managed_python(case: _Case) -> Iterator[Fix]:
     found, start = case.log.find(r"externally-managed-environment"), case.dockerfile.last
     if found and start and "PIP_BREAK_SYSTEM_PACKAGES" not in case.text:
         text = insert_after(case.text, start.start.last, "ENV PIP_BREAK_SYSTEM_PACKAGES=1")
-        yield from case.fix(
-            "break-system-packages", "pip may install into the system's Python of an image", text, found
-        )
+        why = "pip may install into the system's Python of an image"
+        yield from case.fix("break-system-packages", why, text, found)
 
 
 def not_root(case: _Case) -> Iterator[Fix]:
@@ -167,17 +158,13 @@ def not_root(case: _Case) -> Iterator[Fix]:
     )
     if not found or not case.failed:
         return
-    users = [
-        instruction
-        for instruction in case.dockerfile.instructions
-        if instruction.keyword == "USER" and instruction.stage == case.failed.stage
-    ]
-    before = [user for user in users if user.first < case.failed.first]
-    if before and before[-1].words not in ("root", "0"):
-        lines = lines_of(case.text, case.failed.first, case.failed.last).rstrip()
-        new = f"USER root\n{lines}\nUSER {before[-1].words}\n"
-        text = replace_lines(case.text, case.failed.first, case.failed.last, new)
-        yield from case.fix("user-root", f"the step runs as {before[-1].words} and needs root", text, found)
+    step = case.failed
+    users = [user for user in case.dockerfile.instructions if user.keyword == "USER" and user.stage == step.stage]
+    user = next((user.words for user in reversed(users) if user.first < step.first), "root")
+    if user not in ("root", "0"):
+        new = f"USER root\n{lines_of(case.text, step.first, step.last).rstrip()}\nUSER {user}\n"
+        text = replace_lines(case.text, step.first, step.last, new)
+        yield from case.fix("user-root", f"the step runs as {user} and needs root", text, found)
 
 
 def network(case: _Case) -> Iterator[Fix]:
@@ -191,12 +178,11 @@ def network(case: _Case) -> Iterator[Fix]:
         if found := case.log.find(pattern):
             yield from case.fix(id, "a server did not answer: try longer", case.in_failed(old, new), found)
     if found := case.log.find(rf"{PIP_NETWORK}|{APT_NETWORK}|{OTHER_NETWORK}"):
-        yield Fix("retry-network-1", "the network failed: the same build again", (found.line,), case.text)
+        yield Fix("retry-network-1", "the network failed: the same build again", (found.string.strip(),), case.text)
 
 
 def disk(case: _Case) -> Iterator[Fix]:
     """Copies of packages that the image does not need."""
-    found = case.log.find(r"No space left on device|Errno 28")
-    if found:
+    if found := case.log.find(r"No space left on device|Errno 28"):
         text = re.sub(r"(\bpip[\d.]*\s+install)\b(?!.*--no-cache-dir)", r"\1 --no-cache-dir", case.text)
         yield from case.fix("no-cache", "the disk is full: keep no copies of what pip downloads", text, found)

@@ -2,53 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from windlass.common.files import parse_record
 from windlass.errors import ExitCode, UserError
-from windlass.image.build.builders import Builder, Surroundings
-from windlass.image.build.logs import obstacle_in
-from windlass.image.build.process import Outcome, capture, last_lines
+from windlass.image.build.builders import Builder
+from windlass.image.build.job import Proof, Surroundings
+from windlass.image.build.logs import stopped
+from windlass.image.build.process import capture, last_lines
 from windlass.image.registry.reference import ImageReference, is_loopback
 
-# The sources come in on stdin, so that nothing is mounted and a remote daemon works too. /tmp is in every image.
+# The script comes in on stdin, so that nothing is mounted and a remote daemon works too. /tmp is in every image.
 CARRY_IN = (
-    "import importlib, json, os, sys, tempfile\n"
+    "import os, subprocess, sys, tempfile\n"
     "with tempfile.TemporaryDirectory() as folder:\n"
-    "    os.mkdir(os.path.join(folder, 'inside'))\n"
-    "    for name, text in json.load(sys.stdin).items():\n"
-    "        with open(os.path.join(folder, 'inside', name), 'w') as file:\n"
-    "            file.write(text)\n"
-    "    sys.path.insert(0, folder)\n"
-    "    code = importlib.import_module('inside.proof').main(sys.argv[1])\n"
+    "    script = os.path.join(folder, 'proof.py')\n"
+    "    with open(script, 'wb') as file:\n"
+    "        file.write(sys.stdin.buffer.read())\n"
+    "    code = subprocess.call([sys.executable, script, sys.argv[1]])\n"
     "sys.exit(code)\n"
 )
 FIND_PYTHON = 'for name in python python3; do command -v $name >/dev/null && exec $name "$@"; done; exec python3 "$@"'
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What an image has to show."""
-
-    level: str = "standard"
-    imports: tuple[str, ...] = ()
-    """Modules that must be there, beside torch."""
-    expect: Mapping[str, str] = field(default_factory=dict)
-    """Versions that must be loaded: torch, cuda, nccl, python …"""
-    efa: bool = False
-    smoke: str = ""
-    """Command of the smoke run. Default: windlass's own trainer."""
-    model: Mapping[str, Any] | None = None
-    seconds: float = 900
-    """For every group of checks."""
-
-    def order(self, *, gpus: bool = False) -> str:
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        return json.dumps(values | {"gpus": gpus})
 
 
 @dataclass(frozen=True)
@@ -69,23 +45,21 @@ class Report:
     @property
     def log(self) -> str:
         """The failures as text, for the rules that read logs."""
-        parts = [
-            f"{failure['name']}: {failure['detail']}\n{failure.get('evidence') or ''}" for failure in self.failures
-        ]
-        return "\n".join(parts)
+        return "\n".join(
+            f"{check['name']}: {check['detail']}\n{check.get('evidence') or ''}" for check in self.failures
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {"image": self.image, **self.values}
 
 
-def sources() -> dict[str, str]:
-    """The files of windlass.image.inside, by name."""
-    folder = resources.files("windlass.image.inside")
-    return {path.name: path.read_text() for path in folder.iterdir() if path.name.endswith(".py")}
+def script() -> str:
+    """What is carried into the image."""
+    return resources.files("windlass.image.inside").joinpath("proof.py").read_text()
 
 
 def command_inside(order: str, python: str | None = None) -> list[str]:
-    """What is run in the image, with `sources` as JSON on its stdin."""
+    """What is run in the image, with `script` on its stdin."""
     if python:
         return [python, "-c", CARRY_IN, order]
     return ["sh", "-c", FIND_PYTHON, "sh", "-c", CARRY_IN, order]
@@ -98,22 +72,22 @@ def fetch(builder: Builder, image: str, *, plain_http: bool = False) -> None:
         return
     answer = capture(builder.pull(image, plain_http=plain_http or is_loopback(registry)))
     if not answer.succeeded:
-        obstacle = obstacle_in(answer.stderr)
-        raise UserError(
-            f"{image} cannot be pulled" + (f": {obstacle.what}" if obstacle else ""),
-            evidence=answer.stderr.strip()[-400:],
-            fix=obstacle.fix if obstacle else None,
-            exit_code=ExitCode.FAILED,
-        )
+        raise stopped(f"{image} cannot be pulled", answer.stderr, answer.stderr.strip()[-400:])
 
 
 def prove_image(builder: Builder, image: str, proof: Proof, around: Surroundings) -> Report:
     """Run the checks inside the image. A failed check is in the report; what is raised is that there is none."""
     command = command_inside(proof.order(gpus=around.gpus), around.python)
-    answer = builder.run(image, command, around, json.dumps(sources()))
+    answer = builder.run(image, command, around, script())
     values = report_in(answer.stdout)
     if values is None:
-        raise _no_report(image, answer)
+        raise UserError(
+            f"nothing could be run inside {image}",
+            evidence=last_lines(answer.stderr) or f"exit code {answer.exit_code}, and no word",
+            cause="the image has no python (3.10 or newer), is for another platform, or the container could not start",
+            fix="windlass image test --python /path/in/the/image    where python is not on the image's PATH",
+            exit_code=ExitCode.FAILED,
+        )
     return Report(image, values)
 
 
@@ -121,13 +95,3 @@ def report_in(output: str) -> dict[str, Any] | None:
     """The report that the proof prints last, whatever the image printed before it."""
     records = (parse_record(line) for line in reversed(output.splitlines()))
     return next((record for record in records if record and "checks" in record), None)
-
-
-def _no_report(image: str, answer: Outcome) -> UserError:
-    return UserError(
-        f"nothing could be run inside {image}",
-        evidence=last_lines(answer.stderr) or f"exit code {answer.exit_code}, and no word",
-        cause="the image has no python (3.10 or newer), is for another platform, or the container could not start",
-        fix="windlass image test --python /path/in/the/image    where python is not on the image's PATH",
-        exit_code=ExitCode.FAILED,
-    )

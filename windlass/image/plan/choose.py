@@ -58,8 +58,8 @@ def lock(plan: ImagePlan, index: Index) -> ImagePlan:
             cause="requirements that contradict each other" if answer.checked else "an index that cannot be asked",
             exit_code=ExitCode.BAD_INPUT if answer.checked else ExitCode.FAILED,
         )
-    pins = "".join(f"{one.name}=={one.version}\n" for one in sorted(answer.packages, key=lambda one: one.name))
-    return replace(plan, files={**plan.files, CONSTRAINTS: pins})
+    pins = sorted((package.name, package.version) for package in answer.packages)
+    return replace(plan, files={**plan.files, CONSTRAINTS: "".join(f"{name}=={version}\n" for name, version in pins)})
 
 
 OLDEST_TORCH = "2.11"  # what the trainer is tested with
@@ -101,15 +101,8 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
     choices = [Choice("platform", node.platform, f"the nodes: {node.origin}")]
     own, own_options = _own_requirements(run, files or {})
     asked = [*(wanted_of(text, Place("image.pip", 1)) for text in image.pip), *own]
-    compiled = (
-        ()
-        if node.cpu_only
-        else tuple(
-            one.text
-            for one in asked
-            if one.name in facts()["builds_against_torch"]["names"] and one.name in facts()["only_source"]["names"]
-        )
-    )
+    sources = {*facts()["builds_against_torch"]["names"]} & {*facts()["only_source"]["names"]}
+    compiled = () if node.cpu_only else tuple(wanted.text for wanted in asked if wanted.name in sources)
     base = base_of(image.base) if image.base else None
     build: Build | None = None
     torch: str | None = None
@@ -122,14 +115,13 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
         torch, index = f"{newest.version}+cpu", f"{facts()['torch_index']['url']}cpu"
         choices.append(Choice("torch", torch, "the run trains on CPUs", newest.source))
     else:
-        pinned = next((one for one in asked if one.name == "torch" and one.pin), None)
+        pinned = next((wanted for wanted in asked if wanted.name == "torch" and wanted.pin), None)
         build, why = choose_build(run, node, pinned)
-        torch, index = build.torch, build.index
-        if build.index:
-            torch = f"{build.torch}+{build.tag}"
+        torch, index = f"{build.torch}+{build.tag}" if build.index else build.torch, build.index
+        drivers = {entry["cuda_major"]: entry["source"] for entry in reversed(facts()["drivers"])}
         choices += [
             Choice("torch", torch, why, build.source),
-            Choice("CUDA", build.cuda, _why_cuda(build, node), _driver_source(build)),
+            Choice("CUDA", build.cuda, _why_cuda(build, node), drivers.get(build.cuda_major, "")),
             Choice("NCCL", build.nccl or "as pinned by torch", f"{build.nccl_package}, which the torch wheel requires; "
                    "no second one is installed", build.source),
         ]  # fmt: skip
@@ -159,7 +151,7 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
         agent=agent["version"] if agent else None,
         compiled=compiled,
         companions=tuple(_companions(torch, asked)) if torch else (),
-        pip=tuple(one for one in image.pip if one not in compiled),
+        pip=tuple(text for text in image.pip if text not in compiled),
         apt=image.apt,
         own=tuple(own),
         own_options=own_options,
@@ -179,19 +171,21 @@ def choose_build(run: Run, node: Node, pinned: Wanted | None = None) -> tuple[Bu
     refused: list[str] = []
     asked = _release_asked(run.image.torch or (pinned.pin if pinned else None))
     local = (pinned.pin or "").partition("+")[2] if pinned and not run.image.torch else ""
-    for one in [asked] if asked else releases():
-        for build in one.builds:
-            reason = why_not(run, node, one, build)
-            if local and reason is None and build.tag != local:
-                reason = f"{pinned.place if pinned else ''} asks for {local}"
+    for known in [asked] if asked else releases():
+        for build in known.builds:
+            reason = why_not(run, node, known, build)
+            if local and pinned and reason is None and build.tag != local:
+                reason = f"{pinned.place} asks for {local}"
             if reason is None:
-                return build, _why_torch(run, refused, pinned)
+                newest = f"the newest that fits; {refused[0]}" if refused else "the newest"
+                place = "image.torch" if run.image.torch else pinned and pinned.place
+                return build, f"{place} asks for it" if place else newest
             refused.append(f"torch {build.torch} with CUDA {build.cuda}: {reason}")
     raise UserError(
         "no torch in the table runs on these nodes with what is asked for",
         evidence="\n".join(refused[:6]),
         cause=f"the nodes: {node.describe()}",
-        fix="a newer driver on the nodes" if any("driver" in one for one in refused) else "image.torch or image.python",
+        fix="a newer driver on the nodes" if "driver" in " ".join(refused) else "image.torch or image.python",
     )
 
 
@@ -200,9 +194,7 @@ def why_not(run: Run, node: Node, one: Release, build: Build) -> str | None:
     image = run.image
     if Version(one.version) < Version(OLDEST_TORCH):
         return f"windlass needs torch {OLDEST_TORCH} or newer"
-    if image.cuda and image.cuda != build.cuda and image.cuda.split(".")[0] != build.cuda.split(".")[0]:
-        return f"image.cuda asks for {image.cuda}"
-    if image.cuda and "." in image.cuda and image.cuda != build.cuda:
+    if image.cuda and image.cuda not in (build.cuda, build.cuda.split(".")[0]):
         return f"image.cuda asks for {image.cuda}"
     if build.status == "experimental" and image.cuda != build.cuda:
         return "an experimental build"
@@ -220,21 +212,10 @@ def why_not(run: Run, node: Node, one: Release, build: Build) -> str | None:
 
 
 def _release_asked(version: str | None) -> Release | None:
-    if version is None:
-        return None
-    found = release(version)
-    if found is None:
-        known = ", ".join(one.version for one in releases()[:8])
+    if version and release(version) is None:
+        known = ", ".join(known.version for known in releases()[:8])
         raise UserError(f"image.torch={version} is not in the table", evidence=f"it has {known}, …")
-    return found
-
-
-def _why_torch(run: Run, refused: list[str], pinned: Wanted | None) -> str:
-    if run.image.torch:
-        return "image.torch asks for it"
-    if pinned:
-        return f"{pinned.place} asks for it"
-    return f"the newest that fits; {refused[0]}" if refused else "the newest"
+    return release(version) if version else None
 
 
 def _why_cuda(build: Build, node: Node) -> str:
@@ -242,10 +223,6 @@ def _why_cuda(build: Build, node: Node) -> str:
     driver = f"driver {node.driver} is enough" if node.driver else "the driver of the nodes is not known"
     gpu = f"; it has code for {node.gpu}" if node.capability else ""
     return f"{where}; {driver} (needs {build.minimum_driver}){gpu}"
-
-
-def _driver_source(build: Build) -> str:
-    return str(next((e["source"] for e in facts()["drivers"] if e["cuda_major"] == build.cuda_major), ""))
 
 
 def _python_and_base(
@@ -260,9 +237,9 @@ def _python_and_base(
     if base:
         if image.python and base.python and base.python != image.python:
             raise UserError(f"{base.image} has Python {base.python}, and image.python asks for {image.python}")
-        known_system = facts()["systems"].get(base.system or "", {})
-        found = base.python or (known_system.get("python") if base.family in ("system", "cuda") else None)
-        found = found if base.family in ("python", "system", "cuda") else None
+        found = base.python if base.family in ("python", "system", "cuda") else None
+        if found is None and base.family in ("system", "cuda"):
+            found = facts()["systems"].get(base.system or "", {}).get("python")
         if found and Version(found) < Version(OLDEST_PYTHON):
             raise UserError(f"windlass needs Python {OLDEST_PYTHON} or newer, and {base.image} has {found}",
                             fix="image.base=null    lets windlass choose")  # fmt: skip
@@ -340,13 +317,10 @@ def _warnings(node: Node, build: Build | None, files: Mapping[str, str]) -> Iter
 
 
 def _companions(torch: str, asked: list[Wanted]) -> Iterator[str]:
+    """The torchvision and torchaudio that go with a torch, where they are asked for."""
     local = torch.partition("+")[2]
-    for name, version in companions_of(torch).items():
-        if any(one.name == name and not one.constraint for one in asked):
+    wanted = {wanted.name for wanted in asked if not wanted.constraint}
+    for name in ("torchvision", "torchaudio"):
+        version = companion(name, torch)
+        if version and name in wanted:
             yield f"{name}=={version}+{local}" if local else f"{name}=={version}"
-
-
-def companions_of(torch: str) -> dict[str, str]:
-    """The torchvision and torchaudio that go with a torch, by name."""
-    found = {name: companion(name, torch) for name in ("torchvision", "torchaudio")}
-    return {name: version for name, version in found.items() if version}

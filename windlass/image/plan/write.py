@@ -6,9 +6,10 @@ The build context must hold `.windlass/`: the files of `files_of`, and a copy of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import requires
+from pathlib import Path
 
 from packaging.requirements import Requirement
 
@@ -84,14 +85,14 @@ def _blocks(of: Ingredients) -> Iterator[str]:
             "# The base image's own torch stays: whatever is installed later must go with it.\n"
             "RUN python -c \"import torch; print('torch==' + torch.__version__)\" >> /opt/windlass/constraints.txt"
         )
-    own = f" -r /opt/windlass/{_last(OWN)}" if OWN in files_of(of) else ""
+    own = f" -r /opt/windlass/{Path(OWN).name}" if OWN in files_of(of) else ""
     yield f"RUN pip install --no-cache-dir -c /opt/windlass/constraints.txt -r /opt/windlass/requirements.txt{own}"
     if of.compiled:
         yield (
             "# These compile against the torch above.\n"
             f"RUN pip install --no-cache-dir {BUILD_TOOLS} \\\n"
             "    && pip install --no-cache-dir --no-build-isolation -c /opt/windlass/constraints.txt "
-            + " ".join(f"'{one}'" for one in of.compiled)
+            + " ".join(f"'{requirement}'" for requirement in of.compiled)
         )
     yield f'RUN python -c "{check_program(of)}"'
     yield (
@@ -135,42 +136,25 @@ def check_program(of: Ingredients) -> str:
 def files_of(of: Ingredients) -> dict[str, str]:
     """What the build copies beside windlass itself."""
     wanted = [*own_requirements(), *of.pip, *([f"{AGENT}=={of.agent}"] if of.agent else ())]
-    held = []
-    if of.torch:
-        held.append(f"torch=={of.torch}")
-        held += of.companions
-    held += [
-        record.text
-        for record in of.own
-        if record.constraint and record.name not in ("torch", "torchvision", "torchaudio")
-    ]
-    own = [record.text for record in of.own if not record.constraint and record.name not in _elsewhere(of)]
-    found = {REQUIREMENTS: _text(wanted), CONSTRAINTS: _text(held)}
-    return {**found, OWN: _text([*of.own_options, *own])} if own else found
-
-
-def _elsewhere(of: Ingredients) -> set[str]:
-    """Packages that have an instruction of their own."""
-    return {"torch", *(wanted_of(text, Place("", 1)).name for text in (*of.compiled, *of.companions))}
-
-
-def _text(lines: Iterable[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
+    held = [f"torch=={of.torch}", *of.companions] if of.torch else []
+    chosen = ("torch", "torchvision", "torchaudio")
+    held += [record.text for record in of.own if record.constraint and record.name not in chosen]
+    # packages that have an instruction of their own
+    elsewhere = {"torch", *(wanted_of(text, Place("", 1)).name for text in (*of.compiled, *of.companions))}
+    own = [record.text for record in of.own if not record.constraint and record.name not in elsewhere]
+    files = {REQUIREMENTS: wanted, CONSTRAINTS: held} | ({OWN: [*of.own_options, *own]} if own else {})
+    return {name: "".join(f"{line}\n" for line in lines) for name, lines in files.items()}
 
 
 def own_requirements() -> list[str]:
     """What windlass needs for its trainer and for the retry loop of detached runs, torch apart."""
     needed = []
-    for text in requires("windlass") or ():
-        requirement = Requirement(text)
+    for requirement in map(Requirement, requires("windlass") or ()):
         marker = requirement.marker
-        of_extra = marker is not None and "extra" in str(marker)
-        wanted = not of_extra or any(marker and marker.evaluate({"extra": extra}) for extra in ("train", "k8s"))
-        if wanted and requirement.name != "torch":
-            requirement.marker = None if of_extra else marker
+        if marker and "extra" in str(marker):
+            if not any(marker.evaluate({"extra": extra}) for extra in ("train", "k8s")):
+                continue
+            requirement.marker = None
+        if requirement.name != "torch":
             needed.append(str(requirement))
     return needed
-
-
-def _last(path: str) -> str:
-    return path.rsplit("/", 1)[-1]

@@ -55,32 +55,30 @@ def find_credentials(registry: str, environment: Mapping[str, str] = os.environ)
 
 
 @contextlib.contextmanager
-def in_memory_file(credentials: Credentials, registry: str) -> Iterator[tuple[str, int]]:
-    """An authentication file that is on no disk and has no name: only a child that inherits the descriptor can read it.
+def in_memory(
+    credentials: Credentials | None, registry: str, *, as_folder: bool
+) -> Iterator[tuple[str | None, tuple[int, ...]]]:
+    """Where a builder reads them, and the descriptors that it inherits. Never a file on disk, never its command line.
 
-    The path is one that the child opens: its own descriptor.
+    `as_folder`: for docker, one in memory (tmpfs), readable by us only, and gone at once. For the others a file without
+    a name: only a child that inherits the descriptor can read it, by the path of its own descriptor.
     """
-    descriptor = os.memfd_create("auth")
-    try:
-        os.write(descriptor, credentials.as_auth_file(registry).encode())
-        yield f"/proc/self/fd/{descriptor}", descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def in_memory_folder(credentials: Credentials, registry: str) -> Iterator[str]:
-    """For docker, which reads a folder: one in memory (tmpfs), readable by us only, and gone at once."""
-    if not os.path.ismount(MEMORY_FOLDER):
+    if credentials is None:
+        yield None, ()
+    elif not as_folder:
+        with open(os.memfd_create("auth"), "w") as file:
+            file.write(credentials.as_auth_file(registry))
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}", (file.fileno(),)
+    elif not os.path.ismount(MEMORY_FOLDER):
         raise UserError(
             "docker reads credentials from a folder, and this machine has no folder in memory to put them in",
             fix=f"docker login {registry}    then push again, without {PASSWORD_VARIABLE}",
         )
-    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER, prefix="windlass-") as folder:
-        file = os.open(os.path.join(folder, "config.json"), os.O_WRONLY | os.O_CREAT, 0o600)
-        with os.fdopen(file, "w") as config:
-            config.write(credentials.as_auth_file(registry))
-        yield folder
+    else:
+        with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER, prefix="windlass-") as folder:  # for its owner alone
+            Path(folder, "config.json").write_text(credentials.as_auth_file(registry))
+            yield folder, ()
 
 
 def _auth_files(environment: Mapping[str, str]) -> Iterator[Path]:
@@ -115,9 +113,7 @@ def _from_file(path: Path, registry: str) -> Credentials | None:
 def _from_helper(helper: str, registry: str) -> Credentials | None:
     try:
         answer = capture([f"docker-credential-{helper}", "get"], text_in=registry, timeout=60)
-    except UserError:
+    except UserError:  # it is not installed
         return None
-    if not answer.succeeded:
-        return None
-    values = json.loads(answer.stdout)
-    return Credentials(values["Username"], values["Secret"])
+    values = json.loads(answer.stdout) if answer.succeeded else None
+    return Credentials(values["Username"], values["Secret"]) if values else None

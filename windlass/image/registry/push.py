@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,9 +10,9 @@ from pathlib import Path
 
 from windlass.errors import ExitCode, UserError
 from windlass.image.build.builders import Builder
-from windlass.image.build.logs import obstacle_in
+from windlass.image.build.logs import obstacle_in, stopped
 from windlass.image.build.process import last_lines, stream
-from windlass.image.registry.credentials import Credentials, in_memory_file, in_memory_folder
+from windlass.image.registry.credentials import Credentials, in_memory
 from windlass.image.registry.reference import ImageReference, is_loopback
 from windlass.image.registry.registry import Manifest, Repository, denied, unreachable
 
@@ -52,18 +51,18 @@ def push_image(
     repository = Repository(destination, credentials, plain_http=plain_http)
     present = repository.manifest(destination.tag)
     already_there = present is not None and _is_local_image(builder, image, present)
-    if present and not already_there and not replace:
+    if present and already_there:
+        digest = present.digest
+    elif present and not replace:
         raise UserError(
             f"{destination} is there already, and is another image",
             evidence=f"{present.digest} in the registry",
             cause="a tag that moves makes two runs of one run file different",
             fix="--tag NEW    or --replace, where the registry lets tags move",
         )
-    if present and already_there:
-        digest = present.digest
     else:
-        digest = _push(builder, image, destination, credentials, plain_http=plain_http, on_line=on_line)
-    return Pushed(destination, digest, _size(_verified(repository, destination, digest)), already_there)
+        digest = _push(builder, image, destination, credentials, plain_http, on_line)
+    return Pushed(destination, digest, _verified(repository, destination, digest).size, already_there)
 
 
 def look_up(pinned: ImageReference, credentials: Credentials | None, *, plain_http: bool = False) -> Pushed:
@@ -72,7 +71,7 @@ def look_up(pinned: ImageReference, credentials: Credentials | None, *, plain_ht
     manifest = repository.manifest(pinned.pointer)
     if manifest is None:
         raise UserError(f"{pinned} is not in the registry any more", fix="windlass image build")
-    return Pushed(pinned, manifest.digest, _size(manifest), already_there=True)
+    return Pushed(pinned, manifest.digest, manifest.size, already_there=True)
 
 
 def _push(
@@ -80,12 +79,12 @@ def _push(
     image: str,
     destination: ImageReference,
     credentials: Credentials | None,
-    *,
     plain_http: bool,
     on_line: Callable[[str], None] | None,
 ) -> str:
     registry = destination.registry or ""
-    with tempfile.TemporaryDirectory() as folder, _authentication(builder, credentials, registry) as (place, inherit):
+    known = in_memory(credentials, registry, as_folder=builder.name == "docker")
+    with tempfile.TemporaryDirectory() as folder, known as (place, inherit):
         digest_file = Path(folder) / "digest"
         insecure = plain_http or is_loopback(registry)
         output = ""
@@ -100,21 +99,6 @@ def _push(
     if not digests:
         raise UserError(f"{builder.name} did not say what it pushed", evidence=output[-400:], exit_code=ExitCode.FAILED)
     return digests[-1]
-
-
-@contextlib.contextmanager
-def _authentication(
-    builder: Builder, credentials: Credentials | None, registry: str
-) -> Iterator[tuple[str | None, tuple[int, ...]]]:
-    """Where the builder reads the credentials. Never a file on disk, never its command line."""
-    if credentials is None:
-        yield None, ()
-    elif builder.name == "docker":
-        with in_memory_folder(credentials, registry) as folder:
-            yield folder, ()
-    else:
-        with in_memory_file(credentials, registry) as (path, descriptor):
-            yield path, (descriptor,)
 
 
 def _verified(repository: Repository, destination: ImageReference, digest: str) -> Manifest:
@@ -137,8 +121,7 @@ def _verified(repository: Repository, destination: ImageReference, digest: str) 
 def _parts(repository: Repository, manifest: Manifest) -> Iterator[str]:
     values = manifest.values
     for entry in values.get("manifests", ()):
-        below = repository.manifest(entry["digest"])
-        if below:
+        if below := repository.manifest(entry["digest"]):
             yield from _parts(repository, below)
     if "config" in values:
         yield values["config"]["digest"]
@@ -152,10 +135,6 @@ def _is_local_image(builder: Builder, image: str, present: Manifest) -> bool:
     return bool(present.values.get("config", {}).get("digest") == f"sha256:{local}")
 
 
-def _size(manifest: Manifest) -> int:
-    return sum(layer["size"] for layer in manifest.values.get("layers", ()))
-
-
 def _not_pushed(destination: ImageReference, output: str, *, known: bool) -> UserError:
     obstacle = obstacle_in(output)
     registry = destination.registry or ""
@@ -163,10 +142,4 @@ def _not_pushed(destination: ImageReference, output: str, *, known: bool) -> Use
         return denied(registry, destination.repository, obstacle.evidence or "", known=known)
     if obstacle and obstacle.what == "a registry does not answer":
         return unreachable(registry, obstacle.evidence or "")
-    return UserError(
-        f"{destination} was not pushed" + (f": {obstacle.what}" if obstacle else ""),
-        evidence=last_lines(output),
-        cause=obstacle.cause if obstacle else None,
-        fix=obstacle.fix if obstacle else None,
-        exit_code=ExitCode.FAILED,
-    )
+    return stopped(f"{destination} was not pushed", output, last_lines(output))

@@ -22,41 +22,32 @@ def pin(text: str, name: str) -> str:
 
 
 def _edit(text: str, name: str) -> str:
+    def write(new: str, start: int, end: int) -> str:
+        return text[:start] + new + text[end:]
+
     root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is None:
-        return f"{text}image:\n  name: {name}\n"
-    if not isinstance(root, yaml.MappingNode):
+    if root is not None and not isinstance(root, yaml.MappingNode):
         raise UserError("the run file is no mapping of sections")
-    section = _value(root, "image")
+    section = _value(root, "image") if root else None
+    if section is None and root and root.flow_style:
+        start = root.start_mark.index + 1
+        return write(f"image: {{name: {name!r}}}{', ' if root.value else ''}", start, start)
     if section is None:
-        if root.flow_style:
-            return _insert(text, root.start_mark.index + 1, f"image: {{name: {name!r}}}{', ' if root.value else ''}")
-        end = "" if text.endswith("\n") else "\n"
-        return f"{text}{end}image:\n  name: {name}\n"
+        newline = "" if not text or text.endswith("\n") else "\n"
+        return f"{text}{newline}image:\n  name: {name}\n"
+    start, end = section.start_mark.index, section.end_mark.index
     if not isinstance(section, yaml.MappingNode):  # `image:` alone
-        return _replace(text, section, f" {{name: {name!r}}}" if section.value == "" else f"{{name: {name!r}}}")
-    current = _value(section, "name")
-    if current is not None:
-        return _replace(text, current, repr(name) if section.flow_style else name)
+        return write(f"{'' if section.value else ' '}{{name: {name!r}}}", start, end)
+    if current := _value(section, "name"):
+        new = repr(name) if section.flow_style else name
+        return write(new, current.start_mark.index, current.end_mark.index)
     if section.flow_style:
-        return _insert(text, section.start_mark.index + 1, f"name: {name!r}{', ' if section.value else ''}")
-    margin = " " * section.start_mark.column
-    return _insert(text, section.start_mark.index, f"name: {name}\n{margin}")
+        return write(f"name: {name!r}{', ' if section.value else ''}", start + 1, start + 1)
+    return write(f"name: {name}\n{' ' * section.start_mark.column}", start, start)
 
 
 def _value(mapping: yaml.MappingNode, key: str) -> yaml.Node | None:
-    for name, value in mapping.value:
-        if name.value == key:
-            return value  # type: ignore[no-any-return]
-    return None
-
-
-def _replace(text: str, node: yaml.Node, new: str) -> str:
-    return text[: node.start_mark.index] + new + text[node.end_mark.index :]
-
-
-def _insert(text: str, at: int, new: str) -> str:
-    return text[:at] + new + text[at:]
+    return next((value for name, value in mapping.value if name.value == key), None)
 
 
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")

@@ -42,6 +42,10 @@ class Manifest:
         values: dict[str, Any] = json.loads(self.body)
         return values
 
+    @property
+    def size(self) -> int:
+        return sum(layer["size"] for layer in self.values.get("layers", ()))
+
 
 class Repository:
     """One repository of a registry."""

@@ -272,7 +272,7 @@ def renewal(access: Access) -> str:
     if isinstance(plugin, dict) and plugin:
         command = str(plugin.get("command") or "")
         if command.rsplit("/", 1)[-1] in ("aws", "aws-iam-authenticator"):
-            return "aws sso login    and if that does not help: aws eks update-kubeconfig --name CLUSTER"
+            return "aws sso login    and if that does not help: windlass cluster use CLUSTER"
         words = plugin.get("args")
         return " ".join([command, *map(str, words if isinstance(words, list) else ())])
     if access.user.get("auth-provider"):

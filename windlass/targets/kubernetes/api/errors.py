@@ -142,7 +142,7 @@ def unreachable(access: Access, error: Exception) -> UnreachableError:
             f"the certificate of {access.server} is not that of the context {access.context}",
             evidence=text,
             cause="the cluster was made anew, or something answers in its place",
-            fix="aws eks update-kubeconfig --name CLUSTER    or another way to a new kubeconfig",
+            fix="windlass cluster use CLUSTER    writes an EKS cluster's entry anew; others have a way of their own",
         )
     return UnreachableError(
         f"the Kubernetes API of the context {access.context} does not answer",
