@@ -66,6 +66,20 @@ def test_data_that_is_read_hundreds_of_times(text: Path, shards: Path) -> None:
     assert check_data(run_on("corpus:austen")) == check_data(run_on("hf:allenai/c4")) == []
 
 
+def test_one_pair_is_one_sequence(tmp_path: Path) -> None:
+    """Examples are padded to whole sequences: one that is shorter is no part of a sequence."""
+    pair = tmp_path / "pair.jsonl"
+    pair.write_text(json.dumps({"prompt": "Two and two?", "chosen": "Four.", "rejected": "Five."}) + "\n")
+    many, few = (
+        check_data(run_on(str(pair), format="preference", sequence_length=4096, steps=steps, tokenizer="tiny"))
+        for steps in (1000, 1)
+    )
+    batch = run_on(str(pair)).train.global_batch
+    assert f"reads pair.jsonl about {1000 * batch:,} times" in many[0]
+    assert f"train.steps=1 reads it about {batch} times" in many[0]
+    assert few == []
+
+
 def test_missing_file(text: Path) -> None:
     message = refusal(text.with_name("novl.jsonl"))
     assert "there is no file or folder" in message

@@ -38,7 +38,7 @@ class BadRecordError(UserError):
     """One record that cannot be read; data.bad_records=skip leaves it out."""
 
     def __init__(self, what: str, *, fix: str | None = None, **more: Any) -> None:
-        skip = "data.bad_records=skip (tokenize: --bad-records skip)    leaves such records out, and counts them"
+        skip = "data.bad_records=skip, or windlass data tokenize … --bad-records skip    leaves them out, and counts them"
         super().__init__(what, fix=f"{fix}\n{skip}" if fix else skip, **more)
 
 
