@@ -131,7 +131,7 @@ def _preflight(run: Run, request: Any) -> list[str]:
 
 def _what_changes(before: Run, run: Run, earlier: JobStatus) -> list[str]:
     """What other settings do to a run that goes on, one warning each; a run under way keeps those it has."""
-    from windlass.plan.schedule import learning_rate
+    from windlass.plan.resolution import learning_rate
 
     changes = steering(before, run)
     if not changes:

@@ -348,7 +348,7 @@ def parquet_texts(piece: FilePiece, skipped: Skipped) -> Iterator[str]:
     file = open_parquet(piece.path, piece.version)
     schema, field = file.schema_arrow, piece.text_field
     if is_selector(field):
-        wanted = [name for name in columns(field, list(schema.names)) if name in schema.names]
+        wanted = [name for name in columns(field) if name in schema.names]
     else:
         wanted = [field]
         if field not in schema.names or not is_text(schema.field(field).type):
