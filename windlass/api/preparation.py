@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.errors import UserError
-from windlass.plan.hardware import Hardware
+from windlass.plan.speed import Hardware
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.compatibility import adopt, change_lines, differences, must_match, shown, steering
