@@ -13,7 +13,7 @@ import pytest
 from tests.data.conftest import json_lines, refusal, run_on, texts
 from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
-from windlass.data.sequences.opening import tokenizer_of
+from windlass.data.sequences.opening import open_sequences, tokenizer_of
 from windlass.data.shards.folder import TokenShards
 from windlass.data.sources.source import FileSource
 from windlass.data.tokenizers.tokenizer import Tokenizer
@@ -78,6 +78,15 @@ def test_one_pair_is_one_sequence(tmp_path: Path) -> None:
     assert f"reads pair.jsonl about {1000 * batch:,} times" in many[0]
     assert f"train.steps=1 reads it about {batch} times" in many[0]
     assert few == []
+
+
+def test_a_tokenizer_that_was_fetched_is_still_the_runs(shards: Path, tiny: Tokenizer, tmp_path: Path, caplog) -> None:
+    """Ranks open a hub's tokenizer by the folder that it was fetched into; shards know it by its name."""
+    tiny.save(tmp_path / "fetched")
+    open_sequences(run_on(str(shards), tokenizer="tiny"), "train", tokenizer=str(tmp_path / "fetched"))
+    assert "was made with the tokenizer" not in caplog.text
+    open_sequences(run_on(str(shards), tokenizer="acme/other"), "train", tokenizer=str(tmp_path / "fetched"))
+    assert "was made with the tokenizer tiny; the run's is acme/other" in caplog.text
 
 
 def test_missing_file(text: Path) -> None:
