@@ -29,8 +29,8 @@ from windlass.diagnose.facts import schema as facts_schema
 from windlass.errors import ExitCode
 from windlass.plan import resolve
 from windlass.plan.fitting import apply, fastest_change
-from windlass.plan.hardware import Hardware
 from windlass.plan.shape import ModelShape
+from windlass.plan.speed import Hardware
 from windlass.spec import Run, parse_run
 
 WHERE_OUTPUT_IS = (

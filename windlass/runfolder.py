@@ -51,8 +51,27 @@ def _where_it_is(name: str) -> str | None:
 
 
 @dataclass(frozen=True)
+class _Inside:
+    """A file or folder of every run folder, by its name there."""
+
+    file: str
+
+    def __get__(self, folder: RunFolder, _owner: type[RunFolder]) -> Path:
+        return folder.path / self.file
+
+
+@dataclass(frozen=True)
 class RunFolder:
     path: Path
+
+    run_file = _Inside("run.yaml")
+    metrics = _Inside("metrics.jsonl")
+    history = _Inside("history.jsonl")
+    events = _Inside("events.jsonl")
+    evaluations = _Inside("evaluations.jsonl")
+    checkpoints = _Inside("checkpoints")
+    logs = _Inside("logs")
+    export = _Inside("export")
 
     @classmethod
     def of(cls, run: Run) -> RunFolder:
@@ -75,38 +94,6 @@ class RunFolder:
     @property
     def name(self) -> str:
         return self.path.name
-
-    @property
-    def run_file(self) -> Path:
-        return self.path / "run.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def history(self) -> Path:
-        return self.path / "history.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def export(self) -> Path:
-        return self.path / "export"
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:04d}.log"

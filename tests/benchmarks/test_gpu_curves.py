@@ -15,7 +15,7 @@ from benchmarks.gpu.curves_cases import FP32, GPU, GROUPS, TINY, Bound, Case, Si
 from benchmarks.gpu.curves_reference import rate
 from benchmarks.gpu.curves_start import learnable_tokens
 from benchmarks.gpu.curves_verdicts import Outcome, judge, table
-from windlass.plan.schedule import learning_rate
+from windlass.plan.resolution import learning_rate
 from windlass.spec.training import TrainSection
 
 BASE = tuple(np.linspace(6.0, 4.0, 100).tolist())

@@ -12,7 +12,9 @@ import pytest
 from tests.data.servers import COMMIT, HubHandler, Served, serving
 from windlass.common import hub as hub_module
 from windlass.common.hub import check_access, fetch, fetched, is_hub_id, with_retries
+from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_hub, repositories
+from windlass.data.sources.source import FileSource
 from windlass.data.tokenizers.tokenizer import load_tokenizer
 from windlass.errors import ExitCode, UserError
 from windlass.plan import resolve
@@ -188,10 +190,28 @@ def test_what_a_run_takes_from_a_hub() -> None:
         "model": {"path": MODEL, "init": "pretrained", "revision": "v1"},
         "data": {"source": "hf:acme/chats", "validation_source": "hf:acme/chats"},
     }
-    found = [(one.name, one.what, one.revision) for one in repositories(resolve(parse_run(values)))]
+    found = [(taken.name, taken.what, taken.revision) for taken in repositories(resolve(parse_run(values)))]
     assert found[:2] == [(MODEL, "model", "v1"), ("acme/chats", "dataset", None)]
     preset = resolve(parse_run({"model": {"preset": "llama3.2-tiny"}, "data": {"source": "corpus:austen"}}))
     assert list(repositories(preset)) == []
+
+
+def datasets_and_tokenizers(**data: Any) -> list[str]:
+    run = resolve(parse_run({"model": {"preset": "llama3.2-tiny"}, "data": {"tokenizer": "acme/tokens", **data}}))
+    return [repository.name for repository in repositories(run)]
+
+
+def test_a_mixture_takes_what_it_reads_and_nothing_else(tmp_path: Path) -> None:
+    """`data.source` has a default on the hub, which a run with `data.sources` never reads."""
+    text = tmp_path / "novel.txt"
+    text.write_text("It was a dark and stormy night. " * 200)
+    tokenize([FileSource((text,), "text", "novel")], tmp_path / "shards", load_tokenizer("tiny"), workers=1)
+    shards = {"source": str(tmp_path / "shards")}
+    assert datasets_and_tokenizers(sources=[shards, shards]) == []
+    assert datasets_and_tokenizers(sources=[shards, {"source": str(text)}]) == ["acme/tokens"]
+    mixed = [shards, {"source": "hf:acme/chats", "weight": 3}, {"source": "hf:json", "files": ["a.jsonl"]}]
+    assert datasets_and_tokenizers(sources=mixed) == ["acme/chats", "acme/tokens"]
+    assert datasets_and_tokenizers(**shards, validation_source=str(text)) == ["acme/tokens"]
 
 
 @pytest.mark.parametrize(

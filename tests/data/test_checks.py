@@ -13,7 +13,7 @@ import pytest
 from tests.data.conftest import json_lines, refusal, run_on, texts
 from windlass.data.build.tokenizing import tokenize
 from windlass.data.checks import check_data
-from windlass.data.sequences.opening import tokenizer_of
+from windlass.data.sequences.opening import open_sequences, tokenizer_of
 from windlass.data.shards.folder import TokenShards
 from windlass.data.sources.source import FileSource
 from windlass.data.tokenizers.tokenizer import Tokenizer
@@ -64,6 +64,29 @@ def test_data_that_is_read_hundreds_of_times(text: Path, shards: Path) -> None:
     (warning,) = check_data(parse_run({"name": "test", "model": {"preset": "any"}, "data": mixed}))
     assert f"{reads / 2 / num_sequences:,.0f} times" in warning
     assert check_data(run_on("corpus:austen")) == check_data(run_on("hf:allenai/c4")) == []
+
+
+def test_one_pair_is_one_sequence(tmp_path: Path) -> None:
+    """Examples are padded to whole sequences: one that is shorter is no part of a sequence."""
+    pair = tmp_path / "pair.jsonl"
+    pair.write_text(json.dumps({"prompt": "Two and two?", "chosen": "Four.", "rejected": "Five."}) + "\n")
+    many, few = (
+        check_data(run_on(str(pair), format="preference", sequence_length=4096, steps=steps, tokenizer="tiny"))
+        for steps in (1000, 1)
+    )
+    batch = run_on(str(pair)).train.global_batch
+    assert f"reads pair.jsonl about {1000 * batch:,} times" in many[0]
+    assert f"train.steps=1 reads it about {batch} times" in many[0]
+    assert few == []
+
+
+def test_a_tokenizer_that_was_fetched_is_still_the_runs(shards: Path, tiny: Tokenizer, tmp_path: Path, caplog) -> None:
+    """Ranks open a hub's tokenizer by the folder that it was fetched into; shards know it by its name."""
+    tiny.save(tmp_path / "fetched")
+    open_sequences(run_on(str(shards), tokenizer="tiny"), "train", tokenizer=str(tmp_path / "fetched"))
+    assert "was made with the tokenizer" not in caplog.text
+    open_sequences(run_on(str(shards), tokenizer="acme/other"), "train", tokenizer=str(tmp_path / "fetched"))
+    assert "was made with the tokenizer tiny; the run's is acme/other" in caplog.text
 
 
 def test_missing_file(text: Path) -> None:

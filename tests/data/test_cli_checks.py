@@ -180,6 +180,16 @@ def test_utf_16_is_named(tmp_path: Path, capsys: Any, name: str, encoding: str) 
     assert "cp1252" not in told
 
 
+def test_a_bad_record_is_told_with_commands_that_exist(tmp_path: Path, capsys: Any) -> None:
+    """`inspect` takes --text-field, and cannot leave records out itself."""
+    (tmp_path / "bad.jsonl").write_text('{"body": "a"}\n')
+    assert run_command(["data", "inspect", "bad.jsonl"]) == 2
+    told = capsys.readouterr().err
+    assert "--text-field body" in told
+    assert "windlass data tokenize … --bad-records skip" in told
+    assert "tokenize: --" not in told
+
+
 def test_tables_of_other_programs(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "a.csv").write_text("id;text\n1;hello\n")
     assert run_command(["data", "inspect", "a.csv"]) == 2

@@ -9,11 +9,10 @@ from windlass.catalog.gpus import gpu
 from windlass.catalog.models import known_config
 from windlass.plan import resolve
 from windlass.plan.fitting import apply
-from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Layout, rows_per_rank
 from windlass.plan.memory import MemoryEstimate, estimate_memory
 from windlass.plan.shape import ModelShape
-from windlass.plan.speed import SpeedEstimate, estimate_speed
+from windlass.plan.speed import Hardware, SpeedEstimate, estimate_speed
 from windlass.spec import Run, parse_run
 
 SMALL_LLAMA = {  # sizes of a model whose activations are counted by running it

@@ -12,7 +12,7 @@ from windlass.catalog.instances import instance, instances
 from windlass.errors import UserError
 from windlass.plan.cost import num_saves, num_validations
 from windlass.plan.forecast import forecast
-from windlass.plan.hardware import Hardware
+from windlass.plan.speed import Hardware
 
 ROOT = Path(__file__).parents[2]
 TABLE = """\

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.plan.runs import a_run, estimates, estimates_of, name_of
 from windlass.catalog.gpus import gpu
 from windlass.catalog.instances import instance
-from windlass.plan.hardware import Hardware
 from windlass.plan.memory import LOGITS_PER_BLOCK, rows_per_block
+from windlass.plan.speed import Hardware
 
 MEASURED = json.loads((Path(__file__).parent / "measured_h200.json").read_text())
 MEMORY_BOUND, SPEED_BOUND = 0.10, 0.20

@@ -9,10 +9,10 @@ from windlass.errors import UserError
 from windlass.plan import check, resolve
 from windlass.plan.fitting import apply, batch_shape, choose_micro_batch, comfortable_bytes, find_change
 from windlass.plan.forecast import forecast
-from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Layout
 from windlass.plan.memory import estimate_memory
 from windlass.plan.shape import ModelShape
+from windlass.plan.speed import Hardware
 
 
 def peak(run, ranks, micro):

@@ -19,10 +19,10 @@ from windlass.errors import UserError
 from windlass.plan import check, resolve
 from windlass.plan.fitting import apply, comfortable_bytes, find_change
 from windlass.plan.forecast import forecast
-from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Layout
 from windlass.plan.memory import saved_per_layer
 from windlass.plan.shape import ModelShape
+from windlass.plan.speed import Hardware
 from windlass.trainer.model.structure import model_config
 
 

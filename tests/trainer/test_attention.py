@@ -63,7 +63,7 @@ def layout_without_gpu(run: Run, **config: Any) -> Layout:
 def test_output_and_gradients_are_those_of_torchs_own_attention(heads: tuple[int, int]) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, count, 33, 16, requires_grad=True) for count in (heads[0], heads[1], heads[1]))
-    twins = [one.detach().clone().requires_grad_() for one in (q, k, v)]
+    twins = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
     grad = torch.randn(2, heads[0], 33, 16)
 
     out = flash4_bhtd(q, k, v, 0.2)

@@ -71,7 +71,7 @@ def test_a_run_is_steered_and_branched(corpus: Path, tmp_path: Path, undisturbed
     assert same.codes == [0, 0], same.output
     assert same.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
     history = list(read_json_lines(same.folder.history))
-    assert next(one for one in history if one["event"] == "branched")["source"] == "base"
+    assert next(record for record in history if record["event"] == "branched")["source"] == "base"
     assert sorted(checkpoint.name for checkpoint in (tmp_path / "runs" / "base" / "checkpoints").glob("step-*")) == [
         "step-00000004",
         "step-00000008",
@@ -81,7 +81,7 @@ def test_a_run_is_steered_and_branched(corpus: Path, tmp_path: Path, undisturbed
     steered = train(tmp_path, branch, ranks=1, overrides=["steps=11", "learning_rate=1e-5", "global_batch=3"])
     assert steered.codes == [0], steered.output
     assert sorted(steered.losses) == list(range(5, 12))
-    changed = [one for one in read_json_lines(steered.folder.history) if one["event"] == "settings-changed"]
+    changed = [record for record in read_json_lines(steered.folder.history) if record["event"] == "settings-changed"]
     assert changed[-1]["changes"]["train.global_batch"] == [8, 3]
     assert changed[-1]["changes"]["train.learning_rate"] == [1e-3, 1e-5]
 
@@ -90,7 +90,7 @@ def test_a_run_is_steered_and_branched(corpus: Path, tmp_path: Path, undisturbed
     other.write_text(corpus.read_text() * 2)
     moved = train(tmp_path, {**branch, "name": "moved", "data": {**branch["data"], "source": str(other)}}, ranks=1)
     assert moved.codes == [0], moved.output
-    (event,) = [one for one in read_json_lines(moved.folder.history) if one["event"] == "branched"]
+    (event,) = [record for record in read_json_lines(moved.folder.history) if record["event"] == "branched"]
     assert "other data, from its beginning" in event["data"]
     wrong = {**branch, "name": "wrong", "checkpoint": {"every": 4, "branch_from": "base@5"}}
     refused = train(tmp_path, wrong, ranks=1)

@@ -170,12 +170,13 @@ def early_stopping(folder: RunFolder, step: int = 10**6, **stopping: Any) -> Ear
 
 
 def test_patience_and_margin(tmp_path: Path) -> None:
-    one = early_stopping(RunFolder(tmp_path), patience=2, min_delta=0.1)
+    stopping = early_stopping(RunFolder(tmp_path), patience=2, min_delta=0.1)
     observed = [
-        (one.observe(step, loss), one.should_stop) for step, loss in enumerate([3.0, 2.95, 2.85, 2.8, 2.9], start=1)
+        (stopping.observe(step, loss), stopping.should_stop)
+        for step, loss in enumerate([3.0, 2.95, 2.85, 2.8, 2.9], start=1)
     ]
     assert observed == [(True, False), (False, False), (True, False), (False, False), (False, True)]
-    assert one.best_step == 3
+    assert stopping.best_step == 3
 
 
 def test_what_was_validated_before_a_resume_counts(tmp_path: Path) -> None:
@@ -192,24 +193,24 @@ def test_what_was_validated_before_a_resume_counts(tmp_path: Path) -> None:
 
 
 def test_a_repeated_validation_counts_once(tmp_path: Path) -> None:
-    one = early_stopping(RunFolder(tmp_path), patience=2)
-    assert [one.observe(step, loss) for step, loss in [(5, 3.0), (10, 3.5), (10, 3.5), (10, 2.0), (5, 1.0)]] == [
+    stopping = early_stopping(RunFolder(tmp_path), patience=2)
+    assert [stopping.observe(step, loss) for step, loss in [(5, 3.0), (10, 3.5), (10, 3.5), (10, 2.0), (5, 1.0)]] == [
         True,
         False,
         False,
         False,
         False,
     ]
-    assert (one.without_best, one.should_stop, one.best_step) == (1, False, 5)
+    assert (stopping.without_best, stopping.should_stop, stopping.best_step) == (1, False, 5)
 
 
 def test_what_a_manifest_says_is_where_early_stopping_goes_on(tmp_path: Path) -> None:
     """On a machine without metrics, and on one whose metrics have more than the manifest."""
-    one = early_stopping(RunFolder(tmp_path), patience=3)
-    assert one.as_dict() is None
+    stopping = early_stopping(RunFolder(tmp_path), patience=3)
+    assert stopping.as_dict() is None
     for step, loss in [(5, 3.0), (10, 2.0), (15, 2.5)]:
-        one.observe(step, loss)
-    known = one.as_dict()
+        stopping.observe(step, loss)
+    known = stopping.as_dict()
     assert known == {"best_step": 10, "best_loss": 2.0, "without_best": 1, "last_step": 15}
     train_section = {"validate_every": 1, "early_stopping": {"patience": 3}}
     run = parse_run({"model": {"preset": "llama-tiny"}, "data": {}, "train": train_section})

@@ -92,7 +92,7 @@ def test_every_file_is_downloaded_once_whatever_the_ranks(model_folder: Path, co
         assert len(steps_of(folder)) == 3
         gets = [request.split()[1] for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
         assert sorted(gets) == sorted(set(gets)), "one download of each"
-        assert any("model.safetensors" in one for one in gets)
+        assert any("model.safetensors" in request for request in gets)
         assert folder.load_run().model.path == "acme/tiny-llama", "the run keeps the name it was given"
     again, _ = run_trainer(tmp_path / "y", run, ranks=2, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1")
     assert again.returncode == 0, again.stdout + again.stderr

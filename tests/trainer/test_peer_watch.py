@@ -66,10 +66,10 @@ class World:
         self.watches = [PeerWatch() for _ in range(size)]
         self.lost: list[Lost] = []
         starting = [threading.Thread(target=self._begin, args=(rank, table, limit_s)) for rank in range(size)]
-        for one in starting:
-            one.start()
-        for one in starting:
-            one.join(PATIENCE)
+        for thread in starting:
+            thread.start()
+        for thread in starting:
+            thread.join(PATIENCE)
         self.address = ("127.0.0.1", self.watches[1]._peers[0].socket.getpeername()[1])
         until(lambda: len(self.watches[0]._peers) == size - 1)
 
@@ -142,10 +142,10 @@ def test_many_silent_strangers_take_no_file_handles_from_training(world: World) 
     strangers = [socket.create_connection(world.address) for _ in range(3 * peers.MOST_STRANGERS)]
     try:
         until(lambda: len(os.listdir("/proc/self/fd")) <= before + len(strangers) + peers.MOST_STRANGERS)
-        assert sum(is_cut_off(one) for one in strangers) == len(strangers)
+        assert sum(is_cut_off(stranger) for stranger in strangers) == len(strangers)
     finally:
-        for one in strangers:
-            one.close()
+        for stranger in strangers:
+            stranger.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert world.verdicts() == [None, None]
 
@@ -153,5 +153,5 @@ def test_many_silent_strangers_take_no_file_handles_from_training(world: World) 
 def test_a_rank_that_leaves_well_is_not_taken_for_a_lost_one(world: World) -> None:
     """It ends right after its farewell, with messages that it has not read: its kernel then drops what waits."""
     connection = world.watches[1]._peers[0].socket
-    for one in (connection, world.watches[0]._peers[0].socket):
-        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "a farewell waits for an acknowledgement"
+    for end in (connection, world.watches[0]._peers[0].socket):
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "a farewell waits for an acknowledgement"

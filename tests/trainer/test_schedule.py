@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.plan.schedule import learning_rate
+from windlass.plan.resolution import learning_rate
 from windlass.spec.training import TrainSection
 
 SHAPES = ["cosine", "linear", "constant", "wsd"]

@@ -55,7 +55,9 @@ def test_fp8_holds_no_copy_of_the_weight_until_the_backward_pass() -> None:
     out = Float8Product.apply(x, weight)
     saved = out.grad_fn.saved_tensors  # type: ignore[union-attr]
     own = {x.untyped_storage().data_ptr(), weight.untyped_storage().data_ptr()}
-    held = sum(one.numel() * one.element_size() for one in saved if one.untyped_storage().data_ptr() not in own)
+    held = sum(
+        tensor.numel() * tensor.element_size() for tensor in saved if tensor.untyped_storage().data_ptr() not in own
+    )
     assert held <= x.numel() + 16, f"{held} bytes beside the weight: more than the inputs in fp8 and two scales"
     out.sum().backward()
     assert weight.grad is not None

@@ -44,7 +44,7 @@ def test_all_tiers_of_an_undisturbed_run(corpus: Path, tmp_path: Path, undisturb
     assert len(saved["memory"]) >= 3
     assert cluster.events("checkpoint-failed") == []
     for node in (0, 1):
-        assert [one.all() for tier in ("memory", "disk") for one in cluster.pieces(node, tier)] == [[], []]
+        assert [folder.all() for tier in ("memory", "disk") for folder in cluster.pieces(node, tier)] == [[], []]
     assert_same_curve(cluster, result, undisturbed)
 
 
@@ -129,7 +129,7 @@ def test_a_damaged_piece(tier: str, corpus: Path, tmp_path: Path, undisturbed: U
     resumed = cluster.resume(most=1)
     assert resumed_from(cluster) == ((7, "memory") if tier == "memory" else (4, "shared"))
     damaged = cluster.events("checkpoint-damaged")
-    assert [one["file"] for one in damaged] == ([] if tier == "memory" else [piece_name(1)])
+    assert [record["file"] for record in damaged] == ([] if tier == "memory" else [piece_name(1)])
     assert_same_curve(cluster, resumed, undisturbed)
 
 
@@ -140,7 +140,7 @@ def test_another_number_of_ranks_passes_the_pieces_over(corpus: Path, tmp_path: 
     resumed = alone.resume(most=1)
     assert resumed_from(alone) == (4, "shared")
     passed = alone.events("checkpoint-passed-over")
-    assert [(one["tier"], one["step"]) for one in passed] == [("memory", 7), ("local", 6)]
+    assert [(record["tier"], record["step"]) for record in passed] == [("memory", 7), ("local", 6)]
     assert "world_size 2 there, 1 here" in passed[0]["reason"]
     assert resumed.codes == [0]
 
@@ -158,11 +158,11 @@ def test_a_new_run_in_the_same_place_takes_nothing_of_the_old(corpus: Path, tmp_
     """What `--fresh` does: the folder is moved aside, and what the nodes hold is of another id."""
     cluster = Cluster(tmp_path, tiered_run(corpus, background=False))
     cluster.train(faults="kill:step=6")
-    (old,) = [one.path.name for one in cluster.pieces(0, "memory")]
+    (old,) = [folder.path.name for folder in cluster.pieces(0, "memory")]
     cluster.folder.path.rename(tmp_path / "runs" / "aside")
     result = cluster.train(faults="kill:step=3")
     assert cluster.events("resumed") == [], result.output
-    (new,) = [one.path.name for one in cluster.pieces(0, "memory")]
+    (new,) = [folder.path.name for folder in cluster.pieces(0, "memory")]
     assert new != old
     assert new.rpartition("-")[0] == old.rpartition("-")[0]
 
@@ -200,7 +200,7 @@ def test_a_tier_that_fails_leaves_the_others_alone(corpus: Path, tmp_path: Path,
         (cluster.node(1) / "disk" / name / f"step-{step:08d}").write_text("in the way")
     resumed = cluster.resume(most=1)
     failed = cluster.events("checkpoint-failed")
-    assert {one["tier"] for one in failed} == {"local"}
+    assert {record["tier"] for record in failed} == {"local"}
     assert "rank 1" in failed[0]["error"]
     assert {event["tier"] for event in cluster.events("checkpoint")[resumed_before:]} == {"memory", "shared"}
     assert_same_curve(cluster, resumed, undisturbed)

@@ -66,8 +66,8 @@ def test_kill_in_a_save(
     step = 5 if point == "managed.written" else 6
     assert resumed_from(cluster) == (step, "managed")
     whole = undisturbed({**cluster.run, "checkpoint": {"every": 100}}, 2)
-    assert {one: loss for one, loss in resumed.losses.items() if one > step} == {
-        one: loss for one, loss in whole.losses.items() if one > step
+    assert {number: loss for number, loss in resumed.losses.items() if number > step} == {
+        number: loss for number, loss in whole.losses.items() if number > step
     }
 
 

@@ -13,7 +13,7 @@ from windlass.errors import UserError
 from windlass.plan import resolve
 from windlass.plan.description import describe
 from windlass.plan.forecast import Forecast, check_on, forecast
-from windlass.plan.hardware import Hardware
+from windlass.plan.speed import Hardware
 from windlass.spec import Run
 from windlass.targets import target
 from windlass.targets.protocol import world_size

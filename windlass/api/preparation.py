@@ -12,8 +12,8 @@ from windlass.plan import check, checkpoint_bytes, resolve
 from windlass.plan.description import describe
 from windlass.plan.fitting import check_host_memory
 from windlass.plan.forecast import check_on, forecast
-from windlass.plan.hardware import Hardware
-from windlass.plan.schedule import learning_rate
+from windlass.plan.resolution import learning_rate
+from windlass.plan.speed import Hardware
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.compatibility import adopt, change_lines, differences, must_match, shown, steering

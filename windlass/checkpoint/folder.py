@@ -166,9 +166,9 @@ class CheckpointFolder:
         if pinned.name.startswith(PINNED):
             shutil.rmtree(pinned.path, ignore_errors=True)
 
-    def scratch(self, *, older_than_s: float = DAY_S) -> list[Path]:
-        """What commands that were cut off left beside the checkpoints."""
-        limit, leftovers = time.time() - older_than_s, []
+    def scratch(self) -> list[Path]:
+        """What commands that were cut off more than a day ago left beside the checkpoints."""
+        limit, leftovers = time.time() - DAY_S, []
         for path in self.path.iterdir() if self.path.is_dir() else ():
             with contextlib.suppress(FileNotFoundError):  # its command may be done this moment
                 if path.name.startswith((INCOMING, FORMER, PINNED)) and path.stat().st_mtime <= limit:

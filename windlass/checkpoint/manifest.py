@@ -170,10 +170,6 @@ def _is_object(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _is_object_or_none(value: object) -> bool:
-    return value is None or isinstance(value, dict)
-
-
 def _is_validation(value: object) -> bool:
     if not isinstance(value, dict):
         return value is None
@@ -192,11 +188,11 @@ VALUES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "files": ("an object", _is_object),
     "model": ("an object", _is_object),
     "order": ("an object", _is_object),
-    "data_state": ("an object", _is_object_or_none),
+    "data_state": ("an object", lambda value: value is None or _is_object(value)),
     "world_size": ("a count of ranks", lambda value: _is_count(value) and value != 0),
     "created": ("a time", _is_time),
     "versions": ("an object", _is_object),
-    "layout": ("an object", _is_object_or_none),
+    "layout": ("an object", lambda value: value is None or _is_object(value)),
     "validation": ("a validation", _is_validation),
     "sequences": ("a count", lambda value: value is None or _is_count(value)),
 }

@@ -12,7 +12,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from windlass.checkpoint.folder import Checkpoint, CheckpointFolder
+from windlass.checkpoint.folder import Checkpoint, CheckpointFolder, damage
 from windlass.checkpoint.manifest import Manifest, piece_name
 from windlass.checkpoint.ownership import node_folder, place_of, read_id
 from windlass.errors import UserError
@@ -86,16 +86,12 @@ def clear_earlier_runs(root: Path, folder: RunFolder, run_id: str) -> list[str]:
 
 def ranks_held(checkpoint: Checkpoint, manifest: Manifest) -> list[int]:
     """Whose pieces of a published step are on this node with the right size."""
-    held = []
-    for rank in range(manifest.world_size):
-        record = manifest.files.get(piece_name(rank))
-        try:
-            size = (checkpoint.path / piece_name(rank)).stat().st_size
-        except OSError:
-            continue
-        if record is not None and record.size == size:
-            held.append(rank)
-    return held
+    return [
+        rank
+        for rank in range(manifest.world_size)
+        if (record := manifest.files.get(piece_name(rank)))
+        and damage(checkpoint.path / piece_name(rank), record, contents=False) is None
+    ]
 
 
 def readable_manifest(checkpoint: Checkpoint) -> Manifest | None:

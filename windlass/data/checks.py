@@ -33,6 +33,7 @@ from windlass.data.sources.source import (
     StoreShardSource,
     compression,
     file_format,
+    only_shards,
     parse_source,
     parts_of,
 )
@@ -87,6 +88,8 @@ def check_part(run: Run, source: Source, *, training: bool, thorough: bool, shar
         case FileSource():
             num_bytes = check_files(source)
             sequences = num_bytes / BYTES_PER_TOKEN / (run.data.sequence_length or math.inf)
+            if run.data.format != "text":
+                sequences = max(1.0, sequences)  # a row of examples is filled up with padding
             warnings += about_repetition(run, source.name, reads, sequences, about="about ")
             warnings += check_template(run)
             unread = source.about_ignored()
@@ -101,9 +104,10 @@ def about_repetition(run: Run, name: str, reads: float, num_sequences: float, ab
     if not num_sequences or reads / num_sequences < MANY_EPOCHS:
         return []
     steps = max(1, int(run.train.steps * 10 * num_sequences / reads))
+    fewer = max(10.0, steps / run.train.steps * reads / num_sequences)  # one step alone may read it more often
     return [
         f"the run reads {name} {about}{reads / num_sequences:,.0f} times and will learn it by heart; "
-        f"train.steps={steps} reads it {about}10 times"
+        f"train.steps={steps} reads it {about}{fewer:,.0f} times"
     ]
 
 
@@ -272,18 +276,12 @@ def repositories(run: Run) -> Iterator[Repository]:
             yield Repository(hub_id, "model", "model", model.revision)
     if model.lora and model.lora.adapter and is_hub_id(model.lora.adapter):
         yield Repository(model.lora.adapter, "adapter", "model")
-    texts = [text for text in (data.source, data.validation_source) if text and text.startswith(HUB_PREFIX)]
-    for text in texts:
+    for text in (*(part.source for part in parts_of(data)), data.validation_source or ""):
         name = text.removeprefix(HUB_PREFIX)
-        if name not in FILE_BUILDERS:
+        if name != text and name not in FILE_BUILDERS:
             yield Repository(name, "dataset", "dataset")
-    if data.tokenizer and is_hub_id(data.tokenizer) and not _has_shards(run):
+    if data.tokenizer and is_hub_id(data.tokenizer) and not only_shards(data):
         yield Repository(data.tokenizer, "tokenizer", "model")
-
-
-def _has_shards(run: Run) -> bool:
-    """Shards bring their tokenizer with them."""
-    return isinstance(parse_source(run.data, "train"), ShardSource)
 
 
 def check_hub(run: Run) -> list[str]:

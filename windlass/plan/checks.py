@@ -152,8 +152,10 @@ def known_keys(run: Run, config: dict[str, Any]) -> set[str] | None:
 
 def check_config_keys(run: Run, keys: set[str] | None) -> None:
     """transformers takes any field without a word, and trains the model as if a misspelt one were not there."""
-    for name in run.model.config if keys is not None else ():
-        if keys is None or name in keys:
+    if keys is None:
+        return
+    for name in run.model.config:
+        if name in keys:
             continue
         near = difflib.get_close_matches(name, keys, 3, cutoff=0.6)
         raise UserError(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windlass.catalog.instances import Price
-from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Layout
 from windlass.plan.shape import BYTES_PER_PARAMETER_SAVED, ModelShape
-from windlass.plan.speed import HOST_LINK_GB_S, SpeedEstimate
+from windlass.plan.speed import HOST_LINK_GB_S, Hardware, SpeedEstimate
 from windlass.spec import Run
 
 STORAGE_GB_S = 1.0  # a node's writes to shared storage, where the run waits for them

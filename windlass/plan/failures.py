@@ -11,10 +11,9 @@ from typing import Any
 
 from windlass.goodput.model import LLAMA3, LLAMA3_RATE, Expected, Failures, Tier, best_interval, expected, seconds
 from windlass.plan.cost import STORAGE_GB_S, save_s
-from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Layout
 from windlass.plan.shape import BYTES_PER_PARAMETER_SAVED, ModelShape
-from windlass.plan.speed import SpeedEstimate
+from windlass.plan.speed import Hardware, SpeedEstimate
 from windlass.spec import Run
 
 WORTH_SAYING = 0.5  # failures to expect in the whole run

@@ -10,7 +10,6 @@ from windlass.catalog.instances import instance
 from windlass.catalog.models import known_config
 from windlass.errors import UserError
 from windlass.plan.checks import check
-from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Facts, Layout, effective_sharding, rows_per_rank
 from windlass.plan.memory import (
     GIB,
@@ -22,7 +21,7 @@ from windlass.plan.memory import (
     host_memory,
 )
 from windlass.plan.shape import ModelShape
-from windlass.plan.speed import estimate_speed
+from windlass.plan.speed import Hardware, estimate_speed
 from windlass.spec import Run
 from windlass.spec.loading import apply_override, parse_run
 

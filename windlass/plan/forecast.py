@@ -11,11 +11,10 @@ from windlass.plan.checks import TooFewSequencesError, check
 from windlass.plan.cost import STORAGE_GB_S, CostEstimate, estimate_cost
 from windlass.plan.failures import FailurePlan, plan_failures
 from windlass.plan.fitting import batch_shape, check_fits
-from windlass.plan.hardware import DEFAULT_NETWORK_GBPS, Hardware
 from windlass.plan.layout import Layout
 from windlass.plan.memory import GIB, RESERVE, MemoryEstimate, estimate_memory
 from windlass.plan.shape import ModelShape
-from windlass.plan.speed import DOCUMENT_TOKENS, SpeedEstimate, estimate_speed
+from windlass.plan.speed import DEFAULT_NETWORK_GBPS, DOCUMENT_TOKENS, Hardware, SpeedEstimate, estimate_speed
 from windlass.spec import Run
 
 

@@ -80,12 +80,14 @@ def _moments(shape: ModelShape, layout: Layout) -> Iterator[tuple[str, Items]]:
     head = layout.element * shape.head_parameters / layout.tensor
     block_work = tokens * _backward_work(shape, layout)
     held = {"bf16 casts": _casts(shape, layout)}
-    gathered = _gathered(shape, layout)
+    gathered = _gathered(shape, layout, _last_group(shape, layout))
     yield (
         "head",
         state | kept | held | gathered | {"gradients": waiting + head, "logits": _logits(shape, layout)},
     )
-    backward = state | _gathered_backward(shape, layout) | {"backward of a block": block_work}
+    # A head that is a group of its own was let go while blocks go backward, and an embedding is not needed yet.
+    others = 0 if _apart(shape, layout) else shape.root_parameters
+    backward = state | _gathered(shape, layout, others) | {"backward of a block": block_work}
     # As computed, or this rank's part of the sum: one that is a group of its own is with the other ranks by then.
     of_head = 4.0 * shape.head_parameters / (layout.shards * layout.tensor) if _apart(shape, layout) else head
     of_block = _block_gradients(shape, layout)
@@ -108,7 +110,7 @@ def _lora_moments(shape: ModelShape, layout: Layout, trained: int) -> Iterator[t
     state |= {"adapters and moments": 0.0 if layout.cpu_offload else 12.0 * trained / layout.shards}
     gradients = {"gradients": 4.0 * trained / (layout.shards if layout.is_fsdp else 1)}
     kept = {"activations": tokens * (shape.layers * saved_per_layer(shape, layout) + _saved_outside(shape, layout))}
-    gathered = _gathered(shape, layout)
+    gathered = _gathered(shape, layout, _last_group(shape, layout))
     # One matrix at a time is brought back from 4 bits.
     back = {
         "a matrix out of 4 bits": float(layout.element * shape.width * shape.ffn_width) if layout.four_bits else 0.0
@@ -181,17 +183,8 @@ def _last_group(shape: ModelShape, layout: Layout) -> int:
     return shape.head_parameters if _apart(shape, layout) else shape.root_parameters
 
 
-def _gathered(shape: ModelShape, layout: Layout) -> Items:
-    """Whole weights of sharded blocks and of the head, in the type that is computed with."""
-    return _gathered_with(_last_group(shape, layout), shape, layout)
-
-
-def _gathered_backward(shape: ModelShape, layout: Layout) -> Items:
-    """While blocks go backward: a head that is a group of its own was let go, and an embedding is not needed yet."""
-    return _gathered_with(0 if _apart(shape, layout) else shape.root_parameters, shape, layout)
-
-
-def _gathered_with(others: int, shape: ModelShape, layout: Layout) -> Items:
+def _gathered(shape: ModelShape, layout: Layout, others: int) -> Items:
+    """Whole weights of sharded blocks, and so many parameters of the others, in the type that is computed with."""
     if not layout.is_fsdp:
         return {}
     blocks = min(BLOCKS_GATHERED, shape.layers) if layout.reshard else shape.layers

@@ -138,12 +138,11 @@ def is_adapted_whole(run: Run, shape: ModelShape) -> bool:
 
 def targets(run: Run, shape: ModelShape) -> list[tuple[int, int]]:
     """Of one block. Patterns that name more than a layer's last name are taken to mean all: an estimate, never less."""
-    lora = run.model.lora
+    patterns = (run.model.lora and run.model.lora.targets) or ()
     linear_layers = projections(shape)
-    named = [name for name in lora.targets or () if name in linear_layers] if lora else []
-    if not named or len(named) < len(lora.targets or () if lora else ()):
+    if not patterns or not linear_layers.keys() >= set(patterns):
         return list(linear_layers.values())
-    return [linear_layers[name] for name in named]
+    return [linear_layers[name] for name in patterns]
 
 
 def trained_parameters(run: Run, shape: ModelShape) -> int | None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windlass.catalog.gpus import Gpu
-from windlass.plan.hardware import Hardware
+from windlass.catalog.instances import Instance
 from windlass.plan.layout import Layout
 from windlass.plan.shape import ModelShape
+
+PCIE_GB_S = 32.0  # one direction of a ×16 slot, generation 4, where there is no NVLink
+DEFAULT_NETWORK_GBPS = 100.0  # between nodes that are not in the catalogue
 
 # Of the dense peak over a whole step: large products alone reach 0.8, power limits and gaps cost the rest.
 MATMUL_SHARE = 0.66
@@ -41,6 +44,39 @@ HOST_FSDP_S, HOST_LORA_S = 4.4e-3, 1.5e-3  # more of a block: gathering and scat
 HOST_RECOMPUTE_S, HOST_FOUR_BIT_S = 2.7e-3, 2.3e-3  # the second once more by half where the forward pass is
 LAUNCH_BOUND_S = 0.01  # where the GPU has less to do than this, a host's own pace is all that counts
 WAITING = "waiting for the host"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a plan runs on: one kind of GPU, how many per node, and what connects them."""
+
+    gpu: Gpu
+    gpus_per_node: int
+    nodes: int
+    instance: Instance | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.gpus_per_node * self.nodes
+
+    @property
+    def has_nvlink(self) -> bool:
+        return self.gpu.nvlink_gb_s is not None and (self.instance is None or self.instance.nvlink)
+
+    @property
+    def link_gb_s(self) -> float:
+        """Between GPUs of one node, per GPU, in one direction."""
+        return (self.gpu.nvlink_gb_s or 0.0) / 2 if self.has_nvlink else PCIE_GB_S
+
+    @property
+    def network_gb_s(self) -> float:
+        """Out of one node, in one direction."""
+        known = self.instance.network_gbps if self.instance else None
+        return (known or DEFAULT_NETWORK_GBPS) / 8
+
+    def describe(self) -> str:
+        where = f" ({self.instance.type})" if self.instance else ""
+        return f"{self.nodes} × {self.gpus_per_node} {self.gpu.name}{where}"
 
 
 @dataclass(frozen=True)

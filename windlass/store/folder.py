@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import BufferedWriter
 from pathlib import Path
 
 from windlass.common.files import sync_directory
-from windlass.store.interface import Entry, Sink, Store, Upload
+from windlass.store.interface import Entry, Store, Upload
 
 PART = ".part-"  # names of files on their way in; never listed
 
@@ -68,39 +70,31 @@ class FolderStore:
         return entry
 
     @contextlib.contextmanager
-    def create(self, name: str, *, size: int) -> Iterator[Sink]:
+    def create(self, name: str, *, size: int, only_new: bool = False) -> Iterator[BufferedWriter]:
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _on_its_way_to(target)
+        temporary = target.with_name(f"{PART}{target.name}-{os.getpid()}")
         try:
             with temporary.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(target)
+            if only_new:
+                os.link(temporary, target)  # unlike a rename, refuses to replace
+                temporary.unlink()
+            else:
+                temporary.replace(target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         sync_directory(target.parent)
 
     def write(self, name: str, data: bytes, *, only_new: bool = False) -> bool:
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _on_its_way_to(path)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         try:
-            if only_new:
-                os.link(temporary, path)  # unlike a rename, refuses to replace
-                temporary.unlink()
-            else:
-                temporary.replace(path)
+            with self.create(name, size=len(data), only_new=only_new) as file:
+                file.write(data)
         except FileExistsError:
-            temporary.unlink()
             return False
-        sync_directory(path.parent)
         return True
 
     def delete(self, names: Iterable[str]) -> None:
@@ -115,13 +109,9 @@ class FolderStore:
                 except OSError:
                     break
 
-    def unfinished(self, prefix: str = "") -> list[Upload]:
-        uploads = []
-        for file in sorted(self.path.rglob(f"{PART}*")):
-            name = file.relative_to(self.path).as_posix()
-            if name.startswith(prefix):
-                uploads.append(Upload(name, name, file.stat().st_mtime))
-        return uploads
+    def unfinished(self) -> list[Upload]:
+        files = {file.relative_to(self.path).as_posix(): file for file in sorted(self.path.rglob(f"{PART}*"))}
+        return [Upload(name, name, file.stat().st_mtime) for name, file in files.items()]
 
     def abort(self, upload: Upload) -> None:
         (self.path / upload.key).unlink(missing_ok=True)
@@ -131,9 +121,4 @@ class FolderStore:
 
     def _copy(self, source: Path, target: Path) -> None:
         with source.open("rb") as reading, FolderStore(target.parent).create(target.name, size=0) as writing:
-            while data := reading.read(2**20):
-                writing.write(data)
-
-
-def _on_its_way_to(path: Path) -> Path:
-    return path.with_name(f"{PART}{path.name}-{os.getpid()}")
+            shutil.copyfileobj(reading, writing, 2**20)

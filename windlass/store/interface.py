@@ -103,7 +103,7 @@ class Store(Protocol):
         """Remove files; those that are not there are no error."""
         ...
 
-    def unfinished(self, prefix: str = "") -> list[Upload]:
+    def unfinished(self) -> list[Upload]:
         """Uploads that were begun and never ended."""
         ...
 

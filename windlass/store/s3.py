@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from windlass.common.retrying import retried, within
 from windlass.errors import UserError
+from windlass.store.folder import FolderStore
 from windlass.store.interface import Entry, Sink, Store, StoreOptions, Upload
 
 Value = TypeVar("Value")
@@ -27,6 +28,8 @@ MOST_PARTS = 10_000
 PARTS_IN_FLIGHT = 4  # of a file that is written while it is made
 SHA256_KEY = "windlass-sha256"
 DELETED_AT_ONCE = 1000
+OBJECTS_MARK = {"NextContinuationToken": "ContinuationToken"}
+UPLOADS_MARK = {"NextKeyMarker": "KeyMarker", "NextUploadIdMarker": "UploadIdMarker"}
 LONGEST_PAUSE_S = 20.0
 NEVER = threading.Event()
 BUSY = {
@@ -93,19 +96,19 @@ class S3Store:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
-        for page in self._pages(Prefix=self._key(prefix)):
+        for page in self._pages("list_objects_v2", OBJECTS_MARK, Prefix=self._key(prefix)):
             for item in page.get("Contents", ()):
                 name = item["Key"][len(self._key("")) :]
                 yield Entry(name, item["Size"], item["LastModified"].timestamp(), item["ETag"])
 
     def folders(self, prefix: str = "") -> list[str]:
         key = self._key(prefix)
-        pages = self._pages(Prefix=key, Delimiter="/")
+        pages = self._pages("list_objects_v2", OBJECTS_MARK, Prefix=key, Delimiter="/")
         return [folder["Prefix"][len(key) : -1] for page in pages for folder in page.get("CommonPrefixes", ())]
 
     def stat(self, name: str) -> Entry | None:
         try:
-            answer = self._ask("head_object", Key=self._key(name))
+            answer = self._request("head_object", Key=self._key(name))
         except FileNotFoundError:
             return None
         sha256 = answer.get("Metadata", {}).get(SHA256_KEY)
@@ -141,25 +144,16 @@ class S3Store:
         entry = self.stat(name)
         if entry is None:
             raise FileNotFoundError(f"{self.url}/{name}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".part-{path.name}-{os.getpid()}")
         step = self.options.part_bytes
-        try:
-            with temporary.open("wb") as file:
-                handle = file.fileno()
+        with FolderStore(path.parent).create(path.name, size=entry.size) as file:
 
-                def fetch(start: int) -> None:
-                    data = self.read(name, start, min(step, entry.size - start), version=entry.version)
-                    if len(data) != min(step, entry.size - start):
-                        raise OSError(f"{self.url}/{name} changed while it was read")
-                    os.pwrite(handle, data, start)
+            def fetch(start: int) -> None:
+                data = self.read(name, start, min(step, entry.size - start), version=entry.version)
+                if len(data) != min(step, entry.size - start):
+                    raise OSError(f"{self.url}/{name} changed while it was read")
+                os.pwrite(file.fileno(), data, start)
 
-                self._in_parallel(fetch, range(0, entry.size, step))
-                os.fsync(handle)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+            self._in_parallel(fetch, range(0, entry.size, step))
         return entry
 
     def put(self, path: Path, name: str, *, sha256: str | None = None) -> Entry:
@@ -168,7 +162,7 @@ class S3Store:
         step = max(self.options.part_bytes, -(-size // MOST_PARTS))
         if size <= step:
             data = path.read_bytes()
-            answer = self._ask(
+            answer = self._request(
                 "put_object", Key=self._key(name), Body=data, ChecksumSHA256=_digest(data), Metadata=metadata
             )
         else:
@@ -188,7 +182,7 @@ class S3Store:
     def write(self, name: str, data: bytes, *, only_new: bool = False) -> bool:
         condition = {"IfNoneMatch": "*"} if only_new else {}
         try:
-            self._ask("put_object", Key=self._key(name), Body=data, ChecksumSHA256=_digest(data), **condition)
+            self._request("put_object", Key=self._key(name), Body=data, ChecksumSHA256=_digest(data), **condition)
         except FileExistsError:
             return False
         return True
@@ -197,28 +191,25 @@ class S3Store:
         keys = [{"Key": self._key(name)} for name in names]
         for first in range(0, len(keys), DELETED_AT_ONCE):
             some = keys[first : first + DELETED_AT_ONCE]
-            answer = self._ask("delete_objects", Delete={"Objects": some, "Quiet": True})
+            answer = self._request("delete_objects", Delete={"Objects": some, "Quiet": True})
             for problem in answer.get("Errors", ()):
                 raise UserError(
                     f"{problem['Key']} of {self.url} cannot be deleted",
                     evidence=f"{problem.get('Code')}: {problem.get('Message')}",
                 )
 
-    def unfinished(self, prefix: str = "") -> list[Upload]:
-        uploads: list[Upload] = []
-        marks: dict[str, str] = {}
-        while True:
-            answer = self._ask("list_multipart_uploads", Prefix=self._key(prefix), **marks)
-            for item in answer.get("Uploads", ()):
-                name = item["Key"][len(self._key("")) :]
-                uploads.append(Upload(name, item["UploadId"], item["Initiated"].timestamp()))
-            if not answer.get("IsTruncated"):
-                return uploads
-            marks = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+    def unfinished(self) -> list[Upload]:
+        prefix = self._key("")
+        pages = self._pages("list_multipart_uploads", UPLOADS_MARK, Prefix=prefix)
+        return [
+            Upload(item["Key"][len(prefix) :], item["UploadId"], item["Initiated"].timestamp())
+            for page in pages
+            for item in page.get("Uploads", ())
+        ]
 
     def abort(self, upload: Upload) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._ask("abort_multipart_upload", Key=self._key(upload.name), UploadId=upload.key)
+            self._request("abort_multipart_upload", Key=self._key(upload.name), UploadId=upload.key)
 
     def below(self, prefix: str) -> Store:
         return S3Store(self.bucket, self._key(prefix).strip("/"), self.options, self.client)
@@ -226,14 +217,15 @@ class S3Store:
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
 
-    def _pages(self, **request: Any) -> Iterator[dict[str, Any]]:
-        marks: dict[str, str] = {}
+    def _pages(self, verb: str, marks: dict[str, str], **request: Any) -> Iterator[dict[str, Any]]:
+        """Every page of a listing; `marks` are what asks for the next one, by the fields of an answer."""
+        following: dict[str, str] = {}
         while True:
-            page = self._ask("list_objects_v2", **request, **marks)
+            page = self._request(verb, **request, **following)
             yield page
             if not page.get("IsTruncated"):
                 return
-            marks = {"ContinuationToken": page["NextContinuationToken"]}
+            following = {name: page[field] for field, name in marks.items()}
 
     def _put_in_parts(self, path: Path, name: str, size: int, step: int, metadata: dict[str, str]) -> dict[str, Any]:
         upload = self._begin(name, metadata)
@@ -252,13 +244,14 @@ class S3Store:
             raise
 
     def _begin(self, name: str, metadata: dict[str, str]) -> Upload:
-        begun = self._ask("create_multipart_upload", Key=self._key(name), ChecksumAlgorithm="SHA256", Metadata=metadata)
+        options = {"ChecksumAlgorithm": "SHA256", "Metadata": metadata}
+        begun = self._request("create_multipart_upload", Key=self._key(name), **options)
         return Upload(name, begun["UploadId"], time.time())
 
     def _put_part(self, upload: Upload, number: int, data: bytes) -> dict[str, Any]:
         where = {"Key": self._key(upload.name), "UploadId": upload.key, "PartNumber": number}
         checksum = _digest(data)
-        part = self._ask("upload_part", **where, Body=data, ChecksumSHA256=checksum)
+        part = self._request("upload_part", **where, Body=data, ChecksumSHA256=checksum)
         return {"PartNumber": number, "ETag": part["ETag"], "ChecksumSHA256": checksum}
 
     def _complete(self, upload: Upload, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -267,18 +260,17 @@ class S3Store:
         """
         where = {"Key": self._key(upload.name)}
         try:
-            return self._ask(
+            return self._request(
                 "complete_multipart_upload", **where, UploadId=upload.key, MultipartUpload={"Parts": parts}
             )
         except FileNotFoundError:
-            try:
-                there = self._ask("head_object", **where, ChecksumMode="ENABLED")
-            except FileNotFoundError:
-                there = {}
+            stored: dict[str, Any] = {}
+            with contextlib.suppress(FileNotFoundError):
+                stored = self._request("head_object", **where, ChecksumMode="ENABLED")
             digests = b"".join(base64.b64decode(part["ChecksumSHA256"]) for part in parts)
-            if there.get("ChecksumSHA256", "").partition("-")[0] != _digest(digests):  # "-N": of N parts
+            if stored.get("ChecksumSHA256", "").partition("-")[0] != _digest(digests):  # "-N": of N parts
                 raise
-            return there
+            return stored
 
     def _abort_quietly(self, upload: Upload) -> None:
         with contextlib.suppress(Exception):  # the first failure is the one to show; `unfinished` finds it again
@@ -295,7 +287,7 @@ class S3Store:
                 threads.shutdown(cancel_futures=True)
                 raise
 
-    def _ask(self, verb: str, **request: Any) -> dict[str, Any]:
+    def _request(self, verb: str, **request: Any) -> dict[str, Any]:
         call = getattr(self.client, verb)
         try:
             answer: dict[str, Any] = self._retried(lambda: call(Bucket=self.bucket, **request))
@@ -308,14 +300,14 @@ class S3Store:
     def _retried(self, action: Callable[[], Value]) -> Value:
         give_up = self.options.give_up or NEVER
 
-        def ask() -> Value:
+        def attempt() -> Value:
             if give_up.is_set():
                 raise GivenUpError(f"{self.url} is not waited for any longer")
             return action()
 
         try:
             return retried(
-                ask,
+                attempt,
                 pause_after=within(
                     self.options.patience_s,
                     first_s=self.options.first_delay_s,

@@ -6,15 +6,14 @@ import torch
 
 from windlass.common import own_code
 from windlass.errors import ExitCode
-from windlass.plan.schedule import learning_rate
+from windlass.plan.resolution import learning_rate
 from windlass.trainer.batches import Batches
 from windlass.trainer.callbacks.callback import Callback
 from windlass.trainer.callbacks.early_stopping import BestCheckpoint
-from windlass.trainer.callbacks.experts import ExpertShares
 from windlass.trainer.callbacks.garbage import GarbageCollection
 from windlass.trainer.callbacks.hang import HangWatch
 from windlass.trainer.callbacks.history import History
-from windlass.trainer.callbacks.metrics import Metrics
+from windlass.trainer.callbacks.metrics import ExpertShares, Metrics
 from windlass.trainer.callbacks.profiling import FirstStepProfile, Profile
 from windlass.trainer.callbacks.saving import Saving
 from windlass.trainer.callbacks.stragglers import Stragglers

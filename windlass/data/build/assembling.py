@@ -61,11 +61,11 @@ class Assembly:
             self._open(None)
 
     def _open(self, progress: dict[str, Any] | None) -> None:
-        self.next_unit = progress["next_unit"] if progress else 0
-        self.num_read = progress["num_read"] if progress else 0
-        self.num_duplicates = progress["num_duplicates"] if progress else 0
-        self.left_out = Counter[str](progress.get("left_out", {}) if progress else {})
-        self.reasons: list[str] = list(progress.get("reasons", [])) if progress else []
+        saved = progress or {"next_unit": 0, "num_read": 0, "num_duplicates": 0, "num_seen": 0}
+        self.next_unit, self.num_read = saved["next_unit"], saved["num_read"]
+        self.num_duplicates: int = saved["num_duplicates"]
+        self.left_out = Counter[str](saved.get("left_out", {}))
+        self.reasons: list[str] = list(saved.get("reasons", []))
         self._writers = {}
         for name in ["", *([VALIDATION] if self.recipe.validation else [])]:
             state = progress["writers"][name] if progress else None
@@ -82,7 +82,7 @@ class Assembly:
         self._seen = SeenDigests()
         self._digests_path = self.work.path / "seen.digests"
         if self.recipe.dedup:
-            self._read_digests(progress["num_seen"] if progress else 0)
+            self._read_digests(saved["num_seen"])
         self._saved_at = time.monotonic()
 
     def _read_digests(self, count: int) -> None:

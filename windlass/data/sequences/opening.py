@@ -58,8 +58,9 @@ def open_sequences(run: Run, part: Part, *, tokenizer: str, progress: Progress |
         load=lambda name: encoder(load_tokenizer(name), data),
     )
     made_by = shards.index.tokenizer.name
-    if isinstance(source, ShardSource | StoreShardSource) and made_by != tokenizer:
-        log.warning("%s was made with the tokenizer %s; the run's is %s", source.name, made_by, tokenizer)
+    name = data.tokenizer or tokenizer  # `tokenizer` may be the folder that it was fetched into
+    if isinstance(source, ShardSource | StoreShardSource) and made_by != name:
+        log.warning("%s was made with the tokenizer %s; the run's is %s", source.name, made_by, name)
     check_format(shards, source.name, data)
     windows = windows_of(shards, source.name, data, data.sequence_length)
     if own_validation:

@@ -305,7 +305,7 @@ def missing_field(where: str, field: str, record: Any) -> UserError:
     return BadRecordError(
         f"{where} has no field {field!r}",
         evidence=f"fields there: {', '.join(map(str, record)) or 'none'}",
-        fix=f"data.text_field={texts[0]} (tokenize: --text-field {texts[0]})" if texts else None,
+        fix=f"data.text_field={texts[0]} (or --text-field {texts[0]})" if texts else None,
     )
 
 
@@ -348,7 +348,7 @@ def parquet_texts(piece: FilePiece, skipped: Skipped) -> Iterator[str]:
     file = open_parquet(piece.path, piece.version)
     schema, field = file.schema_arrow, piece.text_field
     if is_selector(field):
-        wanted = [name for name in columns(field, list(schema.names)) if name in schema.names]
+        wanted = [name for name in columns(field) if name in schema.names]
     else:
         wanted = [field]
         if field not in schema.names or not is_text(schema.field(field).type):
@@ -393,7 +393,7 @@ def no_text_column(piece: FilePiece, schema: Any) -> UserError:
         else f"{piece.path} has no field {field!r}",
         evidence="fields there: " + ", ".join(f"{name} ({kind})" for name, kind in columns.items())[:400],
         cause=None if texts else "none of the columns is a text; columns inside of structs are not read",
-        fix=f"data.text_field={texts[0]} (tokenize: --text-field {texts[0]})"
+        fix=f"data.text_field={texts[0]} (or --text-field {texts[0]})"
         if texts
         else "write the text as a column of its own, or convert the file to .jsonl",
     )

@@ -38,7 +38,9 @@ class BadRecordError(UserError):
     """One record that cannot be read; data.bad_records=skip leaves it out."""
 
     def __init__(self, what: str, *, fix: str | None = None, **more: Any) -> None:
-        skip = "data.bad_records=skip (tokenize: --bad-records skip)    leaves such records out, and counts them"
+        skip = (
+            "data.bad_records=skip, or windlass data tokenize … --bad-records skip    leaves them out and counts them"
+        )
         super().__init__(what, fix=f"{fix}\n{skip}" if fix else skip, **more)
 
 
@@ -76,19 +78,13 @@ def is_selector(field: str) -> bool:
     return field.startswith((f"{MARK}chat:", f"{MARK}instruction:", f"{MARK}preference:"))
 
 
-def columns(field: str, present: list[str]) -> list[str]:
-    """The columns of a table that a selector looks at."""
+BESIDE = {"chat": (SHAREGPT_FIELD, "system", "tools"), "instruction": (ALPACA_INPUT,), "preference": ("tools",)}
+
+
+def columns(field: str) -> list[str]:
+    """The columns that a selector looks at, of those that a table has."""
     kind, *names = field.removeprefix(MARK).split(":")
-    if kind == "preference":
-        return [name for name in (*names, "tools") if name in present]
-    return [
-        *names,
-        *(
-            [name for name in (SHAREGPT_FIELD, "system", "tools") if name in present and name not in names]
-            if kind == "chat"
-            else [name for name in (ALPACA_INPUT,) if name in present and name not in names]
-        ),
-    ]
+    return list(dict.fromkeys([*names, *BESIDE[kind]]))
 
 
 def example_text(record: Any, field: str, where: str) -> str:

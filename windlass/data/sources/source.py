@@ -141,8 +141,9 @@ def parts_of(data: DataSection) -> list[DataSection]:
 
 
 def only_shards(data: DataSection) -> bool:
-    """Whether all of a run's training data is tokenized already."""
+    """Whether all that a run reads is tokenized already: shards bring their tokenizer with them."""
     sources = [parse_source(part, "train") for part in parts_of(data)]
+    sources += [parse_source(data, "validation")] if data.validation_source else []
     return all(isinstance(source, ShardSource | StoreShardSource) for source in sources)
 
 

@@ -90,6 +90,15 @@ class Metrics(Callback):
         )
 
 
+class ExpertShares(Callback):
+    """Which experts of a mixture are used: reported as often as steps are logged."""
+
+    def after_step(self, state: TrainState) -> None:
+        every, last = state.run.train.log_every, state.run.train.steps
+        if state.balance is not None and (state.step % every == 0 or state.step == last):
+            state.reporter.experts(state.step, state.balance.shares())
+
+
 def not_finite(state: TrainState, result: StepResult, loss: float, grad_norm: float) -> UserError:
     """Name the step, the rank and the sequences whose loss is not finite."""
     mine = [

@@ -51,7 +51,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        return len(self.header) + sum(tensor.numel() * tensor.element_size() for tensor in self.parts.values())
+        return len(self.header) + sum(tensor.nbytes for tensor in self.parts.values())
 
     def write(self, file: Sink) -> FileRecord:
         digest, size = hashlib.sha256(), 0

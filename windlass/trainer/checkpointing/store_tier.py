@@ -135,10 +135,8 @@ class Retention:
 
     def apply(self, newest: int) -> None:
         try:
-            expired_ones = self.stored.expired(
-                newest, keep=self.keep, keep_every=self.spec.keep_every, protected=self._best_there()
-            )
-            for expired in expired_ones:
+            keep_every, protected = self.spec.keep_every, self._best_there()
+            for expired in self.stored.expired(newest, keep=self.keep, keep_every=keep_every, protected=protected):
                 self.faults.reach("upload.retention", newest)
                 self.stored.delete(expired)
             if not self._cleared:
@@ -257,17 +255,9 @@ class Uploads:
         together(lambda: self.stored.publish(manifest), first_rank_only=True)
         self.faults.reach("upload.published", step)
         if self.ranks.is_first:
-            seconds = time.perf_counter() - started
-            log.info(
-                "%s is in %s: %.1f MiB in %.2f s",
-                checkpoint.name,
-                self.stored.store.url,
-                manifest.size / 2**20,
-                seconds,
-            )
-            self.folder.record(
-                "uploaded", step=step, to=self.stored.store.url, seconds=round(seconds, 3), bytes=manifest.size
-            )
+            url, size, seconds = self.stored.store.url, manifest.size, time.perf_counter() - started
+            log.info("%s is in %s: %.1f MiB in %.2f s", checkpoint.name, url, size / 2**20, seconds)
+            self.folder.record("uploaded", step=step, to=url, seconds=round(seconds, 3), bytes=size)
 
     def _send(self, checkpoint: Checkpoint, names: list[str], manifest: Manifest) -> None:
         for name in names:

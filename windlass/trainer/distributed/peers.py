@@ -32,6 +32,7 @@ BEAT_S = 1.0  # between two messages of a rank
 SILENT_S = 120.0
 GRACE_S = 5.0  # for a rank's own main thread to leave with an error of its own, which usually says more
 CONNECT_S = 10.0
+NAMED_S = 3.0  # for rank 0 to say who was lost
 ABORT_S = 5.0
 SEND_S = 5.0
 LONGEST_MESSAGE = 1 << 16
@@ -189,11 +190,11 @@ class PeerWatch:
             peer.send(bye=failure)
         self._closed.set()
 
-    def who(self, wait_s: float = 3.0) -> Lost | None:
+    def who(self) -> Lost | None:
         """Which rank was lost, if one was; asked by a rank that leaves because it saw a connection break."""
         self._leaving.set()
         if self._thread is not None:
-            self._known.wait(wait_s)
+            self._known.wait(NAMED_S)
         return self.lost
 
     def _connect(self, hosts: list[str], port: int) -> str | None:

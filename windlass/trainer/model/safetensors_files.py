@@ -6,6 +6,7 @@ Put a rank's part of a full tensor into its parameter, from memory or from a fil
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -53,10 +54,7 @@ class StoredTensor:
 
     @property
     def row_bytes(self) -> int:
-        size = self.dtype.itemsize
-        for length in self.shape[1:]:
-            size *= length
-        return size
+        return self.dtype.itemsize * math.prod(self.shape[1:])
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
         """The rows [first, last) a few at a time, each part with its first row."""
@@ -111,7 +109,7 @@ def make_header(described: dict[str, Tensor], remarks: dict[str, str]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": remarks}
     end = 0
     for name, tensor in described.items():
-        begin, end = end, end + tensor.numel() * tensor.element_size()
+        begin, end = end, end + tensor.nbytes
         entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -75,7 +75,7 @@ def files_of(parts: list[tuple[list[str], Named]], largest: int) -> Iterator[lis
 
 
 def _size(tensors: Named) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _filled(model: nn.Module, tensors: Named, parts: list[list[str]], values: Values) -> Iterator[tuple[str, Any]]:

@@ -60,20 +60,6 @@ def adamw_step(
     beta2: float,
     epsilon: float,
 ) -> None:
-    size = master.numel()
-    _adamw_kernel[(triton.cdiv(size, BLOCK),)](
-        weight,
-        gradient,
-        master,
-        first,
-        second,
-        scalars,
-        decay,
-        beta1,
-        beta2,
-        epsilon,
-        size,
-        BLOCK=BLOCK,
-        COPY=weight.data_ptr() != master.data_ptr(),
-        num_warps=4,
-    )
+    size, is_copy = master.numel(), weight.data_ptr() != master.data_ptr()
+    tensors, settings = (weight, gradient, master, first, second, scalars), (decay, beta1, beta2, epsilon)
+    _adamw_kernel[(triton.cdiv(size, BLOCK),)](*tensors, *settings, size, BLOCK=BLOCK, COPY=is_copy, num_warps=4)

@@ -159,15 +159,8 @@ def _(q_bthd: Tensor, k_btgd: Tensor, v_btgd: Tensor, scale: float) -> tuple[Ten
 
 
 @flash4_backward.register_kernel("cpu")
-def _(
-    grad_bthd: Tensor,
-    q_bthd: Tensor,
-    k_btgd: Tensor,
-    v_btgd: Tensor,
-    out_bthd: Tensor,
-    log_sum_bht: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    grad_bthd, q_bthd, k_btgd, v_btgd, out_bthd, log_sum_bht, scale = inputs
     scores, k_bhtd = _weights(q_bthd, k_btgd, scale)
     batch, length, heads, size = q_bthd.shape
     groups = k_btgd.shape[2]
@@ -201,17 +194,8 @@ def _(q_nhd: Tensor, k_ngd: Tensor, v_ngd: Tensor, bounds: Tensor, longest: int,
 
 
 @flash4_documents_backward.register_kernel("cpu")
-def _(
-    grad_nhd: Tensor,
-    q_nhd: Tensor,
-    k_ngd: Tensor,
-    v_ngd: Tensor,
-    bounds: Tensor,
-    out_nhd: Tensor,
-    log_sum_hn: Tensor,
-    longest: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    grad_nhd, q_nhd, k_ngd, v_ngd, bounds, out_nhd, log_sum_hn, _longest, scale = inputs
     parts = [
         flash4_backward(
             *(tensor[at][None] for tensor in (grad_nhd, q_nhd, k_ngd, v_ngd, out_nhd)), log_sum_hn[:, at][None], scale
