@@ -15,7 +15,7 @@ BY_MODULE := --dist loadscope --no-loadscope-reorder
 # Where real schedulers and processes are hurt on purpose, a failure is tried once more, and both are told;
 # not in tests that start no training (tests/conftest.py).
 AGAIN := --reruns 1
-BESIDE ?=  # more targets for `make test` beside the cluster, each with a + before it
+BESIDE ?=  # more targets for `make test` beside Slurm and the cluster, each with a + after it
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
@@ -35,12 +35,12 @@ demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 	$(BIN)/python examples/demo.py
 
 # One more process than the two cores of CI: training tests wait for ranks, timeouts and deaths.
-# The cluster's tests wait much of their time, so others go beside them; not Slurm's, whose time limits are real.
+# Slurm's tests and the cluster's wait much of their time, and their time limits are real: others go beside them, on
+# what they leave of the cores.
 test: setup  ## all tests
 	-$(BIN)/python tools/make_image_table.py --check  # says it where torch has a newer release; no failure of the tests
 	$(PYTEST) -m "not slurm and not cluster and not image and not campaign_only" -n 3 $(BY_MODULE) $(AGAIN)
-	$(MAKE) --no-print-directory test-slurm
-	tools/run_tiers test-image$(BESIDE) test-cluster
+	tools/run_tiers test-slurm+test-cluster nice:$(BESIDE)test-image
 
 test-fast: setup  ## what starts no training, under two minutes
 	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 $(BY_MODULE)

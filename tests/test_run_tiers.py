@@ -16,6 +16,8 @@ fail:
 \t@echo begin >>order; sleep 0.5; echo end >>order; echo failed; exit 1
 next:
 \t@echo next >>order
+priority:
+\t@nice
 forever:
 \t@trap 'echo told >>order; exit 1' INT; touch there; while :; do sleep 0.1; done
 """
@@ -36,6 +38,15 @@ def test_chains_go_side_by_side_and_to_their_end_though_one_fails(folder):
     assert "── fail\nfailed\n" in done.stdout
     assert "── wait\nwaited\n" in done.stdout
     assert "── fail: failed (2) after " in done.stdout
+
+
+def test_a_chain_that_takes_what_others_leave(folder):
+    done = subprocess.run(
+        [sys.executable, TOOL, "priority", "nice:priority"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done
+    here, there = sorted(int(line) for line in done.stdout.splitlines() if line.lstrip("-").isdigit())
+    assert there == min(here + 10, 19)
 
 
 def test_a_signal_is_passed_on(folder):

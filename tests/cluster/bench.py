@@ -17,6 +17,8 @@ import yaml
 from tests.cluster.box.cluster import Cluster
 from tests.cluster.box.layout import CLAIM
 from tests.cluster.box.overlay import REPOSITORY, python
+from tests.commands import run_forked
+from tests.trainer.harness import train
 from windlass.common.files import read_json_lines
 from windlass.runfolder import RunFolder, steps_of
 
@@ -66,6 +68,8 @@ class Bench:
         return path
 
     def windlass(self, *arguments: Any, timeout: float = 900, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        if not stdin:
+            return run_forked(arguments, cwd=self.folder, env=self.environment, timeout=timeout)
         return subprocess.run(
             self._command(arguments),
             capture_output=True,
@@ -145,15 +149,10 @@ class Bench:
 
 def local_losses(folder: Path, ranks: int) -> dict[int, Any]:
     """Losses and gradient norms of the same run on this machine."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "whole.yaml"
     resources = {"gpus_per_node": 0, "threads_per_process": 1, "processes_per_node": ranks}
-    file.write_text(yaml.safe_dump({**TRAINING, "resources": resources}, sort_keys=False))
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    environment.pop("WINDLASS_RUNS", None)
-    command = [sys.executable, "-m", "windlass.cli.main", "run", str(file)]
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, timeout=900)
-    return losses(RunFolder(folder / "runs" / "whole"))
+    whole = train(folder, {**TRAINING, "name": "whole", "resources": resources}, ranks=ranks, timeout=900)
+    assert set(whole.codes) == {0}, whole.output
+    return losses(whole.folder)
 
 
 def losses(folder: RunFolder) -> dict[int, Any]:

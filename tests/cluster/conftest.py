@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.bench import local_losses
 from tests.cluster.box import machine
 from tests.cluster.box.cluster import Cluster, Session
 from tests.cluster.box.layout import KUBECONFIG
@@ -39,6 +40,12 @@ def cluster(request):
         return Cluster(Path(named), box=False)
     request.getfixturevalue("box_session")
     return Cluster(KUBECONFIG, box=True)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """Losses and gradient norms of the small run on three ranks of this machine."""
+    return local_losses(tmp_path_factory.mktemp("local"), ranks=3)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.campaign import campaign
-from tests.cluster.bench import EVERY, STEPS, Bench, events, local_losses, losses
+from tests.cluster.bench import EVERY, STEPS, Bench, events, losses
 from tests.cluster.box.overlay import python
 from tests.kubernetes.golden import KINDS, rendered
 from windlass.catalog.models import presets
@@ -19,11 +19,6 @@ from windlass.targets.kubernetes.pod.interface import RUNS
 
 pytestmark = pytest.mark.cluster
 PATIENCE = 900.0
-
-
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    return local_losses(tmp_path_factory.mktemp("local"), ranks=3)
 
 
 @pytest.fixture
@@ -47,7 +42,7 @@ def code(tmp_path):
 
 # test_survival.py compares the losses of the other kinds too
 @pytest.mark.parametrize("kind", campaign(["trainjob", "pytorchjob", "job"], always=1))
-def test_three_pods_train_what_this_machine_trains(bench, local, code, kind):
+def test_three_pods_train_what_this_machine_trains(bench, undisturbed, code, kind):
     name = f"small-{kind}"
     options = (f"target.kubernetes.job={kind}", f"target.kubernetes.code={code}")
     run_when_operators_answer(bench, "run", bench.file, f"name={name}", *options)
@@ -55,7 +50,7 @@ def test_three_pods_train_what_this_machine_trains(bench, local, code, kind):
 
     trained = losses(folder)
     assert sorted(trained) == list(range(1, STEPS + 1)), "steps are missing"
-    assert trained == local, "the losses are not those of the local run"
+    assert trained == undisturbed, "the losses are not those of the local run"
     (started,) = events(folder, "started")
     assert started["world_size"] == 3
     assert events(folder, "exit")[-1]["state"] == "finished"

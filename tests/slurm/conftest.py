@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.commands import run_forked
 from tests.slurm.cluster import Cluster, why_not
+from tests.trainer.harness import train
 from windlass.common.files import read_json_lines
 from windlass.runfolder import RunFolder, steps_of
 
@@ -51,17 +52,7 @@ class Bench:
         )
 
     def windlass(self, *arguments: Any, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "windlass.cli.main", *map(str, arguments)]
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            cwd=self.folder,
-            env=self.environment,
-            preexec_fn=as_in_a_terminal,
-        )
+        return run_forked(arguments, cwd=self.folder, env=self.environment, timeout=timeout)
 
     def run(self, *arguments: Any) -> dict[str, Any]:
         answer = self.windlass("run", self.file, "--json", *arguments)
@@ -90,12 +81,6 @@ class Bench:
         folder = self.run_folder(name)
         wait(lambda: any(events(folder, "exit")), "an end", folder, seconds)
         return self.show(name)
-
-
-def as_in_a_terminal() -> None:
-    """What nohup, or a shell's `&`, lets its children ignore is heeded again: tests send these signals."""
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def wait(condition, what, folder, seconds):
@@ -138,12 +123,14 @@ def undisturbed(cluster, tmp_path_factory):
     """Losses and gradient norms of the same run on this machine, by number of ranks."""
     known: dict[int, Any] = {}
 
-    def train(ranks: int):
+    def find(ranks: int):
         if ranks not in known:
             local = Bench(tmp_path_factory.mktemp(f"local-{ranks}"), dict(os.environ))
-            answer = local.run("name=whole", f"resources.processes_per_node={ranks}")
-            assert answer["state"] == "finished", answer
-            known[ranks] = losses(local.run_folder("whole"))
+            run = yaml.safe_load(local.file.read_text())
+            run["resources"]["processes_per_node"] = ranks
+            whole = train(local.folder, run, ranks=ranks)
+            assert set(whole.codes) == {0}, whole.output
+            known[ranks] = losses(whole.folder)
         return known[ranks]
 
-    return train
+    return find

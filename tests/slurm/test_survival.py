@@ -83,9 +83,9 @@ def test_time_limit(bench, undisturbed):
     """Every step takes 2 s once, so that Slurm's signal, 40 s before the end of the minute, comes among them."""
     slow = ";".join(f"sleep:rank=0,step={step},seconds=2" for step in range(3, STEPS + 1))
     folder = bench.submit(
-        "limited", "--nodes", 2, "target.slurm.time=1min", "checkpoint.grace_seconds=20", "--inject", slow
+        "limited", "--nodes", 1, "target.slurm.time=1min", "checkpoint.grace_seconds=20", "--inject", slow
     )
-    assert_went_on(bench, folder, undisturbed, 2)
+    assert_went_on(bench, folder, undisturbed, 1)
     assert events(folder, "requeue")[0]["why"] == "the time limit is near"
 
 
@@ -141,6 +141,8 @@ def test_nodes_are_lost_one_after_another(bench, cluster, undisturbed, disasters
     assert {launched["job"] for launched in launches} == {job_of(folder)}
 
 
+@pytest.mark.campaign
+@pytest.mark.campaign_only  # the run that is followed over a blip, below, loses a rank too
 def test_a_killed_rank_is_restarted_on_the_same_nodes(bench, cluster, undisturbed):
     answer = bench.run("name=killed-rank", "--on", "slurm", "--nodes", 2, "--inject", "kill:rank=1,step=8")
     assert (answer["returncode"], answer["state"], answer["attempt"]) == (0, "finished", 2), answer

@@ -169,6 +169,8 @@ def test_a_sweep_is_one_array_with_a_folder_per_run(bench, cluster):
     assert [row["submitted"] for row in json.loads(again.stdout)] == [False, False]
 
 
+@pytest.mark.campaign
+@pytest.mark.campaign_only  # tests/ui/test_sweep.py has it on this machine, tests/cluster/test_verbs.py on a cluster
 def test_a_sweep_with_a_bound_submits_one_after_the_other(bench):
     settings = ["name=bound", "train.learning_rate=1e-4,3e-4", "train.steps=4", "--on", "slurm", "--at-most", "1"]
     answer = bench.windlass("sweep", bench.file, *settings, "--json", timeout=600)

@@ -125,7 +125,7 @@ def start(
             "WINDLASS_RUNS": str(root / "runs"),
             "WINDLASS_FAULTS": faults,
             "WINDLASS_ATTEMPT": str(attempt),
-            "WINDLASS_CACHE": os.environ["WINDLASS_CACHE"],
+            **{name: os.environ[name] for name in ("WINDLASS_CACHE",) if name in os.environ},
             "OMP_NUM_THREADS": "1",
             **(variables or {}),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import json
 import logging
 import os
@@ -99,6 +100,9 @@ def train_in(folder: RunFolder, run: Run, preemption: Preemption, watch: PeerWat
         on_lost=lambda lost: leave_for_lost(folder, ranks.rank, lost),
     )
     prepared = prepare(run, ranks)
+    if not gc.isenabled():  # since __main__: transformers was imported by now, and weights come next
+        gc.freeze()
+        gc.enable()
     clock.mark("data and model files")
     open_folder(folder, ranks.rank)
     log.info("every rank takes %d × %d sequences a step", prepared.layout.num_micro, prepared.layout.micro)
