@@ -19,7 +19,7 @@ BESIDE ?=  # more targets for `make test` beside Slurm and the cluster, each wit
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-campaigns test-slurm test-image test-cluster test-gpu test-architectures test-oldest-torch \
+.PHONY: help setup demo test test-main test-fast test-campaigns test-slurm test-image test-cluster test-gpu test-architectures test-oldest-torch \
 	lint docs bench bench-gpu bench-wheels bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick check-cluster debug-events
 
 help:  ## this list
@@ -34,13 +34,15 @@ $(READY): pyproject.toml constraints.txt
 demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 	$(BIN)/python examples/demo.py
 
-# One more process than the two cores of CI: training tests wait for ranks, timeouts and deaths.
-# Slurm's tests and the cluster's wait much of their time, and their time limits are real: others go beside them, on
+# Slurm's tests and the cluster's wait much of their time, and their time limits are real: all others go beside them, on
 # what they leave of the cores.
 test: setup  ## all tests
 	-$(BIN)/python tools/make_image_table.py --check  # says it where torch has a newer release; no failure of the tests
+	tools/run_tiers test-slurm+test-cluster idle:test-main+$(BESIDE)test-image
+
+# One more process than the two cores of CI: training tests wait for ranks, timeouts and deaths.
+test-main: setup  ## what needs no scheduler, no cluster and no builder of images
 	$(PYTEST) -m "not slurm and not cluster and not image and not campaign_only" -n 3 $(BY_MODULE) $(AGAIN)
-	tools/run_tiers test-slurm+test-cluster nice:$(BESIDE)test-image
 
 test-fast: setup  ## what starts no training, under two minutes
 	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 $(BY_MODULE)
