@@ -118,6 +118,12 @@ def test_a_sweep_renders_offline(nowhere, tmp_path):
     answer = nowhere("run", "my.yaml", "--on", "slurm", *cpus, "--dry-run", "--offline", "--json")
     assert answer.code == 0, answer.err
     assert len(answer.json["runs"]) == 2
+    unasked = nowhere("run", "my.yaml", "--on", "slurm", *cpus, "--dry-run", "--json")
+    assert (unasked.code, unasked.out) == (0, answer.out)
+    assert "there is no sinfo here: this is rendered from the run file alone" in unasked.err
+    open_file = nowhere("run", "my.yaml", "--on", "slurm", *cpus[1:], "--dry-run", "--json")
+    assert open_file.code == 2
+    assert "how many GPUs a node has is not known" in open_file.json["cause"]
 
 
 def test_without_a_scheduler_there_is_a_way_out(nowhere, tmp_path):

@@ -6,7 +6,7 @@ import difflib
 import re
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 KEYS_FILE = "idempotency-keys"
+Result = TypeVar("Result")
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -255,19 +256,9 @@ def _prepare_dry(
 
     if offline:
         return prepared(True), []
-    try:
-        asked = prepared(False)
-    except NoAnswerError as error:
-        try:
-            return prepared(True), [f"{error.what}: this is rendered from the run file alone, as --offline does"]
-        except UserError as refusal:
-            raise UserError(
-                error.what,
-                evidence=error.evidence,
-                cause=f"and the run file alone cannot be rendered: {refusal.what}",
-                fix="\n".join(fix for fix in (error.fix, refusal.fix) if fix),
-                error_code=error.error_code,
-            ) from None
+    asked, note = answered_or_alone(prepared)
+    if note:
+        return asked, [note]
     try:
         alone = prepared(True)
     except UserError:  # the run file leaves open what the cluster tells
@@ -277,6 +268,23 @@ def _prepare_dry(
     if asked.run.target.kind == "local" or not changed:
         return asked, []
     return asked, ["this cluster changes these lines of what --offline renders:", *changed]
+
+
+def answered_or_alone(prepared: Callable[[bool], Result]) -> tuple[Result, str | None]:
+    """`prepared(offline=False)`; where no cluster or scheduler answers, `prepared(offline=True)` and a note of that."""
+    try:
+        return prepared(False), None
+    except NoAnswerError as error:
+        try:
+            return prepared(True), f"{error.what}: this is rendered from the run file alone, as --offline does"
+        except UserError as refusal:
+            raise UserError(
+                error.what,
+                evidence=error.evidence,
+                cause=f"and the run file alone cannot be rendered: {refusal.what}",
+                fix="\n".join(fix for fix in (error.fix, refusal.fix) if fix),
+                error_code=error.error_code,
+            ) from None
 
 
 def _print_request(prepared: Prepared, notes: list[str], loop: Any, *, as_json: bool) -> int:

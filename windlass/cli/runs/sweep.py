@@ -252,6 +252,7 @@ def run_sweep(
 ) -> int:
     """Prepare every run of the sweep, and submit those that are neither finished nor under way."""
     from windlass.cli.output import print_json, print_table, warn
+    from windlass.cli.runs.run import answered_or_alone
 
     if fresh:
         raise UserError("--fresh cannot be used with --sweep", fix="name=OTHER    begins another sweep")
@@ -261,10 +262,20 @@ def run_sweep(
         raise UserError(
             f"the target {base.target.kind} takes no arrays", fix=f"windlass sweep {run_file} {' '.join(sweeps)}"
         )
-    elements: list[tuple[int, tuple[str, ...], Prepared]] = []
-    for index, settings in enumerate(combinations(sweeps)):
-        named = f"name={base.name}-{index}"
-        elements.append((index, settings, _prepared(run_file, [*changes, *settings, named], faults, offline)))
+
+    def prepared_elements(offline: bool) -> list[tuple[int, tuple[str, ...], Prepared]]:
+        named = [(index, settings, f"name={base.name}-{index}") for index, settings in enumerate(combinations(sweeps))]
+        return [
+            (index, settings, _prepared(run_file, [*changes, *settings, name], faults, offline))
+            for index, settings, name in named
+        ]
+
+    if dry_run and not offline:
+        elements, note = answered_or_alone(prepared_elements)
+        if note:
+            click.echo(f"note: {note}", err=True)
+    else:
+        elements = prepared_elements(offline)
     for warning in dict.fromkeys(warning for _, _, prepared in elements for warning in prepared.warnings):
         warn(warning)
     left = [
