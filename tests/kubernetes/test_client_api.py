@@ -29,34 +29,40 @@ def change(kind, name, version):
 
 
 def test_a_busy_server_is_asked_again(server, connect):
-    busy = lambda one: one.status(429, "TooManyRequests", "slow down", Retry_After="0")  # noqa: E731
-    server.on("/things", busy, lambda one: one.status(503, "", "starting"), lambda one: one.json({"ok": 1}))
+    busy = lambda handler: handler.status(429, "TooManyRequests", "slow down", Retry_After="0")  # noqa: E731
+    server.on(
+        "/things", busy, lambda handler: handler.status(503, "", "starting"), lambda handler: handler.json({"ok": 1})
+    )
     api = connect()
     assert api.get("/things") == {"ok": 1}
     assert api.num_requests == 3
 
 
 def test_what_may_have_been_done_is_not_done_twice(server, connect):
-    server.on("/things", lambda one: one.status(500, "InternalError", "who knows"))
+    server.on("/things", lambda handler: handler.status(500, "InternalError", "who knows"))
     api = connect()
     with pytest.raises(RefusedError) as error:
         api.create("/things", {})
     assert error.value.code == 500
     assert len(server.requests) == 1
     assert server.requests[0][2] == {"fieldValidation": "Strict"}
-    server.on("/others", lambda one: one.status(429, "", "busy", Retry_After="0"), lambda one: one.json({"ok": 1}))
+    server.on(
+        "/others",
+        lambda handler: handler.status(429, "", "busy", Retry_After="0"),
+        lambda handler: handler.json({"ok": 1}),
+    )
     assert api.create("/others", {}) == {"ok": 1}  # a 429 was not carried out
 
 
 def test_lists_come_in_pages_and_survive_a_lost_snapshot(server, connect):
     server.on(
         "/pods",
-        lambda one: one.json(page("a", "b", further="next")),
-        lambda one: one.status(410, "Expired", "too old", metadata={"continue": "newer"}),
-        lambda one: one.json(page("c")),
+        lambda handler: handler.json(page("a", "b", further="next")),
+        lambda handler: handler.status(410, "Expired", "too old", metadata={"continue": "newer"}),
+        lambda handler: handler.json(page("c")),
     )
     api = connect()
-    assert [one["metadata"]["name"] for one in api.items("/pods")] == ["a", "b", "c"]
+    assert [pod["metadata"]["name"] for pod in api.items("/pods")] == ["a", "b", "c"]
     assert [params.get("continue") for _, _, params in server.requests] == [None, "next", "newer"]
 
 
@@ -64,9 +70,9 @@ def test_lists_come_in_pages_and_survive_a_lost_snapshot(server, connect):
 def test_a_watch_that_is_too_old_says_so(server, connect, inside):
     if inside:
         gone = json.dumps({"type": "ERROR", "object": {"code": 410, "reason": "Expired"}}).encode() + b"\n"
-        server.on("/pods", lambda one: one.stream(gone))
+        server.on("/pods", lambda handler: handler.stream(gone))
     else:
-        server.on("/pods", lambda one: one.status(410, "Expired", "too old"))
+        server.on("/pods", lambda handler: handler.status(410, "Expired", "too old"))
     with pytest.raises(GoneError):
         list(connect().watch("/pods", "3"))
 
@@ -76,18 +82,18 @@ def test_a_watched_list_heals(server, connect):
     blocked = threading.Event()
     server.on(
         "/pods",
-        lambda one: one.json(page("a", version="1")),
-        lambda one: one.stream(change("ADDED", "b", "2"), change("BOOKMARK", "b", "5"), broken=True),
-        lambda one: one.status(410, "Expired", "too old"),
-        lambda one: one.json(page("a", "b", "c", version="9")),
-        lambda one: (blocked.wait(20), one.stream()),
+        lambda handler: handler.json(page("a", version="1")),
+        lambda handler: handler.stream(change("ADDED", "b", "2"), change("BOOKMARK", "b", "5"), broken=True),
+        lambda handler: handler.status(410, "Expired", "too old"),
+        lambda handler: handler.json(page("a", "b", "c", version="9")),
+        lambda handler: (blocked.wait(20), handler.stream()),
     )
     lists, changes, troubles, halt = [], [], [], Halt()
     watched = Watched(
         connect(),
         "/pods",
         halt,
-        listed=lambda found: lists.append([one["metadata"]["name"] for one in found]),
+        listed=lambda found: lists.append([item["metadata"]["name"] for item in found]),
         changed=lambda kind, value: changes.append((kind, value["metadata"]["name"])),
         trouble=troubles.append,
     )
@@ -102,7 +108,7 @@ def test_a_watched_list_heals(server, connect):
     assert lists == [["a"], ["a", "b", "c"]]
     assert changes == [("ADDED", "b")]
     assert [params.get("resourceVersion") for _, _, params in server.requests] == [None, "1", "5", None, "9"]
-    assert any("does not answer" in one for one in troubles if one)
+    assert any("does not answer" in trouble for trouble in troubles if trouble)
     assert troubles[-1] is None
 
 
@@ -132,12 +138,12 @@ def test_a_stream_is_broken_off_from_another_thread(server, connect):
     waiting = threading.Event()
     halt, lines = Halt(), []
 
-    def hang(one):
-        one.send_response(200)
-        one.send_header("Transfer-Encoding", "chunked")
-        one.end_headers()
-        one.wfile.write(b"6\r\nfirst\n\r\n")
-        one.wfile.flush()
+    def hang(handler):
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"6\r\nfirst\n\r\n")
+        handler.wfile.flush()
         waiting.wait(20)
 
     server.on("/log", hang)
@@ -155,14 +161,14 @@ def test_a_stream_is_broken_off_from_another_thread(server, connect):
 
 
 def test_only_newlines_end_lines(server, connect):
-    server.on("/log", lambda one: one.stream(b"10%\r20", b"%\r100%\nnext \xe2\x80\xa8 line\n", b"rest"))
+    server.on("/log", lambda handler: handler.stream(b"10%\r20", b"%\r100%\nnext \xe2\x80\xa8 line\n", b"rest"))
     found = list(connect().lines("/log", {}))
     assert found == [b"10%\r20%\r100%", "next \u2028 line".encode(), b"rest"]
 
 
 def test_a_forbidden_verb_is_named_with_the_question_that_proves_it(server, connect):
     message = 'pods is forbidden: User "ann" cannot create resource "pods/exec" in API group "" in the namespace "team"'
-    server.on("/pods", lambda one: one.status(403, "Forbidden", message))
+    server.on("/pods", lambda handler: handler.status(403, "Forbidden", message))
     with pytest.raises(RefusedError) as error:
         connect().get("/pods")
     assert error.value.what == "you may not create pods/exec in the namespace team"
@@ -188,12 +194,12 @@ def test_a_plugin_is_asked_again_when_its_token_is_refused(server, connect, tmp_
     plugin.chmod(0o755)
     seen = []
 
-    def guarded(one):
-        seen.append(one.headers["Authorization"])
-        if one.headers["Authorization"] == "Bearer token-2":
-            one.json({"ok": 1})
+    def guarded(handler):
+        seen.append(handler.headers["Authorization"])
+        if handler.headers["Authorization"] == "Bearer token-2":
+            handler.json({"ok": 1})
         else:
-            one.status(401, "Unauthorized", "Unauthorized")
+            handler.status(401, "Unauthorized", "Unauthorized")
 
     server.on("/version", guarded)
     api = connect({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}})
@@ -207,12 +213,12 @@ def test_a_rotated_token_file_is_read_again(server, connect, tmp_path):
     token = tmp_path / "token"
     token.write_text("old\n")
 
-    def guarded(one):
-        if one.headers["Authorization"] == "Bearer new":
-            one.json({"ok": 1})
+    def guarded(handler):
+        if handler.headers["Authorization"] == "Bearer new":
+            handler.json({"ok": 1})
         else:
             token.write_text("new\n")
-            one.status(401, "Unauthorized", "Unauthorized")
+            handler.status(401, "Unauthorized", "Unauthorized")
 
     server.on("/version", guarded)
     assert connect({"tokenFile": "token"}).get("/version") == {"ok": 1}  # relative to the kubeconfig

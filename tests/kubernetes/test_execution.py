@@ -3,6 +3,7 @@
 import base64
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -15,13 +16,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from httpcore2._backends.sync import SyncStream
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from wsproto.connection import Connection, ConnectionType
+from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection
 
 from windlass.errors import UserError
-from windlass.targets.kubernetes.api.execution import execute, parse_status
+from windlass.targets.kubernetes.api.execution import PROTOCOLS, _sending, execute, parse_status
 
 PATH = "/api/v1/namespaces/team/pods/run-0/exec"
 SUCCESS = b'\x03{"status":"Success"}'
@@ -33,23 +35,12 @@ class Shell:
     def __init__(self, *messages):
         self.messages, self.came, self.ready = messages, [], threading.Event()
 
-    def __call__(self, one):
-        key = one.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
-        one.send_response(101)
-        for name, value in (
-            ("Upgrade", "websocket"),
-            ("Connection", "Upgrade"),
-            ("Sec-WebSocket-Accept", accept),
-            ("Sec-WebSocket-Protocol", "v5.channel.k8s.io"),
-        ):
-            one.send_header(name, value)
-        one.end_headers()
-        one.wfile.flush()
-        wire, speech = one.connection, Connection(ConnectionType.SERVER)
+    def __call__(self, handler):
+        self.shake_hands(handler)
+        wire, speech = handler.connection, Connection(ConnectionType.SERVER)
         for message in self.messages:
             wire.sendall(speech.send(BytesMessage(message)))
-        one.close_connection = True
+        handler.close_connection = True
         while data := wire.recv(4096):
             speech.receive_data(data)
             for event in speech.events():
@@ -61,9 +52,23 @@ class Shell:
                     wire.sendall(speech.send(event.response()))
                     return
 
+    def shake_hands(self, handler):
+        key = handler.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+        handler.send_response(101)
+        for name, value in (
+            ("Upgrade", "websocket"),
+            ("Connection", "Upgrade"),
+            ("Sec-WebSocket-Accept", accept),
+            ("Sec-WebSocket-Protocol", "v5.channel.k8s.io"),
+        ):
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.flush()
+
     @property
     def sizes(self):
-        return [(one["Width"], one["Height"]) for one in (json.loads(m[1:]) for m in self.came if m[:1] == b"\x04")]
+        return [(item["Width"], item["Height"]) for item in (json.loads(m[1:]) for m in self.came if m[:1] == b"\x04")]
 
 
 def wait_until(condition, what):
@@ -120,12 +125,12 @@ def test_the_verb_that_is_missing_is_named(server, api, verb):
         f'pods "run-0" is forbidden: User "ann" cannot {verb} resource "pods/exec" in API group "" in the namespace'
     )
 
-    def answer(one):
-        upgrades = one.headers.get("Upgrade") == "websocket"
-        if upgrades or (one.command == "GET") == (verb == "get"):
-            one.status(403, "Forbidden", f'{message} "team"')
+    def answer(handler):
+        upgrades = handler.headers.get("Upgrade") == "websocket"
+        if upgrades or (handler.command == "GET") == (verb == "get"):
+            handler.status(403, "Forbidden", f'{message} "team"')
         else:
-            one.status(400, "BadRequest", "Upgrade request required")
+            handler.status(400, "BadRequest", "Upgrade request required")
 
     server.on(PATH, answer)
     with pytest.raises(UserError, match=f"you may not {verb} pods/exec in the namespace team") as error:
@@ -161,11 +166,56 @@ def test_commands_at_the_same_time_keep_their_connections(tls_server, certificat
     assert answers == [(0, b"out", b"")] * 200
 
 
+class Deaf(Shell):
+    """Reads nothing of what is sent to it, and leaves when it is told to."""
+
+    def __call__(self, handler):
+        self.shake_hands(handler)
+        self.ready.wait(60)
+        handler.connection.shutdown(2)
+
+
+def test_a_connection_is_not_closed_while_somebody_writes_to_it(server, api, monkeypatch):
+    """A writer that outlived its connection would write to the next one, which gets the same file descriptor."""
+    writers, begun, closing, closed_under = set(), threading.Event(), threading.Event(), []
+    write, close = SyncStream.write, SyncStream.close
+
+    def slow_write(stream, buffer, timeout=None):
+        if len(buffer) < len(chunk):
+            return write(stream, buffer, timeout)
+        writers.add(stream)
+        begun.set()
+        try:
+            write(stream, buffer, timeout)
+        finally:
+            closing.wait(3)  # woken by the end of the connection, and not gone yet
+            writers.discard(stream)
+
+    def watched_close(stream):
+        closed_under.append(stream in writers)
+        closing.set()
+        close(stream)
+
+    monkeypatch.setattr(SyncStream, "write", slow_write)
+    monkeypatch.setattr(SyncStream, "close", watched_close)
+    chunk, deaf = bytes(2**24), Deaf()  # more than the buffers of the two sockets hold
+    server.on(PATH, deaf)
+    with (
+        api.websocket(PATH, [("stdin", "true")], PROTOCOLS) as session,
+        _sending(session, itertools.repeat(chunk)),
+    ):
+        assert begun.wait(60)
+        deaf.ready.set()
+        wait_until(lambda: session.connection.state is not ConnectionState.OPEN, "the end of the connection")
+    assert closed_under
+    assert not any(closed_under)
+
+
 def test_a_connection_that_breaks_ends_the_command_in_words(server, api):
     class Lost(Shell):
-        def __call__(self, one):
-            threading.Timer(0.2, one.connection.shutdown, (2,)).start()
-            super().__call__(one)
+        def __call__(self, handler):
+            threading.Timer(0.2, handler.connection.shutdown, (2,)).start()
+            super().__call__(handler)
 
     server.on(PATH, Lost(b"\x01out"))
     with pytest.raises(UserError, match="the connection to run-0 broke while the command ran"):  # not "said nothing"

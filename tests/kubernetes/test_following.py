@@ -68,38 +68,38 @@ class Cluster:
         server.on(JOBS, self.jobs)
         server.on(PODS, self.pods)
         server.on(EVENTS, self.nothing)
-        server.on("/version", lambda one: one.json({"major": "1"}))
+        server.on("/version", lambda handler: handler.json({"major": "1"}))
 
-    def jobs(self, one):
-        if self.watches(one):
+    def jobs(self, handler):
+        if self.watches(handler):
             return
         done = {"conditions": [{"type": "Complete", "status": "True"}]} if self.finished else {}
         value = {"metadata": {"name": "run", "uid": "u1", "resourceVersion": "5"}, "status": done}
-        one.json({"metadata": {"resourceVersion": "5"}, "items": [value]})
+        handler.json({"metadata": {"resourceVersion": "5"}, "items": [value]})
 
-    def pods(self, one):
-        if not self.watches(one):
+    def pods(self, handler):
+        if not self.watches(handler):
             restarts = self.restarts
             items = [running_pod(node, self.finished, restarts.get(node, 0)) for node in self.running_pods]
-            one.json({"metadata": {"resourceVersion": "5"}, "items": items})
+            handler.json({"metadata": {"resourceVersion": "5"}, "items": items})
 
-    def nothing(self, one):
-        if not self.watches(one):
-            one.json({"metadata": {"resourceVersion": "5"}, "items": []})
+    def nothing(self, handler):
+        if not self.watches(handler):
+            handler.json({"metadata": {"resourceVersion": "5"}, "items": []})
 
-    def watches(self, one):
-        if "watch" not in one.params:
+    def watches(self, handler):
+        if "watch" not in handler.params:
             return False
         if self.finished:
-            one.status(410, "Expired", "list it again")
+            handler.status(410, "Expired", "list it again")
             return True
-        one.send_response(200)
-        one.send_header("Transfer-Encoding", "chunked")
-        one.end_headers()
-        one.wfile.flush()
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.flush()
         time.sleep(self.watch_seconds)
         with contextlib.suppress(OSError):
-            one.wfile.write(b"0\r\n\r\n")
+            handler.wfile.write(b"0\r\n\r\n")
         return True
 
 
@@ -134,7 +134,7 @@ def wait_until(condition, what, seconds=PATIENCE):
 
 def is_finished(snapshot):
     conditions = ((snapshot.job or {}).get("status") or {}).get("conditions") or ()
-    return any(one["type"] == "Complete" for one in conditions)
+    return any(condition["type"] == "Complete" for condition in conditions)
 
 
 def test_a_plugin_that_fails_for_a_while_is_reported_and_the_watches_go_on(server, connect, quick, tmp_path):
@@ -169,17 +169,17 @@ BROKEN_LINES = [
 
 @pytest.mark.parametrize("line", BROKEN_LINES)
 def test_a_broken_line_does_not_end_a_watch(server, connect, line):
-    listed = lambda one: one.json({"metadata": {"resourceVersion": "1"}, "items": []})  # noqa: E731
+    listed = lambda handler: handler.json({"metadata": {"resourceVersion": "1"}, "items": []})  # noqa: E731
     good = b'{"type":"ADDED","object":{"metadata":{"name":"b","resourceVersion":"2"}}}\n'
     blocked = threading.Event()
 
-    def answer(one):
-        if "watch" not in one.params:
-            listed(one)
+    def answer(handler):
+        if "watch" not in handler.params:
+            listed(handler)
         elif sum("watch" in params for _, _, params in server.requests) == 1:
-            one.stream(line)
+            handler.stream(line)
         else:
-            one.stream(good)
+            handler.stream(good)
             blocked.wait(PATIENCE)
 
     server.on("/pods", answer)
@@ -205,11 +205,11 @@ def test_what_a_change_leads_to_may_fail_once(server, connect):
     """Whatever the taking in of a change raises is reported, and made up for by a new list."""
     blocked, lists, troubles, halt = threading.Event(), [], [], Halt()
 
-    def answer(one):
-        if "watch" not in one.params:
-            one.json({"metadata": {"resourceVersion": "1"}, "items": []})
+    def answer(handler):
+        if "watch" not in handler.params:
+            handler.json({"metadata": {"resourceVersion": "1"}, "items": []})
             return
-        one.stream(b'{"type":"ADDED","object":{"metadata":{"name":"b","resourceVersion":"2"}}}\n')
+        handler.stream(b'{"type":"ADDED","object":{"metadata":{"name":"b","resourceVersion":"2"}}}\n')
         blocked.wait(PATIENCE)
 
     def fail(kind, value):
@@ -220,7 +220,7 @@ def test_what_a_change_leads_to_may_fail_once(server, connect):
     watched.start()
     try:
         wait_until(lambda: len(lists) >= 2, "the second list")
-        assert any("No space left on device" in one for one in troubles if one)
+        assert any("No space left on device" in trouble for trouble in troubles if trouble)
     finally:
         blocked.set()
         halt.now()
@@ -254,7 +254,7 @@ def in_parallel(number, task):
 
 
 def test_forty_requests_need_one_plugin(server, connect, tmp_path):
-    server.on("/x", lambda one: one.json({}))
+    server.on("/x", lambda handler: handler.json({}))
     plugin = Plugin(tmp_path, seconds=0.3, expires="2999-01-01T00:00:00Z")
     api = connect(plugin.user)
     plugin.calls.unlink()  # the first call was for a certificate that it might have had
@@ -264,7 +264,7 @@ def test_forty_requests_need_one_plugin(server, connect, tmp_path):
 
 
 def test_forty_requests_need_one_plugin_that_fails(server, connect, tmp_path):
-    server.on("/x", lambda one: one.json({}))
+    server.on("/x", lambda handler: handler.json({}))
     plugin = Plugin(tmp_path, seconds=0.3)
     api = connect(plugin.user)
     plugin.offline.touch()
@@ -278,7 +278,7 @@ def test_forty_requests_need_one_plugin_that_fails(server, connect, tmp_path):
             errors.append(error)
 
     in_parallel(40, ask)
-    assert {type(one).__name__ for one in errors} == {"UserError"}
+    assert {type(error).__name__ for error in errors} == {"UserError"}
     assert len(errors) == 40
     assert plugin.num_calls <= 2
 
@@ -292,14 +292,14 @@ def test_forty_refused_tokens_need_one_new_one(server, connect, tmp_path):
     plugin.chmod(0o755)
     first, everyone = threading.Event(), threading.Barrier(20)
 
-    def guarded(one):
-        if one.headers["Authorization"] == "Bearer token-1":
+    def guarded(handler):
+        if handler.headers["Authorization"] == "Bearer token-1":
             if not first.is_set():
                 everyone.wait(PATIENCE)
                 first.set()
-            one.status(401, "Unauthorized", "Unauthorized")
+            handler.status(401, "Unauthorized", "Unauthorized")
         else:
-            one.json({})
+            handler.json({})
 
     server.on("/x", guarded)
     api = connect({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}})
@@ -347,10 +347,10 @@ def test_an_api_that_is_silent_is_named_while_the_run_trains_and_when_it_is_back
     monkeypatch.setattr(job_watch_module, "ANSWER_SECONDS", 0.3)
     cluster = Cluster(server, watch_seconds=60.0)
     cluster.running_pods = [0]
-    server.on(f"{PODS}/run-0/log", lambda one: (time.sleep(0.3), one.stream()))
+    server.on(f"{PODS}/run-0/log", lambda handler: (time.sleep(0.3), handler.stream()))
     connect()
     silent, back = threading.Event(), threading.Event()
-    server.on("/version", lambda one: back.wait(PATIENCE) if silent.is_set() else one.json({}))
+    server.on("/version", lambda handler: back.wait(PATIENCE) if silent.is_set() else handler.json({}))
     news, thread, ended = follow()
     wait_until(lambda: any("watch" in params for _, path, params in server.requests if path == JOBS), "the watch")
     time.sleep(1.0)
@@ -364,7 +364,7 @@ def test_an_api_that_is_silent_is_named_while_the_run_trains_and_when_it_is_back
     assert not ended
     cluster.finished = True
     thread.join(PATIENCE)
-    assert [one.state for one in ended] == ["finished"]
+    assert [record.state for record in ended] == ["finished"]
 
 
 def test_a_run_is_followed_to_its_end_although_the_plugin_failed(server, connect, follow, tmp_path):
@@ -379,14 +379,14 @@ def test_a_run_is_followed_to_its_end_although_the_plugin_failed(server, connect
     cluster.finished = True
     plugin.offline.unlink()
     thread.join(PATIENCE)
-    assert [one.state for one in ended] == ["finished"]
+    assert [record.state for record in ended] == ["finished"]
 
 
 def test_a_full_disk_loses_no_line_and_ends_no_thread(server, connect, follow):
     cluster = Cluster(server)
     cluster.running_pods = [0]
     lines = [f"2026-11-15T06:00:{tick:02d}.000000001Z [rank 0] line {tick} {'x' * 60}\n" for tick in range(40)]
-    server.on(f"{PODS}/run-0/log", lambda one: one.stream("".join(lines).encode()))
+    server.on(f"{PODS}/run-0/log", lambda handler: handler.stream("".join(lines).encode()))
     connect()
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     full = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -400,7 +400,7 @@ def test_a_full_disk_loses_no_line_and_ends_no_thread(server, connect, follow):
     wait_until(lambda: log.exists() and log.read_text().count("\n") == len(lines), "the rest of the lines")
     cluster.finished = True
     thread.join(PATIENCE)
-    assert [one.state for one in ended] == ["finished"]
+    assert [record.state for record in ended] == ["finished"]
     assert log.read_text() == "".join(line.partition("[rank 0] ")[2] for line in lines)
 
 
@@ -417,14 +417,16 @@ def test_many_pods_are_read_in_streams_and_in_turns_without_loss_or_repetition(s
         return f"2026-11-15T06:00:{tick:02d}.{tick % 2}Z [rank {node}] {word} {tick}\n".encode()
 
     def log_of(node):
-        def answer(one):
-            since = one.params.get("sinceTime", "")
-            if one.params.get("previous"):
+        def answer(handler):
+            since = handler.params.get("sinceTime", "")
+            if handler.params.get("previous"):
                 first = [b"2026-11-15T05:00:00Z [rank 5] before the restart\n"]
             else:
                 grown[node] = min(num_lines, grown[node] + 5)  # it says more each time
                 first = [line(node, tick) for tick in range(grown[node])]
-            one.stream(b"".join(text for text in first if text[:19] >= since[:19].encode()), broken=grown[node] == 15)
+            handler.stream(
+                b"".join(text for text in first if text[:19] >= since[:19].encode()), broken=grown[node] == 15
+            )
 
         return answer
 
@@ -452,9 +454,9 @@ def test_leaving_does_not_wait_for_a_kubelet_that_hangs(server, connect, tmp_pat
     cluster, answer, answered = Cluster(server), threading.Event(), threading.Event()
     cluster.running_pods = [0, 1]
 
-    def hang(one):
+    def hang(handler):
         answer.wait(PATIENCE)
-        one.stream(b"2026-11-15T06:00:00Z [rank 1] late\n")
+        handler.stream(b"2026-11-15T06:00:00Z [rank 1] late\n")
         answered.set()
 
     for node in (0, 1):

@@ -92,16 +92,11 @@ def _from_definition(api: Api, served_kind: ServedKind, kind: JobKind) -> Object
 
 def _from_openapi(api: Api, served_kind: ServedKind) -> Object | None:
     """The same schema as every user may read it; in it the schemas of custom kinds refer to nothing but metadata."""
-    try:
-        document = api.get(f"/openapi/v3/apis/{served_kind.api_version}")
-    except RefusedError as error:
-        if error.code in (403, 404):
-            return None
-        raise
+    document = if_allowed(api.find, f"/openapi/v3/apis/{served_kind.api_version}") or {}
     group, _, version = served_kind.api_version.partition("/")
-    asked = {"group": group, "version": version, "kind": served_kind.kind}
+    identity = {"group": group, "version": version, "kind": served_kind.kind}
     for schema in (document.get("components") or {}).get("schemas", {}).values():
-        if asked in (schema.get("x-kubernetes-group-version-kind") or ()):
+        if identity in (schema.get("x-kubernetes-group-version-kind") or ()):
             properties = {key: value for key, value in schema.get("properties", {}).items() if "$ref" not in str(value)}
             return {**schema, "properties": {**properties, "metadata": {"type": "object"}}}
     return None

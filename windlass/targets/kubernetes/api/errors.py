@@ -87,7 +87,7 @@ def from_status(access: Access, status: dict[str, Any], what: str) -> RefusedErr
     return _explained(access, code, str(status.get("reason") or ""), str(status.get("message") or ""), what)
 
 
-def _explained(access: Access, code: int, reason: str, message: str, asked: str) -> RefusedError:
+def _explained(access: Access, code: int, reason: str, message: str, request: str) -> RefusedError:
     if code == 401:
         from windlass.targets.kubernetes.api.credentials import renewal
 
@@ -101,16 +101,16 @@ def _explained(access: Access, code: int, reason: str, message: str, asked: str)
             fix=renewal(access),
         )
     if code == 403:
-        return _forbidden(access, code, reason, message, asked)
-    return RefusedError(code, reason, message, f"the Kubernetes API refused {asked}")
+        return _forbidden(access, code, reason, message, request)
+    return RefusedError(code, reason, message, f"the Kubernetes API refused {request}")
 
 
-def _forbidden(access: Access, code: int, reason: str, message: str, asked: str) -> RefusedError:
+def _forbidden(access: Access, code: int, reason: str, message: str, request: str) -> RefusedError:
     match = FORBIDDEN.search(message)
     if match is not None:
         user, verb, group, namespace = match["user"], match["verb"], match["group"], match["namespace"]
         whole = match["resource"]
-    elif place := EXEC.search(asked):  # a second look at websockets, which says no more than no
+    elif place := EXEC.search(request):  # a second look at websockets, which says no more than no
         user, verb, group, namespace, whole = access.user_name or "", "create", "", place["namespace"], "pods/exec"
     else:  # an admission controller or a quota: nothing that another role would change
         return RefusedError(code, reason, message, "the cluster does not admit it")

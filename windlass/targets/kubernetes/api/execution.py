@@ -42,13 +42,13 @@ def execute(
     """The exit code of the command; what it says goes to the sinks as it comes."""
     from httpx2.websockets import HTTPXWSException
 
-    asked: list[tuple[str, str | int | float | bool | None]] = [("container", container), ("stdout", "true")]
-    asked += [("stderr", "false" if terminal else "true"), ("tty", "true" if terminal else "false")]
-    asked += [("stdin", "true" if stdin is not None else "false")]
-    asked += [("command", word) for word in command]
+    query: list[tuple[str, str | int | float | bool | None]] = [("container", container), ("stdout", "true")]
+    query += [("stderr", "false" if terminal else "true"), ("tty", "true" if terminal else "false")]
+    query += [("stdin", "true" if stdin is not None else "false")]
+    query += [("command", word) for word in command]
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
     with (
-        api.websocket(path, asked, PROTOCOLS) as session,
+        api.websocket(path, query, PROTOCOLS) as session,
         _sending_size(session) if terminal else contextlib.nullcontext(),
         _sending(session, stdin) if stdin is not None else contextlib.nullcontext(),
     ):

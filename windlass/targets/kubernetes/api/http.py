@@ -6,13 +6,14 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
+import httpcore2
 import httpx2
 
 from windlass.common.files import parse_record
+from windlass.common.retrying import doubling, retried
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.credentials import Credentials, impersonation, tls
 from windlass.targets.kubernetes.api.errors import (
@@ -36,7 +37,6 @@ CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
 WATCH_SECONDS = 240  # the server ends a watch after this long; it goes on from where it was
 WATCH_SILENCE_SECONDS = 90.0  # bookmarks come every minute; a watch without them is opened anew
-END_SECONDS = 5.0  # until a websocket that was shut has told its reader
 SILENCE_SECONDS = WATCH_SECONDS + 60.0  # of a log: its pod may have nothing to say
 ATTEMPTS = 4
 FIRST_WAIT = 0.25
@@ -113,10 +113,10 @@ class Api:
 
     def pages(self, path: str, **params: str | int) -> Iterator[Object]:
         """A list in pages; each has `items` and the list's `metadata`."""
-        asked: dict[str, str | int] = {"limit": PAGE, **params}
+        query: dict[str, str | int] = {"limit": PAGE, **params}
         while True:
             try:
-                page = self.get(path, **asked)
+                page = self.get(path, **query)
                 yield page
                 further = page.get("metadata", {}).get("continue")
             except RefusedError as error:
@@ -126,7 +126,7 @@ class Api:
                     raise
             if not further:
                 return
-            asked["continue"] = further
+            query["continue"] = further
 
     def items(self, path: str, **params: str | int) -> Iterator[Object]:
         for page in self.pages(path, **params):
@@ -172,7 +172,7 @@ class Api:
 
         Each has a `type` and an `object` with a resourceVersion; whatever else comes raises UnreachableError.
         """
-        asked: dict[str, str | int] = {
+        query: dict[str, str | int] = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "timeoutSeconds": WATCH_SECONDS,
@@ -180,7 +180,7 @@ class Api:
             **params,
         }
         try:
-            for line in self.lines(path, asked, halt, opened):
+            for line in self.lines(path, query, halt, opened):
                 change = parse_change(line)
                 if change is None:
                     raise not_the_api(self.access, line, f"a watch of {path} was cut or changed on its way")
@@ -209,7 +209,7 @@ class Api:
                     *whole, rest = (rest + chunk).split(b"\n")
                     yield from whole
             except httpx2.TransportError as error:
-                if halt is not None and halt.asked:
+                if halt is not None and halt.requested:
                     return
                 raise unreachable(self.access, error) from None
             if rest:
@@ -238,22 +238,26 @@ class Api:
     def websocket(
         self, path: str, params: list[tuple[str, str | int | float | bool | None]], protocols: list[str]
     ) -> Iterator[Any]:
-        from httpx2.websockets import WebSocketUpgradeError
+        from httpx2.websockets import WebSocketClient, WebSocketSession, WebSocketUpgradeError
+
+        class Session(WebSocketSession):
+            def __init__(self, stream: Any, **options: Any) -> None:
+                super().__init__(SharedStream(stream), **options)  # type: ignore[arg-type]
 
         self._count()
+        sockets = WebSocketClient(self.client, max_message_size_bytes=2**24, session_class=Session)
         try:
-            with self.client.websocket(
+            with sockets.connect(
                 path,
                 params=params,
                 subprotocols=protocols,
-                max_message_size_bytes=2**24,
                 headers={"Accept": ANYTHING},
                 extensions=self._extensions,
             ) as session:
                 try:
                     yield session
                 finally:
-                    _end_reading(session)
+                    session.stream.close()  # or httpx2 sends a close frame, and waits while the peer reads nothing
         except WebSocketUpgradeError as error:
             raise self._why_no_upgrade(path, params, error.response) from None
         except httpx2.TransportError as error:
@@ -277,30 +281,23 @@ class Api:
         self, method: str, path: str, params: Params, body: Object | None = None, content_type: str = JSON
     ) -> Object:
         """One question and its answer; busy or restarting servers are asked again."""
-        wait = FIRST_WAIT
-        for attempt in range(1, ATTEMPTS + 1):
-            request = self._request(method, path, params, body, content_type)
-            try:
-                response = self._send(request)
-                if response.status_code < 400:
-                    answer = parse_record(response.content)
-                    if answer is None:
-                        raise not_the_api(self.access, response.content, f"{method} {path} was not answered with JSON")
-                    return answer
-                error: RefusedError | UnreachableError
-                error = refusal = refused(self.access, response, response.content)
-                # what a webhook kept off was not carried out, nor was a 429; of the rest only a question is safe again
-                not_done = response.status_code == 429 or NO_WEBHOOK in refusal.message
-                again = not_done or (method == "GET" and response.status_code in TRANSIENT)
-            except UnreachableError as failure:
-                question = method == "GET" and not failure.answered
-                error, again = failure, question or isinstance(failure.__cause__, httpx2.ConnectError)
-            if not again or attempt == ATTEMPTS:
-                raise error
-            asked_to_wait = error.retry_after if isinstance(error, RefusedError) else None
-            time.sleep(min(asked_to_wait if asked_to_wait is not None else wait, LONGEST_WAIT))
-            wait *= 2
-        raise AssertionError("unreachable")
+
+        def ask() -> Object:
+            response = self._send(self._request(method, path, params, body, content_type))
+            if response.status_code >= 400:
+                raise refused(self.access, response, response.content)
+            answer = parse_record(response.content)
+            if answer is None:
+                raise not_the_api(self.access, response.content, f"{method} {path} was not answered with JSON")
+            return answer
+
+        def pause_after(error: Exception, failures: int) -> float | None:
+            if failures == ATTEMPTS or not _may_ask_again(error, is_question=method == "GET"):
+                return None
+            pause = error.retry_after if isinstance(error, RefusedError) else None
+            return min(doubling(FIRST_WAIT, failures) if pause is None else pause, LONGEST_WAIT)
+
+        return retried(ask, pause_after=pause_after)
 
     def _request(
         self,
@@ -338,6 +335,16 @@ class Api:
     def _count(self) -> None:
         with self._counting:
             self.num_requests += 1
+
+
+def _may_ask_again(error: Exception, *, is_question: bool) -> bool:
+    """What a webhook kept off was not carried out, nor was a 429; of the rest only a question is safe again."""
+    if isinstance(error, RefusedError):
+        not_done = error.code == 429 or NO_WEBHOOK in error.message
+        return not_done or (is_question and error.code in TRANSIENT)
+    if isinstance(error, UnreachableError):
+        return (is_question and not error.answered) or isinstance(error.__cause__, httpx2.ConnectError)
+    return False
 
 
 def parse_change(line: bytes) -> Object | None:
@@ -386,7 +393,7 @@ class Halt:
         self._open: set[httpx2.Response] = set()
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
@@ -418,19 +425,45 @@ class Halt:
                 self._open.discard(response)
 
 
-def _end_reading(session: Any) -> None:
-    """Let the reader of a websocket end before its connection is closed.
+class SharedStream:
+    """A connection that several threads use; its file descriptor is closed once none of them is inside a call.
 
-    httpx2 closes the file descriptor while a thread of its own still reads from it; the next connection gets the same
-    number, and the old reader takes bytes out of it (seen as "wrong version number" or "bad record mac").
+    httpx2 closes it while threads of its own or of ours still read and write. The next connection gets the same number,
+    and the old reader takes bytes out of it (seen as "wrong version number" or "bad record mac"), or the old writer
+    puts some in.
     """
-    from httpx2.websockets import HTTPXWSException
-    from wsproto.connection import ConnectionState
 
-    _shut(session.stream)
-    with contextlib.suppress(HTTPXWSException, TimeoutError):
-        while session.connection.state is ConnectionState.OPEN:
-            session.receive(timeout=END_SECONDS)  # what still comes, then the end of the stream
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._users, self._is_closed = stream, 0, False
+        self._idle = threading.Condition()
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        with self._used(httpcore2.ReadError):
+            return bytes(self._stream.read(max_bytes, timeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        with self._used(httpcore2.WriteError):
+            self._stream.write(buffer, timeout)
+
+    def close(self) -> None:
+        with self._idle:
+            self._is_closed = True
+            _shut(self._stream)  # wakes whoever waits for a byte, or for room to write one
+            self._idle.wait_for(lambda: not self._users)
+            self._stream.close()
+
+    @contextlib.contextmanager
+    def _used(self, refusal: type[Exception]) -> Iterator[None]:
+        with self._idle:
+            if self._is_closed:
+                raise refusal("the connection was closed here")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
 
 
 def _shut(network: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ class Watched:
 
     def _keep(self) -> None:
         version, failures = "", 0
-        while not self.halt.asked:
+        while not self.halt.requested:
             begin, ended_well = time.monotonic(), False
             try:
                 if not version:
@@ -109,7 +110,7 @@ class Watched:
                 failures += 1
 
     def _report(self, error: Exception) -> None:
-        if not self.halt.asked:  # what breaks because everything ends is no trouble
+        if not self.halt.requested:  # what breaks because everything ends is no trouble
             self.trouble(in_words(error))
 
     def _answered(self) -> None:
@@ -200,7 +201,7 @@ class JobWatch:
 
     def changed(self, seconds: float) -> Iterator[None]:
         """One turn for every change, and at least one in `seconds`, until it is closed."""
-        while not self.halt.asked:
+        while not self.halt.requested:
             yield
             with self.changes:
                 self.changes.wait(seconds)
@@ -208,31 +209,35 @@ class JobWatch:
     def _pod(self, value: Object) -> Pod:
         return pod_of(value, self.job.layout)
 
-    def _pods_listed(self, pods: list[Any]) -> None:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[JobSnapshot]:
+        """Change the snapshot, and wake whoever waits for changes."""
         with self._lock:
-            self._snapshot.pods = {pod.uid: pod for pod in pods}
-        self._notify()
+            yield self._snapshot
+        with self.changes:
+            self.changes.notify_all()
+
+    def _pods_listed(self, pods: list[Any]) -> None:
+        with self._changing() as snapshot:
+            snapshot.pods = {pod.uid: pod for pod in pods}
 
     def _pod_changed(self, kind: str, value: Object) -> None:
         pod = self._pod(value)
-        with self._lock:
+        with self._changing() as snapshot:
             if kind == "DELETED":
-                self._snapshot.pods.pop(pod.uid, None)
+                snapshot.pods.pop(pod.uid, None)
             else:
-                self._snapshot.pods[pod.uid] = pod
-        self._notify()
+                snapshot.pods[pod.uid] = pod
 
     def _jobs_listed(self, jobs: list[Object]) -> None:
-        with self._lock:
-            self._snapshot.job = without_spec(jobs[0], self.job) if jobs else None
-        self._notify()
+        with self._changing() as snapshot:
+            snapshot.job = without_spec(jobs[0], self.job) if jobs else None
 
     def _job_changed(self, kind: str, value: Object) -> None:
         mine = without_spec(value, self.job)
-        with self._lock:
-            if mine is not None:
-                self._snapshot.job = None if kind == "DELETED" else mine
-        self._notify()
+        if mine is not None:
+            with self._changing() as snapshot:
+                snapshot.job = None if kind == "DELETED" else mine
 
     def _trouble(self, whose: str, text: str | None, since: float | None = None) -> None:
         with self._lock:
@@ -274,7 +279,3 @@ class JobWatch:
     def _event(self, value: Object) -> None:
         if self._on_event is not None and self._is_mine(value):
             self._on_event(value)
-
-    def _notify(self) -> None:
-        with self.changes:
-            self.changes.notify_all()

@@ -52,17 +52,17 @@ class LogReader:
             self.archive.mark_done(pod.uid)
 
     def _read(self, pod: Pod, cursor: Cursor, *, previous: bool, follow: bool) -> None:
-        asked: dict[str, str | int | list[str]] = {"container": self.job.layout.container, "timestamps": "true"}
+        query: dict[str, str | int | list[str]] = {"container": self.job.layout.container, "timestamps": "true"}
         since = cursor.second()
         if since:
-            asked["sinceTime"] = since
+            query["sinceTime"] = since
         if previous:
-            asked["previous"] = "true"
+            query["previous"] = "true"
         if follow:
-            asked["follow"] = "true"
+            query["follow"] = "true"
         skipper = Skipper(cursor)
         try:
-            for line in self.api.lines(f"{self.job.pods_path}/{pod.name}/log", asked, self.halt):
+            for line in self.api.lines(f"{self.job.pods_path}/{pod.name}/log", query, self.halt):
                 parsed = parse_line(line)
                 if parsed is not None:  # else the kubelet says that it cannot read the log
                     self.archive.take(skipper, *parsed, pod.node_rank)
@@ -151,7 +151,7 @@ class Collector:
 
     def _work(self) -> None:
         for _ in self.job_watch.changed(LOOK_SECONDS):
-            if self.halt.asked:
+            if self.halt.requested:
                 return
             self._quietly(self._assign)
 
@@ -189,7 +189,7 @@ class Collector:
     def _follow(self, pod: Pod) -> None:
         """Follow one pod until it has ended and everything was read, or it is gone."""
         wait = RETRY_SECONDS
-        while not self.halt.asked:
+        while not self.halt.requested:
             read = self._quietly(lambda pod=pod: self.reader.catch_up(pod, follow=True))
             now = self.job_watch.read().pods.get(pod.uid)
             if now is None or self.archive.cursor(pod.uid).done:
