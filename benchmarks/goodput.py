@@ -15,8 +15,7 @@ from pathlib import Path
 
 from benchmarks.goodput_simulator import LOSSES, Job, Outcome, Spot, Strategy, simulate
 from windlass.diagnose.decision import Policy
-from windlass.goodput.model import Tier, best_interval
-from windlass.goodput.published import GPUS_PER_NODE, LLAMA3, LLAMA3_RATE, TIMES, Sign, seconds
+from windlass.goodput.model import GPUS_PER_NODE, LLAMA3, LLAMA3_RATE, TIMES, Sign, Tier, best_interval, seconds
 
 SCALES = (8, 64, 512, 2_048, 8_192, 16_384)
 DAYS, FEWEST_FAILURES = 54, 400  # a small cluster is simulated for longer, so that something happens

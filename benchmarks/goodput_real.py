@@ -33,8 +33,7 @@ from benchmarks.goodput_simulator import Job, Strategy, replay
 from windlass.common.files import append_json_line, read_json_lines
 from windlass.diagnose.decision import Policy
 from windlass.goodput.accounting import Account, StepTime, account, read_metrics
-from windlass.goodput.model import Tier
-from windlass.goodput.published import Cause
+from windlass.goodput.model import Cause, Tier
 from windlass.runfolder import RunFolder
 from windlass.targets.launch import processes
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windlass.diagnose.decision import Decision, Policy, decide, verdict_of
-from windlass.goodput.model import Tier
-from windlass.goodput.published import GPUS_PER_NODE, Cause, Sign, seconds
+from windlass.goodput.model import GPUS_PER_NODE, Cause, Sign, Tier, seconds
 
 LOSSES = ("saving", "repeated", "detection", "restart", "waiting", "slow", "person")
 SLOW_SPEED = 0.5  # of a job with one rank that is too slow

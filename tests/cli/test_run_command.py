@@ -211,7 +211,7 @@ def test_compare(windlass, run_file, ended):
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_a_model_too_large_for_this_machine_is_refused(windlass, run_file, tmp_path, command, monkeypatch):
     """A run of 70 billion parameters on the CPU: 16 bytes each, whatever machine this is."""
-    monkeypatch.setattr("windlass.targets.launch.disk.free_bytes", lambda _path: 2**60)
+    monkeypatch.setattr("windlass.targets.launch.machine.free_bytes", lambda _path: 2**60)
     answer = windlass(command, run_file, "model.preset=llama3.1-70b", "data.tokenizer=bytes", "data.sequence_length=8")
     assert answer.code == 2
     assert "of memory, and this machine has" in answer.err

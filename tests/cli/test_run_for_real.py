@@ -61,7 +61,7 @@ def test_a_taken_port_is_bad_input(windlass, run_file, tmp_path):
 
 
 def test_too_little_space_is_bad_input(windlass, run_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("windlass.targets.launch.disk.free_bytes", lambda _path: 1000)
+    monkeypatch.setattr("windlass.targets.launch.machine.free_bytes", lambda _path: 1000)
     answer = windlass("run", run_file)
     assert answer.code == 2
     assert "free" in answer.err

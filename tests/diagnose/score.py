@@ -57,7 +57,7 @@ def score(folder: Path) -> list[Result]:
 
 
 def accuracy(results: list[Result]) -> float:
-    return sum(one.is_right for one in results) / max(1, len(results))
+    return sum(result.is_right for result in results) / max(1, len(results))
 
 
 def table(title: str, expected: list[str], told: list[str], right: list[str]) -> None:

@@ -147,7 +147,7 @@ def why(tmp_path, monkeypatch, capfd):
 def run_folder(path, history, logs, error=None):
     (path / "logs").mkdir(parents=True)
     (path / "run.yaml").write_text("model: {preset: llama-tiny}\ndata: {source: 'corpus:austen'}\n")
-    (path / "history.jsonl").write_text("".join(json.dumps(one) + "\n" for one in history))
+    (path / "history.jsonl").write_text("".join(json.dumps(record) + "\n" for record in history))
     for name, text in logs.items():
         (path / "logs" / name).write_text(text)
     if error:
@@ -347,8 +347,8 @@ def test_huge_and_hostile_logs_take_seconds():
 def test_what_kubectl_prints_and_a_single_log_are_bundles(tmp_path):
     """`kubectl get pods -o json > pods.json`, one pod, one job; a log that somebody sent."""
     killed = pod(phase="Failed", state={"terminated": {"reason": "OOMKilled", "exitCode": 137}})
-    one = {**killed, "kind": "Pod"}
-    for name, content in {"list.json": {"kind": "List", "items": [one]}, "pod.json": one}.items():
+    labelled = {**killed, "kind": "Pod"}
+    for name, content in {"list.json": {"kind": "List", "items": [labelled]}, "pod.json": labelled}.items():
         (tmp_path / name).write_text(json.dumps(content))
         assert diagnose(Facts.read(read_bundle(tmp_path / name))).name == "host_oom", name
     (tmp_path / "train.log").write_text(traceback("ModuleNotFoundError: No module named 'x'"))

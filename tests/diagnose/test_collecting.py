@@ -22,17 +22,17 @@ TEAM = "/api/v1/namespaces/team"
 
 @pytest.fixture
 def server():
-    one = Server()
-    yield one
-    one.stop()
+    server = Server()
+    yield server
+    server.stop()
 
 
 @pytest.fixture
 def api(server, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", server.url, {"token": "t"})))
-    one = Api(access())
-    yield one
-    one.close()
+    api = Api(access())
+    yield api
+    api.close()
 
 
 def serve(server, path, *items):
@@ -45,10 +45,10 @@ def test_what_a_cluster_knows(server, api):
     serve(server, f"{TEAM}/events", event("Killing", "x", "llama-0"), event("Failed", "y", "other-0"))
     server.on(
         "/api/v1/nodes/node-a",
-        lambda one: one.json({"metadata": {"name": "node-a"}, "status": {"conditions": [lost]}}),
+        lambda handler: handler.json({"metadata": {"name": "node-a"}, "status": {"conditions": [lost]}}),
     )
     facts = collect_objects(api, cluster_job())
-    assert [one["involvedObject"]["name"] for one in facts["events"]] == ["llama-0"]
+    assert [event["involvedObject"]["name"] for event in facts["events"]] == ["llama-0"]
     verdict = diagnose(Facts.read(facts))
     assert verdict.name == "node_lost"
     assert verdict.evidence[0].host == "node-a"
@@ -57,7 +57,7 @@ def test_what_a_cluster_knows(server, api):
 def test_what_may_not_be_read_is_left_out(server, api):
     serve(server, f"{TEAM}/pods", pod("llama-0", phase="Failed", state=exited(137, "OOMKilled")))
     for path in (f"{TEAM}/events", "/api/v1/nodes/node-a"):
-        server.on(path, lambda one: one.status(403, "Forbidden", "may not"))
+        server.on(path, lambda handler: handler.status(403, "Forbidden", "may not"))
     facts = collect_objects(api, cluster_job())
     assert facts["nodes"] == facts["events"] == []
     assert diagnose(Facts.read(facts)).name == "host_oom"
@@ -74,10 +74,10 @@ FOREIGN = {
 
 
 def worker(job, label, error):
-    one = pod(f"{job}-worker-1", phase="Failed", state=exited(1))
-    one["metadata"] |= {"namespace": "team", "labels": {label: job}}
+    value = pod(f"{job}-worker-1", phase="Failed", state=exited(1))
+    value["metadata"] |= {"namespace": "team", "labels": {label: job}}
     log = f"2026-11-15T10:05:00Z step 3 loss 2.1\n2026-11-15T10:06:00Z {error}"
-    return one, log
+    return value, log
 
 
 @pytest.fixture
@@ -94,14 +94,16 @@ def ask(server, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_job_that_windlass_did_not_launch(kind, server, ask):
     group, version, plural, label = FOREIGN[kind]
-    server.on(f"/apis/{group}", lambda one: one.json({"preferredVersion": {"groupVersion": f"{group}/{version}"}}))
+    server.on(
+        f"/apis/{group}", lambda handler: handler.json({"preferredVersion": {"groupVersion": f"{group}/{version}"}})
+    )
     status = {"rayClusterName": "theirs"} if kind == "rayjob" else {}
     job = {"metadata": {"name": "theirs", "uid": "u1"}, "status": status}
-    server.on(f"/apis/{group}/{version}/namespaces/team/{plural}/theirs", lambda one: one.json(job))
+    server.on(f"/apis/{group}/{version}/namespaces/team/{plural}/theirs", lambda handler: handler.json(job))
     own, log = worker("theirs", label, "ModuleNotFoundError: No module named 'apex'")
     other, _ = worker("others", label, "")
     serve(server, f"{TEAM}/pods", own, other)
-    server.on(f"{TEAM}/pods/theirs-worker-1/log", lambda one: one.stream(log.encode()))
+    server.on(f"{TEAM}/pods/theirs-worker-1/log", lambda handler: handler.stream(log.encode()))
     code, answer = ask(f"{kind}/theirs", "-n", "team")
     assert code == 0
     assert answer["class"] == "user_import"
@@ -113,7 +115,7 @@ def test_a_pod_that_windlass_did_not_launch(server, ask):
     waiting = {
         "waiting": {"reason": "ImagePullBackOff", "message": "toomanyrequests: You have reached your pull limit"}
     }
-    server.on(f"{TEAM}/pods/web-0", lambda one: one.json(pod("web-0", phase="Pending", state=waiting)))
+    server.on(f"{TEAM}/pods/web-0", lambda handler: handler.json(pod("web-0", phase="Pending", state=waiting)))
     assert ask("pod/web-0", "-n", "team")[1]["class"] == "image_rate_limit"
     requests = [path for _, path, _ in server.requests]
     assert not any(path.endswith("/log") for path in requests)  # it has not run

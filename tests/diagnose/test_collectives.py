@@ -29,7 +29,7 @@ def test_the_rank_that_did_not_come_is_named():
     behind = entries(3, state="completed")
     verdict = diagnose(Facts.read(facts_with(rank0=entries(7), rank1=behind, rank2=entries(7))))
     assert verdict.name == "collective_timeout"
-    told = next(one for one in verdict.evidence if one.rank == 1)
+    told = next(proof for proof in verdict.evidence if proof.rank == 1)
     assert told.line == (
         "rank 1 did not come to nccl:all_reduce of ((4096,),), number 7 of group 0 default_pg, in which ranks 0, 2 wait"
     )
@@ -39,7 +39,7 @@ def test_ranks_in_different_collectives_took_different_paths():
     other = entries(7, operation="nccl:broadcast")
     verdict = diagnose(Facts.read(facts_with(rank0=entries(7), rank1=other)))
     assert verdict.name == "collective_mismatch"
-    assert {one.rank for one in verdict.evidence[:2]} == {0, 1}
+    assert {proof.rank for proof in verdict.evidence[:2]} == {0, 1}
 
 
 class Evil:

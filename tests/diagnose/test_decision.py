@@ -28,7 +28,7 @@ def run_into(names, policy=POLICY, history=(), remedies=None):
     return actions
 
 
-@pytest.mark.parametrize("name", sorted(name for name, one in CLASSES.items() if one.kind == "user"))
+@pytest.mark.parametrize("name", sorted(name for name, known in CLASSES.items() if known.kind == "user"))
 def test_a_user_error_is_not_tried_again(name):
     native = name in ("illegal_memory_access", "segfault")  # once: the GPU or a race may have been at fault
     assert run_into([name] * 2) == (["retry", "give_up"] if native else ["give_up"])

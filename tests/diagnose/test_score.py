@@ -12,7 +12,7 @@ REACHED = 1.0
 
 def test_the_score_on_known_cases_does_not_fall():
     results = score(CASES)
-    wrong = [(one.case, one.expected, one.verdict.name) for one in results if not one.is_right]
+    wrong = [(result.case, result.expected, result.verdict.name) for result in results if not result.is_right]
     assert len(results) >= 410
     assert accuracy(results) >= REACHED, wrong
-    assert not any(one.is_confused for one in results)
+    assert not any(result.is_confused for result in results)

@@ -129,10 +129,10 @@ def test_ordinary_logs_stay_as_they_are_and_mean_the_same():
         cleaned = without_secrets(case["facts"])
         for key, text in (case["facts"].get("logs") or {}).items():
             before, after = (
-                ("\n".join(one) if isinstance(one, list) else one).splitlines() for one in (text, cleaned["logs"][key])
+                ("\n".join(log) if isinstance(log, list) else log).splitlines() for log in (text, cleaned["logs"][key])
             )
             lines += len(before)
-            changed += sum(one != other for one, other in zip(before, after, strict=True))
+            changed += sum(item != other for item, other in zip(before, after, strict=True))
         assert diagnose(Facts.read(cleaned)).name == diagnose(Facts.read(case["facts"])).name, name
     assert lines > 1500
     assert changed / lines < 0.01

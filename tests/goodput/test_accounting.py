@@ -117,7 +117,7 @@ def test_parts_add_up(history: Any, done: Any, slow: Any, in_order: bool, now: f
         history, done = sorted(history), sorted(done, key=lambda step: step[1])
     told = account(
         [{"time": time, "event": event, "attempt": number} for time, event, number in history],
-        [*(StepTime(*step) for step in done), *(Slowness(*one) for one in slow)],
+        [*(StepTime(*step) for step in done), *(Slowness(*item) for item in slow)],
         now=now,
     )
     for attempt in told.attempts:

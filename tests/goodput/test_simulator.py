@@ -10,8 +10,17 @@ import pytest
 from benchmarks.goodput import STATED, job_of, measure, setups
 from benchmarks.goodput_simulator import Job, Spot, Strategy, daly, simulate
 from windlass.diagnose.decision import Policy
-from windlass.goodput.model import Failures, Tier, best_interval, expected
-from windlass.goodput.published import LLAMA3, LLAMA3_DAYS, LLAMA3_GPUS, LLAMA3_RATE, Cause
+from windlass.goodput.model import (
+    LLAMA3,
+    LLAMA3_DAYS,
+    LLAMA3_GPUS,
+    LLAMA3_RATE,
+    Cause,
+    Failures,
+    Tier,
+    best_interval,
+    expected,
+)
 
 CRASH = Cause("crash", 1, "node_lost", "crash")
 PATIENT = Strategy("restart", policy=Policy(restarts=1000, backoff_seconds=0.0))

@@ -25,7 +25,9 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests.append((self.command, place.path, self.params))
             self.server.bodies.append(self.body)
-            answers = self.server.answers.get(place.path) or [lambda one: one.status(404, "NotFound", "not there")]
+            answers = self.server.answers.get(place.path) or [
+                lambda handler: handler.status(404, "NotFound", "not there")
+            ]
             chosen = answers.pop(0) if len(answers) > 1 else answers[0]
         chosen(self)
 

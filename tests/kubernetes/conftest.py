@@ -68,9 +68,9 @@ def tls_server(server, certificates):
     context.verify_mode = ssl.CERT_OPTIONAL
     server.socket = context.wrap_socket(server.socket, server_side=True)
 
-    def whoami(one):
-        subject = (one.connection.getpeercert() or {}).get("subject") or ()
-        one.json({"user": next((value for part in subject for key, value in part if key == "commonName"), None)})
+    def whoami(handler):
+        subject = (handler.connection.getpeercert() or {}).get("subject") or ()
+        handler.json({"user": next((value for part in subject for key, value in part if key == "commonName"), None)})
 
     server.on("/whoami", whoami)
     return server
@@ -84,7 +84,7 @@ def cluster_of_objects(server):
     def collection(plural, version, within="namespaces/team/"):
         base = f"/api{'s' if '/' in version else ''}/{version}/{within}{plural}"
 
-        def one(handler):
+        def object_at(handler):
             name = handler.path.split("?")[0].rpartition("/")[2]
             why = refuse.get((handler.command, plural))
             if why:
@@ -113,7 +113,7 @@ def cluster_of_objects(server):
             value["metadata"]["uid"] = f"uid-{name}"
             if "dryRun" not in handler.params:
                 there[plural, name] = value
-                server.on(f"{base}/{name}", one)
+                server.on(f"{base}/{name}", object_at)
             handler.json(value, 201)
 
         server.on(base, create)

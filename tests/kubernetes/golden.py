@@ -103,20 +103,22 @@ def request_of(preset, kind, served=SERVED, **more):
 def text_of(preset) -> str:
     parts, seen = [], []
     for kind in JobKind:
-        objects = [_shown(one) for one in rendered(preset, kind).objects]
-        objects = [one for one in objects if one not in seen]  # ConfigMaps and the like are the same for every kind
+        objects = [_shown(manifest) for manifest in rendered(preset, kind).objects]
+        objects = [
+            manifest for manifest in objects if manifest not in seen
+        ]  # ConfigMaps and the like are the same everywhere
         seen += objects
         parts.append(f"# {kind}\n{yaml.dump_all(objects, Dumper=_Compact, sort_keys=False, width=118)}")
     return "---\n".join(parts)
 
 
-def _shown(one):
-    about = {**one["metadata"], "annotations": {**one["metadata"]["annotations"]}}
+def _shown(handler):
+    about = {**handler["metadata"], "annotations": {**handler["metadata"]["annotations"]}}
     for changing in (DIGEST_ANNOTATION, VERSION_ANNOTATION):
         about["annotations"].pop(changing, None)
-    if one["kind"] == "ConfigMap":
-        return {**one, "metadata": about, "data": {"run.yaml": "…"}}
-    return {**one, "metadata": about}
+    if handler["kind"] == "ConfigMap":
+        return {**handler, "metadata": about, "data": {"run.yaml": "…"}}
+    return {**handler, "metadata": about}
 
 
 class _Compact(yaml.SafeDumper):
@@ -126,11 +128,13 @@ class _Compact(yaml.SafeDumper):
         return not (isinstance(data, dict) and "spec" in data)  # a master's and a worker's pod are the same
 
     def represent_mapping(self, tag, mapping, flow_style=None):
-        small = len(str(mapping)) < 100 and not any(isinstance(one, dict) and len(one) > 2 for one in mapping.values())
+        small = len(str(mapping)) < 100 and not any(
+            isinstance(item, dict) and len(item) > 2 for item in mapping.values()
+        )
         return super().represent_mapping(tag, mapping, flow_style=small)
 
     def represent_sequence(self, tag, sequence, flow_style=None):
-        plain = all(isinstance(one, str | int) for one in sequence)
+        plain = all(isinstance(item, str | int) for item in sequence)
         return super().represent_sequence(tag, sequence, flow_style=plain)
 
 

@@ -23,8 +23,14 @@ from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
 from windlass.targets.kubernetes.manifests.code import Carried, config_maps, gather, pack_code
 from windlass.targets.kubernetes.manifests.render import render, settle
 from windlass.targets.kubernetes.pod.log_forwarder import LogForwarder, PodOutput, Records, errors_of
-from windlass.targets.kubernetes.pod.place import interface_of, launcher_environment, node_index
-from windlass.targets.kubernetes.pod.unpacking import NotArrivedError, code_digest, unpack_code
+from windlass.targets.kubernetes.pod.place import (
+    NotArrivedError,
+    code_digest,
+    interface_of,
+    launcher_environment,
+    node_index,
+    unpack_code,
+)
 
 
 @pytest.fixture
@@ -43,12 +49,12 @@ def project(tmp_path):
 def mount(folder, maps):
     """What a projected volume makes of ConfigMaps."""
     folder.mkdir(exist_ok=True)
-    for one in folder.iterdir():
-        one.unlink()
-    for one in maps:
-        for name, data in one.get("binaryData", {}).items():
+    for path in folder.iterdir():
+        path.unlink()
+    for config_map in maps:
+        for name, data in config_map.get("binaryData", {}).items():
             (folder / name).write_bytes(base64.b64decode(data))
-        for name, text in one.get("data", {}).items():
+        for name, text in config_map.get("data", {}).items():
             (folder / name).write_text(text)
 
 
@@ -217,12 +223,12 @@ def test_a_secret_in_plain_sight_is_warned_of(variables, named):
     run = run_of("llama-tiny", JobKind.INDEXED, environment=variables)
     cluster = cluster_of("llama-tiny")
     warnings = render(resolve(settle(run, cluster)), cluster, Carried(), submission="a").warnings
-    assert [name for name in variables if any(name in one for one in warnings)] == sorted(
+    assert [name for name in variables if any(name in warning for warning in warnings)] == sorted(
         named, key=list(variables).index
     )
-    for one in warnings:
-        assert "target.kubernetes.secrets" in one
-        assert not any(value and value in one for value in variables.values())
+    for warning in warnings:
+        assert "target.kubernetes.secrets" in warning
+        assert not any(value and value in warning for value in variables.values())
 
 
 def test_a_secret_in_the_overlay_is_warned_of():
@@ -238,9 +244,9 @@ def test_windlass_itself_can_go_along_and_starts(tmp_path):
     cluster = cluster_of("llama-tiny")
     carried = gather(run, {})
     request = render(resolve(settle(run, cluster)), cluster, carried, submission="a")
-    maps = [one for one in request.objects if one["kind"] == "ConfigMap"]
-    assert all(len(json.dumps(one.get("binaryData", {}))) < 1_300_000 for one in maps)
-    mount(tmp_path / "carried", [one for one in maps if "-windlass-" in one["metadata"]["name"]])
+    maps = [manifest for manifest in request.objects if manifest["kind"] == "ConfigMap"]
+    assert all(len(json.dumps(config_map.get("binaryData", {}))) < 1_300_000 for config_map in maps)
+    mount(tmp_path / "carried", [config_map for config_map in maps if "-windlass-" in config_map["metadata"]["name"]])
     pod = request.job["spec"]["template"]["spec"]["containers"][0]
     assert pod["command"] == ["python3", "/windlass/carried/bootstrap.py"]
     script = resources.files("windlass.targets.kubernetes.pod").joinpath("bootstrap.py").read_text()
@@ -264,7 +270,7 @@ def test_secrets_are_read_from_the_environment_and_from_files(tmp_path):
     cluster = cluster_of("llama-tiny")
     request = render(resolve(settle(run, cluster)), cluster, carried, submission="a")
     pod = request.job["spec"]["template"]["spec"]["containers"][0]
-    references = {one["name"]: one["valueFrom"] for one in pod["env"] if one["name"] in "ABC"}
+    references = {variable["name"]: variable["valueFrom"] for variable in pod["env"] if variable["name"] in "ABC"}
     assert references["A"] == {"secretKeyRef": {"name": "llama-tiny-secrets", "key": "A"}}
     assert references["C"] == {"secretKeyRef": {"name": "theirs", "key": "key"}}
 
@@ -282,7 +288,7 @@ def test_an_existing_secret_is_not_copied():
     assert request.secret_values == {"WINDLASS_TOKEN": "t"}
     hyperpod = run_of("llama-tiny", JobKind.HYPERPOD, secrets=["A=secret:theirs/key"])
     request = render(resolve(settle(hyperpod, cluster)), cluster, Carried(token="t"), submission="a")
-    assert not [one for one in request.objects if one["kind"] == "Secret"]
+    assert not [manifest for manifest in request.objects if manifest["kind"] == "Secret"]
 
 
 def test_every_submission_has_a_secret_of_its_own_that_changes_no_digest():
@@ -292,9 +298,9 @@ def test_every_submission_has_a_secret_of_its_own_that_changes_no_digest():
     assert len(carried[0].token) == 64
     assert carried[0].token != carried[1].token
     assert carried[0].token not in repr(carried[0])
-    requests = [render(resolve(settle(run, cluster)), cluster, one, submission="a") for one in carried]
+    requests = [render(resolve(settle(run, cluster)), cluster, record, submission="a") for record in carried]
     assert requests[0].digest == requests[1].digest
-    (secret,) = [one for one in requests[0].objects if one["kind"] == "Secret"]
+    (secret,) = [manifest for manifest in requests[0].objects if manifest["kind"] == "Secret"]
     assert requests[0].with_secret_values(secret)["stringData"] == {"WINDLASS_TOKEN": carried[0].token}
     pod = requests[0].job["spec"]["template"]["spec"]["containers"][0]
     reference = {"secretKeyRef": {"name": "llama-tiny-secrets", "key": "WINDLASS_TOKEN"}}
@@ -398,7 +404,7 @@ def test_an_error_file_without_a_rank_is_nobodys(tmp_path, rank):
     folder.logs.mkdir()
     for number, value in enumerate((rank, 1)):
         folder.rank_error(number).write_text(json.dumps({"attempt": 1, "rank": value, "error": "boom"}))
-    assert [one["rank"] for one in errors_of(folder, 1, range(2))] == [1]
+    assert [error["rank"] for error in errors_of(folder, 1, range(2))] == [1]
 
 
 def test_ranks_speak_with_their_rank_in_whole_lines(tmp_path, capsys):

@@ -110,7 +110,7 @@ def test_this_machines_own_records_stay_among_them(folder):
         archive.commit = lambda: None
     with opened(folder) as archive:
         read(archive, [(0, record("history", 0, {"event": "started"}))])
-    assert [one["event"] for one in read_json_lines(folder.history)] == ["submitted", "started", "stop-requested"]
+    assert [record["event"] for record in read_json_lines(folder.history)] == ["submitted", "started", "stop-requested"]
 
 
 def test_what_pods_said_that_are_gone_is_fetched(folder):
@@ -127,7 +127,7 @@ def test_what_pods_said_that_are_gone_is_fetched(folder):
         size = len(earlier) + len('{"kind":"step","step":3}') + 1
         read(archive, [(1, record("metrics", size, {"kind": "step", "step": 4}))])
     assert asked == [("metrics", 0, len(earlier))]
-    assert [one["step"] for one in read_json_lines(folder.metrics)] == [1, 2, 3, 4]
+    assert [record["step"] for record in read_json_lines(folder.metrics)] == [1, 2, 3, 4]
 
 
 def test_errors_of_ranks_become_their_files(folder):
@@ -247,7 +247,7 @@ def test_records_that_cannot_be_written_are_not_passed_over(folder):
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, full)
         read(archive, third)
-    assert [one["step"] for one in read_json_lines(folder.metrics)] == [1, 2, 3]
+    assert [record["step"] for record in read_json_lines(folder.metrics)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def printing(**status):
 
 def headers_of(server, api):
     seen = []
-    server.on("/h", lambda one: (seen.extend(one.headers.items()), one.json({}))[1])
+    server.on("/h", lambda handler: (seen.extend(handler.headers.items()), handler.json({}))[1])
     api.get("/h")
     return [(name, value) for name, value in seen if name.startswith("Impersonate")]
 
@@ -167,11 +167,13 @@ def test_a_user_acts_as_the_one_it_impersonates(server, connect):
 
 def test_commands_in_pods_run_as_the_one_it_impersonates(server, connect):
     seen = []
-    server.on("/exec", lambda one: (seen.append(dict(one.headers.items())), one.status(403, "Forbidden", "no"))[1])
+    server.on(
+        "/exec", lambda handler: (seen.append(dict(handler.headers.items())), handler.status(403, "Forbidden", "no"))[1]
+    )
     api = connect({"token": "admin", "as": "readonly", "as-groups": ["viewers"]})
     with pytest.raises(UserError), api.websocket("/exec", [], ["v4.channel.k8s.io"]):
         pass
-    assert {(one.get("Impersonate-User"), one.get("Impersonate-Group")) for one in seen} == {("readonly", "viewers")}
+    assert {(item.get("Impersonate-User"), item.get("Impersonate-Group")) for item in seen} == {("readonly", "viewers")}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ def test_an_old_token_serves_on_while_the_plugin_fails(server, connect, tmp_path
         f"[ -e {tmp_path / 'offline'} ] && exit 1",
         printing(token="t", expirationTimestamp=soon),
     )
-    server.on("/x", lambda one: one.json({"said": one.headers["Authorization"]}))
+    server.on("/x", lambda handler: handler.json({"said": handler.headers["Authorization"]}))
     api = connect({"exec": {"command": str(plugin)}})
     (tmp_path / "offline").touch()
     assert api.get("/x") == {"said": "Bearer t"}
@@ -330,12 +332,12 @@ def test_a_certificate_that_a_plugin_issues_is_renewed(tls_server, certificates,
     refused = set()
     whoami = tls_server.answers["/whoami"][0]
 
-    def guarded(one):
-        subject = dict(part[0] for part in one.connection.getpeercert()["subject"])
+    def guarded(handler):
+        subject = dict(part[0] for part in handler.connection.getpeercert()["subject"])
         if subject["commonName"] in refused:
-            one.status(401, "Unauthorized", "Unauthorized")
+            handler.status(401, "Unauthorized", "Unauthorized")
         else:
-            whoami(one)
+            whoami(handler)
 
     tls_server.on("/whoami", guarded)
     url = f"https://127.0.0.1:{tls_server.server_port}"
@@ -364,7 +366,7 @@ def jwt(seconds):
 
 def test_an_openid_token_is_used_while_it_is_good_and_read_again_when_kubectl_has_renewed_it(server, connect, tmp_path):
     user = lambda token: {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}  # noqa: E731
-    server.on("/x", lambda one: one.json({"said": one.headers["Authorization"]}))
+    server.on("/x", lambda handler: handler.json({"said": handler.headers["Authorization"]}))
     good = jwt(600)
     assert connect(user(good)).get("/x") == {"said": f"Bearer {good}"}
     api = connect(user(jwt(-5)))
@@ -418,12 +420,12 @@ PAGE = b"<html><title>Please log in</title></html>"
     ("content", "kind"), [(PAGE, "text/html"), (b"[]", "application/json"), (b"", "text/plain"), (b"[" * 99999, "x/y")]
 )
 def test_something_else_answers_in_the_place_of_the_api(server, connect, content, kind):
-    def answer(one):
-        one.send_response(200)
-        one.send_header("Content-Type", kind)
-        one.send_header("Content-Length", str(len(content)))
-        one.end_headers()
-        one.wfile.write(content)
+    def answer(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Type", kind)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
 
     server.on("/x", answer)
     api = connect({"token": "t"})

@@ -108,7 +108,7 @@ def test_where_a_job_stands(tmp_path, value, history, pods, state, words):
     folder = RunFolder(tmp_path)
     for event in history:
         folder.record(event, why="died too often", state="finished", code=0)
-    seen = JobSnapshot(value, {str(index): pod(index=index, **one) for index, one in enumerate(pods)})
+    seen = JobSnapshot(value, {str(index): pod(index=index, **item) for index, item in enumerate(pods)})
     found = status_of(folder, seen, num_pods=2)
     assert found.state == state
     assert words is None or words in found.reason

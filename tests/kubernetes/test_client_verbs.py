@@ -43,7 +43,7 @@ def local_run(windlass, run_file):
 
 @pytest.mark.parametrize("command", [("exec", "{}", "--", "true"), ("top", "{}"), ("debug", "{}"), ("sync", "{}")])
 def test_a_run_without_pods(windlass, local_run, command):
-    answer = windlass(*(one.format(local_run) for one in command))
+    answer = windlass(*(item.format(local_run) for item in command))
     assert answer.code == 2
     assert "is on the target local" in answer.err
 
@@ -88,11 +88,11 @@ def test_sync_of_an_adopted_run_sends_nothing_unasked(windlass, server, api, tmp
         "metadata": {"name": "run", "uid": "u1", "annotations": {"windlass.dev/name": "run"}},
         "status": {},
     }
-    server.on("/apis/batch/v1/namespaces/team/jobs", lambda one: one.json({"metadata": {}, "items": [job]}))
+    server.on("/apis/batch/v1/namespaces/team/jobs", lambda handler: handler.json({"metadata": {}, "items": [job]}))
     run_map = {"metadata": {"name": "run-run"}, "data": {"run.yaml": run}}
-    server.on("/api/v1/namespaces/team/configmaps/run-run", lambda one: one.json(run_map))
-    server.on("/apis", lambda one: one.json({"groups": []}))
-    server.on("/version", lambda one: one.json({"major": "1", "minor": "36"}))
+    server.on("/api/v1/namespaces/team/configmaps/run-run", lambda handler: handler.json(run_map))
+    server.on("/apis", lambda handler: handler.json({"groups": []}))
+    server.on("/version", lambda handler: handler.json({"major": "1", "minor": "36"}))
     answer = windlass("sync", "run", "--on", "kubernetes")
     assert "not said which folder" in answer.err, answer
     assert answer.code == 2

@@ -41,7 +41,7 @@ def cluster_job(kind=JobKind.INDEXED, **more):
 
 def serve_events(server, *events):
     def answer(handler):
-        asked = dict(one.split("=") for one in handler.params["fieldSelector"].split(","))
+        asked = dict(item.split("=") for item in handler.params["fieldSelector"].split(","))
         found = [
             {"metadata": {}, "type": "Warning", "lastTimestamp": "2026-11-15T06:00:00Z", **event}
             for event in events
@@ -74,8 +74,8 @@ def test_pods_that_have_ended_are_waited_for_in_the_shape_of_others(server, api)
     serve_events(server)
     ended = {"state": {"terminated": {"exitCode": 143}}, "phase": "Failed"}
     killed = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "phase": "Failed"}
-    pods = [pod_value(f"llama-{i}", i, **one) for i, one in enumerate((ended, killed, ended, ended))]
-    seen = {one["metadata"]["uid"]: pod_of(one, LAYOUT) for one in pods}
+    pods = [pod_value(f"llama-{i}", i, **item) for i, item in enumerate((ended, killed, ended, ended))]
+    seen = {pod["metadata"]["uid"]: pod_of(pod, LAYOUT) for pod in pods}
     told = Waiting(api, cluster_job()).explain(JobSnapshot(job=ALIVE, pods=seen))
     assert told.startswith(
         "4 of 4 pods: 4 Failed; llama-1 ended with code 137 (OOMKilled): its memory limit was reached"
@@ -117,7 +117,7 @@ def test_a_cluster_is_counted_now_and_then_and_not_at_every_change_of_a_pod(serv
         5000,
     )
     asking = {"containers": [{"resources": {"requests": {"cpu": "64"}}}]}
-    server.on(f"{PODS}/llama-999", lambda one: one.json({"metadata": {"name": "llama-999"}, "spec": asking}))
+    server.on(f"{PODS}/llama-999", lambda handler: handler.json({"metadata": {"name": "llama-999"}, "spec": asking}))
     waiting, told = Waiting(api, cluster_job()), ""
     for number in range(20):
         pods = {str(i): a_pod(i, "Running" if i < number else "Pending") for i in range(999)}
@@ -140,7 +140,7 @@ def leaving(name="llama-0", node="n1", uid="dead", deadline="2026-11-15T06:05:00
 
 def serve_node(server, name, ready):
     status = {"conditions": [{"type": "Ready", "status": ready}]}
-    server.on(f"/api/v1/nodes/{name}", lambda one: one.json({"metadata": {"name": name}, "status": status}))
+    server.on(f"/api/v1/nodes/{name}", lambda handler: handler.json({"metadata": {"name": name}, "status": status}))
 
 
 def serve_stuck_pod(server, finalizers=("batch.kubernetes.io/job-tracking",)):
@@ -206,7 +206,7 @@ def test_pods_of_a_job_that_goes_are_let_alone(server, api, job):
 
 
 def test_without_a_look_at_nodes_a_pod_is_stuck_when_its_grace_is_over(server, api):
-    server.on("/api/v1/nodes/n1", lambda one: one.status(403, "Forbidden", "nodes is forbidden"))
+    server.on("/api/v1/nodes/n1", lambda handler: handler.status(403, "Forbidden", "nodes is forbidden"))
     serve_stuck_pod(server)
     soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
     assert tend(api, leaving(deadline=soon))[1] == []
@@ -218,7 +218,7 @@ def test_who_may_not_take_a_pod_out_is_told_how_it_is_done(server, api):
     message = (
         'pods "llama-0" is forbidden: User "ann" cannot delete resource "pods" in API group "" in the namespace "team"'
     )
-    server.on(f"{PODS}/llama-0", lambda one: one.status(403, "Forbidden", message))
+    server.on(f"{PODS}/llama-0", lambda handler: handler.status(403, "Forbidden", message))
     recovery, removed = tend(api, leaving())
     assert removed == []
     assert "llama-0 is stuck on n1, which does not answer, and you may not delete pods" in recovery.trouble
@@ -240,7 +240,7 @@ def test_a_replaced_pod_that_runs_makes_the_next_wait_short_again(server, api):
     value = pod_value("llama-0", state={"running": {}})
     value["metadata"]["annotations"] = {"batch.kubernetes.io/job-index-ignored-failure-count": "3"}
     bodies = []
-    server.on(f"{PODS}/llama-0", lambda one: (bodies.append(json.loads(one.body)), one.json({}))[1])
+    server.on(f"{PODS}/llama-0", lambda handler: (bodies.append(json.loads(handler.body)), handler.json({}))[1])
     pod = pod_of(value, LAYOUT)
     recovery, _ = tend(api, pod)
     recovery.tend(JobSnapshot(job=ALIVE, pods={pod.uid: pod}))
@@ -267,7 +267,7 @@ def test_stopping_a_thousand_pods_asks_little(server, api, monkeypatch):
 
     server.on(PODS, pods)
     for plural in ("configmaps", "secrets", "services"):
-        server.on(f"/api/v1/namespaces/team/{plural}", lambda one: one.json({"metadata": {}, "items": []}))
+        server.on(f"/api/v1/namespaces/team/{plural}", lambda handler: handler.json({"metadata": {}, "items": []}))
     remove(api, cluster_job(), name="llama", grace=60.0, save_first=False)
     deleted = [(path, params) for command, path, params in server.requests if command == "DELETE"]
     assert deleted == [
@@ -296,7 +296,7 @@ def test_who_may_not_delete_collections_deletes_one_by_one(server, api, monkeypa
     for name in sorted(there):
         server.on(f"{PODS}/{name}", one_pod)
     for plural in ("configmaps", "secrets", "services"):
-        server.on(f"/api/v1/namespaces/team/{plural}", lambda one: one.json({"metadata": {}, "items": []}))
+        server.on(f"/api/v1/namespaces/team/{plural}", lambda handler: handler.json({"metadata": {}, "items": []}))
     remove(api, cluster_job(), name="llama", grace=60.0, save_first=False)
     assert there == set()
 
@@ -323,7 +323,7 @@ def test_everything_that_goes_with_a_job_belongs_to_it(api, cluster_of_objects):
     ]
     for plural in ("configmaps", "secrets", "services"):
         (value,) = [value for (kind, _), value in there.items() if kind == plural]
-        assert [one["uid"] for one in value["metadata"]["ownerReferences"]] == [made.uid]
+        assert [owner["uid"] for owner in value["metadata"]["ownerReferences"]] == [made.uid]
 
 
 @pytest.mark.parametrize(("verb", "plural"), [("PATCH", "configmaps"), ("PATCH", "services"), ("POST", "jobs")])
@@ -391,9 +391,9 @@ def test_the_same_run_attaches_though_another_node_has_joined(server, api, clust
         ]
         handler.json({"metadata": {}, "items": items})
 
-    server.on("/apis", lambda one: one.json({"groups": []}))
-    server.on("/version", lambda one: one.json({"major": "1", "minor": "36"}))
-    server.on("/api/v1/namespaces/team", lambda one: one.json({"metadata": {"name": "team"}, "status": {}}))
+    server.on("/apis", lambda handler: handler.json({"groups": []}))
+    server.on("/version", lambda handler: handler.json({"major": "1", "minor": "36"}))
+    server.on("/api/v1/namespaces/team", lambda handler: handler.json({"metadata": {"name": "team"}, "status": {}}))
     server.on("/api/v1/nodes", listed)
     asked = run_of("llama-tiny", JobKind.INDEXED)
     asked = asked.model_copy(update={"resources": asked.resources.model_copy(update={"threads_per_process": None})})
@@ -433,7 +433,7 @@ REFUSALS = {
 @pytest.mark.parametrize("what", REFUSALS)
 def test_pods_that_would_be_refused_are_refused_before_anything_is_created(server, api, what):
     message, words = REFUSALS[what]
-    server.on(PODS, lambda one: one.status(403, "Forbidden", message))
+    server.on(PODS, lambda handler: handler.status(403, "Forbidden", message))
     with pytest.raises(UserError, match=words) as error:
         checks.pods_would_be_accepted(api, request_of("llama-tiny", JobKind.INDEXED))
     assert message in error.value.evidence
@@ -450,20 +450,22 @@ def test_pods_that_would_be_refused_are_refused_before_anything_is_created(serve
     ],
 )
 def test_pods_that_cannot_be_checked_are_no_obstacle(server, api, code, message):
-    server.on(PODS, lambda one: one.status(code, "Forbidden", message))
+    server.on(PODS, lambda handler: handler.status(code, "Forbidden", message))
     checks.pods_would_be_accepted(api, request_of("llama-tiny", JobKind.INDEXED))
 
 
 def test_a_quota_that_takes_some_of_the_pods_is_told(server, api):
     quota = {"metadata": {"name": "two"}, "status": {"hard": {"pods": "3"}, "used": {"pods": "1"}}}
-    server.on("/api/v1/namespaces/team/resourcequotas", lambda one: one.json({"metadata": {}, "items": [quota]}))
+    server.on(
+        "/api/v1/namespaces/team/resourcequotas", lambda handler: handler.json({"metadata": {}, "items": [quota]})
+    )
     (warning,) = checks.quotas_have_room(api, request_of("llama-tiny", JobKind.INDEXED))
     assert warning == "the quota two: pods: 3 pods ask for 1 each, 2 of 3 is left; the others will wait"
 
 
 def explained(api, kind, code, message):
     request = request_of("llama-tiny", JobKind.TRAINJOB)
-    manifest = next(one for one in request.objects if one["kind"] == kind)
+    manifest = next(manifest for manifest in request.objects if manifest["kind"] == kind)
     error = refusals.from_status(api.access, {"code": code, "reason": "Forbidden", "message": message}, "x")
     return checks.explain(api, error, manifest, request)
 
@@ -496,8 +498,8 @@ def test_what_is_too_large_for_a_cluster_is_called_so(api, code, message):
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
 def test_queues_are_looked_for_in_the_version_that_kueue_has(server, api, version):
     group = f"kueue.x-k8s.io/{version}"
-    server.on("/apis/kueue.x-k8s.io", lambda one: one.json({"preferredVersion": {"groupVersion": group}}))
-    server.on(f"/apis/{group}/namespaces/team/localqueues/research", lambda one: one.json({"metadata": {}}))
+    server.on("/apis/kueue.x-k8s.io", lambda handler: handler.json({"preferredVersion": {"groupVersion": group}}))
+    server.on(f"/apis/{group}/namespaces/team/localqueues/research", lambda handler: handler.json({"metadata": {}}))
     checks.queue_is_there(api, "research", "team")
     with pytest.raises(UserError, match="there is no Kueue queue other"):
         checks.queue_is_there(api, "other", "team")
@@ -522,16 +524,16 @@ QUOTA_SHORT = "couldn't assign flavors to pod set node: insufficient unused quot
 )
 def test_a_job_in_a_queue_says_what_kueue_says(server, api, conditions, words):
     group = "kueue.x-k8s.io/v1beta2"
-    server.on("/apis/kueue.x-k8s.io", lambda one: one.json({"preferredVersion": {"groupVersion": group}}))
+    server.on("/apis/kueue.x-k8s.io", lambda handler: handler.json({"preferredVersion": {"groupVersion": group}}))
     workload = {"metadata": {}, "spec": {"queueName": "research"}, "status": {"conditions": conditions}}
     path = f"/apis/{group}/namespaces/team/workloads"
-    server.on(path, lambda one: one.json({"metadata": {}, "items": [workload]}))
+    server.on(path, lambda handler: handler.json({"metadata": {}, "items": [workload]}))
     suspended = {"type": "Suspended", "status": "True", "message": "Job suspended"}
     held = {"metadata": {"uid": "u1"}, "status": {"conditions": [suspended]}}
     told = Waiting(api, cluster_job()).explain(JobSnapshot(job=held))
     assert told.startswith("it is held back: Job suspended; Kueue's queue research")
     assert words in told
-    assert {"labelSelector": "kueue.x-k8s.io/job-uid=u1", "limit": "250"} in [one[2] for one in server.requests]
+    assert {"labelSelector": "kueue.x-k8s.io/job-uid=u1", "limit": "250"} in [request[2] for request in server.requests]
     leaving = replace(a_pod(0, "Running"), deleting=True)  # it saves first
     told = Waiting(api, cluster_job()).explain(JobSnapshot(job=held, pods={"0": leaving}))
     assert told.startswith("it is held back: Job suspended; 1 pods leave; Kueue's queue research")
@@ -540,7 +542,7 @@ def test_a_job_in_a_queue_says_what_kueue_says(server, api, conditions, words):
 def test_who_may_not_exec_is_told_the_verb(server, api):
     """As Kubernetes 1.36 answers, without a reason."""
     path = f"{PODS}/llama-0/exec"
-    server.on(path, lambda one: one.status(403, "Forbidden", 'pods "llama-0" is forbidden: '))
+    server.on(path, lambda handler: handler.status(403, "Forbidden", 'pods "llama-0" is forbidden: '))
     with pytest.raises(UserError, match="you may not create pods/exec in the namespace team") as error:
         api.get(path)
     assert "--verb=create --resource=pods/exec -n team" in error.value.fix

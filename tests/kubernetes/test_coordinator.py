@@ -437,5 +437,5 @@ def test_fuzz_a_line_gives_messages_or_is_lost(chunks):
         theirs.shutdown(socket.SHUT_WR)
         assert all(isinstance(message["word"], str) for message in until_lost(line))
     finally:
-        for one in (line, theirs, tcp):
-            one.close()
+        for item in (line, theirs, tcp):
+            item.close()

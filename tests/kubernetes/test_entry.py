@@ -112,8 +112,8 @@ class Pods:
     def wait_for(self, event, **facts):
         self.wait_until(
             lambda: any(
-                one.get("event") == event and facts.items() <= one.items()
-                for one in read_json_lines(self.folder.history)
+                record.get("event") == event and facts.items() <= record.items()
+                for record in read_json_lines(self.folder.history)
             ),
             f"{event} {facts}",
         )
@@ -130,7 +130,7 @@ class Pods:
 
     @property
     def losses(self):
-        return {step: one["loss"] for step, one in steps_of(self.folder).items()}
+        return {step: metrics["loss"] for step, metrics in steps_of(self.folder).items()}
 
 
 @pytest.fixture
@@ -146,8 +146,8 @@ def pods(tmp_path):
         return made
 
     yield make
-    for one in opened:
-        one.close()
+    for file in opened:
+        file.close()
 
 
 def test_killed_ranks_killed_pods_and_a_drained_pod_change_nothing(pods, tmp_path, monkeypatch):
@@ -176,12 +176,12 @@ def test_killed_ranks_killed_pods_and_a_drained_pod_change_nothing(pods, tmp_pat
 
     assert hurt.losses == whole.losses
     history = list(read_json_lines(hurt.folder.history))
-    assert [one["attempt"] for one in history if one["event"] == "launched"] == [1, 2, 3, 4, 5]
-    reasons = [one["why"] for one in history if one["event"] == "restart"]
+    assert [record["attempt"] for record in history if record["event"] == "launched"] == [1, 2, 3, 4, 5]
+    reasons = [record["why"] for record in history if record["event"] == "restart"]
     assert reasons[0] == "rank 1 was killed by SIGKILL"
     assert reasons[1].startswith("node 1 was lost")
     assert reasons[-1] == "node 2 was told to leave; saved first"
-    assert next(one["rank"] for one in history if one["event"] == "rank-died" and one["first"]) == 1
+    assert next(record["rank"] for record in history if record["event"] == "rank-died" and record["first"]) == 1
 
 
 def test_what_a_pod_says_is_what_is_in_the_run_folder(pods):
@@ -191,8 +191,8 @@ def test_what_a_pod_says_is_what_is_in_the_run_folder(pods):
     lines = run.words(0).splitlines()
     for kind, path in (("metrics", run.folder.metrics), ("history", run.folder.history)):
         said = [line.split(maxsplit=3) for line in lines if line.startswith(f"windlass-record {kind} ")]
-        assert "".join(f"{one[3]}\n" for one in said) == path.read_text()
-        offsets = [int(one[2].partition("@")[2]) for one in said]
+        assert "".join(f"{record[3]}\n" for record in said) == path.read_text()
+        offsets = [int(record[2].partition("@")[2]) for record in said]
         assert offsets == sorted(set(offsets))
     assert any(line.startswith("[rank 0] ") and "finished after step 4" in line for line in lines)
     assert sum(line.startswith("windlass-record node - ") for line in lines) == 1
@@ -210,7 +210,7 @@ def test_an_error_that_would_come_again_ends_all_pods_with_its_words(pods):
     run.start(0)  # the job makes a new pod; it has nothing to do
     assert run.ended(0) == 1
     assert "this job is over already: failed" in run.words(0)
-    assert len([one for one in read_json_lines(run.folder.history) if one["event"] == "launched"]) == 1
+    assert len([record for record in read_json_lines(run.folder.history) if record["event"] == "launched"]) == 1
 
 
 def test_pods_with_disks_of_their_own_share_checkpoints_through_a_store(pods, tmp_path, monkeypatch):
@@ -232,7 +232,7 @@ def test_pods_with_disks_of_their_own_share_checkpoints_through_a_store(pods, tm
     start(1, "second")
     assert [run.ended(node) for node in range(2)] == [0, 0], run.words(0)
     assert run.losses == whole.losses
-    resumed = [one for one in read_json_lines(run.folder.history) if one["event"] == "resumed"]
+    resumed = [record for record in read_json_lines(run.folder.history) if record["event"] == "resumed"]
     assert resumed[-1]["tier"] == "store"
     assert resumed[-1]["step"] >= 8
     (stored,) = store.glob("tiny/*/step-00000016")

@@ -79,7 +79,7 @@ def test_its_pod_starts_where_those_of_the_run_cannot():
     assert "TOKEN" not in str(container), "a secret that may be missing"
     assert "unbound" not in str(spec), "a claim that may be"
     assert "gpu" not in str(spec)
-    assert {"PROXY", "WINDLASS_LOOP"} <= {one["name"] for one in container["env"]}
+    assert {"PROXY", "WINDLASS_LOOP"} <= {variable["name"] for variable in container["env"]}
     assert {"name": "tools", "mountPath": "/tools"} in container["volumeMounts"]
     assert "windlass.dev/run" not in str(loop.job), "it is no rank"
 
@@ -93,11 +93,11 @@ def test_a_restricted_namespace_lets_its_pod_in():
 @pytest.mark.parametrize("kind", JobKind)
 def test_its_role_is_of_its_namespace_and_of_the_kind_that_it_submits(kind):
     loop = loop_of(run_with(), kind)
-    role = next(one for one in loop.objects if one["kind"] == "Role")
+    role = next(manifest for manifest in loop.objects if manifest["kind"] == "Role")
     assert all("*" not in str(rule) for rule in role["rules"])
     kinds = {name for rule in role["rules"] for name in rule["resources"] if name.endswith("jobs")}
     assert kinds == {"jobs", SERVED.kinds[kind].plural}
-    of_cluster = [rule for one in loop.for_nodes for rule in one.get("rules", ())]
+    of_cluster = [rule for for_node in loop.for_nodes for rule in for_node.get("rules", ())]
     assert of_cluster == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
 
 
@@ -148,7 +148,11 @@ def test_a_loop_that_was_replaced_decides_nothing(api, config_map, tmp_path):
     first.folder.record("submitted", job="r")
     first.push()
     second.claim()
-    assert [one["event"] for one in read_json_lines(second.folder.history)] == ["retry", "checkpoint", "submitted"]
+    assert [record["event"] for record in read_json_lines(second.folder.history)] == [
+        "retry",
+        "checkpoint",
+        "submitted",
+    ]
     with pytest.raises(ReplacedError):
         first.record("retry", why="again")
     assert len(list(read_json_lines(first.folder.history))) == 3, "and it wrote down nothing"
@@ -185,7 +189,7 @@ def test_another_machine_takes_over_what_the_loop_did(api, server, config_map, t
     for _ in range(2):
         job = pull(api, folder, job)
     assert (job.uid, job.ended, ClusterJob.of(folder)) == ("second", False, job)
-    assert [one["event"] for one in read_json_lines(folder.history)] == ["submitted", "retry"]
+    assert [record["event"] for record in read_json_lines(folder.history)] == ["submitted", "retry"]
     options = folder.load_run().target.kubernetes
     assert (options.memory, options.context) == ("7Gi", "mine")
 

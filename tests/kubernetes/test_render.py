@@ -31,9 +31,9 @@ def test_golden():
 @pytest.mark.parametrize("kind", JobKind)
 def test_every_preset_as_every_kind_is_valid_in_every_supported_version(kind):
     for preset in presets():
-        for one in rendered(preset, kind).objects:
-            for version in versions_of(one["kind"]):
-                assert mistakes_in(one, version) == [], (preset, one["kind"], version)
+        for manifest in rendered(preset, kind).objects:
+            for version in versions_of(manifest["kind"]):
+                assert mistakes_in(manifest, version) == [], (preset, manifest["kind"], version)
 
 
 def test_every_option_is_in_some_golden_file():
@@ -95,11 +95,11 @@ def test_what_is_printed_is_what_is_sent_but_for_secrets():
         assert secret not in repr(request)
         assert secret not in json.dumps(request.as_dict())
     assert tuple(yaml.safe_load_all(str(request))) == request.objects
-    sent = [request.with_secret_values(one) for one in request.objects]
+    sent = [request.with_secret_values(manifest) for manifest in request.objects]
     values = {"HF_TOKEN": "hf_golden", "WINDLASS_TOKEN": "golden-token"}
-    assert [one["stringData"] for one in sent if one["kind"] == "Secret"] == [values]
-    assert [one for one in sent if one["kind"] != "Secret"] == [
-        one for one in request.objects if one["kind"] != "Secret"
+    assert [manifest["stringData"] for manifest in sent if manifest["kind"] == "Secret"] == [values]
+    assert [manifest for manifest in sent if manifest["kind"] != "Secret"] == [
+        manifest for manifest in request.objects if manifest["kind"] != "Secret"
     ]
 
 
@@ -188,7 +188,7 @@ def test_only_instances_without_efa_are_told_to_use_sockets():
         on = run.model_copy(update={"resources": run.resources.model_copy(update={"instance": instance})})
         cluster = ClusterFacts(SERVED, "team")
         container, _ = container_of(render(resolve(settle(on, cluster)), cluster, Carried(), submission="a"))
-        return {one["name"] for one in container["env"]}
+        return {variable["name"] for variable in container["env"]}
 
     assert "NCCL_NET" in names("g5.4xlarge")
     assert "NCCL_NET" not in names("p5.48xlarge")
@@ -210,7 +210,7 @@ def test_a_named_runtime_is_changed_as_its_version_allows(version, way):
     kind = ServedKind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs", schema)
     served = Served({JobKind.TRAINJOB: kind}, kubernetes=(1, 33))
     request = request_of("llama-tiny", JobKind.TRAINJOB, served, runtime="torch-distributed")
-    assert [one["kind"] for one in request.objects].count("TrainingRuntime") == 0
+    assert [manifest["kind"] for manifest in request.objects].count("TrainingRuntime") == 0
     assert way in request.job["spec"]
     assert mistakes_in(request.job, f"trainjob-{version}") == []
 
@@ -308,7 +308,7 @@ def test_an_overlay_is_merged_by_name():
         "hostNetwork": True,
     }
     merged = merge_pod(below, above, container="node")
-    assert [one["name"] for one in merged["containers"]] == ["node", "sidecar"]
+    assert [container["name"] for container in merged["containers"]] == ["node", "sidecar"]
     assert merged["containers"][0]["env"] == [
         {"name": "A", "value": "1"},
         {"name": "B", "valueFrom": {"fieldRef": {}}},
@@ -357,7 +357,7 @@ def test_schemas_are_small():
     from importlib import resources
 
     folder = resources.files("windlass.targets.kubernetes.manifests").joinpath("schemas")
-    assert sum(len(one.read_bytes()) for one in folder.iterdir()) < 300_000
+    assert sum(len(path.read_bytes()) for path in folder.iterdir()) < 300_000
 
 
 def test_the_run_file_says_where(tmp_path):
@@ -374,7 +374,7 @@ def test_the_run_file_says_where(tmp_path):
 
 def job_of(request):
     """The batch Job's spec, alone or inside a TrainingRuntime."""
-    runtime = next((one for one in request.objects if one["kind"] == "TrainingRuntime"), None)
+    runtime = next((manifest for manifest in request.objects if manifest["kind"] == "TrainingRuntime"), None)
     if runtime is None:
         return request.job["spec"]
     return runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
@@ -401,7 +401,7 @@ def test_pods_that_had_to_leave_do_not_count_as_failures(kind):
 def test_a_lost_node_costs_seconds():
     def given(**options):
         tolerations = container_of(request_of("llama-tiny", JobKind.PYTORCHJOB, **options))[1]["tolerations"]
-        return {one["key"]: one.get("tolerationSeconds") for one in tolerations}
+        return {toleration["key"]: toleration.get("tolerationSeconds") for toleration in tolerations}
 
     unreachable, not_ready = "node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
     assert given() == {unreachable: 30, not_ready: 30}
@@ -503,7 +503,7 @@ def test_a_gang_that_a_kind_does_not_do_is_refused(kind, gang):
 )
 def test_the_pods_of_a_gang_go_to_the_scheduler_that_knows_it(options, policy, scheduler):
     _, request = on([big(0), big(1)], JobKind.TRAINJOB, GANGS, **options)
-    runtime = next(one for one in request.objects if one["kind"] == "TrainingRuntime")
+    runtime = next(manifest for manifest in request.objects if manifest["kind"] == "TrainingRuntime")
     assert runtime["spec"].get("podGroupPolicy") == policy
     assert job_of(request)["template"]["spec"].get("schedulerName") == scheduler
 
@@ -511,7 +511,10 @@ def test_the_pods_of_a_gang_go_to_the_scheduler_that_knows_it(options, policy, s
 def test_coscheduling_is_not_taken_unasked_where_its_scheduler_has_no_name():
     served = Served(KINDS, coscheduling=True, kubernetes=(1, 36))
     _, request = on([big(0), big(1)], JobKind.TRAINJOB, served)
-    assert "podGroupPolicy" not in next(one for one in request.objects if one["kind"] == "TrainingRuntime")["spec"]
+    assert (
+        "podGroupPolicy"
+        not in next(manifest for manifest in request.objects if manifest["kind"] == "TrainingRuntime")["spec"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -530,11 +533,11 @@ def test_nodes_that_come_and_go_do_not_make_another_run():
     before = cluster_of("llama-tiny")
     run = resolve(settle(tiny, before))
     after = ClusterFacts(SERVED, "team", [*before.nodes, more], pod_security="baseline")
-    assert len({render(run, one, Carried(), submission="a").digest for one in (before, after)}) == 1
+    assert len({render(run, item, Carried(), submission="a").digest for item in (before, after)}) == 1
     large = resolve(settle(run_of("llama3.1-8b", JobKind.INDEXED), cluster_of("llama3.1-8b")))
     empty = ClusterFacts(SERVED, "team", [more])
     assert (
-        len({render(large, one, Carried(), submission="a").digest for one in (cluster_of("llama3.1-8b"), empty)}) == 1
+        len({render(large, item, Carried(), submission="a").digest for item in (cluster_of("llama3.1-8b"), empty)}) == 1
     )
     faulty = render(run, before, Carried(), submission="a", faults="kill:rank=0,step=3")
     assert faulty.digest != render(run, before, Carried(), submission="a").digest

@@ -190,10 +190,10 @@ def test_a_drained_pod_that_was_alone_is_a_restart_of_the_run(history):
     successor.open()
     assert successor.ended_before("a") is None
     assert successor.launched("a", [0], ["p0-new"]) == 2
-    events = [one for one in read_json_lines(history.folder.history) if one["event"] == "restart"]
-    assert [(one["attempt"], one["why"]) for one in events] == [(2, "the pod of node 0 was replaced")]
+    events = [record for record in read_json_lines(history.folder.history) if record["event"] == "restart"]
+    assert [(event["attempt"], event["why"]) for event in events] == [(2, "the pod of node 0 was replaced")]
     assert successor.launched("b", [0], ["p0-anew"]) == 3  # somebody submitted it again: no restart
-    assert len([one for one in read_json_lines(history.folder.history) if one["event"] == "restart"]) == 1
+    assert len([record for record in read_json_lines(history.folder.history) if record["event"] == "restart"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,12 @@ def cluster(tmp_path_factory):
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    one = Cluster(tmp_path_factory.mktemp("slurm"))
+    slurm = Cluster(tmp_path_factory.mktemp("slurm"))
     try:
-        one.start()
-        yield one
+        slurm.start()
+        yield slurm
     finally:
-        one.stop()
+        slurm.stop()
 
 
 class Bench:
@@ -112,11 +112,11 @@ def wait(condition, what, folder, seconds):
 
 
 def events(folder, *names):
-    return [one for one in read_json_lines(folder.history) if one["event"] in names]
+    return [record for record in read_json_lines(folder.history) if record["event"] in names]
 
 
 def losses(folder):
-    return {step: (one["loss"], one["grad_norm"]) for step, one in sorted(steps_of(folder).items())}
+    return {step: (metrics["loss"], metrics["grad_norm"]) for step, metrics in sorted(steps_of(folder).items())}
 
 
 def job_of(folder):

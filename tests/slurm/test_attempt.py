@@ -140,7 +140,7 @@ def test_a_folder_belongs_to_one_job(folder, capsys, record, job, facts, expecte
         assert SubmittedJob.of(folder).number == job
     else:
         assert begin(folder, job=job, port=None, facts=facts) == 2
-        assert [one["event"] for one in read_json_lines(folder.history)] == ["job-left"]
+        assert [record["event"] for record in read_json_lines(folder.history)] == ["job-left"]
         assert f"{job} is not the job of this run" in capsys.readouterr().err
 
 
@@ -183,16 +183,16 @@ def test_a_silent_slurm_is_asked_once_for_all_runs(folder, tmp_path, monkeypatch
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     jobs = []
     for number in ("7", "8", "9"):
-        one = RunFolder(tmp_path / f"run-{number}")
-        one.create(folder.load_run())
-        belongs_to(one, number)
-        jobs.append(JobRef("slurm", one.name, one))
+        copy = RunFolder(tmp_path / f"run-{number}")
+        copy.create(folder.load_run())
+        belongs_to(copy, number)
+        jobs.append(JobRef("slurm", copy.name, copy))
     jobs[0].folder.record("launched", attempt=1, job="7")
     jobs[0].folder.record("started", attempt=1)
     target = SlurmTarget()
     found = [target.status(job) for job in jobs]
-    assert [one.state for one in found] == ["running", "waiting", "waiting"]
-    assert all("Unable to contact slurm controller" in one.reason for one in found)
+    assert [item.state for item in found] == ["running", "waiting", "waiting"]
+    assert all("Unable to contact slurm controller" in item.reason for item in found)
     assert (tmp_path / "asked").read_text() == "\n"
 
 
@@ -245,4 +245,4 @@ def test_a_job_that_slurm_has_requeued_itself_has_not_ended(tmp_path, why, ends)
     folder = RunFolder(tmp_path / "r")
     folder.path.mkdir()
     assert refused(folder, why=why) == 0
-    assert len([one for one in read_json_lines(folder.history) if one["event"] == "exit"]) == ends
+    assert len([record for record in read_json_lines(folder.history) if record["event"] == "exit"]) == ends

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.runfolder import RunFolder
-from windlass.targets.slurm.attempt import JobFacts, is_stop_requested
+from windlass.targets.launch.progress import is_stop_requested
+from windlass.targets.slurm.attempt import JobFacts
 from windlass.targets.slurm.commands import ignored_options, without_options
 from windlass.targets.slurm.queue import (
     JOB_NUMBER,
@@ -121,8 +122,8 @@ def test_what_is_read_is_what_was_written(value):
 
 @given(st.lists(st.sampled_from(["stop-requested", "stop-refused", "checkpoint"])))
 def test_a_refused_stop_is_no_stop(events):
-    expected = [one for one in events if one != "checkpoint"][-1:] == ["stop-requested"]
-    assert is_stop_requested([{"event": one} for one in events]) == expected
+    expected = [event for event in events if event != "checkpoint"][-1:] == ["stop-requested"]
+    assert is_stop_requested([{"event": event} for event in events]) == expected
 
 
 def test_the_history_knows_the_job_where_its_record_is_damaged(tmp_path):

@@ -106,7 +106,7 @@ def test_a_damaged_record_of_the_job(bench, cluster):
         else:
             record.write_text(content)
         listed = json.loads(bench.windlass("ls", "--json").stdout)
-        assert [(one["state"], "JobHeldUser" in one["reason"]) for one in listed] == [("waiting", True)], listed
+        assert [(item["state"], "JobHeldUser" in item["reason"]) for item in listed] == [("waiting", True)], listed
     again = submit(bench, "damaged")
     assert again.returncode == 0, again
     assert jobs_named(cluster, "damaged") == [sent]
@@ -126,10 +126,10 @@ def test_two_sweeps_at_once_are_one_array(bench, cluster, site):
         subprocess.Popen(command, cwd=bench.folder, env=bench.environment, stdout=-1, stderr=-1, text=True)
         for _ in range(2)
     ]
-    said = [one.communicate(timeout=300) for one in both]
+    said = [item.communicate(timeout=300) for item in both]
     jobs = jobs_named(cluster, "both")
     cluster.ask("scancel", "--name=both")
-    assert [one.returncode for one in both] == [0, 0], said
+    assert [item.returncode for item in both] == [0, 0], said
     assert jobs == [job_of(bench.run_folder("both-0")), job_of(bench.run_folder("both-1"))], (jobs, said)
     submitted = [[row["submitted"] for row in json.loads(out)] for out, _ in said]
     assert sorted(submitted) == [[False, False], [True, True]], submitted
@@ -160,7 +160,7 @@ def test_no_attempt_begins_that_is_not_the_recorded_job(bench, cluster, site):
     cluster.ask("scontrol", "release", recorded)
     wait(lambda: events(folder, "launched"), "the recorded job begins", folder, 60)
     assert job_of(folder) == recorded
-    assert [one["job"] for one in events(folder, "launched")] == [recorded]
+    assert [record["job"] for record in events(folder, "launched")] == [recorded]
     stopped = bench.windlass("stop", "alone", "--now")
     assert stopped.returncode == 0, stopped
 

@@ -240,5 +240,5 @@ def test_every_reason_has_a_sentence():
 
 
 if __name__ == "__main__":
-    for name, one in CASES.items():
-        (GOLDEN / f"{name}.sbatch").write_text(one().script)
+    for name, case in CASES.items():
+        (GOLDEN / f"{name}.sbatch").write_text(case().script)

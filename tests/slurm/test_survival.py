@@ -53,7 +53,7 @@ def assert_went_on(bench, folder, undisturbed, nodes):
     assert (end["state"], end["exit_code"], end["step"]) == ("finished", 0, STEPS), end
     resumed = events(folder, "resumed")
     assert resumed, "it was never resumed"
-    assert all(one["step"] >= 1 for one in resumed)
+    assert all(item["step"] >= 1 for item in resumed)
     assert losses(folder) == undisturbed(nodes)
     assert end["summary"]["restarts"] >= 1
 
@@ -146,7 +146,7 @@ def test_a_killed_rank_is_restarted_on_the_same_nodes(bench, cluster, undisturbe
     assert (answer["returncode"], answer["state"], answer["attempt"]) == (0, "finished", 2), answer
     folder = bench.run_folder("killed-rank")
     assert losses(folder) == undisturbed(2)
-    died = next(one for one in events(folder, "rank-died") if one["first"])
+    died = next(record for record in events(folder, "rank-died") if record["first"])
     assert (died["rank"], died["signal"]) == (1, "SIGKILL")
     assert "Restarts=0" in cluster.ask("scontrol", "show", "job", "-o", job_of(folder))
 
@@ -181,8 +181,8 @@ def test_neither_a_blip_nor_a_refused_stop_nor_another_jobs_variables_end_a_run(
     wait(lambda: bench.show("steady")["state"] == "waiting", "back in the queue", folder, 30)
     out, err = follower.communicate(timeout=180)
     assert follower.returncode == 0, (out, err)
-    assert [one["attempt"] for one in events(folder, "launched")] == [1, 2, 3]
-    assert not [one for one in events(folder, "exit") if one["state"] != "finished"]
+    assert [record["attempt"] for record in events(folder, "launched")] == [1, 2, 3]
+    assert not [record for record in events(folder, "exit") if record["state"] != "finished"]
     assert losses(folder) == undisturbed(2)
 
 
@@ -247,7 +247,7 @@ def fill(path):
 
 
 def nodes_of(folder):
-    return [one["nodes"] for one in events(folder, "launched")]
+    return [record["nodes"] for record in events(folder, "launched")]
 
 
 def stall(cluster, node):

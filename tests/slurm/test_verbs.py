@@ -153,7 +153,7 @@ def test_a_sweep_is_one_array_with_a_folder_per_run(bench, cluster):
     sweep = ["--sweep", "train.learning_rate=1e-4,3e-4", "train.steps=4"]
     answer = bench.windlass("run", bench.file, "name=lr", "--on", "slurm", *sweep, "--json")
     assert answer.returncode == 0, answer
-    assert [one["name"] for one in json.loads(answer.stdout)] == ["lr-0", "lr-1"]
+    assert [row["name"] for row in json.loads(answer.stdout)] == ["lr-0", "lr-1"]
     folders = [bench.run_folder(name) for name in ("lr-0", "lr-1")]
     jobs = [job_of(folder) for folder in folders]
     assert [job.split("_")[1] for job in jobs] == ["0", "1"]
@@ -166,7 +166,7 @@ def test_a_sweep_is_one_array_with_a_folder_per_run(bench, cluster):
     assert rates == [1e-4, 3e-4]
     assert losses(folders[0]) != losses(folders[1])
     again = bench.windlass("run", bench.file, "name=lr", "--on", "slurm", *sweep, "--json")
-    assert [one["submitted"] for one in json.loads(again.stdout)] == [False, False]
+    assert [row["submitted"] for row in json.loads(again.stdout)] == [False, False]
 
 
 def test_a_sweep_with_a_bound_submits_one_after_the_other(bench):

@@ -58,4 +58,4 @@ class Local:
 
 
 def events(job, *names):
-    return [one for one in read_json_lines(job.folder.history) if one["event"] in names or not names]
+    return [record for record in read_json_lines(job.folder.history) if record["event"] in names or not names]

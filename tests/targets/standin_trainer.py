@@ -41,7 +41,7 @@ def step_of(peer):
 signal.signal(signal.SIGTERM, on_sigterm)
 if plan.get("orphan"):  # as a rank whose torchrun is gone: nothing reaches it when its supervisor dies
     ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
-saved = [one["step"] for one in read_json_lines(folder.history) if one["event"] == "checkpoint"]
+saved = [record["step"] for record in read_json_lines(folder.history) if record["event"] == "checkpoint"]
 first = max(saved, default=0)
 if rank == 0:
     folder.record("resumed" if first else "started", attempt=attempt, world_size=world_size, step=first)

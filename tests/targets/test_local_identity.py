@@ -43,7 +43,7 @@ def command(in_tmp, capfd):
             answer = Answer(made.returncode, made.stdout, made.stderr)
         else:
             capfd.readouterr()
-            answer = Answer(int(run_command([str(one) for one in arguments])), *capfd.readouterr())
+            answer = Answer(int(run_command([str(argument) for argument in arguments])), *capfd.readouterr())
         assert answer.returncode == 0, answer
         return answer
 

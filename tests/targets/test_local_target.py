@@ -11,8 +11,7 @@ from tests.targets.local_runs import events
 from windlass.errors import UserError
 from windlass.targets import target, target_of_kind
 from windlass.targets.launch import processes
-from windlass.targets.launch.disk import free_bytes
-from windlass.targets.launch.machine import Gpu, Machine, this_machine
+from windlass.targets.launch.machine import Gpu, Machine, free_bytes, this_machine
 from windlass.targets.launch.supervision import supervisor_of
 from windlass.targets.launch.torchrun import Place
 from windlass.targets.local import checks
@@ -150,7 +149,7 @@ def test_stop_now_ends_at_once(alone, make_run):
     status = alone.target.stop(job, save_first=False)
     assert (status.state, status.exit_code) == ("stopped", 130)
     assert alone.target.stop(job, save_first=True).state == "stopped"  # stopping twice is no error
-    assert [one.name for one in alone.target.list()] == ["r"]
+    assert [item.name for item in alone.target.list()] == ["r"]
 
 
 def test_a_stop_that_outlasts_its_grace_is_ended(alone, make_run):

@@ -88,7 +88,10 @@ def memory_limited(size, name=""):
     except OSError as error:
         pytest.skip(str(error))
     try:
-        name = next((one for one in ("memory.max", "memory.limit_in_bytes") if (group / one).exists()), None)
+        name = next(
+            (name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).exists()),
+            None,
+        )
         if name is None:
             pytest.skip("control groups here do not account for memory")
         (group / name).write_text(str(size))

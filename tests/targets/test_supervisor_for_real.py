@@ -18,11 +18,11 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(local, make_run):
     job = local.submit(make_run(), kill=[1, 12])
     status = local.wait(job)
     assert (status.state, status.exit_code, status.step, status.attempt) == ("finished", 0, 20, 2)
-    first = next(one for one in events(job, "rank-died") if one["first"])
+    first = next(record for record in events(job, "rank-died") if record["first"])
     assert (first["rank"], first["signal"], first["attempt"]) == (1, "SIGKILL", 1)
-    assert [one["why"] for one in events(job, "restart")] == ["rank 1 was killed by SIGKILL"]
+    assert [record["why"] for record in events(job, "restart")] == ["rank 1 was killed by SIGKILL"]
     assert events(job, "resumed")[0]["step"] == 10
-    assert [one["attempt"] for one in events(job, "launched")] == [1, 2]
+    assert [record["attempt"] for record in events(job, "launched")] == [1, 2]
     assert processes.processes_of(job.folder.path) == []
     lines = [line.text for line in local.target.logs(job, rank=0, follow=False)]
     assert "rank 0 is done" in lines
@@ -55,7 +55,7 @@ def test_a_killed_supervisor_leaves_no_process_and_the_run_can_be_started_again(
     assert "supervisor was killed" in status.reason
     local.wait(job, lambda _: not processes.processes_of(job.folder.path), seconds=20)
 
-    saved = max(one["step"] for one in events(job, "checkpoint"))
+    saved = max(record["step"] for record in events(job, "checkpoint"))
     again = local.submit(make_run(train={"steps": saved + 1}))
     assert local.wait(again).state == "finished"
 

@@ -19,8 +19,7 @@ import click
 from windlass.cli.jobs import json_option
 from windlass.errors import ExitCode
 from windlass.runfolder import runs_root
-from windlass.targets.launch.disk import free_bytes
-from windlass.targets.launch.machine import Machine, this_machine
+from windlass.targets.launch.machine import Machine, free_bytes, this_machine
 
 GIB = 2**30
 LEAST_FREE_DISK = 5 * GIB

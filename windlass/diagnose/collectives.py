@@ -82,13 +82,13 @@ def _evidence(rank: int, text: str) -> Evidence:
 
 def read_recorders(value: Any) -> dict[int, tuple[Recorded, ...]]:
     """The recorders of a bundle: `{"rank0": {"entries": […]}}`, entries as torch dumps them."""
-    found: dict[int, tuple[Recorded, ...]] = {}
+    recorders: dict[int, tuple[Recorded, ...]] = {}
     for name, dump in read.mapping(value).items():
         rank = re.search(r"\d{1,6}", str(name))
         if rank is not None:
             entries = [read.mapping(entry) for entry in read.items(read.at(dump, "entries"))]
-            found[int(rank[0])] = tuple(_entry(entry) for entry in entries if not entry.get("is_p2p"))
-    return found
+            recorders[int(rank[0])] = tuple(_entry(entry) for entry in entries if not entry.get("is_p2p"))
+    return recorders
 
 
 def _entry(entry: Mapping[str, Any]) -> Recorded:

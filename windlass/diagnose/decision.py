@@ -173,12 +173,12 @@ def spent(history: Iterable[Record], policy: Policy, name: str, *, edits: bool =
 
 def last_mark(history: Iterable[Record], *, without_edits: bool = False) -> str | None:
     """The newest of what decides about jobs and begins them; a `retry` that is the last is yet to be carried out."""
-    found = None
+    newest = None
     for record in history:
         event = record.get("event")
         if event in ("submitted", "launched") or (event == "retry" and not (without_edits and record.get("edit"))):
-            found = str(event)
-    return found
+            newest = str(event)
+    return newest
 
 
 def excluded(history: Iterable[Record]) -> list[str]:

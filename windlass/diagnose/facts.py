@@ -212,9 +212,9 @@ class Facts:
     @property
     def asks_for_gpus(self) -> bool | None:
         """Whether its pods or its Slurm job ask for GPUs; None where that is not known."""
-        asked = [" ".join(pod.requests) for pod in self.pods if pod.requests]
-        asked += [record.resources for record in self.slurm if record.resources]
-        return any("gpu" in resources for resources in asked) if asked else None
+        requests = [" ".join(pod.requests) for pod in self.pods if pod.requests]
+        requests += [record.resources for record in self.slurm if record.resources]
+        return any("gpu" in resources for resources in requests) if requests else None
 
     def host_of(self, rank: int | None, log_name: str) -> str | None:
         """The node of a rank, where a pod says so by its name."""
@@ -226,13 +226,13 @@ class Facts:
 
 
 def _conditions(value: Any) -> tuple[Condition, ...]:
-    found = []
+    conditions = []
     for item in read.items(read.at(value, "status", "conditions")):
         condition = read.mapping(item)
         texts = {key: read.text(condition.get(key)) for key in ("type", "status", "reason", "message")}
         when = condition.get("lastTransitionTime") or condition.get("lastUpdateTime")
-        found.append(Condition(**texts, time=moment(when)))
-    return tuple(found)
+        conditions.append(Condition(**texts, time=moment(when)))
+    return tuple(conditions)
 
 
 def _job_conditions(value: Any) -> tuple[Condition, ...]:
@@ -241,11 +241,14 @@ def _job_conditions(value: Any) -> tuple[Condition, ...]:
     of_ray = "Failed" if status.get("jobDeploymentStatus") == "Failed" else status.get("jobStatus")
     phase = status.get("phase") or status.get("state") or of_ray
     state = read.text(read.at(phase, "phase") or phase)
-    found = _conditions(value)
+    conditions = _conditions(value)
     message = read.text(status.get("message") or read.at(phase, "message"))
     if state or status.get("reason") or message:
-        found = (*found, Condition(state, "True", read.text(status.get("reason") or read.at(phase, "reason")), message))
-    return found
+        conditions = (
+            *conditions,
+            Condition(state, "True", read.text(status.get("reason") or read.at(phase, "reason")), message),
+        )
+    return conditions
 
 
 POD_SUFFIX = re.compile(r"(-(worker|master|launcher|head|node))?(-\d+)*(-[a-z0-9]{5})?$")
@@ -314,7 +317,7 @@ def _container(pod: str, value: Mapping[str, Any], *, is_init: bool, first: str)
 
 def _events(value: Any) -> tuple[Event, ...]:
     """Events of the API (both groups), or records of events.jsonl; in the order of time where all have one."""
-    found = []
+    events = []
     for order, event in enumerate(read.objects(value)):
         about = read.mapping(event.get("involvedObject") or event.get("regarding"))
         kind, name = read.text(about.get("kind")), read.text(about.get("name"))
@@ -324,12 +327,12 @@ def _events(value: Any) -> tuple[Event, ...]:
         times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"), event.get("time"))
         when = next((at for at in map(moment, (*times, event.get("firstTimestamp"))) if at is not None), None)
         message = read.text(event.get("message")) or read.text(event.get("note"))
-        found.append(
+        events.append(
             Event(read.text(event.get("reason")), message, kind, name, read.text(event.get("type")), when, order)
         )
-    if all(event.time is not None for event in found):
-        found.sort(key=lambda event: event.time or 0.0)
-    return tuple(found)
+    if all(event.time is not None for event in events):
+        events.sort(key=lambda event: event.time or 0.0)
+    return tuple(events)
 
 
 def _own(events: tuple[Event, ...], pods: Sequence[Pod], jobs: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:

@@ -123,7 +123,7 @@ def first_rule(where: Where, head: str, body: str) -> Rule | None:
     return next((rule for rule in rules_for(where) if rule.matches(head, body)), None)
 
 
-def said(facts: Facts, views: Sequence[LogView]) -> list[Finding]:
+def log_findings(facts: Facts, views: Sequence[LogView]) -> list[Finding]:
     """The failures that ranks and launchers report, echoes included; retried and survived ones left out."""
     findings: list[Finding] = []
     for view in views:

@@ -23,7 +23,7 @@ BY_ANSWER = "the submission was answered so"
 MILD = {"time_limit": Weight.ENDED, "cancelled": Weight.ASKED}
 
 
-def recorded(facts: Facts) -> list[Finding]:
+def platform_findings(facts: Facts) -> list[Finding]:
     """All that the platform says about the job."""
     return [*_ended(facts), *_nodes(facts), *_slurm(facts), *_waiting(facts), *_refused(facts)]
 
@@ -43,11 +43,11 @@ def _ended(facts: Facts) -> Iterator[Finding]:
         if rule and condition.status != "False":
             weight = Weight.RECORDED if rule.name == "host_oom" else Weight.REPORTED
             yield _by(rule, weight, BY_JOB, evidence_of("job", str(condition), condition.time))
-    asked = facts.job_deleted or next((pod.deleted for pod in facts.pods if pod.deleted), None)
-    if asked is not None:
+    deleted_at = facts.job_deleted or next((pod.deleted for pod in facts.pods if pod.deleted), None)
+    if deleted_at is not None:
         text = f"the deletion of {'the job' if facts.job_deleted else 'its pods'} was asked for"
         sure = 0.8 if facts.job_deleted else 0.55
-        yield Finding("cancelled", sure, Weight.ASKED, (evidence_of("job", text, asked),), BY_JOB)
+        yield Finding("cancelled", sure, Weight.ASKED, (evidence_of("job", text, deleted_at),), BY_JOB)
     well = {pod.name for pod in facts.pods if pod.running or pod.phase == "Succeeded"}
     for event in facts.events:
         rule = (

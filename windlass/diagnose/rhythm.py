@@ -100,7 +100,7 @@ def _straggler(views: Sequence[LogView]) -> Finding | None:
 
 def _durations(view: LogView) -> dict[str, list[float]]:
     """The times of its parts of a step that a rank logged, by name."""
-    found: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
     for line in view.lines[-200:]:
         if not re.search(r"step|iter|rank", line.text, re.IGNORECASE):
             continue
@@ -108,10 +108,10 @@ def _durations(view: LogView) -> dict[str, list[float]]:
             name = match["name"].strip().lower()
             if TIMED.search(name) and not WAITS.search(name) and (match["unit"] or "time" in name):
                 try:
-                    found.setdefault(name, []).append(float(match["number"]))
+                    durations.setdefault(name, []).append(float(match["number"]))
                 except ValueError:
                     continue
-    return {name: times for name, times in found.items() if len(times) >= FEWEST_TIMES}
+    return {name: times for name, times in durations.items() if len(times) >= FEWEST_TIMES}
 
 
 def _hang(facts: Facts, views: Sequence[LogView]) -> Finding | None:

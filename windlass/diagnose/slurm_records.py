@@ -80,23 +80,23 @@ def _mebibytes(value: Any) -> float:
     return float(match[1]) * scale[match[2]] if match and match[1].count(".") < 2 and match[1] != "." else 0.0
 
 
-def last_job(found: Iterator[SlurmRecord]) -> tuple[SlurmRecord, ...]:
+def last_job(recorded: Iterator[SlurmRecord]) -> tuple[SlurmRecord, ...]:
     """The records of one job: the controller's, or the one that ended last; an earlier one is another attempt."""
 
-    records = list(found)
+    records = list(recorded)
 
     def number(record: SlurmRecord) -> str:
         return record.name.split(".")[0]
 
-    asked = [record for record in records if record.source == "scontrol" and record.name]
-    jobs = asked or [record for record in records if "." not in record.name]
+    by_controller = [record for record in records if record.source == "scontrol" and record.name]
+    jobs = by_controller or [record for record in records if "." not in record.name]
     if not jobs:
         return tuple(records)
     last = number(max(jobs, key=lambda record: record.time)) if all(job.time for job in jobs) else number(jobs[-1])
     own = [record for record in records if number(record) == last or not record.name]
     whole = [record for record in own if "." not in record.name and record.source == "sacct"]
     # a requeued job has a row for every stay on the nodes
-    old = whole[:-1] if not asked or not all("PENDING" in record.state for record in whole) else whole
+    old = whole[:-1] if not by_controller or not all("PENDING" in record.state for record in whole) else whole
     return tuple(record for record in own if record not in old)
 
 

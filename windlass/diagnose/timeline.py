@@ -351,7 +351,7 @@ def _step(line: Line) -> int | None:
 
 def _failures(stream: Sequence[Line], covered: set[int]) -> list[Failure]:
     """The tracebacks of one stream, chained ones together, and exceptions that were printed without theirs."""
-    found: list[Failure] = []
+    failures: list[Failure] = []
     chain: list[Raised] = []
     begin = index = 0
     in_group = False
@@ -375,11 +375,11 @@ def _failures(stream: Sequence[Line], covered: set[int]) -> list[Failure]:
                 index += 1
                 if index < len(stream) and HEADER.match(stream[index].text):
                     continue
-            found.append(_failure(stream, begin, index, chain))
+            failures.append(_failure(stream, begin, index, chain))
             chain = []
         else:
             index += 1
-    for failure in found:
+    for failure in failures:
         covered.update(line.order for line in stream if failure.begin <= line.order <= failure.end)
     for line in stream:
         if (
@@ -391,11 +391,11 @@ def _failures(stream: Sequence[Line], covered: set[int]) -> list[Failure]:
             continue
         match, native = BARE_EXCEPTION.match(line.text), NATIVE.match(line.text)
         if match:
-            found.append(Failure(line, (Raised(match["type"], match["message"]),), line.order, line.order))
+            failures.append(Failure(line, (Raised(match["type"], match["message"]),), line.order, line.order))
         elif native:
             message = re.sub(r"^(?:\[[^\]]{1,80}\]:?\s*){1,4}", "", native["watchdog"] or native["what"] or "")
-            found.append(Failure(line, (Raised("RuntimeError", message),), line.order, line.order))
-    return found
+            failures.append(Failure(line, (Raised("RuntimeError", message),), line.order, line.order))
+    return failures
 
 
 def _failure(stream: Sequence[Line], begin: int, end: int, chain: list[Raised]) -> Failure:
@@ -456,7 +456,7 @@ def _reports(text: str) -> list[RankReport]:
     if root_at < 0:
         return []
     begin = max(0, text.rfind("FAILED", 0, root_at) - 200)
-    found = [
+    reports = [
         RankReport(
             rank=int(match["rank"][:6]),
             code=int(match["code"][:6]),
@@ -467,7 +467,7 @@ def _reports(text: str) -> list[RankReport]:
         )
         for match in REPORT.finditer(text, begin)
     ]
-    return sorted(found, key=lambda report: not report.is_root)
+    return sorted(reports, key=lambda report: not report.is_root)
 
 
 def clock_text(when: float | None) -> str | None:

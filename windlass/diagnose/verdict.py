@@ -10,8 +10,8 @@ from typing import Any
 from windlass.diagnose.classes import CLASSES, Kind, Retry
 from windlass.diagnose.collectives import by_collectives, read_recorders
 from windlass.diagnose.facts import Facts
-from windlass.diagnose.findings import VAGUE, Evidence, Finding, Weight, last_errors, said
-from windlass.diagnose.recorded import recorded
+from windlass.diagnose.findings import VAGUE, Evidence, Finding, Weight, last_errors, log_findings
+from windlass.diagnose.recorded import platform_findings
 from windlass.diagnose.rhythm import rhythm
 from windlass.diagnose.timeline import LogView, parse_log, year_of
 
@@ -66,11 +66,11 @@ def diagnose(facts: Facts) -> Verdict:
     year = year_of(facts.logs)
     views = [parse_log(log, year) for log in facts.logs if not log.is_kernel]
     present = [view for view in views if not view.is_previous]
-    by_ranks = said(facts, present)
+    by_ranks = log_findings(facts, present)
     if not by_ranks and not any(view.progress for view in present):
-        by_ranks = said(facts, [view for view in views if view.is_previous])
+        by_ranks = log_findings(facts, [view for view in views if view.is_previous])
     by_ranks += by_collectives(present, read_recorders(facts.recorders))
-    by_platform = recorded(facts)
+    by_platform = platform_findings(facts)
     errors = list(last_errors(present))
     outcome = _outcome(facts, present, failed=bool(by_ranks or errors))
     if outcome not in ("running", "succeeded") and all(finding.weight <= Weight.ECHO for finding in by_ranks):

@@ -1,6 +1,6 @@
 """What failures will cost a run, and how often each tier of checkpoints should be saved. Pure.
 
-Rates and times are those of the simulator (windlass/goodput/published.py); docs/goodput.md says where they come from.
+Rates and times are those of the simulator (windlass/goodput/model.py); docs/goodput.md says where they come from.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from windlass.goodput.model import Expected, Failures, Tier, best_interval, expected
-from windlass.goodput.published import LLAMA3, LLAMA3_RATE, seconds
+from windlass.goodput.model import LLAMA3, LLAMA3_RATE, Expected, Failures, Tier, best_interval, expected, seconds
 from windlass.plan.cost import STORAGE_GB_S, save_s
 from windlass.plan.hardware import Hardware
 from windlass.plan.layout import Layout

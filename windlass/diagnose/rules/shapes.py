@@ -76,8 +76,8 @@ def by_launcher(signal: str, name: str) -> str:
         YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .{{0,60}}\(signal {signal}\)|= +KILLED BY SIGNAL: {signal} """
 
 
-def near(name: str, of: str, pattern: str, *, confidence: float = 0.8) -> Rule:
-    return Rule(name, "near", None, words(pattern), confidence, of=frozenset(of.split()))
+def near(name: str, of: str, pattern: str) -> Rule:
+    return Rule(name, "near", None, words(pattern), 0.8, of=frozenset(of.split()))
 
 
 def refusal(name: str, pattern: str, *, confidence: float = 0.9) -> Rule:
@@ -96,8 +96,8 @@ def ended(name: str, reasons: str | None, pattern: str | None = None, *, confide
     return Rule(name, "ended", words(reasons), words(pattern), confidence)
 
 
-def node(name: str, pattern: str, *, confidence: float = 0.85) -> Rule:
-    return Rule(name, "node", None, words(pattern), confidence)
+def node(name: str, pattern: str) -> Rule:
+    return Rule(name, "node", None, words(pattern), 0.85)
 
 
 def slurm(name: str, states: str, reasons: str | None = None, *, confidence: float = 0.9) -> Rule:

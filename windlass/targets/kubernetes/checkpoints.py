@@ -157,14 +157,14 @@ def reader_pod(api: Api, run: Run, *, read_only: bool = True) -> Iterator[PodScr
 
 def reader_manifest(run: Run, namespace: str, name: str, *, read_only: bool) -> dict[str, Any]:
     """The run's own image and volume with a program that waits; it asks for no GPU and carries no secret."""
-    asked = run.target.kubernetes
+    options = run.target.kubernetes
     volume, mount = runs_volume(run)
     spec: dict[str, Any] = {
         "containers": [
             {
                 "name": CONTAINER,
                 "image": image_of(run),
-                "command": [asked.python, "-c", f"import time; time.sleep({LIFE_SECONDS})"],
+                "command": [options.python, "-c", f"import time; time.sleep({LIFE_SECONDS})"],
                 "volumeMounts": [{**mount, "mountPath": RUNS, "readOnly": read_only}],
             }
         ],
@@ -174,12 +174,12 @@ def reader_manifest(run: Run, namespace: str, name: str, *, read_only: bool) -> 
         "terminationGracePeriodSeconds": 0,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "tolerations": [dict(toleration) for toleration in asked.tolerations],
-        "imagePullSecrets": [{"name": secret} for secret in asked.image_pull_secrets],
+        "tolerations": [dict(toleration) for toleration in options.tolerations],
+        "imagePullSecrets": [{"name": secret} for secret in options.image_pull_secrets],
     }
     labels = {**MANAGED_BY, "windlass.dev/reader": safe_name(run.name)}  # not the run's own label: it is no rank
     metadata = {"name": name, "namespace": namespace, "labels": labels}
-    merged = merge_pod(spec, _without_resources(asked.pod), container=CONTAINER)
+    merged = merge_pod(spec, _without_resources(options.pod), container=CONTAINER)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": merged}
 
 

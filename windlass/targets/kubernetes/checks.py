@@ -30,7 +30,9 @@ def check(api: Api, run: Run, request: KubernetesRequest, served: ServedKind, *,
         must_be_there(api, what, path, key)
     if run.target.kubernetes.queue:
         queue_is_there(api, run.target.kubernetes.queue, request.namespace)
-    would_be_accepted(api, request, served)
+    # the API server checks every object as if it were created: fields, names, permissions, quotas, webhooks
+    for manifest in request.objects:
+        _try(api, path_of(manifest, request, served), manifest, request)
     pods_would_be_accepted(api, request)
     return warnings + quotas_have_room(api, request)
 
@@ -77,27 +79,27 @@ def _access(claim: Object, name: str, run: Run) -> Iterator[str]:
 def _room(claim: Object, name: str, bytes_needed: int | None) -> Iterator[str]:
     capacity = ((claim.get("status") or {}).get("capacity") or {}).get("storage")
     if bytes_needed and capacity and parse_quantity(capacity) < bytes_needed:
-        asked = f"{show_quantity('memory', float(bytes_needed))} for the checkpoints it keeps"
+        needed = f"{show_quantity('memory', float(bytes_needed))} for the checkpoints it keeps"
         size = show_quantity("memory", parse_quantity(capacity))
-        yield f"the claim {name} has {size}, and the run needs {asked} (checkpoint.keep)"
+        yield f"the claim {name} has {size}, and the run needs {needed} (checkpoint.keep)"
 
 
 def _named(run: Run, namespace: str) -> Iterator[tuple[str, str, str | None]]:
     """Objects that the run file names, and that must be there before the pods."""
-    asked = run.target.kubernetes
-    if asked.service_account:
-        path = object_path("v1", "serviceaccounts", namespace, asked.service_account)
-        yield f"service account {asked.service_account}", path, None
-    for name in asked.image_pull_secrets:
+    options = run.target.kubernetes
+    if options.service_account:
+        path = object_path("v1", "serviceaccounts", namespace, options.service_account)
+        yield f"service account {options.service_account}", path, None
+    for name in options.image_pull_secrets:
         yield f"secret {name}", object_path("v1", "secrets", namespace, name), None
-    for secret in asked.secrets:
+    for secret in options.secrets:
         source = secret.partition("=")[2]
         if source.startswith("secret:"):
             name, _, key = source.removeprefix("secret:").partition("/")
             yield f"secret {name}", object_path("v1", "secrets", namespace, name), key
-    if asked.priority_class:
-        path = object_path("scheduling.k8s.io/v1", "priorityclasses", None, asked.priority_class)
-        yield f"priority class {asked.priority_class}", path, None
+    if options.priority_class:
+        path = object_path("scheduling.k8s.io/v1", "priorityclasses", None, options.priority_class)
+        yield f"priority class {options.priority_class}", path, None
 
 
 def queue_is_there(api: Api, queue: str, namespace: str) -> None:
@@ -130,12 +132,6 @@ def must_be_there(api: Api, what: str, path: str, key: str | None) -> None:
         )
 
 
-def would_be_accepted(api: Api, request: KubernetesRequest, served: ServedKind) -> None:
-    """Ask the API server to check every object as if it were created: fields, names, permissions, quotas, webhooks."""
-    for manifest in request.objects:
-        _try(api, path_of(manifest, request, served), manifest, request)
-
-
 def pods_would_be_accepted(api: Api, request: KubernetesRequest) -> None:
     """The same for one of the job's pods: quotas, PodSecurity, limit ranges and webhooks look at pods alone, and what
     they refuse is otherwise said only in an event of whoever makes them."""
@@ -156,7 +152,7 @@ def _try(api: Api, path: str, manifest: Manifest, request: KubernetesRequest) ->
 def quotas_have_room(api: Api, request: KubernetesRequest) -> list[str]:
     """A warning where one pod would be admitted, but not all of them at once."""
     quotas = if_allowed(lambda: list(api.items(object_path("v1", "resourcequotas", request.namespace))))
-    asked, num_pods, notes = requests(request.example_pod), request.pods.num_pods, []
+    amounts, num_pods, notes = requests(request.example_pod), request.pods.num_pods, []
     for quota in quotas or ():
         if (quota.get("spec") or {}).get("scopes") or (quota.get("spec") or {}).get("scopeSelector"):
             continue  # it may not be about these pods
@@ -164,8 +160,8 @@ def quotas_have_room(api: Api, request: KubernetesRequest) -> list[str]:
         for name, limit in hard.items():
             resource = name.removeprefix("requests.")
             free = parse_quantity(limit) - parse_quantity(used.get(name, "0"))
-            if resource in asked and asked[resource] * num_pods > free + 1e-9:
-                each = f"{num_pods} pods ask for {show_quantity(resource, asked[resource])} each"
+            if resource in amounts and amounts[resource] * num_pods > free + 1e-9:
+                each = f"{num_pods} pods ask for {show_quantity(resource, amounts[resource])} each"
                 total = show_quantity(resource, parse_quantity(limit))
                 left = f"{show_quantity(resource, max(0.0, free))} of {total} is left"
                 notes.append(f"the quota {quota['metadata']['name']}: {resource}: {each}, {left}; the others will wait")

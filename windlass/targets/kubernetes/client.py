@@ -120,7 +120,7 @@ class KubernetesTarget:
         has_loop = loop.is_left(api, request)
         if has_loop and submission.under_way(api, request, served) is None:
             raise loop.in_the_way(api, request)
-        made, take_back = submission.submit(api, request, served, lambda: self._keep_last_words(api, folder))
+        made, take_back = submission.submit(api, request, served, lambda: self._read_last_logs(api, folder))
         try:
             earlier = ClusterJob.of(folder)
             folder.create(run)
@@ -337,10 +337,10 @@ class KubernetesTarget:
             self._following.pop(key).__exit__()
 
     def facts(self, run: Run) -> ClusterFacts:
-        asked = run.target.kubernetes
-        key = (asked.context, asked.namespace, asked.job)
+        options = run.target.kubernetes
+        key = (options.context, options.namespace, options.job)
         if key not in self._facts:
-            self._facts[key] = discovery.facts(self._api(run), JobKind(asked.job) if asked.job else None)
+            self._facts[key] = discovery.facts(self._api(run), JobKind(options.job) if options.job else None)
         return self._facts[key]
 
     def pod_of_rank(self, job: JobRef, rank: int) -> tuple[ClusterJob, Pod]:
@@ -415,7 +415,9 @@ class KubernetesTarget:
         if time.monotonic() - when >= ASK_SECONDS:
             api = self._api_of(cluster_job)
             seen = job_watch.take_snapshot(api, cluster_job)
-            self._read_records(api, job, cluster_job, seen)
+            # steps and events of the run, which node 0's pods say; one question, however many pods there are
+            first = [pod for pod in seen.now() if pod.node_rank == 0 and pod.started]
+            self._read(api, job, cluster_job, sorted(first, key=lambda pod: pod.created))
             self._asked[cluster_job.uid] = (time.monotonic(), seen)
         return seen
 
@@ -455,11 +457,6 @@ class KubernetesTarget:
         replace(cluster_job, ended=True).write(job.folder)
         return recorded_end(job.folder) or status
 
-    def _read_records(self, api: Api, job: JobRef, cluster_job: ClusterJob, seen: job_watch.JobSnapshot) -> None:
-        """Steps and events of the run, which node 0's pods say; one question, however many pods there are."""
-        first = [pod for pod in seen.now() if pod.node_rank == 0 and pod.started]
-        self._read(api, job, cluster_job, sorted(first, key=lambda pod: pod.created))
-
     def _read_logs(self, job: JobRef, rank: int | None) -> None:
         """Whatever is new in the logs, of all pods or of one rank's."""
         api, cluster_job = self.cluster(job)
@@ -479,7 +476,7 @@ class KubernetesTarget:
                 if error.code < 500:  # a kubelet that does not answer; its pod's log is read when it does
                     raise
 
-    def _keep_last_words(self, api: Api, folder: RunFolder) -> None:
+    def _read_last_logs(self, api: Api, folder: RunFolder) -> None:
         earlier = ClusterJob.of(folder)
         if earlier is not None:
             pods = job_watch.take_snapshot(api, earlier).now()

@@ -28,8 +28,7 @@ from windlass.targets.kubernetes.pod.interface import LAUNCHER_VARIABLE
 from windlass.targets.kubernetes.pod.launching import Launch, end_of, launch
 from windlass.targets.kubernetes.pod.log_forwarder import LogForwarder, PodOutput, Records
 from windlass.targets.kubernetes.pod.messages import Host, Line, LostError, Message, addresses_of, knock
-from windlass.targets.kubernetes.pod.place import Place
-from windlass.targets.kubernetes.pod.unpacking import code_digest
+from windlass.targets.kubernetes.pod.place import Place, code_digest
 from windlass.targets.kubernetes.pod.verdict import LEFT
 from windlass.targets.launch import processes
 

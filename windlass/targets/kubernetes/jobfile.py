@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass
 
 from windlass.common.files import write_atomically
 from windlass.runfolder import RunFolder
-from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind, ServedKind
+from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION
 from windlass.targets.kubernetes.manifests.request import PodLayout
+
+if TYPE_CHECKING:
+    from windlass.targets.kubernetes.api.kubeconfig import Access
 
 JOB_FILE = "kubernetes.json"
 
@@ -51,6 +57,31 @@ class ClusterJob:
 
     def write(self, folder: RunFolder) -> None:
         write_atomically(folder.path / JOB_FILE, json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def of_object(
+        cls,
+        access: Access,
+        kind: JobKind,
+        served: ServedKind,
+        value: Mapping[str, Any],
+        layout: PodLayout,
+        **known: Any,
+    ) -> ClusterJob:
+        """The job of an object that is in the cluster."""
+        metadata = value["metadata"]
+        return cls(
+            context=access.context,
+            namespace=access.namespace,
+            kind=kind,
+            api_version=served.api_version,
+            plural=served.plural,
+            object_name=metadata["name"],
+            uid=metadata["uid"],
+            digest=str((metadata.get("annotations") or {}).get(DIGEST_ANNOTATION) or ""),
+            layout=layout,
+            **known,
+        )
 
     @classmethod
     def of(cls, folder: RunFolder) -> ClusterJob | None:

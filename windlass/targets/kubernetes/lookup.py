@@ -16,8 +16,8 @@ from windlass.targets.kubernetes.api.discovery import served
 from windlass.targets.kubernetes.api.errors import RefusedError
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
-from windlass.targets.kubernetes.manifests.cluster_facts import JobKind
-from windlass.targets.kubernetes.manifests.labels import DIGEST_ANNOTATION, LOOP_LABEL, MANAGED_BY, NAME_ANNOTATION
+from windlass.targets.kubernetes.manifests.cluster_facts import JobKind, ServedKind
+from windlass.targets.kubernetes.manifests.labels import LOOP_LABEL, MANAGED_BY, NAME_ANNOTATION
 from windlass.targets.kubernetes.manifests.render import layout_of
 from windlass.targets.kubernetes.submission import RUN_KEY
 
@@ -30,8 +30,7 @@ class ClusterRun:
 
     name: str
     kind: JobKind
-    api_version: str
-    plural: str
+    served: ServedKind
     value: Object
 
 
@@ -51,7 +50,7 @@ def runs(api: Api) -> Iterator[ClusterRun]:
             if any(owner.get("controller") for owner in metadata.get("ownerReferences") or ()):
                 continue  # a part of a run's job, not the job itself: a TrainJob has Jobs of its own
             name = (metadata.get("annotations") or {}).get(NAME_ANNOTATION) or metadata["name"]
-            yield ClusterRun(name, kind, part.api_version, part.plural, {**value, "kind": part.kind})
+            yield ClusterRun(name, kind, part, {**value, "kind": part.kind})
 
 
 def adopt(api: Api, name: str) -> RunFolder:
@@ -72,25 +71,12 @@ def adopt(api: Api, name: str) -> RunFolder:
     run = run_of(api, submitted)
     folder = RunFolder(runs_root() / name)
     folder.create(run)
-    job_of(api, submitted, run).write(folder)
-    return folder
-
-
-def job_of(api: Api, submitted: ClusterRun, run: Run) -> ClusterJob:
-    metadata = submitted.value["metadata"]
-    return ClusterJob(
-        context=api.access.context,
-        namespace=api.access.namespace,
-        kind=submitted.kind,
-        api_version=submitted.api_version,
-        plural=submitted.plural,
-        object_name=metadata["name"],
-        uid=metadata["uid"],
-        digest=str((metadata.get("annotations") or {}).get(DIGEST_ANNOTATION) or ""),
-        submission="",
-        layout=layout_of(submitted.kind, run),
-        adopted=True,
+    layout = layout_of(submitted.kind, run)
+    job = ClusterJob.of_object(
+        api.access, submitted.kind, submitted.served, submitted.value, layout, submission="", adopted=True
     )
+    job.write(folder)
+    return folder
 
 
 def run_of(api: Api, submitted: ClusterRun) -> Run:

@@ -39,14 +39,14 @@ class OfflineKubernetes(KubernetesTarget):
         return [*request.warnings, *assumed, "claims, secrets, quotas, free GPUs and permissions were not checked"]
 
     def facts(self, run: Run) -> ClusterFacts:
-        asked = run.target.kubernetes
+        options = run.target.kubernetes
         served = Served({kind: _newest(kind) for kind in JobKind})
-        return ClusterFacts(served, namespace=asked.namespace or "default", context=asked.context)
+        return ClusterFacts(served, namespace=options.namespace or "default", context=options.context)
 
     def _assumed(self, run: Run, request: KubernetesRequest) -> list[str]:
-        asked = run.target.kubernetes
-        assumed = [] if asked.namespace else ["namespace default (target.kubernetes.namespace)"]
-        if not asked.job:
+        options = run.target.kubernetes
+        assumed = [] if options.namespace else ["namespace default (target.kubernetes.namespace)"]
+        if not options.job:
             assumed.append(f"{KINDS[request.kind][1]} (target.kubernetes.job)")
         return assumed
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from windlass.errors import ExitCode, UserError
-from windlass.targets.kubernetes.api.errors import RefusedError
+from windlass.targets.kubernetes.api.errors import RefusedError, if_allowed
 from windlass.targets.kubernetes.api.http import Api, Object
 from windlass.targets.kubernetes.jobfile import ClusterJob, object_path
 from windlass.targets.kubernetes.watch.pods import pod_of
@@ -56,18 +56,12 @@ def remains(api: Api, job: ClusterJob) -> Iterator[str]:
     if value is not None or pods:
         return  # they may still need what belongs to the job
     for plural in OWN_KINDS:
-        for dependent in _labelled(api, job, plural):
-            api.delete(object_path("v1", plural, job.namespace, dependent["metadata"]["name"]))
+        path = object_path("v1", plural, job.namespace)
+        # whoever may not list a kind has made none of it
+        labelled: list[Object] | None = if_allowed(list, api.items(path, labelSelector=job.layout.selector))
+        for dependent in labelled or ():
+            api.delete(f"{path}/{dependent['metadata']['name']}")
             yield f"{plural}/{dependent['metadata']['name']}"
-
-
-def _labelled(api: Api, job: ClusterJob, plural: str) -> Iterator[Object]:
-    """Objects with the run's label; whoever may not list a kind has made none of it."""
-    try:
-        yield from api.items(object_path("v1", plural, job.namespace), labelSelector=job.layout.selector)
-    except RefusedError as error:
-        if error.code != 403:
-            raise
 
 
 def _pods(api: Api, job: ClusterJob) -> Iterator[Object]:

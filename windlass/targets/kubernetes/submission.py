@@ -36,20 +36,9 @@ SETTLED = ("gpus_per_node", "processes_per_node", "threads_per_process")  # by t
 
 def job_of(request: KubernetesRequest, served: ServedKind, api: Api, value: Object) -> ClusterJob:
     """The job file of an object that is in the cluster."""
-    metadata = value["metadata"]
-    annotations = metadata.get("annotations") or {}
-    return ClusterJob(
-        context=api.access.context,
-        namespace=request.namespace,
-        kind=request.kind,
-        api_version=served.api_version,
-        plural=served.plural,
-        object_name=request.object_name,
-        uid=metadata["uid"],
-        digest=str(annotations.get(DIGEST_ANNOTATION) or ""),
-        submission=(metadata.get("labels") or {}).get(SUBMISSION_LABEL, request.submission),
-        layout=request.pods,
-    )
+    labels = value["metadata"].get("labels") or {}
+    submission = labels.get(SUBMISSION_LABEL, request.submission)
+    return ClusterJob.of_object(api.access, request.kind, served, value, request.pods, submission=submission)
 
 
 def under_way(api: Api, request: KubernetesRequest, served: ServedKind) -> ClusterJob | None:
@@ -85,8 +74,8 @@ def under_way(api: Api, request: KubernetesRequest, served: ServedKind) -> Clust
 def as_under_way(api: Api, run: Run, served: ServedKind) -> Run:
     """The run with the ranks and threads of its job that is under way, where it does not say them itself: nodes that
     come and go meanwhile do not make it another run."""
-    asked = run.resources
-    open_keys = [key for key in SETTLED if getattr(asked, key) is None]
+    requested = run.resources
+    open_keys = [key for key in SETTLED if getattr(requested, key) is None]
     if not open_keys:
         return run
     name, namespace = safe_name(run.name), api.access.namespace
@@ -95,10 +84,10 @@ def as_under_way(api: Api, run: Run, served: ServedKind) -> Run:
         return run
     value = if_allowed(api.find, object_path("v1", "configmaps", namespace, f"{name}-run"))
     resources = (yaml.safe_load(((value or {}).get("data") or {}).get(RUN_KEY) or "{}").get("resources")) or {}
-    if resources.get("instance") != asked.instance or resources.get("nodes") != asked.nodes:
+    if resources.get("instance") != requested.instance or resources.get("nodes") != requested.nodes:
         return run
     update = {key: resources[key] for key in open_keys if resources.get(key) is not None}
-    return run.model_copy(update={"resources": asked.model_copy(update=update)})
+    return run.model_copy(update={"resources": requested.model_copy(update=update)})
 
 
 def must_not_be_of_another_kind(api: Api, request: KubernetesRequest, served: ServedKind) -> None:
@@ -120,11 +109,11 @@ def differences(api: Api, request: KubernetesRequest) -> list[str]:
         return []
     theirs = api.find(object_path("v1", "configmaps", request.namespace, mine["metadata"]["name"]))
     submitted = dict(leaves(yaml.safe_load(((theirs or {}).get("data") or {}).get(RUN_KEY) or "{}")))
-    asked = dict(leaves(yaml.safe_load(mine["data"][RUN_KEY])))
-    changed = [key for key in sorted(submitted.keys() | asked.keys()) if submitted.get(key) != asked.get(key)]
+    requested = dict(leaves(yaml.safe_load(mine["data"][RUN_KEY])))
+    changed = [key for key in sorted(submitted.keys() | requested.keys()) if submitted.get(key) != requested.get(key)]
     if not changed:
         return ["the run file is the same; the code that goes with it, the kind of job or an injected fault is not"]
-    lines = [f"{key}: {submitted.get(key)!r} there, {asked.get(key)!r} asked" for key in changed]
+    lines = [f"{key}: {submitted.get(key)!r} there, {requested.get(key)!r} asked" for key in changed]
     return lines[:MOST_LINES] + ([f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])
 
 

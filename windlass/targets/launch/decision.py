@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,13 @@ class Done:
     name: str | None = None  # the class of a failure
 
 
+def record_end(record: Callable[..., object], attempt: int, done: Done, **facts: Any) -> None:
+    """Write down the end of a run; `record` takes an event and its facts, as that of a run folder does."""
+    if done.state == "failed":
+        record("gave-up", attempt=attempt, **{"class": done.name}, why=done.reason)
+    record("exit", state=done.state, code=int(done.code), reason=done.reason, **facts)
+
+
 def next_attempt(history: History) -> int:
     """The number of the attempt that begins now; "restart" announces it."""
     return (
@@ -171,8 +178,8 @@ def judge(end: AttemptEnd) -> Verdict:
         )
     if any(death.code == ExitCode.RETRY for death in end.deaths):  # its disk was full, say: it could not write why
         return verdict_of(LOST_PEER, str(end.deaths[0]))
-    said = str(end.deaths[0]) if end.deaths else f"torchrun exited with code {end.launcher_code}"
-    return verdict_of("unknown", f"{said}; `windlass logs` shows what it said last")
+    ending = str(end.deaths[0]) if end.deaths else f"torchrun exited with code {end.launcher_code}"
+    return verdict_of("unknown", f"{ending}; `windlass logs` shows what it said last")
 
 
 LOST_PEER = "nccl_network"  # what a rank writes when another one is gone

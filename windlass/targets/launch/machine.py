@@ -1,4 +1,4 @@
-"""What this machine has and which one it is: GPUs, cores, memory and identity, found without torch."""
+"""What this machine has and which one it is: GPUs, cores, memory, disk space and identity, found without torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from windlass.errors import UserError
+
+FULL_BYTES = 2**16  # a disk with less than this free takes no more records
 
 
 @dataclass(frozen=True)
@@ -90,17 +94,17 @@ def _gpus() -> tuple[Gpu, ...]:
         return ()
     if answer.returncode != 0:  # the driver is installed but there is no device
         return ()
-    found = []
+    gpus = []
     for line in answer.stdout.splitlines():
         name, _, mebibytes = line.rpartition(",")
         if name and mebibytes.strip().isdigit():
-            found.append(Gpu(name.strip(), int(mebibytes) * 2**20))
+            gpus.append(Gpu(name.strip(), int(mebibytes) * 2**20))
     if visible is None:
-        return tuple(found)
+        return tuple(gpus)
     chosen = [part.strip() for part in visible.split(",")]
     if all(part.isdigit() for part in chosen):
-        return tuple(found[int(part)] for part in chosen if int(part) < len(found))
-    return tuple(found[: len(chosen)])  # by UUID
+        return tuple(gpus[int(part)] for part in chosen if int(part) < len(gpus))
+    return tuple(gpus[: len(chosen)])  # by UUID
 
 
 def _cores() -> int:
@@ -154,3 +158,44 @@ def memory_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/s
             if group == base:
                 break
             group = group.parent
+
+
+def free_bytes(path: Path) -> int:
+    """Free space of the file system that `path`, which need not exist yet, would be on."""
+    return shutil.disk_usage(nearest_existing(path)).free
+
+
+def is_full(path: Path) -> bool:
+    return free_bytes(path) < FULL_BYTES
+
+
+def nearest_existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def folder_can_be_made(folder: Path) -> None:
+    parent = nearest_existing(folder)
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(
+            f"the run folder {folder} cannot be made",
+            evidence=f"{parent} is {'not writable' if parent.is_dir() else 'not a folder'}",
+            fix="set WINDLASS_RUNS to a folder of your own",
+        )
+
+
+def space_is_there(folder: Path, bytes_needed: int | None) -> None:
+    free = free_bytes(folder)
+    if bytes_needed is not None and bytes_needed > free:
+        raise UserError(
+            f"the checkpoints of this run need {_size(bytes_needed)}, {_size(free)} are free",
+            evidence=f"file system of {folder}",
+            fix="set WINDLASS_RUNS to a larger disk    or, where one checkpoint fits, checkpoint.keep=1",
+        )
+
+
+def _size(number: int) -> str:
+    """Bytes in a unit in which they are not nothing."""
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"

@@ -57,7 +57,7 @@ class Notice:
 
 def notices(run: str, history: Iterable[Mapping[str, Any]]) -> list[Notice]:
     """What of a history is worth telling."""
-    told = []
+    happened = []
     for record in history:
         when, event = real(record.get("time")), record.get("event")
         if when is None:
@@ -67,16 +67,16 @@ def notices(run: str, history: Iterable[Mapping[str, Any]]) -> list[Notice]:
         detail = clean_text(why) if why else None
         match event:
             case "exit" if record.get("state") == "failed":
-                told.append(Notice(key, run, "failure", when, f"{run} failed", detail))
+                happened.append(Notice(key, run, "failure", when, f"{run} failed", detail))
             case "exit":
-                told.append(Notice(key, run, "end", when, f"{run} is {record.get('state')}", detail))
+                happened.append(Notice(key, run, "end", when, f"{run} is {record.get('state')}", detail))
             case "restart" | "retry":
-                told.append(Notice(key, run, "retry", when, f"{run} starts again", detail))
+                happened.append(Notice(key, run, "retry", when, f"{run} starts again", detail))
             case "hang":
-                told.append(
+                happened.append(
                     Notice(key, run, "stall", when, f"{run} made no step for {record.get('seconds')} s", detail)
                 )
-    return told
+    return happened
 
 
 @dataclass(frozen=True)
@@ -200,11 +200,11 @@ class Ledger:
         return problem
 
     def send_new(
-        self, told: Iterable[Notice], events: Sequence[str], to: Sequence[Receiver]
+        self, candidates: Iterable[Notice], events: Sequence[str], to: Sequence[Receiver]
     ) -> tuple[list[str], list[str]]:
         """Send what was not sent yet: what was, and what was given up."""
         sent, failed = [], []
-        for notice in told:
+        for notice in candidates:
             for receiver in to:
                 if notice.occasion not in events or self.has(notice, receiver):
                     continue

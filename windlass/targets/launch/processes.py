@@ -68,12 +68,12 @@ def signal_ranks(launcher: int, number: int) -> int:
 
 def processes_by_folder() -> dict[str, list[int]]:
     """Every living process that was started for a run folder, by the folder's real path, whoever its parent is now."""
-    found: dict[str, list[int]] = {}
+    by_folder: dict[str, list[int]] = {}
     for pid in all_pids():
         mark = environment(pid).get(FOLDER_VARIABLE) if pid != os.getpid() else None
         if mark and start_time(pid) is not None:
-            found.setdefault(os.path.realpath(mark), []).append(pid)
-    return found
+            by_folder.setdefault(os.path.realpath(mark), []).append(pid)
+    return by_folder
 
 
 def processes_of(folder: Path) -> list[int]:

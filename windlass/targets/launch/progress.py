@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from windlass.targets.protocol import ENDED, JobStatus
 
 PACE_STEPS = 20
 BEGINNINGS = ("submitted", "launched", "restart")
-STOPS = ("stop-requested", "stop-refused")
 
 Record = Mapping[str, Any]
 
@@ -49,6 +48,30 @@ def seconds_left(steps: Sequence[Record]) -> float | None:
     return float(last - step) * step_s if step_s is not None and last is not None and step is not None else None
 
 
+def newest_attempt(records: Iterable[Record]) -> int:
+    """The highest number of an attempt that records name; 0 where there is none."""
+    return max((whole(record.get("attempt")) or 0 for record in records), default=0)
+
+
+def newest_since(history: Sequence[Record], events: Collection[str], beginnings: Collection[str]) -> Record | None:
+    """The newest record of one of the events, unless one of the beginnings came after it."""
+    for record in reversed(history):
+        if record.get("event") in events:
+            return record
+        if record.get("event") in beginnings:
+            return None
+    return None
+
+
+def end_by_ranks(history: Sequence[Record], beginnings: Collection[str]) -> dict[str, Any] | None:
+    """The end that ranks recorded since the newest of the beginnings, for where nobody else recorded one."""
+    record = newest_since(history, ("finished", "preempted"), beginnings)
+    if record is None:
+        return None
+    code = ExitCode.OK if record["event"] == "finished" else ExitCode.PREEMPTED
+    return {"state": record["event"], "exit_code": int(code)}
+
+
 def since_launch(folder: RunFolder) -> list[dict[str, Any]]:
     """The records of history.jsonl since the ranks were last launched."""
     return records_since(folder.history, lambda record: record.get("event") == "launched")
@@ -56,30 +79,26 @@ def since_launch(folder: RunFolder) -> list[dict[str, Any]]:
 
 def end_since_launch(recent: Sequence[Record]) -> dict[str, Any] | None:
     """The last `exit` since the ranks were launched, whatever was recorded after it: an export, a pruning."""
-    for record in reversed(recent):
-        if record.get("event") == "exit":
-            return _end(record)
-        if record.get("event") in ("launched", "restart"):
-            return None
-    return None
+    record = newest_since(recent, ("exit",), ("launched", "restart"))
+    return _end(record) if record is not None else None
+
+
+def is_stop_requested(records: Sequence[Record]) -> bool:
+    """Whether somebody asked for the end, and the scheduler did not refuse to pass it on."""
+    return newest_since(records, ("stop-requested",), ("stop-refused",)) is not None
 
 
 def recorded_end(folder: RunFolder) -> JobStatus | None:
     """The end that a job on a cluster recorded; None if it has not, or was submitted again since."""
     recent = records_since(folder.history, lambda record: record.get("event") == "submitted")
-    for index in reversed(range(len(recent))):
-        record = recent[index]
-        if record.get("event") == "exit":
-            attempt = max((whole(earlier.get("attempt")) or 0 for earlier in recent), default=0)
-            stops = [earlier["event"] for earlier in recent[:index] if earlier.get("event") in STOPS]
-            end = _end(record)
-            # the scheduler did not refuse to pass it on: it left because its owner said stop, not for its machine
-            if end["state"] == "preempted" and stops[-1:] == ["stop-requested"]:
-                end |= {"state": "stopped", "reason": "stopped by `windlass stop`; saved first"}
-            return with_progress(JobStatus(**end, attempt=attempt), folder)
-        if record.get("event") in BEGINNINGS:
-            return None
-    return None
+    record = newest_since(recent, ("exit",), BEGINNINGS)
+    if record is None:
+        return None
+    end = _end(record)
+    # it left because its owner said stop, not for its machine
+    if end["state"] == "preempted" and is_stop_requested(recent[: recent.index(dict(record))]):
+        end |= {"state": "stopped", "reason": "stopped by `windlass stop`; saved first"}
+    return with_progress(JobStatus(**end, attempt=newest_attempt(recent)), folder)
 
 
 def _end(record: Record) -> dict[str, Any]:

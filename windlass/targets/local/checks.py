@@ -9,8 +9,7 @@ from pathlib import Path
 
 from windlass.errors import UserError
 from windlass.spec import Run
-from windlass.targets.launch.disk import folder_can_be_made, space_is_there
-from windlass.targets.launch.machine import Machine
+from windlass.targets.launch.machine import Machine, folder_can_be_made, space_is_there
 
 
 def check(run: Run, machine: Machine, folder: Path, *, bytes_needed: int | None) -> list[str]:
@@ -31,13 +30,13 @@ def one_node(run: Run) -> None:
 
 
 def gpus_are_there(run: Run, machine: Machine) -> None:
-    asked, num_gpus = run.resources.gpus_per_node or 0, len(machine.gpus)
+    requested, num_gpus = run.resources.gpus_per_node or 0, len(machine.gpus)
     if run.train.fp8 and not num_gpus:
         raise UserError("train.fp8 needs a GPU with fp8 units, and this machine has no GPU", fix="train.fp8=false")
-    if asked > num_gpus:
+    if requested > num_gpus:
         have = f"{num_gpus or 'no'} GPU{'s' if num_gpus != 1 else ''}"
         raise UserError(
-            f"resources.gpus_per_node is {asked} but this machine has {have}",
+            f"resources.gpus_per_node is {requested} but this machine has {have}",
             evidence="nvidia-smi lists none" if not num_gpus else ", ".join(gpu.name for gpu in machine.gpus),
             fix=f"resources.gpus_per_node={num_gpus}" + ("    trains on the CPU" if not num_gpus else ""),
         )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Self
+
+from pydantic.dataclasses import dataclass
+from pydantic_core import to_jsonable_python
 
 from windlass.errors import UserError
 from windlass.runfolder import RUNS_VARIABLE
@@ -34,26 +37,11 @@ class LocalRequest:
         return f"cd {shlex.quote(str(self.working_directory))}\n{command}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "target": "local",
-            "argv": list(self.argv),
-            "environment": dict(self.environment),
-            "working_directory": str(self.working_directory),
-            "folder": str(self.folder),
-            "max_restarts": self.max_restarts,
-            "grace_seconds": self.grace_seconds,
-        }
+        return {"target": "local", **to_jsonable_python(asdict(self))}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        return cls(
-            argv=tuple(value["argv"]),
-            folder=Path(value["folder"]),
-            working_directory=Path(value["working_directory"]),
-            environment=value["environment"],
-            max_restarts=value["max_restarts"],
-            grace_seconds=value["grace_seconds"],
-        )
+        return cls(**{key: part for key, part in value.items() if key != "target"})
 
 
 def settle(run: Run, machine: Machine, environment: Mapping[str, str] | None = None) -> Run:
@@ -61,8 +49,8 @@ def settle(run: Run, machine: Machine, environment: Mapping[str, str] | None = N
 
     Threads of a rank: what the run file says, else the user's OMP_NUM_THREADS, else its share of the cores.
     """
-    asked = run.resources
-    num_gpus, num_processes = asked.gpus_per_node, asked.processes_per_node
+    requested = run.resources
+    num_gpus, num_processes = requested.gpus_per_node, requested.processes_per_node
     if num_gpus is None:
         num_gpus = min(len(machine.gpus), num_processes or len(machine.gpus))
         if num_gpus and num_processes and num_processes > num_gpus:
@@ -74,7 +62,7 @@ def settle(run: Run, machine: Machine, environment: Mapping[str, str] | None = N
     num_ranks = num_gpus or num_processes or 1
     users = (environment or {}).get("OMP_NUM_THREADS", "")
     threads = (
-        asked.threads_per_process or (int(users) if users.isdecimal() else 0) or max(1, machine.cores // num_ranks)
+        requested.threads_per_process or (int(users) if users.isdecimal() else 0) or max(1, machine.cores // num_ranks)
     )
     return with_ranks(run, num_gpus, threads)
 

@@ -8,12 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from windlass.common.files import real, whole
+from windlass.common.files import real
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder
 from windlass.targets.launch import processes
-from windlass.targets.launch.disk import is_full
-from windlass.targets.launch.progress import PACE_STEPS, Record, end_since_launch, pace, since_launch, with_progress
+from windlass.targets.launch.machine import is_full
+from windlass.targets.launch.progress import (
+    PACE_STEPS,
+    Record,
+    end_by_ranks,
+    end_since_launch,
+    newest_attempt,
+    pace,
+    since_launch,
+    with_progress,
+)
 from windlass.targets.launch.supervision import SILENCE_SECONDS, SupervisorProcess, is_starting, supervisor_of
 from windlass.targets.launch.tail import newest_steps
 from windlass.targets.protocol import JobStatus, State
@@ -29,9 +38,8 @@ def status_of(folder: RunFolder, processes_of: FolderProcesses | None = None) ->
     if not folder.run_file.exists():
         return JobStatus("failed", reason="its run folder was deleted", exit_code=int(ExitCode.FAILED))
     recent = since_launch(folder)
-    attempt = max((whole(record.get("attempt")) or 0 for record in recent), default=0) or None
     find = processes_of or (lambda folder: processes.processes_of(folder.path))
-    status = JobStatus(**_state(folder, supervisor_of(folder), recent, find), attempt=attempt)
+    status = JobStatus(**_state(folder, supervisor_of(folder), recent, find), attempt=newest_attempt(recent) or None)
     return _with_silence(with_progress(status, folder), folder)
 
 
@@ -84,11 +92,8 @@ def _trained_to_the_end(folder: RunFolder, recent: Sequence[Record]) -> bool:
 def _state_without_supervisor(folder: RunFolder, recent: Sequence[Record]) -> dict[str, Any]:
     """A run that was started by torchrun itself: only its own records can be asked."""
     begun = next((index for index in reversed(range(len(recent))) if recent[index].get("event") in STARTED), None)
-    for record in recent[(begun or 0) :]:
-        if record.get("event") == "finished":
-            return {"state": "finished", "exit_code": int(ExitCode.OK)}
-        if record.get("event") == "preempted":
-            return {"state": "preempted", "exit_code": int(ExitCode.PREEMPTED)}
+    if end := end_by_ranks(recent, STARTED):
+        return end
     if begun is None:
         exported = any(record.get("event") == "exported" for record in recent)
         if exported:

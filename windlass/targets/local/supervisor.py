@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from windlass.common.files import append_json_line, parse_record, read_json_lines, whole, write_atomically
+from windlass.common.files import append_json_line, parse_record, read_json_lines, write_atomically
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder
 from windlass.targets.launch import processes
@@ -35,6 +35,7 @@ from windlass.targets.launch.decision import (
     parse_deaths,
 )
 from windlass.targets.launch.oom import OomWatch
+from windlass.targets.launch.progress import newest_attempt
 from windlass.targets.launch.supervision import BEAT_SECONDS, SUPERVISOR_FILE, supervisor_record
 from windlass.targets.launch.tail import Tail
 from windlass.targets.launch.torchrun import ATTEMPT_VARIABLE, SURVIVOR_SECONDS, TorchrunLog
@@ -86,8 +87,7 @@ class Supervisor:
         return done.code
 
     def _attempts(self) -> Done:
-        history = list(read_json_lines(self.folder.history))
-        attempt = max((whole(record.get("attempt")) or 0 for record in history), default=0)
+        attempt = newest_attempt(read_json_lines(self.folder.history))
         while True:
             attempt += 1
             self._look()

@@ -33,8 +33,10 @@ from windlass.targets.launch.decision import (
     next_attempt,
     once_more,
     parse_deaths,
+    record_end,
 )
-from windlass.targets.launch.disk import is_full
+from windlass.targets.launch.machine import is_full
+from windlass.targets.launch.progress import is_stop_requested
 from windlass.targets.launch.tail import Tail
 from windlass.targets.slurm.render import comment_of
 from windlass.targets.slurm.state import SubmittedJob, lock
@@ -172,8 +174,7 @@ def _requeued_by_slurm(folder: RunFolder, history: History) -> Decision | None:
     )
     if not isinstance(decided, Done):
         return decided
-    folder.record("gave-up", attempt=next_attempt(history) - 1, **{"class": decided.name}, why=decided.reason)
-    folder.record("exit", state=decided.state, code=int(decided.code), reason=decided.reason)
+    record_end(folder.record, next_attempt(history) - 1, decided)
     print(f"windlass: {decided.reason}", file=sys.stderr)
     return None
 
@@ -235,20 +236,12 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: int, restarts
 REQUEUED_ALREADY = "Job is pending execution"  # a preemption: Slurm came before us
 
 
-def is_stop_requested(since: Sequence[Event]) -> bool:
-    """Whether somebody asked for the end, and Slurm did not refuse to pass it on."""
-    words = [record.get("event") for record in since if record.get("event") in ("stop-requested", "stop-refused")]
-    return bool(words) and words[-1] == "stop-requested"
-
-
 def _write_down(folder: RunFolder, attempt: int, ended: AttemptEnd, verdict: Done | Decision | Requeue | None) -> None:
     for index, death in enumerate(ended.deaths if not ended.has("preempted") else ()):
         folder.record("rank-died", attempt=attempt, **death_record(death, ended.errors, first=index == 0))
     match verdict:
-        case Done(state, code, reason):
-            if state == "failed":
-                folder.record("gave-up", attempt=attempt, **{"class": verdict.name}, why=reason)
-            folder.record("exit", state=state, code=int(code), reason=reason)
+        case Done():
+            record_end(folder.record, attempt, verdict)
         case Requeue(why, name):
             folder.record("requeue", attempt=attempt, why=why)
             folder.record("restart", attempt=attempt + 1, **{"class": name}, why=why)

@@ -7,7 +7,7 @@ import difflib
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
-from windlass.targets.launch.disk import folder_can_be_made, space_is_there
+from windlass.targets.launch.machine import folder_can_be_made, space_is_there
 from windlass.targets.slurm.queue import Partition
 from windlass.targets.slurm.render import signal_lead, time_seconds
 
@@ -26,9 +26,9 @@ def check(run: Run, folder: RunFolder, partitions: dict[str, Partition], *, byte
 
 
 def partition_of(run: Run, partitions: dict[str, Partition]) -> Partition:
-    asked = run.target.slurm.partition
+    named = run.target.slurm.partition
     known = f"partitions: {', '.join(partitions)}" if partitions else "sinfo lists no partition"
-    if asked is None:
+    if named is None:
         default = next((partition for partition in partitions.values() if partition.is_default), None)
         if default is None:
             raise UserError(
@@ -37,7 +37,7 @@ def partition_of(run: Run, partitions: dict[str, Partition]) -> Partition:
                 fix=f"target.slurm.partition={next(iter(partitions), '…')}",
             )
         return default
-    names = [name.strip() for name in asked.split(",")]  # Slurm takes several and starts where it can first
+    names = [name.strip() for name in named.split(",")]  # Slurm takes several and starts where it can first
     for name in names:
         if name not in partitions:
             near = difflib.get_close_matches(name, partitions, 1)
@@ -62,9 +62,9 @@ def limit_leaves_time(run: Run) -> None:
 
 
 def has_an_environment(run: Run) -> None:
-    asked = run.target.slurm
+    slurm = run.target.slurm
     host = run.target.host
-    if host and not asked.environment and not asked.container:
+    if host and not slurm.environment and not slurm.container:
         raise UserError(
             f"it is not said where windlass is installed on {host}'s cluster",
             fix="target.slurm.environment=/path/of/a/virtual/environment    or target.slurm.container=IMAGE",

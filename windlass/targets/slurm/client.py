@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from windlass.catalog.instances import instance
 from windlass.common.files import parse_record, write_atomically
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root
@@ -43,20 +45,18 @@ class SlurmTarget:
     _partitions: dict[str | None, dict[str, queue.Partition]] = field(default_factory=dict)
 
     def offline(self) -> SlurmTarget:
-        from windlass.targets.slurm.offline import OfflineSlurm  # which is one of these
-
         return OfflineSlurm()
 
     def settle(self, run: Run) -> Run:
         """One rank per GPU of a node; without GPUs, CPU processes that share the node's cores."""
-        asked = run.resources
-        num_gpus, threads = asked.gpus_per_node, asked.threads_per_process
+        requested = run.resources
+        num_gpus, threads = requested.gpus_per_node, requested.threads_per_process
         if num_gpus is None or threads is None:
             partition = checks.partition_of(run, self._partitions_of(run))
             if num_gpus is None:
                 by_name = run.target.slurm.gres
                 num_gpus = queue.parse_gpus(by_name) if by_name else partition.gpus_per_node
-            num_ranks = num_gpus or asked.processes_per_node or 1
+            num_ranks = num_gpus or requested.processes_per_node or 1
             threads = threads or max(1, partition.cpus_per_node // num_ranks)
         return with_ranks(run, num_gpus, threads)
 
@@ -66,11 +66,11 @@ class SlurmTarget:
 
     def gather(self, run: Run) -> Place:
         """Paths as the nodes find them; runs is absolute."""
-        asked = run.target.slurm
-        if asked.environment:
-            python = f"{asked.environment.rstrip('/')}/bin/python"
+        slurm = run.target.slurm
+        if slurm.environment:
+            python = f"{slurm.environment.rstrip('/')}/bin/python"
         else:
-            python = "python3" if asked.container else sys.executable
+            python = "python3" if slurm.container else sys.executable
         return Place(runs=Path(os.path.abspath(runs_root())), working_directory=Path.cwd(), python=python)
 
     def render(self, run: Run, gathered: Place, *, faults: str | None = None) -> SlurmRequest:
@@ -207,53 +207,82 @@ class SlurmTarget:
         return []
 
     def start_loop(self, job: JobRef, script: str) -> None:
-        """Let the loop wait for the job's failure; Slurm drops it where the job ends well."""
+        """Let the loop wait for the job's failure; Slurm drops it where the job ends well.
+
+        What is about to be submitted is written down first: if this process is killed, its comment still tells of it.
+        """
         submitted = state.SubmittedJob.of(job.folder)
-        if submitted is None or submitted.number is None or self.has_loop(job):
+        if submitted is None or submitted.number is None or self._has_loop(job, submission.IN_FLIGHT_SECONDS):
             return
         after = (f"--dependency=afternotok:{submitted.number}", "--kill-on-invalid-dep=yes")
-        answer = Commands().call("sbatch", "--parsable", *after, text=script)
-        number = queue.parse_sbatch(answer.out) if answer.code == 0 else None
-        if number is None:
+        path = job.folder.path / LOOP_FILE
+        former = _read_loop(path)
+        # with the number of the loop that this may be a part of: until it ends, it may submit another
+        intent = state.SubmittedJob(former.number if former else None, submission=secrets.token_hex(8))
+        _write_loop(path, intent)
+        try:
+            number = submission.sbatch(SlurmRequest(script, (), None, None, options=after), intent)
+        except submission.UnconfirmedError:
+            raise
+        except UserError as error:
+            if former is None:
+                path.unlink()
+            else:
+                _write_loop(path, former)
             raise UserError(
                 f"{job.name} is submitted, but its retry loop is not",
-                evidence=answer.complaint,
+                evidence=error.evidence,
                 fix="the same command again",
                 exit_code=ExitCode.FAILED,
-            )
-        write_atomically(job.folder.path / LOOP_FILE, json.dumps({"job": number}) + "\n")
+            ) from None
+        _write_loop(path, state.SubmittedJob(number))
 
     def _end_loop(self, job: JobRef) -> None:
         """End the loop and wait until it is gone: it may be submitting the next job, with a loop of its own."""
         deadline = time.monotonic() + END_SECONDS
-        while (number := self._loop_of(job)) is not None:
-            self._scancel(state.SubmittedJob(number))
-            while self._is_in_slurm(number):
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"the retry loop of {job.name} has not ended",
-                        evidence=f"job {number} is still there",
-                        fix=f"scancel --full {number}",
-                        exit_code=ExitCode.FAILED,
-                    )
-                time.sleep(POLL_SECONDS)
-            if self._loop_of(job) == number:
-                (job.folder.path / LOOP_FILE).unlink(missing_ok=True)
+        path = job.folder.path / LOOP_FILE
+        while (before := submission.content(path)) is not None:
+            for number in self._loops_of(job, submission.IN_FLIGHT_SECONDS):
+                self._scancel(state.SubmittedJob(number))
+                while self._is_in_slurm(number):
+                    if time.monotonic() > deadline:
+                        raise UserError(
+                            f"the retry loop of {job.name} has not ended",
+                            evidence=f"job {number} is still there",
+                            fix=f"scancel --full {number}",
+                            exit_code=ExitCode.FAILED,
+                        )
+                    time.sleep(POLL_SECONDS)
+            if submission.content(path) == before:
+                path.unlink(missing_ok=True)
 
     def has_loop(self, job: JobRef) -> bool:
-        number = self._loop_of(job)
-        if number is None or os.environ.get(LOOP_VARIABLE) == job.name:
+        return self._has_loop(job, 0.0)
+
+    def _has_loop(self, job: JobRef, patience: float) -> bool:
+        if os.environ.get(LOOP_VARIABLE) == job.name:
             return False
-        return self._is_in_slurm(number)
+        return any(self._is_in_slurm(number) for number in self._loops_of(job, patience))
 
     def _is_in_slurm(self, number: str) -> bool:
         queued = self._ask(state.SubmittedJob(number))
         return queued is not None and queued.state in state.IN_QUEUE | state.ON_NODES
 
-    def _loop_of(self, job: JobRef) -> str | None:
-        value = parse_record(submission.content(job.folder.path / LOOP_FILE) or "") or {}
-        number = value.get("job")
-        return number if isinstance(number, str) and JOB_NUMBER.fullmatch(number) else None
+    def _loops_of(self, job: JobRef, patience: float) -> Iterator[str]:
+        """The jobs of the run's loop: the recorded one; then the one whose number nobody wrote down, if there is one.
+
+        A record without the number may be of a process that was killed a moment ago: within `patience` seconds its
+        request still becomes a job.
+        """
+        path = job.folder.path / LOOP_FILE
+        recorded = _read_loop(path)
+        if recorded is not None and recorded.number is not None:
+            yield recorded.number
+        recorded = _read_loop(path)  # anew: the first may have submitted another since
+        if recorded is not None and recorded.submission is not None:
+            unconfirmed = submission.number_of(recorded, patience=patience)
+            if unconfirmed is not None:
+                yield unconfirmed
 
     def list(self) -> list[JobRef]:
         job_files = sorted(runs_root().glob(f"*/{state.JOB_FILE}"))
@@ -308,6 +337,47 @@ class SlurmTarget:
             raise UserError(
                 f"job {job.number} could not be stopped", evidence=answer.complaint, exit_code=ExitCode.FAILED
             )
+
+
+class OfflineSlurm(SlurmTarget):
+    """Any cluster that has what the run file asks for."""
+
+    def settle(self, run: Run) -> Run:
+        requested = run.resources
+        num_gpus, threads = requested.gpus_per_node, requested.threads_per_process
+        kind = instance(requested.instance) if requested.instance else None
+        if num_gpus is None and run.target.slurm.gres:
+            num_gpus = queue.parse_gpus(run.target.slurm.gres)
+        if num_gpus is None:
+            num_gpus = kind.gpus if kind else None
+        if num_gpus is None:
+            raise UserError(
+                "how many GPUs a node has is not known: no scheduler was asked, and the run file does not say",
+                fix="resources.gpus_per_node=8    or 0 for CPUs, or resources.instance=TYPE",
+            )
+        if threads is None:
+            threads = max(1, kind.vcpus // (num_gpus or requested.processes_per_node or 1)) if kind else 1
+        return with_ranks(run, num_gpus, threads)
+
+    def check_run(self, run: Run) -> None:
+        """Nothing: limits and paths may still be completed where the script is submitted."""
+
+    def check(self, run: Run, request: SlurmRequest, *, bytes_needed: int | None) -> list[str]:
+        unknown = ["partitions, limits, free nodes and disk were not checked: no scheduler was asked"]
+        if not run.resources.instance:
+            unknown.append("CPU threads of a rank are as resources.threads_per_process says, 1 where it does not")
+        return unknown
+
+
+def _read_loop(path: Path) -> state.SubmittedJob | None:
+    """The recorded loop; None where there is none, or what stands there was never written by windlass."""
+    with contextlib.suppress(ValueError):
+        return state.SubmittedJob.parse(parse_record(submission.content(path) or ""))
+    return None
+
+
+def _write_loop(path: Path, record: state.SubmittedJob) -> None:
+    write_atomically(path, json.dumps(record.as_dict()) + "\n")
 
 
 def _record(folder: RunFolder, event: str, **facts: Any) -> bool:

@@ -144,18 +144,20 @@ def parse_exit_code(line: str) -> int | None:
 def _with_limit(commands: Commands, number: str, queued: QueuedJob) -> QueuedJob:
     if queued.state != "PENDING" or queued.reason != VAGUE:
         return queued
-    asked = fields_of(commands.call("scontrol", "show", "job", "--oneliner", number).out)
-    given = fields_of(commands.call("scontrol", "show", "partition", "--oneliner", asked.get("Partition", "")).out)
-    return QueuedJob(queued.state, limit_broken(asked, given) or queued.reason)
+    job_fields = fields_of(commands.call("scontrol", "show", "job", "--oneliner", number).out)
+    partition_fields = fields_of(
+        commands.call("scontrol", "show", "partition", "--oneliner", job_fields.get("Partition", "")).out
+    )
+    return QueuedJob(queued.state, limit_broken(job_fields, partition_fields) or queued.reason)
 
 
-def limit_broken(asked: Mapping[str, str], given: Mapping[str, str]) -> str | None:
+def limit_broken(job: Mapping[str, str], partition: Mapping[str, str]) -> str | None:
     """The limit of its partition that a job goes beyond, by Slurm's own name for it, with both numbers."""
-    time_asked, time_given = _seconds(asked.get("TimeLimit", "")), _seconds(given.get("MaxTime", ""))
+    time_asked, time_given = _seconds(job.get("TimeLimit", "")), _seconds(partition.get("MaxTime", ""))
     if time_given is not None and time_asked is not None and time_asked > time_given:
-        return f"PartitionTimeLimit, {asked['TimeLimit']} asked, {given['MaxTime']} at most"
-    nodes = _number(asked.get("NumNodes", "").split("-")[0])  # "3-3"
-    limits = [_number(given.get(key, "")) for key in ("MaxNodes", "TotalNodes")]
+        return f"PartitionTimeLimit, {job['TimeLimit']} asked, {partition['MaxTime']} at most"
+    nodes = _number(job.get("NumNodes", "").split("-")[0])  # "3-3"
+    limits = [_number(partition.get(key, "")) for key in ("MaxNodes", "TotalNodes")]
     most = [limit for limit in limits if limit is not None]
     if nodes is not None and most and nodes > min(most):
         return f"PartitionNodeLimit, {nodes} asked, {min(most)} at most"

@@ -33,12 +33,13 @@ class SlurmRequest:
     indices: tuple[int, ...] | None  # of the array; None: a plain job
     host: str | None
     comment: str | None = None  # the user's own
+    options: tuple[str, ...] = ()  # beside those of the script
 
     def command(self, submission: str) -> tuple[str, ...]:
         """The call of sbatch. The job carries its submission in its comment, so that it can be found by it."""
         comment = " ".join(filter(None, (self.comment, comment_of(submission))))
         array = (f"--array={','.join(map(str, self.indices))}",) if self.indices is not None else ()
-        return ("sbatch", "--parsable", f"--comment={comment}", *array)
+        return ("sbatch", "--parsable", f"--comment={comment}", *array, *self.options)
 
     def only(self, positions: Sequence[int]) -> SlurmRequest:
         """The same for some of the array's runs."""
@@ -120,16 +121,16 @@ def render_loop(run: Run, place: Place, arguments: Sequence[str], *, python: str
 
     It decides, submits the next job with a loop of its own, and ends.
     """
-    asked, folder = run.target.slurm, place.runs / run.name
+    slurm, folder = run.target.slurm, place.runs / run.name
     options: list[tuple[str, str | None]] = [
-        ("job-name", f"{asked.job_name or run.name}-loop"),
+        ("job-name", f"{slurm.job_name or run.name}-loop"),
         ("ntasks", "1"),
         ("cpus-per-task", "1"),
         ("mem", "1G"),
         ("time", str(LOOP_MINUTES)),
-        ("partition", asked.partition),
-        ("account", asked.account),
-        ("qos", asked.qos),
+        ("partition", slurm.partition),
+        ("account", slurm.account),
+        ("qos", slurm.qos),
         ("output", f"{_literal(folder)}/logs/loop-%j.out"),
         ("chdir", str(place.working_directory)),
     ]
@@ -139,7 +140,7 @@ def render_loop(run: Run, place: Place, arguments: Sequence[str], *, python: str
             *(f"#SBATCH --{name}={sbatch_quote(value)}" for name, value in options if value is not None),
             "#SBATCH --requeue",
             f"export {RUNS_VARIABLE}={quote(str(place.runs))} {LOOP_VARIABLE}={quote(run.name)}",
-            *asked.setup,
+            *slurm.setup,
             f"exec {shlex.join([python, '-m', 'windlass.cli.main', *arguments, '--detach'])}\n",
         ]
     )
@@ -195,29 +196,29 @@ def _script(run: Run, place: Place, *, folder: str, log: str, is_array: bool, fa
 
 
 def _options(run: Run, place: Place, *, log: str) -> list[str]:
-    asked, resources = run.target.slurm, run.resources
+    slurm, resources = run.target.slurm, run.resources
     values: list[tuple[str, str | int | None]] = [
-        ("job-name", asked.job_name or run.name),
+        ("job-name", slurm.job_name or run.name),
         ("nodes", resources.nodes),
         ("ntasks-per-node", 1),  # one torchrun per node
         ("cpus-per-task", cpus_per_task(run)),
-        ("gpus-per-node", None if asked.gres else resources.gpus_per_node or None),
-        ("gres", asked.gres),
-        ("mem", asked.memory or ("0" if asked.exclusive else None)),
-        ("partition", asked.partition),
-        ("account", asked.account),
-        ("qos", asked.qos),
-        ("time", time_limit(asked.time) if asked.time else None),
-        ("constraint", asked.constraint),
+        ("gpus-per-node", None if slurm.gres else resources.gpus_per_node or None),
+        ("gres", slurm.gres),
+        ("mem", slurm.memory or ("0" if slurm.exclusive else None)),
+        ("partition", slurm.partition),
+        ("account", slurm.account),
+        ("qos", slurm.qos),
+        ("time", time_limit(slurm.time) if slurm.time else None),
+        ("constraint", slurm.constraint),
         ("signal", f"B:USR1@{signal_lead(run)}"),
         ("output", log),
         ("open-mode", "append"),
         ("chdir", str(place.working_directory)),
     ]
     lines = [f"--{name}={sbatch_quote(str(value))}" for name, value in values if value is not None]
-    lines += ["--exclusive"] if asked.exclusive else []
-    lines.append("--requeue" if asked.requeue else "--no-requeue")
-    return [*lines, *asked.sbatch]
+    lines += ["--exclusive"] if slurm.exclusive else []
+    lines.append("--requeue" if slurm.requeue else "--no-requeue")
+    return [*lines, *slurm.sbatch]
 
 
 def cpus_per_task(run: Run) -> int | None:
@@ -242,17 +243,17 @@ def _environment(run: Run, place: Place, *, folder: str, faults: str | None) -> 
 
 
 def _body(run: Run, place: Place, *, is_array: bool) -> list[str]:
-    asked = run.target.slurm
+    slurm = run.target.slurm
     job = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' if is_array else '"$SLURM_JOB_ID"'
     cpus = cpus_per_task(run)
     port = f" --port={run.target.port}" if run.target.port else ""
     here, at_most = '"$python" -m windlass.targets.slurm.attempt', ""
-    if asked.container:
+    if slurm.container:
         here = f'srun --export=ALL --nodes=1 --ntasks=1 "${{container[@]}}" {here}'
         at_most = f"timeout --kill-after=5 {CONTAINER_SECONDS - 5} "  # or the time limit ends the script with it
     return f"""\
 python={quote(place.python)}
-{_container(asked, place)}
+{_container(slurm, place)}
 here=({here})
 job={job}
 auto_resume=()
@@ -314,7 +315,7 @@ while :; do
         elif happened stop-requested stop-refused; then
             verdict="exit 75"
         elif [ "$limit_near" = 1 ] || happened preempted; then
-            verdict={"requeue" if asked.requeue else '"exit 75"'}
+            verdict={"requeue" if slurm.requeue else '"exit 75"'}
         fi
     fi
     case "$verdict" in
@@ -330,12 +331,12 @@ while :; do
 done""".splitlines()
 
 
-def _container(asked: SlurmOptions, place: Place) -> str:
-    if not asked.container:
+def _container(slurm: SlurmOptions, place: Place) -> str:
+    if not slurm.container:
         return "container=()"
-    mounts = ",".join([f"{place.runs}:{place.runs}", *asked.container_mounts])
+    mounts = ",".join([f"{place.runs}:{place.runs}", *slurm.container_mounts])
     words = [
-        f"--container-image={asked.container}",
+        f"--container-image={slurm.container}",
         f"--container-mounts={mounts}",
         f"--container-workdir={place.working_directory}",
     ]

@@ -16,8 +16,8 @@ from windlass.common.files import read_json_lines, write_atomically
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
-from windlass.targets.launch.disk import is_full
-from windlass.targets.launch.progress import with_progress
+from windlass.targets.launch.machine import is_full
+from windlass.targets.launch.progress import end_by_ranks, newest_attempt, with_progress
 from windlass.targets.launch.supervision import LOCK_FILE
 from windlass.targets.protocol import JobStatus, State
 from windlass.targets.slurm.queue import JOB_NUMBER, QueuedJob
@@ -113,15 +113,11 @@ def _history(folder: RunFolder) -> list[dict[str, Any]]:
         raise UserError(f"{folder.history} cannot be read", evidence=str(error), exit_code=ExitCode.FAILED) from None
 
 
-def _attempt(history: Sequence[Mapping[str, Any]]) -> int:
-    return max((record["attempt"] for record in history if isinstance(record.get("attempt"), int)), default=0)
-
-
 def status_of(folder: RunFolder, job: SubmittedJob, queued: QueuedJob | None) -> JobStatus:
     """The status of a run that has not written down its own end."""
     history = _history(folder)
     facts = _facts(folder, str(job.number), queued, history)
-    return with_progress(JobStatus(**facts, attempt=_attempt(history)), folder)
+    return with_progress(JobStatus(**facts, attempt=newest_attempt(history)), folder)
 
 
 def status_without_slurm(folder: RunFolder, job: SubmittedJob, why: UserError) -> JobStatus:
@@ -131,14 +127,14 @@ def status_without_slurm(folder: RunFolder, job: SubmittedJob, why: UserError) -
     evidence = f": {why.evidence.splitlines()[-1]}" if why.evidence else ""
     reason = f"{why.what}{evidence}; this is what the run itself wrote down"
     return with_progress(
-        JobStatus("running" if training else "waiting", reason=reason, attempt=_attempt(history)), folder
+        JobStatus("running" if training else "waiting", reason=reason, attempt=newest_attempt(history)), folder
     )
 
 
 def status_of_copy(folder: RunFolder, job: SubmittedJob) -> JobStatus:
     reason = f"a copy of {job.folder}, where job {job.number} belongs; `windlass run` goes on from the last checkpoint"
     status = JobStatus(
-        "stopped", exit_code=int(ExitCode.INTERRUPTED), reason=reason, attempt=_attempt(_history(folder))
+        "stopped", exit_code=int(ExitCode.INTERRUPTED), reason=reason, attempt=newest_attempt(_history(folder))
     )
     return with_progress(status, folder)
 
@@ -178,12 +174,7 @@ def _is_training(history: Sequence[Mapping[str, Any]], number: str) -> bool:
 
 
 def _forgotten(number: str, history: list[dict[str, Any]]) -> dict[str, Any]:
-    for record in reversed(history):
-        if record.get("event") == "finished":
-            return {"state": "finished", "exit_code": int(ExitCode.OK)}
-        if record.get("event") == "preempted":
-            return {"state": "preempted", "exit_code": int(ExitCode.PREEMPTED), "reason": "saved and left"}
-        if record.get("event") in ("submitted", "launched"):
-            break
+    if end := end_by_ranks(history, ("submitted", "launched")):
+        return end | ({"reason": "saved and left"} if end["state"] == "preempted" else {})
     reason = f"Slurm no longer knows job {number}; `windlass run` goes on from the last checkpoint"
     return {"state": "failed", "exit_code": int(ExitCode.FAILED), "reason": reason}

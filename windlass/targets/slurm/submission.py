@@ -9,9 +9,8 @@ import resource
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from windlass.common.files import write_atomically
@@ -53,17 +52,11 @@ def submit(runs: Sequence[Run], request: SlurmRequest, may_submit: Callable[[Job
             return []
         request, jobs = request.only(free), [jobs[position] for position in free]
         intents = _intents(request, jobs)
-        undo = [_Undo.of(job.folder) for job in jobs]
-        try:
+        with contextlib.ExitStack() as undo:
             for position, job, intent in zip(free, jobs, intents, strict=True):
+                undo.enter_context(_restored_if_refused(job.folder, intent))
                 _write(job.folder, runs[position], request.script, intent)
-            number = _sbatch(request, intents[0])
-        except _UnconfirmedError:
-            raise
-        except (UserError, OSError):
-            for former, intent in zip(undo, intents, strict=True):
-                former.restore(intent)
-            raise
+            number = sbatch(request, intents[0])
         for job, intent in zip(jobs, intents, strict=True):
             _confirm(job.folder, intent, number if intent.index is None else f"{number}_{intent.index}")
     return jobs
@@ -84,12 +77,9 @@ def find(
     folder: RunFolder, submitted: SubmittedJob, *, patience: float = 0.0, is_locked: bool = False
 ) -> SubmittedJob | None:
     """The job that became of an unconfirmed submission, written down; None where Slurm has no such job."""
-    deadline = time.monotonic() + patience
-    ask = partial(queue.find_submission, Commands(submitted.host), str(submitted.submission), submitted.index)
-    while (number := ask()) is None:
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(POLL_SECONDS)
+    number = number_of(submitted, patience=patience)
+    if number is None:
+        return None
     if is_locked:
         return submitted.confirm(folder, number)
     with contextlib.suppress(OSError), lock(folder, patience=0) as is_held:
@@ -98,8 +88,18 @@ def find(
     return replace(submitted, number=number)
 
 
-def _sbatch(request: SlurmRequest, intent: SubmittedJob) -> str:
-    """The number of the new job. Raises UserError if there is none, and _UnconfirmedError if nobody can say."""
+def number_of(submitted: SubmittedJob, *, patience: float) -> str | None:
+    """The number of the job that a submission became; None where Slurm has none within `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        number = queue.find_submission(Commands(submitted.host), str(submitted.submission), submitted.index)
+        if number is not None or time.monotonic() >= deadline:
+            return number
+        time.sleep(POLL_SECONDS)
+
+
+def sbatch(request: SlurmRequest, intent: SubmittedJob) -> str:
+    """The number of the new job. Raises UserError if there is none, and UnconfirmedError if nobody can say."""
     commands = Commands(request.host)
     try:
         answer = commands.call(*request.command(str(intent.submission)), text=request.script)
@@ -114,14 +114,14 @@ def _sbatch(request: SlurmRequest, intent: SubmittedJob) -> str:
     if answer is not None and number is not None and answer.out.strip().split(";")[0] == number:
         return number
     try:
-        return _number_of(commands, intent, complaint)
+        return _search(commands, intent, complaint)
     except UserError:
         if number is None:
             raise
         return number  # among other lines, and the site has put a comment of its own in the place of ours
 
 
-def _number_of(commands: Commands, intent: SubmittedJob, complaint: str) -> str:
+def _search(commands: Commands, intent: SubmittedJob, complaint: str) -> str:
     """The number of a job of which sbatch said nothing that can be used: the queue has it, or will have it soon."""
     began, answered_at = time.monotonic(), None
     while True:
@@ -136,7 +136,7 @@ def _number_of(commands: Commands, intent: SubmittedJob, complaint: str) -> str:
         if answered_at is not None and now - answered_at > IN_FLIGHT_SECONDS:
             raise _not_taken(complaint)
         if now - began > SEARCH_SECONDS:
-            raise _UnconfirmedError(
+            raise UnconfirmedError(
                 "it is not known whether Slurm took the job",
                 evidence=complaint or "sbatch printed no number",
                 cause="Slurm does not answer",
@@ -160,7 +160,7 @@ def _not_taken(complaint: str) -> UserError:
     return UserError("Slurm did not take the job", evidence=complaint, fix="--dry-run    shows what it was asked")
 
 
-class _UnconfirmedError(UserError):
+class UnconfirmedError(UserError):
     """Nobody knows whether Slurm took the job."""
 
 
@@ -181,28 +181,25 @@ def _write(folder: RunFolder, run: Run, script: str, intent: SubmittedJob) -> No
     folder.record("submitting", **intent.as_dict())
 
 
-@dataclass(frozen=True)
-class _Undo:
-    """What a run folder held before a submission."""
-
-    folder: RunFolder
-    earlier: Mapping[str, str | None]
-
-    @classmethod
-    def of(cls, folder: RunFolder) -> _Undo:
-        names = ("run.yaml", SCRIPT_FILE, JOB_FILE)
-        return cls(folder, {name: content(folder.path / name) for name in names})
-
-    def restore(self, intent: SubmittedJob) -> None:
-        for name, text in self.earlier.items():
+@contextlib.contextmanager
+def _restored_if_refused(folder: RunFolder, intent: SubmittedJob) -> Iterator[None]:
+    """Put back what a run folder held before, where it comes to nothing; not where nobody knows what came of it."""
+    earlier = {name: content(folder.path / name) for name in ("run.yaml", SCRIPT_FILE, JOB_FILE)}
+    try:
+        yield
+    except UnconfirmedError:
+        raise
+    except (UserError, OSError):
+        for name, text in earlier.items():
             with contextlib.suppress(OSError):
                 if text is None:
-                    (self.folder.path / name).unlink(missing_ok=True)
+                    (folder.path / name).unlink(missing_ok=True)
                 else:
-                    write_atomically(self.folder.path / name, text)
+                    write_atomically(folder.path / name, text)
         with contextlib.suppress(OSError):
-            if self.folder.history.exists():
-                self.folder.record("not-submitted", submission=intent.submission)
+            if folder.history.exists():
+                folder.record("not-submitted", submission=intent.submission)
+        raise
 
 
 def allow_open_files(locks: int) -> None:

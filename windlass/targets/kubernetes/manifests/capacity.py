@@ -104,12 +104,12 @@ def charge(rooms: Mapping[str, NodeRoom], pods: Iterable[Mapping[str, Any]]) -> 
 
 def why_not(pod: Mapping[str, Any], rooms: Sequence[NodeRoom], *, num_waiting: int) -> list[str]:
     """Sentences with numbers: for each resource that is short, what is asked, what is there, who holds the rest."""
-    asked = requests(pod)
+    amounts = requests(pod)
     usable = [room for room in rooms if room.ready and room.schedulable and room.usable_by(pod)]
     reasons = []
     if len(usable) < len(rooms):
         reasons.append(f"{len(usable)} of {len(rooms)} nodes may take it{_because(pod, rooms)}")
-    for key, amount in sorted(asked.items()):
+    for key, amount in sorted(amounts.items()):
         if key == COUNTED or amount <= 0:
             continue
         fitting = [room for room in usable if room.free(key) >= amount - 1e-9]

@@ -47,12 +47,12 @@ def gather(run: Run, environment: Mapping[str, str]) -> Carried:
     """Read what a run carries. Raises UserError for what is missing or too large."""
     if LOOP_VARIABLE in environment:
         return _carried_here(run, environment, Path(CARRIED))
-    asked = run.target.kubernetes
+    options = run.target.kubernetes
     archives, bootstrap = {}, ""
-    code = asked.code or run.code
+    code = options.code or run.code
     if code:
         archives[CODE] = pack_code(Path(code).expanduser())
-    if asked.carry_windlass:
+    if options.carry_windlass:
         archives[WINDLASS] = _pack(_entries(Path(windlass.__file__).parent), prefix="windlass/", trusted=True)
         bootstrap = resources.files("windlass.targets.kubernetes.pod").joinpath(BOOTSTRAP).read_text()
     values = read_values(run, environment)
@@ -125,7 +125,7 @@ class _Entry:
 
 def _entries(folder: Path) -> list[_Entry]:
     """What to carry, by name: nothing hidden, nothing made by Python or by runs. Only names and sizes are read."""
-    root, found, strange = folder.resolve(), [], []
+    root, entries, strange = folder.resolve(), [], []
     for here, folders, files in os.walk(folder):
         links = [directory for directory in folders if Path(here, directory).is_symlink()]
         folders[:] = [
@@ -139,9 +139,9 @@ def _entries(folder: Path) -> list[_Entry]:
             if path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(root)):
                 strange.append(f"{name} -> {os.readlink(path)}")
             elif path.is_dir():
-                found.append(_Entry(name, path, 0, link=os.path.relpath(path.resolve(), Path(root, name).parent)))
+                entries.append(_Entry(name, path, 0, link=os.path.relpath(path.resolve(), Path(root, name).parent)))
             elif stat.S_ISREG(path.stat().st_mode):
-                found.append(_Entry(name, path, path.stat().st_size))
+                entries.append(_Entry(name, path, path.stat().st_size))
             else:
                 raise UserError(f"{path} is neither a file nor a folder, and cannot go with the job", fix=f"rm {path}")
     if strange:
@@ -151,7 +151,7 @@ def _entries(folder: Path) -> list[_Entry]:
             cause="what is there would go to the cluster without anybody having named it",
             fix="copy it into the folder; or give the link a name that begins with a dot: hidden files stay here",
         )
-    return sorted(found, key=lambda entry: entry.name)
+    return sorted(entries, key=lambda entry: entry.name)
 
 
 def _is_left_out(folder: Path) -> bool:

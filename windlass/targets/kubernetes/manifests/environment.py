@@ -21,7 +21,7 @@ JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def variables(run: Run, kind: JobKind, shape: NodeShape, *, shared: bool, faults: str | None) -> list[Variable]:
-    asked = run.target.kubernetes
+    options = run.target.kubernetes
     plain = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -31,11 +31,11 @@ def variables(run: Run, kind: JobKind, shape: NodeShape, *, shared: bool, faults
         names.HOST_VARIABLE: host_name(run),
         names.PORT_VARIABLE: str(run.target.port or names.COORDINATOR_PORT),
         names.NODES_VARIABLE: str(run.resources.nodes),
-        names.MIN_NODES_VARIABLE: str(asked.min_nodes or run.resources.nodes),
+        names.MIN_NODES_VARIABLE: str(options.min_nodes or run.resources.nodes),
         names.LAUNCHER_VARIABLE: "hyperpodrun" if kind is JobKind.HYPERPOD else "torchrun",
         **(_of_gpus(run, shape) if shape.gpus else {}),
         **({FAULTS_VARIABLE: faults} if faults else {}),
-        **asked.environment,
+        **options.environment,
     }
     fields = {
         **names.POD_VARIABLES,
@@ -68,7 +68,7 @@ def _index(kind: JobKind) -> dict[str, str]:
 
 def _of_gpus(run: Run, shape: NodeShape) -> dict[str, str]:
     """Sizes and protocols are left to NCCL and the EFA plugin, which know the platform better."""
-    found = {
+    settings = {
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": NOT_FOR_NCCL,
         "TORCH_NCCL_ENABLE_MONITORING": "1",
@@ -77,5 +77,5 @@ def _of_gpus(run: Run, shape: NodeShape) -> dict[str, str]:
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{names.RUNS}/{run.name}/logs/nccl-trace-rank-",
     }
     if shape.instance and shape.instance.efa == 0:
-        found["NCCL_NET"] = "Socket"  # said out loud, so that a log with it is no silent fallback
-    return found
+        settings["NCCL_NET"] = "Socket"  # said out loud, so that a log with it is no silent fallback
+    return settings

@@ -26,8 +26,8 @@ def job_spec(run: Run, template: Manifest, served: Served, *, container: str) ->
     a run that failed for good ends its job. A pod is replaced once it has ended: one on a dead node is taken out by
     whoever looks at the run (`recovery`), or when the node's object goes.
     """
-    asked, num_nodes = run.target.kubernetes, run.resources.nodes
-    limit = asked.max_pod_failures
+    options, num_nodes = run.target.kubernetes, run.resources.nodes
+    limit = options.max_pod_failures
     limit = min(run.target.max_restarts * num_nodes if limit is None else limit, LARGEST_LIMIT - 1)
     by_index = served.kubernetes >= LIMIT_PER_INDEX_SINCE
     return {
@@ -83,8 +83,8 @@ def is_elastic(run: Run) -> bool:
 
 def limits(run: Run) -> dict[str, int]:
     """When a job is ended, and when its remains are deleted."""
-    asked = run.target.kubernetes
-    times = {"activeDeadlineSeconds": asked.deadline, "ttlSecondsAfterFinished": asked.keep_for}
+    options = run.target.kubernetes
+    times = {"activeDeadlineSeconds": options.deadline, "ttlSecondsAfterFinished": options.keep_for}
     return {key: seconds(time) for key, time in times.items() if time}
 
 
@@ -124,12 +124,12 @@ def _elastic(run: Run) -> dict[str, Any]:
 
 def _gang(run: Run, served: Served, num_nodes: int) -> dict[str, Any]:
     """Where the operator was installed with a gang scheduler it makes the PodGroup from this; else it is not read."""
-    asked = run.target.kubernetes
-    if asked.gang == "none" or num_nodes == 1 or asked.queue or not (served.volcano or served.coscheduling):
+    options = run.target.kubernetes
+    if options.gang == "none" or num_nodes == 1 or options.queue or not (served.volcano or served.coscheduling):
         return {}
-    policy: dict[str, Any] = {"minAvailable": asked.min_nodes or num_nodes}
-    if asked.priority_class:
-        policy["priorityClass"] = asked.priority_class
+    policy: dict[str, Any] = {"minAvailable": options.min_nodes or num_nodes}
+    if options.priority_class:
+        policy["priorityClass"] = options.priority_class
     return {"schedulingPolicy": policy}
 
 
@@ -141,7 +141,7 @@ START_SECONDS, STEP_SECONDS, SHORTEST_SECONDS = 3600, 180, 1800
 
 
 def hyperpod_job(run: Run, metadata: Manifest, template: Manifest, kind: ServedKind) -> list[Manifest]:
-    asked, num_nodes = run.target.kubernetes, run.resources.nodes
+    options, num_nodes = run.target.kubernetes, run.resources.nodes
     policy: dict[str, Any] = {
         "cleanPodPolicy": "None",  # the pods' logs stay until the job is deleted
         "jobMaxRetryCount": run.target.max_restarts,
@@ -150,14 +150,14 @@ def hyperpod_job(run: Run, metadata: Manifest, template: Manifest, kind: ServedK
             "numRestartBeforeFullJobRestart": run.target.max_restarts,
             "maxFullJobRestarts": run.target.max_restarts,
         },
-        "ttlSecondsAfterFinished": seconds(asked.keep_for) if asked.keep_for else -1,
+        "ttlSecondsAfterFinished": seconds(options.keep_for) if options.keep_for else -1,
         **({"logMonitoringConfiguration": log_rules(run)} if run.parallel.hang_seconds != 0 else {}),
     }
-    if asked.deadline:
-        policy["activeDeadlineSeconds"] = seconds(asked.deadline)
+    if options.deadline:
+        policy["activeDeadlineSeconds"] = seconds(options.deadline)
     replicas: dict[str, Any] = {"name": REPLICAS, "replicas": num_nodes, "template": template}
-    if asked.spares:
-        replicas["spares"] = asked.spares
+    if options.spares:
+        replicas["spares"] = options.spares
     spec: dict[str, Any] = {
         "nprocPerNode": str(run.resources.processes_per_node or 1),
         "replicaSpecs": [replicas],
@@ -166,7 +166,7 @@ def hyperpod_job(run: Run, metadata: Manifest, template: Manifest, kind: ServedK
     if is_elastic(run):
         replicas["maxReplicas"] = num_nodes
         spec["elasticPolicy"] = {
-            "minReplicas": asked.min_nodes,
+            "minReplicas": options.min_nodes,
             "maxReplicas": num_nodes,
             "replicaIncrementStep": 1,
             "gracefulShutdownTimeoutInSeconds": run.checkpoint.grace_seconds,

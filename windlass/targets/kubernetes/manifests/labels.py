@@ -44,7 +44,7 @@ def selector_of(name: str) -> str:
     return f"{RUN_LABEL}={safe_name(name)}"
 
 
-def digest_of(asked: Mapping[str, Any]) -> str:
+def digest_of(request: Mapping[str, Any]) -> str:
     """A digest of what a run asks for: the same for whoever asks it again, on whichever nodes are there by then."""
-    text = yaml.safe_dump(dict(asked), sort_keys=True)
+    text = yaml.safe_dump(dict(request), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -111,7 +111,7 @@ def render_loop(
 
 def rules(kind: JobKind, served: ServedKind | None) -> list[dict[str, Any]]:
     """What the loop does in its namespace, verb by verb."""
-    found = [
+    granted = [
         _rule("", ["configmaps", "secrets", "services"], ALL),
         _rule("", ["pods"], ["get", "list", "watch", "create", "patch", "delete", "deletecollection"]),
         _rule("", ["pods/log"], ["get"]),
@@ -124,8 +124,8 @@ def rules(kind: JobKind, served: ServedKind | None) -> list[dict[str, Any]]:
     ]
     if kind is not JobKind.INDEXED and served is not None:
         plurals = [served.plural, *(["trainingruntimes"] if kind is JobKind.TRAINJOB else [])]
-        found.append(_rule(served.api_version.partition("/")[0], plurals, [*ALL, "watch"]))
-    return found
+        granted.append(_rule(served.api_version.partition("/")[0], plurals, [*ALL, "watch"]))
+    return granted
 
 
 def for_nodes(namespace: str) -> tuple[Manifest, ...]:
@@ -163,15 +163,15 @@ def _labels(run: Run) -> dict[str, str]:
 def _job(
     run: Run, name: str, part_names: list[str], variables: Mapping[str, str], cluster: ClusterFacts
 ) -> dict[str, Any]:
-    asked = run.target.kubernetes
+    options = run.target.kubernetes
     carries = any(part.endswith(f"-{names.WINDLASS}-0") for part in part_names)
     start = [f"{names.CARRIED}/{names.BOOTSTRAP}", MODULE] if carries else ["-m", MODULE]
     pairs = [scratch(), run_file_volume(name), *([carried_archives(part_names)] if part_names else [])]
     container = {
         "name": CONTAINER,
         "image": image_of(run),
-        **({"imagePullPolicy": asked.image_pull_policy} if asked.image_pull_policy else {}),
-        "command": [asked.python, *start],
+        **({"imagePullPolicy": options.image_pull_policy} if options.image_pull_policy else {}),
+        "command": [options.python, *start],
         "env": [
             *({"name": key, "value": value} for key, value in variables.items()),
             {"name": "WINDLASS_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
@@ -192,10 +192,10 @@ def _job(
         "serviceAccountName": ACCOUNT,
         "terminationGracePeriodSeconds": 5,
         "enableServiceLinks": False,
-        "tolerations": [*lost, *(dict(toleration) for toleration in asked.tolerations)],
-        "imagePullSecrets": [{"name": secret} for secret in asked.image_pull_secrets],
+        "tolerations": [*lost, *(dict(toleration) for toleration in options.tolerations)],
+        "imagePullSecrets": [{"name": secret} for secret in options.image_pull_secrets],
     }
-    template = {"metadata": {"labels": _labels(run)}, "spec": merge_pod(spec, _plain(asked.pod), container=CONTAINER)}
+    template = {"metadata": {"labels": _labels(run)}, "spec": merge_pod(spec, _plain(options.pod), container=CONTAINER)}
     return {"backoffLimit": MOST_RESTARTS, "template": template}
 
 

@@ -58,7 +58,7 @@ def pod_template(
     faults: str | None,
 ) -> Manifest:
     """Metadata and spec of the pods, with the user's overlay on top."""
-    asked, name = run.target.kubernetes, safe_name(run.name)
+    options, name = run.target.kubernetes, safe_name(run.name)
     pairs = [
         runs_volume(run),
         run_file_volume(f"{name}-run"),
@@ -69,7 +69,7 @@ def pod_template(
     container = {
         "name": CONTAINERS[kind],
         "image": image_of(run),
-        **({"imagePullPolicy": asked.image_pull_policy} if asked.image_pull_policy else {}),
+        **({"imagePullPolicy": options.image_pull_policy} if options.image_pull_policy else {}),
         "command": _command(run, carried),
         "env": [
             *variables(run, kind, shape, shared=is_shared(run), faults=faults),
@@ -83,7 +83,8 @@ def pod_template(
     spec = {
         "containers": [container],
         "volumes": [volume for volume, _ in pairs],
-        **_restart_policy(kind),
+        # a lost pod is replaced by a new one, so that its log stays; Kubeflow's and HyperPod's jobs say it themselves
+        **({"restartPolicy": "Never"} if kind in (JobKind.INDEXED, JobKind.TRAINJOB) else {}),
         "terminationGracePeriodSeconds": run.checkpoint.grace_seconds + GRACE_MARGIN,  # a save must fit in
         "enableServiceLinks": False,  # one variable per service of the namespace is no help to anybody
         **_identity(run),
@@ -91,10 +92,10 @@ def pod_template(
     }
     return {
         "metadata": {
-            "labels": {**asked.labels, **labels_of(run.name), SUBMISSION_LABEL: submission},
-            "annotations": {**_kueue_topology(run), **asked.annotations, NAME_ANNOTATION: run.name},
+            "labels": {**options.labels, **labels_of(run.name), SUBMISSION_LABEL: submission},
+            "annotations": {**_kueue_topology(run), **options.annotations, NAME_ANNOTATION: run.name},
         },
-        "spec": _with_names(merge_pod(spec, asked.pod, container=CONTAINERS[kind])),
+        "spec": _with_names(merge_pod(spec, options.pod, container=CONTAINERS[kind])),
     }
 
 
@@ -147,32 +148,26 @@ def security(cluster: ClusterFacts, *, efa: bool = False) -> dict[str, Any]:
     return {}
 
 
-def _restart_policy(kind: JobKind) -> dict[str, str]:
-    """A lost pod is replaced by a new one, so that the old one's log stays; Kubeflow's and HyperPod's jobs say it
-    themselves."""
-    return {"restartPolicy": "Never"} if kind in (JobKind.INDEXED, JobKind.TRAINJOB) else {}
-
-
 def _identity(run: Run) -> dict[str, Any]:
-    asked = run.target.kubernetes
-    found: dict[str, Any] = {}
-    if asked.service_account:
-        found["serviceAccountName"] = asked.service_account
+    options = run.target.kubernetes
+    identity: dict[str, Any] = {}
+    if options.service_account:
+        identity["serviceAccountName"] = options.service_account
     else:
-        found["automountServiceAccountToken"] = False  # ranks have nothing to say to the API server
-    if asked.image_pull_secrets:
-        found["imagePullSecrets"] = [{"name": name} for name in asked.image_pull_secrets]
-    if asked.priority_class:
-        found["priorityClassName"] = asked.priority_class
-    return found
+        identity["automountServiceAccountToken"] = False  # ranks have nothing to say to the API server
+    if options.image_pull_secrets:
+        identity["imagePullSecrets"] = [{"name": name} for name in options.image_pull_secrets]
+    if options.priority_class:
+        identity["priorityClassName"] = options.priority_class
+    return identity
 
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts) -> dict[str, Any]:
-    asked = run.target.kubernetes
-    selector = dict(asked.node_selector)
+    options = run.target.kubernetes
+    selector = dict(options.node_selector)
     label = instance_label(run, cluster)
     if label:
         selector.setdefault(INSTANCE_LABEL, label)
@@ -180,70 +175,70 @@ def _placement(run: Run, kind: JobKind, shape: NodeShape, cluster: ClusterFacts)
         selector.setdefault(HYPERPOD_HEALTH, "Schedulable")
     if any(is_windows(node) for node in cluster.nodes):  # no taint need keep pods off those
         selector.setdefault(OS_LABEL, "linux")
-    tolerations = [*_of_lost_nodes(run), *(dict(toleration) for toleration in asked.tolerations)]
+    tolerations = [*_of_lost_nodes(run), *(dict(toleration) for toleration in options.tolerations)]
     if shape.gpus:
         tolerations.insert(0, {"key": gpu_taint(run), "operator": "Exists", "effect": "NoSchedule"})
-    found: dict[str, Any] = {"schedulerName": asked.scheduler} if asked.scheduler else {}
+    placement: dict[str, Any] = {"schedulerName": options.scheduler} if options.scheduler else {}
     if selector:
-        found["nodeSelector"] = selector
+        placement["nodeSelector"] = selector
     if tolerations:
-        found["tolerations"] = tolerations
+        placement["tolerations"] = tolerations
     if run.resources.nodes > 1:
-        found |= _together_and_apart(run, shape)
+        placement |= _together_and_apart(run, shape)
     term: dict[str, Any] = {}
-    if asked.exclude_nodes:  # a field takes one value, and all fields of a term must fit
-        fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in asked.exclude_nodes]
+    if options.exclude_nodes:  # a field takes one value, and all fields of a term must fit
+        fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in options.exclude_nodes]
         term["matchFields"] = fields
     if kind is not JobKind.HYPERPOD and any(HYPERPOD_HEALTH in node.labels for node in cluster.nodes):
         unfit = {"key": HYPERPOD_HEALTH, "operator": "NotIn", "values": list(HYPERPOD_UNHEALTHY)}
         term["matchExpressions"] = [unfit]  # fits nodes without the label too: not all need be HyperPod's
     if term:
         away = {REQUIRED: {"nodeSelectorTerms": [term]}}
-        found["affinity"] = {**found.get("affinity", {}), "nodeAffinity": away}
-    return found
+        placement["affinity"] = {**placement.get("affinity", {}), "nodeAffinity": away}
+    return placement
 
 
 def _kueue_topology(run: Run) -> dict[str, str]:
-    asked = run.target.kubernetes
-    labels = {"required": asked.required_topology, "preferred": asked.preferred_topology} if asked.queue else {}
+    options = run.target.kubernetes
+    labels = {"required": options.required_topology, "preferred": options.preferred_topology} if options.queue else {}
     return {f"kueue.x-k8s.io/podset-{how}-topology": label for how, label in labels.items() if label}
 
 
 def _of_lost_nodes(run: Run) -> Iterator[dict[str, Any]]:
     """A dead node costs so long, and not the five minutes that Kubernetes gives every pod by default."""
-    asked = run.target.kubernetes
-    named = {toleration.get("key") for toleration in (*asked.tolerations, *asked.pod.get("tolerations", ()))}
+    options = run.target.kubernetes
+    named = {toleration.get("key") for toleration in (*options.tolerations, *options.pod.get("tolerations", ()))}
     for key in LOST_NODE_TAINTS:
         if key not in named:
             yield {
                 "key": key,
                 "operator": "Exists",
                 "effect": "NoExecute",
-                "tolerationSeconds": asked.node_lost_seconds,
+                "tolerationSeconds": options.node_lost_seconds,
             }
 
 
 def _together_and_apart(run: Run, shape: NodeShape) -> dict[str, Any]:
-    asked = run.target.kubernetes
+    options = run.target.kubernetes
     mine = {"labelSelector": {"matchLabels": {RUN_LABEL: safe_name(run.name)}}}
     affinity: dict[str, Any] = {}
-    together = [ZONE] if (asked.same_zone if asked.same_zone is not None else shape.efa) else []
-    if asked.required_topology and not asked.queue:
-        together.append(asked.required_topology)
+    together = [ZONE] if (options.same_zone if options.same_zone is not None else shape.efa) else []
+    if options.required_topology and not options.queue:
+        together.append(options.required_topology)
     if together:
         affinity["podAffinity"] = {REQUIRED: [{**mine, "topologyKey": label} for label in together]}
-    if asked.preferred_topology and not asked.queue:
-        near = {"weight": 100, "podAffinityTerm": {**mine, "topologyKey": asked.preferred_topology}}
+    if options.preferred_topology and not options.queue:
+        near = {"weight": 100, "podAffinityTerm": {**mine, "topologyKey": options.preferred_topology}}
         affinity["podAffinity"] = {**affinity.get("podAffinity", {}), PREFERRED: [near]}
-    spread = asked.spread or ("hosts" if shape.whole_node else None)
+    spread = options.spread or ("hosts" if shape.whole_node else None)
     if spread == "hosts":
         affinity["podAntiAffinity"] = {REQUIRED: [{**mine, "topologyKey": HOSTNAME}]}
-    found: dict[str, Any] = {"affinity": affinity} if affinity else {}
+    placement: dict[str, Any] = {"affinity": affinity} if affinity else {}
     if spread is None:  # where there is room; a small cluster may still hold them all
-        found["topologySpreadConstraints"] = [
+        placement["topologySpreadConstraints"] = [
             {"maxSkew": 1, "topologyKey": HOSTNAME, "whenUnsatisfiable": "ScheduleAnyway", **mine}
         ]
-    return found
+    return placement
 
 
 def is_shared(run: Run) -> bool:

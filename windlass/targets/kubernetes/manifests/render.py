@@ -48,14 +48,14 @@ OPERATORS = {
 
 def pick(run: Run, served: Served) -> JobKind:
     """The kind of job that a run becomes: the one it names, else the first that the cluster serves."""
-    asked = run.target.kubernetes.job or ("trainjob" if run.target.kubernetes.runtime else None)
-    if asked is None:
+    named = run.target.kubernetes.job or ("trainjob" if run.target.kubernetes.runtime else None)
+    if named is None:
         return next((kind for kind in JobKind if kind in served.kinds), JobKind.INDEXED)
-    kind = JobKind(asked)
+    kind = JobKind(named)
     if kind not in served.kinds and kind is not JobKind.INDEXED:
         known = ", ".join(kind for kind in JobKind if kind in served.kinds or kind is JobKind.INDEXED)
         raise UserError(
-            f"the cluster has no {asked}: {OPERATORS[kind]} is not installed",
+            f"the cluster has no {named}: {OPERATORS[kind]} is not installed",
             evidence=f"{PLURALS[kind]}.{GROUPS[kind]} is not served; it serves {known}",
             fix="leave target.kubernetes.job out, and windlass takes what is there",
         )
@@ -123,10 +123,10 @@ def unknown_amounts(run: Run, shape: NodeShape) -> list[str]:
     """What a pod with GPUs does not ask for because nobody has said what its nodes have."""
     if not shape.gpus or shape.missing is None:
         return []
-    asked = run.target.kubernetes
-    amounts = {"CPUs": asked.cpu, "memory": asked.memory, "EFA": asked.efa}
+    options = run.target.kubernetes
+    amounts = {"CPUs": options.cpu, "memory": options.memory, "EFA": options.efa}
     unsaid = [what for what, value in amounts.items() if value is None]
-    if run.resources.nodes > 1 and asked.spread is None:
+    if run.resources.nodes > 1 and options.spread is None:
         unsaid.append("nodes of their own")
     if not unsaid:
         return []
@@ -136,24 +136,24 @@ def unknown_amounts(run: Run, shape: NodeShape) -> list[str]:
 
 def check(run: Run, kind: JobKind = JobKind.INDEXED) -> list[str]:
     """Raise what cannot work on any cluster; return what works badly."""
-    asked, num_nodes = run.target.kubernetes, run.resources.nodes
+    options, num_nodes = run.target.kubernetes, run.resources.nodes
     image_of(run)
-    if asked.gang in ("coscheduling", "volcano") and kind in (JobKind.INDEXED, JobKind.HYPERPOD) and num_nodes > 1:
+    if options.gang in ("coscheduling", "volcano") and kind in (JobKind.INDEXED, JobKind.HYPERPOD) and num_nodes > 1:
         raise UserError(
-            f"target.kubernetes.gang is {asked.gang}, which a {kind} does not do",
+            f"target.kubernetes.gang is {options.gang}, which a {kind} does not do",
             cause="only Kubeflow's operators make the group that such a scheduler looks at",
             fix="target.kubernetes.job=trainjob    or pytorchjob; target.kubernetes.queue=NAME has Kueue admit the job "
             "as a whole; target.kubernetes.gang=none starts pods one by one",
         )
-    if asked.spares and kind is not JobKind.HYPERPOD:
+    if options.spares and kind is not JobKind.HYPERPOD:
         raise UserError(
-            f"target.kubernetes.spares is {asked.spares}, which a {kind} does not have",
+            f"target.kubernetes.spares is {options.spares}, which a {kind} does not have",
             cause="only HyperPod's training operator keeps pods ready for lost ones",
             fix="target.kubernetes.job=hyperpod    or leave target.kubernetes.spares out",
         )
-    if asked.min_nodes and asked.min_nodes > num_nodes:
+    if options.min_nodes and options.min_nodes > num_nodes:
         raise UserError(
-            f"target.kubernetes.min_nodes is {asked.min_nodes} but the run has {num_nodes} nodes",
+            f"target.kubernetes.min_nodes is {options.min_nodes} but the run has {num_nodes} nodes",
             fix=f"target.kubernetes.min_nodes={num_nodes}",
         )
     warnings = plain_secrets(run)
@@ -214,9 +214,9 @@ def _job(run: Run, kind: JobKind, about: Manifest, template: Manifest, served: S
 
 
 def _queue_labels(run: Run) -> dict[str, str]:
-    asked = run.target.kubernetes
-    found = {QUEUE_LABEL: asked.queue, QUEUE_PRIORITY_LABEL: asked.queue_priority}
-    return {label: value for label, value in found.items() if value}
+    options = run.target.kubernetes
+    labels = {QUEUE_LABEL: options.queue, QUEUE_PRIORITY_LABEL: options.queue_priority}
+    return {label: value for label, value in labels.items() if value}
 
 
 def _host_service(run: Run, kind: JobKind) -> Manifest:

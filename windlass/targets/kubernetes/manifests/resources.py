@@ -43,14 +43,14 @@ class NodeShape:
 
 def settle(run: Run, cluster: ClusterFacts) -> Run:
     """The run with its ranks counted: one per GPU of a node, or CPU processes."""
-    asked = run.resources
-    num_gpus = asked.gpus_per_node
+    requested = run.resources
+    num_gpus = requested.gpus_per_node
     if num_gpus is None:
-        num_gpus = instance(asked.instance).gpus if asked.instance else _gpus_there(run, cluster)
-        if asked.processes_per_node and num_gpus:
-            num_gpus = min(num_gpus, asked.processes_per_node)
-    num_ranks = num_gpus or asked.processes_per_node or 1
-    return with_ranks(run, num_gpus, asked.threads_per_process or max(1, _cpus_there(run, cluster) // num_ranks))
+        num_gpus = instance(requested.instance).gpus if requested.instance else _gpus_there(run, cluster)
+        if requested.processes_per_node and num_gpus:
+            num_gpus = min(num_gpus, requested.processes_per_node)
+    num_ranks = num_gpus or requested.processes_per_node or 1
+    return with_ranks(run, num_gpus, requested.threads_per_process or max(1, _cpus_there(run, cluster) // num_ranks))
 
 
 def _gpus_there(run: Run, cluster: ClusterFacts) -> int:
@@ -77,64 +77,64 @@ def _gpus_there(run: Run, cluster: ClusterFacts) -> int:
 
 def shape_of(run: Run, cluster: ClusterFacts) -> NodeShape:
     """What a pod of a settled run asks for."""
-    asked, num_gpus = run.target.kubernetes, run.resources.gpus_per_node or 0
+    options, num_gpus = run.target.kubernetes, run.resources.gpus_per_node or 0
     machine = instance(run.resources.instance) if run.resources.instance else None
     if machine and num_gpus > machine.gpus:
         raise UserError(
             f"{machine.type} has {machine.gpus} GPUs, not {num_gpus}", fix=f"resources.gpus_per_node={machine.gpus}"
         )
-    if "/mig-" in asked.gpu_resource and num_gpus > 1:
+    if "/mig-" in options.gpu_resource and num_gpus > 1:
         raise UserError(
-            f"a pod cannot train on {num_gpus} {asked.gpu_resource}",
+            f"a pod cannot train on {num_gpus} {options.gpu_resource}",
             cause="CUDA shows a process the first part of a divided GPU alone",
             fix="resources.gpus_per_node=1    with resources.nodes pods",
         )
     nodes = nodes_for(run, cluster.nodes)
-    usable = [node for node in nodes if _amount(node, asked.gpu_resource) >= num_gpus]
-    found = _of_instance(machine, num_gpus) if machine else _of_nodes(nodes, usable, num_gpus, asked.gpu_resource)
+    usable = [node for node in nodes if _amount(node, options.gpu_resource) >= num_gpus]
+    offered = _of_instance(machine, num_gpus) if machine else _of_nodes(nodes, usable, num_gpus, options.gpu_resource)
     if not num_gpus:
         cpus = float((run.resources.threads_per_process or 1) * (run.resources.processes_per_node or 1))
-        found = NodeShape(cpus=min(cpus, found.cpus) if found.cpus else cpus, instance=machine)
-    efa = found.efa if asked.efa is None else asked.efa
+        offered = NodeShape(cpus=min(cpus, offered.cpus) if offered.cpus else cpus, instance=machine)
+    efa = offered.efa if options.efa is None else options.efa
     if machine and machine.efa is not None and efa > machine.efa:
         raise UserError(
             f"{machine.type} has {machine.efa} EFA interfaces, not {efa}",
             cause="a pod that asks for more waits for ever",
             fix=f"target.kubernetes.efa={machine.efa}",
         )
-    huge_pages = bool(efa) and _have_huge_pages(usable)
-    memory = found.memory_gib
+    huge_pages = bool(efa and usable) and all(_amount(node, HUGE_PAGES) >= HUGE_PAGES_OF_EFA * 2**20 for node in usable)
+    memory = offered.memory_gib
     if huge_pages and memory is not None:
         memory -= HUGE_PAGES_OF_EFA / 1024
     return NodeShape(
         gpus=num_gpus,
         efa=efa,
-        cpus=parse_quantity(asked.cpu) if asked.cpu else found.cpus,
-        memory_gib=parse_quantity(asked.memory) / GIB if asked.memory else memory,
-        whole_node=found.whole_node,
+        cpus=parse_quantity(options.cpu) if options.cpu else offered.cpus,
+        memory_gib=parse_quantity(options.memory) / GIB if options.memory else memory,
+        whole_node=offered.whole_node,
         huge_pages=huge_pages,
         instance=machine,
-        missing=found.missing,
-        gpu_resource=asked.gpu_resource,
-        devices=asked.devices,
+        missing=offered.missing,
+        gpu_resource=options.gpu_resource,
+        devices=options.devices,
     )
 
 
 def requests_of(shape: NodeShape) -> dict[str, str]:
     """As a container writes them. The scheduler needs requests; devices and memory are limits too."""
-    found: dict[str, str] = {}
+    amounts: dict[str, str] = {}
     if shape.cpus is not None:
-        found["cpu"] = f"{shape.cpus:g}" if shape.cpus >= 1 else f"{math.ceil(shape.cpus * 1000)}m"
+        amounts["cpu"] = f"{shape.cpus:g}" if shape.cpus >= 1 else f"{math.ceil(shape.cpus * 1000)}m"
     if shape.memory_gib is not None:
-        found["memory"] = f"{max(1, int(shape.memory_gib * 1024))}Mi"
+        amounts["memory"] = f"{max(1, int(shape.memory_gib * 1024))}Mi"
     if shape.gpus:
-        found[shape.gpu_resource] = str(shape.gpus)
+        amounts[shape.gpu_resource] = str(shape.gpus)
     if shape.efa:
-        found[EFA] = str(shape.efa)
-    found |= {name: str(amount) for name, amount in shape.devices.items()}
+        amounts[EFA] = str(shape.efa)
+    amounts |= {name: str(amount) for name, amount in shape.devices.items()}
     if shape.huge_pages:
-        found[HUGE_PAGES] = f"{HUGE_PAGES_OF_EFA}Mi"
-    return found
+        amounts[HUGE_PAGES] = f"{HUGE_PAGES_OF_EFA}Mi"
+    return amounts
 
 
 def limits_of(shape: NodeShape) -> dict[str, str]:
@@ -144,13 +144,13 @@ def limits_of(shape: NodeShape) -> dict[str, str]:
 
 def instance_label(run: Run, cluster: ClusterFacts) -> str | None:
     """The instance type as the nodes spell it: HyperPod's begin with `ml.`, EC2's do not."""
-    asked = run.resources.instance
-    if asked is None:
+    instance_type = run.resources.instance
+    if instance_type is None:
         return None
     labelled = {node.labels.get(INSTANCE_LABEL) for node in cluster.nodes}
-    plain = _plain(asked)
+    plain = _plain(instance_type)
     spelled = [name for name in (plain, f"ml.{plain}") if name in labelled]
-    return spelled[0] if spelled else asked
+    return spelled[0] if spelled else instance_type
 
 
 def _of_instance(machine: Instance, num_gpus: int) -> NodeShape:
@@ -181,11 +181,6 @@ def _of_nodes(nodes: Sequence[NodeFacts], usable: Sequence[NodeFacts], num_gpus:
     )
 
 
-def _have_huge_pages(usable: Sequence[NodeFacts]) -> bool:
-    """Whether every node that the pods may come to has enough of them."""
-    return bool(usable) and all(_amount(node, HUGE_PAGES) >= HUGE_PAGES_OF_EFA * 2**20 for node in usable)
-
-
 def _cpus_there(run: Run, cluster: ClusterFacts) -> int:
     if run.resources.instance:
         return instance(run.resources.instance).vcpus
@@ -195,11 +190,11 @@ def _cpus_there(run: Run, cluster: ClusterFacts) -> int:
 
 def nodes_for(run: Run, nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
     """The nodes that take the run's pods: ready, with the labels that are asked for, and no taint that they lack."""
-    asked = run.target.kubernetes
-    selector = {**asked.node_selector, **(asked.pod.get("nodeSelector") or {})}
+    options = run.target.kubernetes
+    selector = {**options.node_selector, **(options.pod.get("nodeSelector") or {})}
     gpus = {"key": gpu_taint(run), "operator": "Exists"}
-    tolerated = [*asked.tolerations, *(asked.pod.get("tolerations") or ()), gpus]
-    found = []
+    tolerated = [*options.tolerations, *(options.pod.get("tolerations") or ()), gpus]
+    fitting = []
     for node in nodes:
         kept_off = any(
             taint.get("effect") in ("NoSchedule", "NoExecute") and not tolerates(taint, tolerated)
@@ -208,8 +203,8 @@ def nodes_for(run: Run, nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
         labelled = all(node.labels.get(key) == value for key, value in selector.items() if value is not None)
         fits = labelled and not kept_off and _is_instance(run, node) and not is_windows(node)
         if node.ready and node.schedulable and fits:
-            found.append(node)
-    return found
+            fitting.append(node)
+    return fitting
 
 
 def is_windows(node: NodeFacts) -> bool:
@@ -222,8 +217,8 @@ def gpu_taint(run: Run) -> str:
 
 
 def _is_instance(run: Run, node: NodeFacts) -> bool:
-    asked = run.resources.instance
-    return asked is None or _plain(node.labels.get(INSTANCE_LABEL, "")) == _plain(asked)
+    instance_type = run.resources.instance
+    return instance_type is None or _plain(node.labels.get(INSTANCE_LABEL, "")) == _plain(instance_type)
 
 
 def _plain(instance_type: str) -> str:

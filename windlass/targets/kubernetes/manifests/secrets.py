@@ -32,10 +32,10 @@ def plain_secrets(run: Run) -> list[str]:
 
 
 def _plain_variables(run: Run) -> Iterator[tuple[str, str, str]]:
-    asked = run.target.kubernetes
-    for name, value in asked.environment.items():
+    options = run.target.kubernetes
+    for name, value in options.environment.items():
         yield "environment", name, value
-    for container in asked.pod.get("containers") or ():
+    for container in options.pod.get("containers") or ():
         for variable in (container.get("env") or ()) if isinstance(container, dict) else ():
             if isinstance(variable, dict) and isinstance(variable.get("value"), str):
                 yield "pod", str(variable.get("name")), variable["value"]
@@ -55,16 +55,18 @@ def secret_name(object_name: str) -> str:
 
 def references(run: Run, object_name: str, *, token: str | None = None) -> list[dict[str, Any]]:
     """The container's variables, each a reference; `token` is the variable of the submission's own secret."""
-    found = []
+    variables = []
     if token:
-        found.append({"name": token, "valueFrom": {"secretKeyRef": {"name": secret_name(object_name), "key": token}}})
+        variables.append(
+            {"name": token, "valueFrom": {"secretKeyRef": {"name": secret_name(object_name), "key": token}}}
+        )
     for named in run.target.kubernetes.secrets:
         name, _, source = named.partition("=")
         secret, key = secret_name(object_name), name
         if source.startswith("secret:"):
             secret, _, key = source.removeprefix("secret:").partition("/")
-        found.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
-    return found
+        variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+    return variables
 
 
 def own_names(run: Run) -> list[str]:

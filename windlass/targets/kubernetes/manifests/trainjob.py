@@ -65,10 +65,10 @@ def _train_job(kind: ServedKind, metadata: Manifest, spec: Manifest) -> Manifest
 
 
 def _job_set(run: Run, template: Manifest, served: Served) -> dict[str, Any]:
-    asked = run.target.kubernetes
+    options = run.target.kubernetes
     spec = job_spec(run, template, served, container=CONTAINERS[JobKind.TRAINJOB])
-    if asked.deadline:
-        spec["activeDeadlineSeconds"] = seconds(asked.deadline)  # holds in every version of Trainer
+    if options.deadline:
+        spec["activeDeadlineSeconds"] = seconds(options.deadline)  # holds in every version of Trainer
     job_set: dict[str, Any] = {
         "failurePolicy": {"maxRestarts": 0},  # the Job inside replaces its pods itself
         "network": {"publishNotReadyAddresses": True},
@@ -76,8 +76,8 @@ def _job_set(run: Run, template: Manifest, served: Served) -> dict[str, Any]:
             {"name": STEP, "replicas": 1, "template": {"metadata": {"labels": ANCESTOR}, "spec": spec}},
         ],
     }
-    if asked.keep_for:
-        job_set["ttlSecondsAfterFinished"] = seconds(asked.keep_for)
+    if options.keep_for:
+        job_set["ttlSecondsAfterFinished"] = seconds(options.keep_for)
     return job_set
 
 
@@ -93,24 +93,24 @@ def _gang(run: Run, served: Served) -> dict[str, Any]:
 def gang_of(run: Run, served: Served) -> str | None:
     """Who starts the pods of a TrainJob together. Trainer makes the group; that their scheduler reads it is for the
     pods to say. Coscheduling's has no fixed name, so it is not taken unasked."""
-    asked = run.target.kubernetes
-    if asked.gang == "none" or run.resources.nodes == 1 or asked.queue or asked.runtime:
+    options = run.target.kubernetes
+    if options.gang == "none" or run.resources.nodes == 1 or options.queue or options.runtime:
         return None
-    if asked.gang == "volcano" or (asked.gang == "auto" and served.volcano):
+    if options.gang == "volcano" or (options.gang == "auto" and served.volcano):
         return "volcano"
-    if asked.gang == "coscheduling" or (asked.gang == "auto" and served.coscheduling and asked.scheduler):
+    if options.gang == "coscheduling" or (options.gang == "auto" and served.coscheduling and options.scheduler):
         return "coscheduling"
     return None
 
 
 def _on_named_runtime(run: Run, metadata: Manifest, template: Manifest, kind: ServedKind) -> Manifest:
     """Somebody else's runtime: only what a TrainJob may change in it."""
-    asked = run.target.kubernetes
+    options = run.target.kubernetes
     given = {
-        "keep_for": asked.keep_for is not None,
-        "max_pod_failures": asked.max_pod_failures is not None,
-        "gang": asked.gang in ("coscheduling", "volcano"),
-        "scheduler": asked.scheduler is not None,
+        "keep_for": options.keep_for is not None,
+        "max_pod_failures": options.max_pod_failures is not None,
+        "gang": options.gang in ("coscheduling", "volcano"),
+        "scheduler": options.scheduler is not None,
     }
     unheard = [f"target.kubernetes.{key}" for key, is_given in given.items() if is_given]
     if unheard:

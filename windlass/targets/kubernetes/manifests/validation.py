@@ -35,7 +35,7 @@ def validate(objects: Sequence[Mapping[str, Any]], served: Served | None = None)
             mistakes = check_against(as_served.schema, value)
         else:
             by_version = [mistakes_in(value, version) for version in versions_of(kind)]
-            mistakes = [] if any(not found for found in by_version) else by_version[-1]
+            mistakes = by_version[-1] if all(by_version) else []
         if mistakes:
             raise UserError(
                 f"the {kind} {value['metadata'].get('name')} would not be taken",
@@ -47,10 +47,10 @@ def validate(objects: Sequence[Mapping[str, Any]], served: Served | None = None)
 
 def versions_of(kind: str) -> list[str]:
     """The versions of a kind for which there is a schema, the oldest first."""
-    found = [version for version, kinds in _schemas().items() if kind in kinds]
-    if not found:
+    versions = [version for version, kinds in _schemas().items() if kind in kinds]
+    if not versions:
         raise KeyError(f"there is no schema of {kind}")
-    return found
+    return versions
 
 
 def mistakes_in(manifest: Mapping[str, Any], version: str) -> list[str]:
@@ -89,8 +89,8 @@ def _check(schema: Schema, value: Any, path: str) -> Iterator[str]:
     if isinstance(value, Mapping):
         yield from _check_object(schema, value, path)
     elif isinstance(value, list | tuple) and "items" in schema:
-        for index, one in enumerate(value):
-            yield from _check(schema["items"], one, f"{path}[{index}]")
+        for index, item in enumerate(value):
+            yield from _check(schema["items"], item, f"{path}[{index}]")
 
 
 def _check_object(schema: Schema, value: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -134,8 +134,8 @@ def _inlined(part: Any) -> Any:
 @cache
 def _shared() -> Mapping[str, Schema]:
     """Parts that several schemas have in common, by their digest."""
-    found: dict[str, Schema] = json.loads(resources.files(__package__).joinpath(FOLDER, SHARED).read_text())
-    return found
+    shared: dict[str, Schema] = json.loads(resources.files(__package__).joinpath(FOLDER, SHARED).read_text())
+    return shared
 
 
 @cache

@@ -12,7 +12,7 @@ from windlass.spec import Run
 from windlass.spec.compatibility import must_match
 from windlass.targets.kubernetes.pod.interface import AGAIN
 from windlass.targets.kubernetes.pod.verdict import NodeEnd, deaths_of, verdict
-from windlass.targets.launch.decision import Done, death_record, next_attempt, once_more
+from windlass.targets.launch.decision import Done, death_record, next_attempt, once_more, record_end
 
 if TYPE_CHECKING:
     from windlass.diagnose.decision import Decision
@@ -86,7 +86,5 @@ class AttemptHistory:
         return decided
 
     def _finish(self, attempt: int, done: Done, submission: str) -> None:
-        if done.state == "failed":
-            self.folder.record("gave-up", attempt=attempt, **{"class": done.name}, why=done.reason)
-        self.folder.record("exit", state=done.state, code=int(done.code), reason=done.reason, job=submission)
+        record_end(self.folder.record, attempt, done, job=submission)
         self.end = done

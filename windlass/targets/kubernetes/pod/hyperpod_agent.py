@@ -15,8 +15,7 @@ from windlass.spec import load_run
 from windlass.targets.kubernetes.pod import interface as names
 from windlass.targets.kubernetes.pod.launching import SAY_ALL_VARIABLE
 from windlass.targets.kubernetes.pod.log_forwarder import LogForwarder, PodOutput, Records
-from windlass.targets.kubernetes.pod.place import paths_of
-from windlass.targets.kubernetes.pod.unpacking import code_digest, unpack_code
+from windlass.targets.kubernetes.pod.place import code_digest, paths_of, unpack_code
 from windlass.targets.launch import processes
 from windlass.targets.launch.torchrun import FOLDER_VARIABLE
 

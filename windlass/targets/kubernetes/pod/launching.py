@@ -13,8 +13,7 @@ from pathlib import Path
 
 from windlass.targets.kubernetes.pod.log_forwarder import PodOutput, errors_of
 from windlass.targets.kubernetes.pod.messages import Message
-from windlass.targets.kubernetes.pod.place import Place, launcher_environment
-from windlass.targets.kubernetes.pod.unpacking import NotArrivedError, unpack_code
+from windlass.targets.kubernetes.pod.place import NotArrivedError, Place, launcher_environment, unpack_code
 from windlass.targets.kubernetes.pod.verdict import TROUBLE, NodeEnd
 from windlass.targets.launch import processes
 from windlass.targets.launch.decision import parse_deaths

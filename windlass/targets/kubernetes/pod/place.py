@@ -1,10 +1,14 @@
-"""What a pod knows of itself: its number, the others, where they meet. Read from its environment."""
+"""What a pod is given: its number, the others and where they meet, in its environment; and the user's code."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import io
 import socket
 import struct
+import tarfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +23,8 @@ SIOCGIFADDR = 0x8915
 # What operators tell torchrun and ranks; the entry says all of it itself.
 OPERATORS_OWN = ("PET_", "MASTER_", "TORCHELASTIC_")
 OPERATORS_NAMES = frozenset(("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"))
+ARRIVAL_SECONDS = 180.0  # kubelets refresh mounted ConfigMaps once a minute or so
+POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -122,3 +128,43 @@ def interface_of(address: str) -> str | None:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None
+
+
+class NotArrivedError(Exception):
+    """The code that all pods are to run is not here."""
+
+
+def code_digest(carried: Path) -> str | None:
+    """The digest of the code that is mounted now; None where the run carries none."""
+    try:
+        return (carried / f"{names.CODE}.{names.DIGEST_KEY}").read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def unpack_code(carried: Path, scratch: Path, wanted: str | None, *, patience: float = ARRIVAL_SECONDS) -> Path | None:
+    """The folder with the code whose digest is `wanted`, waiting for it to arrive; None where the run carries none."""
+    if wanted is None:
+        return None
+    folder = scratch / f"{names.CODE}-{wanted[:12]}"
+    if folder.is_dir():
+        return folder
+    deadline = time.monotonic() + patience
+    while (archive := _archive(carried, wanted)) is None:
+        if time.monotonic() > deadline:
+            raise NotArrivedError(f"the code {wanted[:12]} has not arrived in {carried}")
+        time.sleep(POLL_SECONDS)
+    unfinished = folder.with_suffix(".new")
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(unfinished, filter="data")
+    unfinished.rename(folder)
+    return folder
+
+
+def _archive(carried: Path, wanted: str) -> bytes | None:
+    """All parts, if they are those of the wanted archive: parts of two versions may be mixed for a moment."""
+    try:
+        archive = b"".join(path.read_bytes() for path in sorted(carried.glob(f"{names.CODE}.[0-9][0-9]")))
+    except FileNotFoundError:
+        return None
+    return archive if hashlib.sha256(archive).hexdigest() == wanted else None

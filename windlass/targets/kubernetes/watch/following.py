@@ -75,19 +75,16 @@ class Following:
         with archive.opened(self.folder, self._fill) as kept:
             if kept is None:
                 return
-            self._start_event_log()
+            with self._event_lock:
+                self._events = EventLog(self.folder)
+                for event in self._early:
+                    self._events.take(event)
+                self._early.clear()
             try:
                 with Collector(self.api, self.job, self.live, kept) as self._collector:
                     self._leave.wait()
             finally:
                 self._collector = None
-
-    def _start_event_log(self) -> None:
-        with self._event_lock:
-            self._events = EventLog(self.folder)
-            for event in self._early:
-                self._events.take(event)
-            self._early.clear()
 
     def _event(self, event: Object) -> None:
         with self._event_lock:

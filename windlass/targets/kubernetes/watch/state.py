@@ -11,9 +11,9 @@ from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder
 from windlass.targets.kubernetes.watch.job_watch import JobSnapshot
 from windlass.targets.kubernetes.watch.pods import HELD_BACK, Pod, newest_by_node, phases
-from windlass.targets.launch.progress import BEGINNINGS, with_progress
+from windlass.targets.launch.progress import BEGINNINGS, end_by_ranks, newest_attempt, newest_since, with_progress
 from windlass.targets.launch.tail import newest_steps
-from windlass.targets.protocol import JobStatus, State
+from windlass.targets.protocol import JobStatus
 
 # What operators call the same thing: Job and TrainJob, PyTorchJob, HyperPod's.
 FINISHED = ("Complete", "Completed", "Succeeded")
@@ -65,9 +65,10 @@ def status_of(
 ) -> JobStatus:
     """The status of a run by its records and its cluster; `explain` says why a job that waits does."""
     history = list(read_json_lines(folder.history))
-    attempt = max((int(record.get("attempt") or 0) for record in history), default=0)
     facts = _facts(snapshot, history, num_pods, explain or (lambda: "pods are starting"))
-    return with_steps_of_this_attempt(with_progress(JobStatus(**facts, attempt=attempt), folder), folder, history)
+    return with_steps_of_this_attempt(
+        with_progress(JobStatus(**facts, attempt=newest_attempt(history)), folder), folder, history
+    )
 
 
 def with_steps_of_this_attempt(status: JobStatus, folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> JobStatus:
@@ -114,7 +115,8 @@ def _facts(
     if snapshot.trouble:
         return {"state": "running" if _is_training(history) else "waiting", "reason": snapshot.trouble}
     newest = newest_by_node(snapshot.now())
-    last = _last_word(history)
+    # the end that the run has recorded, which the job's object has yet to follow
+    last = newest_since(history, ("exit",), (*BEGINNINGS, *TRAINING))
     if last is not None and last["state"] in FOR_GOOD:
         if newest and not any(pod.running and not pod.deleting for pod in newest.values()):
             # a job that waits for a pod on a lost node, or for room, may wait for ever: nothing is left to do in it
@@ -133,37 +135,15 @@ def _facts(
 
 
 def _is_training(history: Sequence[Mapping[str, Any]]) -> bool:
-    for record in reversed(history):
-        if record.get("event") in TRAINING:
-            return True
-        if record.get("event") in BEGINNINGS:
-            return False
-    return False
-
-
-def _last_word(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The end that the run has recorded, which the job's object has yet to follow."""
-    for record in reversed(history):
-        if record.get("event") == "exit":
-            end: Mapping[str, Any] = record
-            return end
-        if record.get("event") in (*BEGINNINGS, *TRAINING):
-            return None
-    return None
+    return newest_since(history, TRAINING, BEGINNINGS) is not None
 
 
 def _gone(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    state: State = "stopped"
-    for record in reversed(history):
-        if record.get("event") == "finished":
-            return {"state": "finished", "exit_code": int(ExitCode.OK)}
-        if record.get("event") == "preempted":
-            state = "preempted"
-            break
-        if record.get("event") in ("submitted", "started", "resumed"):
-            break
-    code = ExitCode.PREEMPTED if state == "preempted" else ExitCode.INTERRUPTED
-    return {"state": state, "exit_code": int(code), "reason": "the job is no longer in the cluster: it was deleted"}
+    end = end_by_ranks(history, ("submitted", *TRAINING))
+    if end is not None and end["state"] == "finished":
+        return end
+    stopped = {"state": "stopped", "exit_code": int(ExitCode.INTERRUPTED)}
+    return {**(end or stopped), "reason": "the job is no longer in the cluster: it was deleted"}
 
 
 def _why_failed(end: Condition, snapshot: JobSnapshot, history: Sequence[Mapping[str, Any]]) -> str:

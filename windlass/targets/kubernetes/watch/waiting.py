@@ -21,7 +21,7 @@ from windlass.targets.kubernetes.watch.state import ENDS, how_it_ended, suspende
 COUNT_SECONDS = 30.0  # between two counts of a cluster: it may have thousands of pods
 ASK_SECONDS = 5.0  # between two questions about one object: pods may change many times a second
 MOST_PAGES = 40  # of them: ten thousand pods
-SPEAKING = (
+TELLING_REASONS = (
     "FailedCreate",  # by Jobs and JobSets
     "FailedCreatePod",  # by Kubeflow's training operator
     "FailedMount",
@@ -49,16 +49,16 @@ class Waiting:
     job: ClusterJob
     _explanation: str = ""
     _explained: tuple[Any, ...] = ()
-    _said_at: float = float("-inf")
+    _explained_at: float = float("-inf")
     _answers: dict[str, tuple[float, Any]] = field(default_factory=dict)  # by question, with the time of each
 
     def explain(self, snapshot: JobSnapshot) -> str:
         """One sentence or several; asked again with the same snapshot it is the same text, and costs no request."""
         pods = list(newest_by_node(snapshot.now()).values())
         about = tuple((pod.uid, pod.phase, pod.reason, pod.message, pod.running, pod.deleting) for pod in pods)
-        stale = time.monotonic() - self._said_at > COUNT_SECONDS
+        stale = time.monotonic() - self._explained_at > COUNT_SECONDS
         if about != self._explained or stale:
-            self._said_at = time.monotonic()
+            self._explained_at = time.monotonic()
             self._explanation, self._explained = self._sentences(snapshot, pods), about
         return self._explanation
 
@@ -126,7 +126,9 @@ class Waiting:
     def _ask_events(self, name: str) -> str | None:
         selector = f"involvedObject.name={name},type=Warning"
         path = object_path("v1", "events", self.job.namespace)
-        events = [part for part in self.api.items(path, fieldSelector=selector) if part.get("reason") in SPEAKING]
+        events = [
+            part for part in self.api.items(path, fieldSelector=selector) if part.get("reason") in TELLING_REASONS
+        ]
         last = max(events, key=_time, default=None)
         return f"{last.get('reason')}: {last.get('message')}" if last is not None else None
 
