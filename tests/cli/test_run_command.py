@@ -308,3 +308,9 @@ def test_checkpoints_are_listed_with_their_validation_loss_and_the_best(windlass
     assert "1.0000 best" in text
     rows = windlass("ckpt", "ls", "small", "--json").json
     assert [(row["step"], row["validation_loss"], row["best"]) for row in rows] == [(2, 1.0, True), (4, 3.0, False)]
+
+
+def test_a_sweep_of_nothing_is_shown_one_of_its_own_file(windlass, run_file):
+    answer = windlass("sweep", run_file, "train.steps=4")
+    assert answer.code == 2
+    assert f"fix       windlass sweep {run_file} train.learning_rate=1e-4,3e-4" in answer.err

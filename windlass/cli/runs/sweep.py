@@ -62,7 +62,7 @@ def sweep(
     changes = [setting for setting in settings if not is_swept(setting)] + placed(place, nodes)
     swept = [setting for setting in settings if is_swept(setting)]
     if not swept:
-        raise UserError("no key has several values", fix=EXAMPLE)
+        raise UserError("no key has several values", fix=EXAMPLE.replace("run.yaml", run_file))
     base = load_run(run_file, changes)
     members = _members(run_file, changes, swept, base.name)
     if dry_run:
