@@ -189,10 +189,10 @@ def choose_build(run: Run, node: Node, pinned: Wanted | None = None) -> tuple[Bu
     )
 
 
-def why_not(run: Run, node: Node, one: Release, build: Build) -> str | None:
+def why_not(run: Run, node: Node, known: Release, build: Build) -> str | None:
     """Why a build is not taken; None where it can be."""
     image = run.image
-    if Version(one.version) < Version(OLDEST_TORCH):
+    if Version(known.version) < Version(OLDEST_TORCH):
         return f"windlass needs torch {OLDEST_TORCH} or newer"
     if image.cuda and image.cuda not in (build.cuda, build.cuda.split(".")[0]):
         return f"image.cuda asks for {image.cuda}"
@@ -200,9 +200,9 @@ def why_not(run: Run, node: Node, one: Release, build: Build) -> str | None:
         return "an experimental build"
     if node.platform not in build.platforms:
         return f"no CUDA build for {node.platform}"
-    if image.python and image.python not in one.python:
+    if image.python and image.python not in known.python:
         return f"no wheel for Python {image.python}"
-    if image.hyperpod_agent and not accepts(package(AGENT)["requires"]["torch"], one.version):
+    if image.hyperpod_agent and not accepts(package(AGENT)["requires"]["torch"], known.version):
         return f"the HyperPod agent requires torch{package(AGENT)['requires']['torch']}"
     if node.driver and version_of(node.driver) < Version(build.minimum_driver):
         return f"needs driver {build.minimum_driver}, the nodes have {node.driver}"
