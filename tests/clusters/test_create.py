@@ -101,9 +101,7 @@ def test_delete_shows_what_goes_and_asks(windlass, aws):
     answer = windlass("cluster", "delete", "old", "--region", REGION)
     assert "EKS cluster old (ACTIVE" in answer.out
     assert answer.code == 2
-    command = f"windlass cluster delete old --region {REGION}"
-    assert f"error: without a terminal, `{command}` needs --yes; nothing was done" in answer.err
-    assert f"{command} --yes" in answer.err
+    assert "error: without a terminal, windlass cluster delete needs --yes; nothing was done" in answer.err
     assert aws("eks").list_clusters()["clusters"] == ["old"]
 
 
@@ -114,7 +112,7 @@ def test_create_makes_nothing_where_nobody_can_be_asked(windlass, aws, tmp_path,
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     answer = windlass("cluster", "create", "new", "--region", REGION, "--bucket", "windlass-new")
     assert answer.code == 2
-    assert f"`windlass cluster create new --region {REGION}` needs --yes; nothing was done" in answer.err
+    assert "error: without a terminal, windlass cluster create needs --yes; nothing was done" in answer.err
     assert aws("s3").list_buckets()["Buckets"] == []
     assert not (tmp_path / "called").exists()
 

@@ -126,7 +126,7 @@ def test_nobody_to_confirm_means_nothing_is_made(windlass, keeping, run_path):
     keeping.serve_keeping()
     answer = windlass("cluster", "fix", run_path)
     assert answer.code == 2
-    assert "without a terminal, `windlass cluster fix` needs --yes; nothing was done" in answer.err
+    assert "error: without a terminal, windlass cluster fix needs --yes; nothing was done" in answer.err
     assert not keeping.kept
 
 

@@ -133,7 +133,7 @@ def fix(
     if undo:
         made = given + fixing.made_here(api, place)
         _show(made, as_json=as_json)
-        confirm("Delete what windlass made of these?", "windlass cluster fix --undo", yes=yes)
+        confirm("Delete what windlass made of these?", yes=yes)
         outcomes = fixing.undo(api, made, place)
     else:
         lacks = any(access.is_allowed is False for access in before.snapshot.accesses)
@@ -147,7 +147,7 @@ def fix(
             return _gravity(before.results)
         if proposals:
             _show(proposals, as_json=as_json)
-            confirm("Create these?", "windlass cluster fix", yes=yes)
+            confirm("Create these?", yes=yes)
         outcomes = fixing.apply(api, proposals, place)
     after = look(run_file, overrides, context, namespace)
     unhelped = [result for result in after.results if result.status == "fail"]
@@ -161,7 +161,8 @@ def fix(
     else:
         print_table(["OBJECT", "RESULT"], [[outcome.name, outcome.result] for outcome in outcomes])
         if not undo:
-            click.echo(f"checked again: {_change(before.results, after.results)}")
+            failed = [sum(result.status == "fail" for result in checked.results) for checked in (before, after)]
+            click.echo(f"checked again: {failed[0]} checks failed before, {failed[1]} fail now")
             if unhelped and any(outcome.result == "created" for outcome in outcomes):
                 click.echo("still failing: " + "; ".join(result.summary for result in unhelped))
                 click.echo("  windlass cluster fix --undo    takes away what was made")
@@ -235,15 +236,11 @@ def _show(proposals: list[Proposal], *, as_json: bool) -> None:
         click.echo(yaml.safe_dump_all(proposal.objects, sort_keys=False).rstrip(), err=as_json)
 
 
-def confirm(question: str, command: str, *, yes: bool) -> None:
-    """Ask, and go on only after a yes. `command`: what needs --yes where nobody can be asked."""
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask, and go on only after a yes; refuse where nobody can be asked."""
     from windlass.cli.output import must_be_asked
 
     if not yes:
-        must_be_asked(f"without a terminal, `{command}` needs --yes; nothing was done", fix=f"{command} --yes")
+        what = f"without a terminal, windlass cluster {click.get_current_context().info_name} needs --yes"
+        must_be_asked(f"{what}; nothing was done", fix="the same command again, with --yes")
         click.confirm(question, abort=True, err=True)
-
-
-def _change(before: list[Result], after: list[Result]) -> str:
-    counts = [sum(result.status == "fail" for result in results) for results in (before, after)]
-    return f"{counts[0]} checks failed before, {counts[1]} fail now"

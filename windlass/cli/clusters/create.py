@@ -84,7 +84,7 @@ def create(
     if not dry_run:
         if not on_eks:
             creating.must_have_eksctl()
-        confirm(f"Make the cluster {name}?", f"windlass cluster create {name} --region {region}", yes=yes)
+        confirm(f"Make the cluster {name}?", yes=yes)
         for line in creating.make_bucket(bucket, region) if bucket else ():
             click.echo(line, err=True)
         if on_eks:
@@ -113,7 +113,7 @@ def delete(name: str, region: str, hyperpod: bool, yes: bool, as_json: bool) -> 
     going = [f"HyperPod cluster {name}"] if hyperpod else creating.what_goes(name, region)
     for line in going:
         click.echo(line, err=as_json)
-    confirm(f"Delete {name}?", f"windlass cluster delete {name} --region {region}", yes=yes)
+    confirm(f"Delete {name}?", yes=yes)
     if hyperpod:
         creating.delete_hyperpod(name, region)
     else:

@@ -193,10 +193,10 @@ def _print_checked(healed: Healed, name: str, assumed: list[str]) -> None:
 
 
 def _print_unknown(verdict: Verdict, assumed: list[str]) -> None:
-    for one in [*assumed, *verdict.assumed]:
-        click.echo(f"assumed: {one}", err=True)
-    for one in verdict.unknown:
-        click.echo(f"not checked: {one}", err=True)
+    for sentence in [*assumed, *verdict.assumed]:
+        click.echo(f"assumed: {sentence}", err=True)
+    for sentence in verdict.unknown:
+        click.echo(f"not checked: {sentence}", err=True)
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from windlass.clusters.deep import inside
 from windlass.clusters.needs import Needs
+from windlass.clusters.snapshot import condition_of
 from windlass.common.files import parse_record
 from windlass.errors import UserError
 from windlass.targets.kubernetes.api.http import Api, Object
@@ -168,11 +169,8 @@ def _report_of(api: Api, namespace: str, pod: Object, container: str) -> PodRepo
         for kind, state in (entry.get("state") or {}).items()
         if kind == "waiting" or (kind == "terminated" and state.get("exitCode"))
     ]
-    unscheduled = [
-        str(condition.get("message"))
-        for condition in status.get("conditions") or ()
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
-    ]
+    scheduled = condition_of(pod, "PodScheduled")
+    unscheduled = [str(scheduled.get("message"))] if scheduled.get("status") == "False" else []
     return PodReport(
         pod=pod["metadata"]["name"],
         node=str((pod.get("spec") or {}).get("nodeName") or ""),

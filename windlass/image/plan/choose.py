@@ -189,10 +189,10 @@ def choose_build(run: Run, node: Node, pinned: Wanted | None = None) -> tuple[Bu
     )
 
 
-def why_not(run: Run, node: Node, one: Release, build: Build) -> str | None:
+def why_not(run: Run, node: Node, known: Release, build: Build) -> str | None:
     """Why a build is not taken; None where it can be."""
     image = run.image
-    if Version(one.version) < Version(OLDEST_TORCH):
+    if Version(known.version) < Version(OLDEST_TORCH):
         return f"windlass needs torch {OLDEST_TORCH} or newer"
     if image.cuda and image.cuda not in (build.cuda, build.cuda.split(".")[0]):
         return f"image.cuda asks for {image.cuda}"
@@ -200,9 +200,9 @@ def why_not(run: Run, node: Node, one: Release, build: Build) -> str | None:
         return "an experimental build"
     if node.platform not in build.platforms:
         return f"no CUDA build for {node.platform}"
-    if image.python and image.python not in one.python:
+    if image.python and image.python not in known.python:
         return f"no wheel for Python {image.python}"
-    if image.hyperpod_agent and not accepts(package(AGENT)["requires"]["torch"], one.version):
+    if image.hyperpod_agent and not accepts(package(AGENT)["requires"]["torch"], known.version):
         return f"the HyperPod agent requires torch{package(AGENT)['requires']['torch']}"
     if node.driver and version_of(node.driver) < Version(build.minimum_driver):
         return f"needs driver {build.minimum_driver}, the nodes have {node.driver}"
@@ -231,26 +231,16 @@ def _python_and_base(
     image, bases = run.image, facts()["bases"]
     own = bases["ubuntu"]["python"]
     python = image.python or own
-    if Version(python) < Version(OLDEST_PYTHON):
-        raise UserError(f"windlass needs Python {OLDEST_PYTHON} or newer, and image.python is {python}",
-                        fix=f"image.python='\"{own}\"'")  # fmt: skip
+    _check_python(python, "image.python is", None if base else known, fix=f"image.python='\"{own}\"'")
     if base:
         if image.python and base.python and base.python != image.python:
             raise UserError(f"{base.image} has Python {base.python}, and image.python asks for {image.python}")
         found = base.python if base.family in ("python", "system", "cuda") else None
         if found is None and base.family in ("system", "cuda"):
             found = facts()["systems"].get(base.system or "", {}).get("python")
-        if found and Version(found) < Version(OLDEST_PYTHON):
-            raise UserError(f"windlass needs Python {OLDEST_PYTHON} or newer, and {base.image} has {found}",
-                            fix="image.base=null    lets windlass choose")  # fmt: skip
-        if found and known and found not in known.python:
-            raise UserError(f"torch {known.version} has no wheel for Python {found} of {base.image}",
-                            evidence=f"it has wheels for {', '.join(known.python)}")  # fmt: skip
+        if found:
+            _check_python(found, f"{base.image} has", known, fix="image.base=null    lets windlass choose")
         return found, base, [Choice("base image", base.image, "image.base asks for it")]
-    if known and python not in known.python:
-        raise UserError(f"torch {known.version} has no wheel for Python {python}",
-                        evidence=f"it has wheels for {', '.join(known.python)}",
-                        fix=f"image.python='\"{own}\"'")  # fmt: skip
     if build and compiled:
         tag = bases["cuda_devel"].get(build.cuda)
         if tag is None or python != own:
@@ -270,6 +260,14 @@ def _python_and_base(
         chosen = Choice("base image", value, f"Python {python} is asked for", bases["python"]["source"])
     why = "image.python asks for it" if image.python else f"the one of {chosen.value.split(':')[0]}"
     return python, base_of(chosen.value), [Choice("Python", python, why), chosen]
+
+
+def _check_python(python: str, which: str, known: Release | None, *, fix: str) -> None:
+    if Version(python) < Version(OLDEST_PYTHON):
+        raise UserError(f"windlass needs Python {OLDEST_PYTHON} or newer, and {which} {python}", fix=fix)
+    if known and python not in known.python:
+        wheels = f"{which} {python}; there are wheels for {', '.join(known.python)}"
+        raise UserError(f"torch {known.version} has no wheel for Python {python}", evidence=wheels, fix=fix)
 
 
 def _check_base(base: Base, run: Run, node: Node) -> None:
