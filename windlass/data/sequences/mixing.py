@@ -32,9 +32,9 @@ class Shares:
         self.cycle = sum(self.counts)
         self._owners = np.array(dealt(self.counts), dtype=np.int16)
         every = self._owners[None, :] == np.arange(len(self.counts))[:, None]
-        self._before = np.concatenate([np.zeros((len(self.counts), 1), dtype=np.int64), every.cumsum(axis=1)], axis=1)
+        before = np.concatenate([np.zeros((len(self.counts), 1), dtype=np.int64), every.cumsum(axis=1)], axis=1)
         self._owners_list: list[int] = self._owners.tolist()
-        self._before_lists: list[list[int]] = self._before.tolist()
+        self._before: list[list[int]] = before.tolist()
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -50,7 +50,7 @@ class Shares:
     def before(self, source: int, index: int) -> int:
         """How many of the first `index` sequences are the source's."""
         cycles, rest = divmod(index, self.cycle)
-        return cycles * self.counts[source] + self._before_lists[source][rest]
+        return cycles * self.counts[source] + self._before[source][rest]
 
     def owners(self, indexes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[tuple[int, ...], np.dtype]:
         """The sources of many sequences at once."""

@@ -91,9 +91,6 @@ class _StoreReader(io.RawIOBase):
         self._place = max(0, base + offset)
         return self._place
 
-    def tell(self) -> int:
-        return self._place
-
     def readinto(self, buffer: Any) -> int:
         size = min(len(buffer), self._entry.size - self._place)
         if size <= 0:

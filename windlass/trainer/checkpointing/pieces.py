@@ -14,20 +14,17 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from windlass.checkpoint import Checkpoint, CheckpointFolder, FileRecord, Manifest, hash_file
+from windlass.store import Sink
 from windlass.trainer.model.safetensors_files import DTYPES, NAMES, make_header, narrowed, own_part, parse_header
 
 PARTS = "windlass-parts"  # in a file's metadata: what the parts in it are parts of
-
-
-class Sink(Protocol):
-    def write(self, data: memoryview, /) -> int: ...
 
 
 def local_parts(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -71,9 +68,10 @@ class Piece:
 
 def write_piece(path: Path, piece: Piece, *, sync: bool) -> FileRecord:
     """Into a file that has its room already."""
-    with path.open("r+b", buffering=0) as file:
-        record = piece.write(_Whole(file))
+    with path.open("r+b") as file:
+        record = piece.write(file)
         if sync:
+            file.flush()
             os.fsync(file.fileno())
     return record
 
@@ -117,19 +115,6 @@ def _values(content: mmap.mmap | bytearray, start: int, facts: dict[str, Any]) -
     source = torch.frombuffer(content, dtype=torch.uint8, count=end - begin, offset=start + begin)
     values.reshape(-1).view(torch.uint8).copy_(source)
     return values
-
-
-class _Whole:
-    """A raw file whose write writes everything."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-
-    def write(self, data: memoryview) -> int:
-        left = data
-        while left:
-            left = left[self.file.write(left) :]
-        return len(data)
 
 
 def assemble(place: Path, manifest: Manifest, target: CheckpointFolder) -> Checkpoint:
