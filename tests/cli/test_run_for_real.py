@@ -1,6 +1,7 @@
 """`windlass run` with the real trainer, and what it refuses before anything is created."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.commands import run_forked
 from windlass.common.files import read_json_lines
 from windlass.runfolder import RunFolder, steps_of
 
@@ -85,7 +87,7 @@ def really(tmp_path, monkeypatch):
     monkeypatch.delenv("WINDLASS_RUNS", raising=False)
 
     def run(*arguments):
-        return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=240, check=False)
+        return run_forked(arguments, cwd=tmp_path, env=os.environ, timeout=240)
 
     return run
 

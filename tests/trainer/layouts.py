@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.forking import context
@@ -40,6 +43,54 @@ def train_all(root: Path, runs: dict[str, dict[str, Any]], *, ranks: int, timeou
     codes = [process.exitcode or 0 for process in processes]
     output = "".join(log.read_text(errors="replace") for log in logs)
     return {name: Result(RunFolder(root / "runs" / name), codes, output) for name in runs}
+
+
+Case = tuple[int, dict[str, Any]]  # the number of ranks, and the run
+
+
+def trains(cases: Callable[..., Sequence[Case]]) -> Callable[..., Any]:
+    """Marks a test that looks at runs which `Together` trains: `cases` makes them of the test's parameters."""
+
+    def marked(test: Any) -> Any:
+        test.cases = cases
+        return test
+
+    return marked
+
+
+class Together:
+    """The runs of all tests of a module, each with the others of its number of ranks, once the first is asked for."""
+
+    def __init__(self, request: pytest.FixtureRequest, root: Path, *shared: Any) -> None:
+        self.root, self.shared, self.rounds = root, shared, 0
+        self.results: dict[tuple[int, str], Result] = {}
+        self.waiting: dict[int, dict[str, dict[str, Any]]] = {}
+        for item in request.session.items:
+            if item.path == request.path and hasattr(getattr(item, "function", None), "cases"):
+                for ranks, run in self.cases_of(item):
+                    self.waiting.setdefault(ranks, {})[json.dumps(run, sort_keys=True)] = run
+
+    def cases_of(self, item: Any) -> Sequence[Case]:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        made: Sequence[Case] = item.function.cases(*self.shared, **parameters)
+        return made
+
+    def results_of(self, item: Any) -> list[Result]:
+        """What the runs of one test came to. Where runs failed together, each test trains its own alone."""
+        cases = [(ranks, json.dumps(run, sort_keys=True), run) for ranks, run in self.cases_of(item)]
+        for ranks in dict.fromkeys(ranks for ranks, key, _ in cases if (ranks, key) not in self.results):
+            trained = self.train(ranks, self.waiting.pop(ranks)) if ranks in self.waiting else {}
+            if not trained or any(any(result.codes) for result in trained.values()):
+                trained = self.train(ranks, {key: run for own, key, run in cases if own == ranks})
+            self.results |= {(ranks, key): result for key, result in trained.items()}
+        return [self.results[ranks, key] for ranks, key, _ in cases]
+
+    def train(self, ranks: int, runs: dict[str, dict[str, Any]]) -> dict[str, Result]:
+        root = self.root / f"round-{self.rounds}"
+        root.mkdir(parents=True)
+        self.rounds += 1
+        named = {f"run-{number}": run for number, run in enumerate(runs.values())}
+        return dict(zip(runs, train_all(root, named, ranks=ranks, timeout=900).values(), strict=True))
 
 
 def _be_rank(environment: dict[str, str], log: Path, files: list[Path]) -> None:

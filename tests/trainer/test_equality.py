@@ -15,6 +15,7 @@ from tests.campaign import campaign
 from tests.trainer.conftest import tiny_run
 from tests.trainer.fine_tuning import SHAPE
 from tests.trainer.harness import Result, train
+from tests.trainer.layouts import Case, Together, trains
 from tests.trainer.plain import documents_apart, plain_loop, token_stream, whole_rows, windows
 
 pytestmark = pytest.mark.train
@@ -54,6 +55,19 @@ def plain(models: dict[str, Path], corpus: Path) -> Callable[..., tuple[list[flo
     return curve
 
 
+@pytest.fixture(scope="module")
+def together(
+    request: pytest.FixtureRequest, corpus: Path, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Together:
+    return Together(request, tmp_path_factory.mktemp("together"), corpus, models)
+
+
+@pytest.fixture
+def trained(request: pytest.FixtureRequest, together: Together) -> list[Result]:
+    """The runs that a test `trains`."""
+    return together.results_of(request.node)
+
+
 def spread_run(corpus: Path, model: Path, *, batch: int = 16, **changes: Any) -> dict[str, Any]:
     run = tiny_run(corpus, data__shuffle=False, data__tokenizer="tiny", train__steps=STEPS, train__global_batch=batch)
     run["model"] = {"path": str(model), "init": "pretrained"}
@@ -80,38 +94,38 @@ ALL += [(model, *kind, accumulation) for model in ORDERS for kind in KINDS for a
 SPREADS = list(dict.fromkeys([*CHOSEN, *ALL]))
 
 
-@pytest.mark.parametrize(("model", "ranks", "sharding", "accumulation"), campaign(SPREADS, always=len(CHOSEN)))
-def test_any_spread_equals_the_plain_loop(
-    model: str,
-    ranks: int,
-    sharding: str,
-    accumulation: int,
-    models: dict[str, Path],
-    plain: Callable[..., Any],
-    corpus: Path,
-    tmp_path: Path,
-) -> None:
+def spreads(
+    corpus: Path, models: dict[str, Path], *, model: str, ranks: int, sharding: str, accumulation: int
+) -> list[Case]:
     run = spread_run(corpus, models[model], train__micro_batch=16 // (ranks * accumulation))
     run["parallel"] = {"sharding": sharding} | ({"shard_group": 2} if sharding == "hybrid" else {})
-    assert_curve(train(tmp_path, run, ranks=ranks), plain(model, 16))
+    return [(ranks, run)]
 
 
+@trains(spreads)
+@pytest.mark.parametrize(("model", "ranks", "sharding", "accumulation"), campaign(SPREADS, always=len(CHOSEN)))
+def test_any_spread_equals_the_plain_loop(
+    model: str, ranks: int, sharding: str, accumulation: int, trained: list[Result], plain: Callable[..., Any]
+) -> None:
+    assert_curve(trained[0], plain(model, 16))
+
+
+def odd_batches(
+    corpus: Path, models: dict[str, Path], *, batch: int, ranks: int, micro: int | None, sharding: str
+) -> list[Case]:
+    changes = {"parallel__sharding": sharding, "train__micro_batch": micro}
+    return [(ranks, spread_run(corpus, models["dense"], batch=batch, **changes))]
+
+
+@trains(odd_batches)
 @pytest.mark.parametrize(
     ("batch", "ranks", "micro", "sharding"),
     campaign([(10, 4, None, "full"), (7, 3, 2, "ddp"), (7, 3, None, "full"), (7, 3, 2, "full")], always=2),
 )
 def test_a_batch_that_does_not_divide(
-    batch: int,
-    ranks: int,
-    micro: int | None,
-    sharding: str,
-    models: dict[str, Path],
-    plain: Callable[..., Any],
-    corpus: Path,
-    tmp_path: Path,
+    batch: int, ranks: int, micro: int | None, sharding: str, trained: list[Result], plain: Callable[..., Any]
 ) -> None:
-    run = spread_run(corpus, models["dense"], batch=batch, parallel__sharding=sharding, train__micro_batch=micro)
-    assert_curve(train(tmp_path, run, ranks=ranks), plain("dense", batch))
+    assert_curve(trained[0], plain("dense", batch))
 
 
 SAVINGS: list[dict[str, Any]] = [
@@ -131,36 +145,33 @@ def option_names(value: Any) -> str:
     return ",".join(f"{key}={one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
 
 
+def savings(corpus: Path, models: dict[str, Path], *, model: str, parallel: dict[str, Any]) -> list[Case]:
+    return [(2, spread_run(corpus, models[model], train__micro_batch=4) | {"parallel": parallel})]
+
+
+@trains(savings)
 @pytest.mark.parametrize(("model", "parallel"), campaign(MODELS_AND_SAVINGS, always=len(SAVINGS)), ids=option_names)
 def test_saving_memory_changes_no_number(
-    model: str,
-    parallel: dict[str, Any],
-    models: dict[str, Path],
-    plain: Callable[..., Any],
-    corpus: Path,
-    tmp_path: Path,
+    model: str, parallel: dict[str, Any], trained: list[Result], plain: Callable[..., Any]
 ) -> None:
-    run = spread_run(corpus, models[model], train__micro_batch=4)
-    run["parallel"] = parallel
-    assert_curve(train(tmp_path, run, ranks=2), plain(model, 16))
+    assert_curve(trained[0], plain(model, 16))
 
 
 HEADS = [("dense", 1, "none"), ("moe", 2, "full"), ("dense", 2, "ddp")]
 HEADS += [("moe", 1, "none"), ("dense", 2, "full"), ("moe", 2, "ddp")]
 
 
+def fused_heads(corpus: Path, models: dict[str, Path], *, model: str, ranks: int, sharding: str) -> list[Case]:
+    changes = {"train__fused_head": True, "train__micro_batch": 4, "parallel__sharding": sharding}
+    return [(ranks, spread_run(corpus, models[model], **changes))]
+
+
+@trains(fused_heads)
 @pytest.mark.parametrize(("model", "ranks", "sharding"), campaign(HEADS, always=3))
 def test_the_fused_head_computes_the_same(
-    model: str,
-    ranks: int,
-    sharding: str,
-    models: dict[str, Path],
-    plain: Callable[..., Any],
-    corpus: Path,
-    tmp_path: Path,
+    model: str, ranks: int, sharding: str, trained: list[Result], plain: Callable[..., Any]
 ) -> None:
-    run = spread_run(corpus, models[model], train__fused_head=True, train__micro_batch=4, parallel__sharding=sharding)
-    assert_curve(train(tmp_path, run, ranks=ranks), plain(model, 16))
+    assert_curve(trained[0], plain(model, 16))
 
 
 @pytest.mark.slow
@@ -171,24 +182,33 @@ def test_compiled_blocks_compute_the_same(
     assert_curve(train(tmp_path, run, ranks=2, timeout=300), plain("dense", 16))
 
 
+def masked(corpus: Path, models: dict[str, Path], *, model: str, ranks: int) -> list[Case]:
+    return [(ranks, spread_run(corpus, models[model], data__document_mask=True))]
+
+
+@trains(masked)
 @pytest.mark.parametrize(("model", "ranks"), campaign([("dense", 2), ("moe", 2), ("dense", 1)], always=2))
 def test_masked_documents_equal_documents_by_themselves(
-    model: str, ranks: int, models: dict[str, Path], plain: Callable[..., Any], corpus: Path, tmp_path: Path
+    model: str, ranks: int, trained: list[Result], plain: Callable[..., Any]
 ) -> None:
-    run = spread_run(corpus, models[model], data__document_mask=True)
     expected = plain(model, 16, apart=True)
     assert expected[0] != pytest.approx(plain(model, 16)[0], rel=1e-5), "the data has no document borders to see"
-    assert_curve(train(tmp_path, run, ranks=ranks), expected)
+    assert_curve(trained[0], expected)
 
 
-def test_bf16_is_near_fp32_on_any_number_of_ranks(
-    models: dict[str, Path], plain: Callable[..., Any], corpus: Path, tmp_path: Path
-) -> None:
-    """bf16 has 8 bits of mantissa: a loss within 0.5 %, a gradient norm within 2 %."""
+def in_bf16(corpus: Path, models: dict[str, Path]) -> list[Case]:
+    cases = []
     for ranks, copies, lean in ((1, True, None), (1, False, None), (2, None, True), (2, True, True)):
         run = spread_run(corpus, models["dense"], train__precision="bf16", train__bf16_weights=copies)
         run["train"] |= {"micro_batch": 4, "lean_blocks": lean}
-        result = train(tmp_path / f"{ranks}-{copies}", run, ranks=ranks)
+        cases.append((ranks, run))
+    return cases
+
+
+@trains(in_bf16)
+def test_bf16_is_near_fp32_on_any_number_of_ranks(trained: list[Result], plain: Callable[..., Any]) -> None:
+    """bf16 has 8 bits of mantissa: a loss within 0.5 %, a gradient norm within 2 %."""
+    for result in trained:
         losses, norms = plain("dense", 16)
         assert set(result.codes) == {0}, result.output
         assert list(result.losses.values()) == pytest.approx(losses, rel=5e-3)
@@ -196,22 +216,30 @@ def test_bf16_is_near_fp32_on_any_number_of_ranks(
         assert list(result.losses.values()) != losses, "bf16 was not used"
 
 
-def test_clipping_is_by_the_global_norm(models: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
+def clipped(corpus: Path, models: dict[str, Path]) -> list[Case]:
+    return [(2, spread_run(corpus, models["dense"], train__grad_clip=0.05))]
+
+
+@trains(clipped)
+def test_clipping_is_by_the_global_norm(models: dict[str, Path], corpus: Path, trained: list[Result]) -> None:
     """A limit below every norm, so that each step is scaled."""
     rows = windows(token_stream(corpus), LENGTH)
     batches = [rows[step * 16 : (step + 1) * 16] for step in range(STEPS)]
     expected = plain_loop(models["dense"], batches, RATES, clip=0.05)
-    run = spread_run(corpus, models["dense"], train__grad_clip=0.05)
-    assert_curve(train(tmp_path, run, ranks=2), expected)
+    assert_curve(trained[0], expected)
 
 
-def test_validation_is_the_same_on_any_number_of_ranks(models: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
+def validated(corpus: Path, models: dict[str, Path]) -> list[Case]:
+    run = spread_run(corpus, models["dense"], data__holdout=0.1, train__validate_every=2)
+    run["train"]["validation_sequences"] = 13
+    return [(ranks, run) for ranks in (1, 2, 3)]
+
+
+@trains(validated)
+def test_validation_is_the_same_on_any_number_of_ranks(trained: list[Result]) -> None:
     """Also where the validation sequences do not divide by the ranks."""
     losses = []
-    for ranks in (1, 2, 3):
-        run = spread_run(corpus, models["dense"], data__holdout=0.1, train__validate_every=2)
-        run["train"]["validation_sequences"] = 13
-        result = train(tmp_path / str(ranks), run, ranks=ranks)
+    for result in trained:
         records = result.records("validation")
         assert [(record["step"], record["sequences"], record["tokens"]) for record in records] == [
             (2, 13, 416),

@@ -13,6 +13,7 @@ import torch
 from tests.campaign import campaign
 from tests.trainer.fine_tuning import lora_run, save_model
 from tests.trainer.harness import Result, resume, train
+from tests.trainer.layouts import Case, Together, trains
 from tests.trainer.states import weights_of
 from windlass.checkpoint import CheckpointFolder
 
@@ -30,6 +31,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     root = tmp_path_factory.mktemp("models")
     return lambda kind: root / kind if (root / kind).exists() else save_model(root / kind, kind)
+
+
+@pytest.fixture(scope="module")
+def together(
+    request: pytest.FixtureRequest,
+    corpus: Path,
+    models: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Together:
+    return Together(request, tmp_path_factory.mktemp("together"), corpus, models)
+
+
+@pytest.fixture
+def trained(request: pytest.FixtureRequest, together: Together) -> list[Result]:
+    """The runs that a test `trains`."""
+    return together.results_of(request.node)
 
 
 def saved(result: Result, step: int) -> dict[str, torch.Tensor]:
@@ -57,10 +74,16 @@ def test_the_loss_falls_and_only_adapters_train(model: Path, corpus: Path, tmp_p
     assert "of them trained (" in result.output
 
 
-def test_the_first_step_is_the_models_own(model: Path, corpus: Path, tmp_path: Path) -> None:
+def whole_and_beside(corpus: Path, models: Callable[[str], Path]) -> list[Case]:
+    model = models("untied")
+    whole = {**lora_run(corpus, model), "model": {"path": str(model), "init": "pretrained"}}
+    return [(1, whole), (1, lora_run(corpus, model))]
+
+
+@trains(whole_and_beside)
+def test_the_first_step_is_the_models_own(trained: list[Result]) -> None:
     """B is zero at first: the loss of step 1 is that of the model alone."""
-    whole = train(tmp_path / "whole", {**lora_run(corpus, model), "model": {"path": str(model), "init": "pretrained"}})
-    beside = train(tmp_path / "beside", lora_run(corpus, model))
+    whole, beside = trained
     assert beside.losses[1] == whole.losses[1]
     assert beside.losses[2] != whole.losses[2]
 
@@ -74,21 +97,21 @@ EVERY = [(kind, *spread) for kind in ("untied", "tied", "moe") for spread in SPR
 KINDS_AND_SPREADS = [*CHOSEN, *(one for one in EVERY if one not in CHOSEN)]
 
 
-@pytest.mark.parametrize(("kind", "ranks", "parallel"), campaign(KINDS_AND_SPREADS, always=len(CHOSEN)), ids=str)
-def test_any_spread_equals_one_process(
-    kind: str,
-    ranks: int,
-    parallel: dict[str, Any],
-    models: Callable[[str], Path],
-    corpus: Path,
-    tmp_path: Path,
-    undisturbed: Callable[..., Result],
-) -> None:
+def one_and_spread(
+    corpus: Path, models: Callable[[str], Path], *, kind: str, ranks: int, parallel: dict[str, Any]
+) -> list[Case]:
     changes: dict[str, Any] = {"train__global_batch": 12, "train__micro_batch": 2, "train__steps": 4}
-    one = undisturbed(lora_run(corpus, models(kind), **changes), 1)
+    one = lora_run(corpus, models(kind), **changes)
     if parallel.get("sharding") == "ddp" and kind != "moe":  # where every rank has the weights whole
         changes["train__lean_blocks"] = True
-    spread = train(tmp_path, lora_run(corpus, models(kind), **changes, parallel=parallel), ranks=ranks)
+    return [(1, one), (ranks, lora_run(corpus, models(kind), **changes, parallel=parallel))]
+
+
+@trains(one_and_spread)
+@pytest.mark.parametrize(("kind", "ranks", "parallel"), campaign(KINDS_AND_SPREADS, always=len(CHOSEN)), ids=str)
+def test_any_spread_equals_one_process(kind: str, ranks: int, parallel: dict[str, Any], trained: list[Result]) -> None:
+    one, spread = trained
+    assert set(one.codes) == {0}, one.output
     assert set(spread.codes) == {0}, spread.output
     assert list(spread.losses.values()) == pytest.approx(list(one.losses.values()), rel=1e-5)
     assert list(spread.grad_norms.values()) == pytest.approx(list(one.grad_norms.values()), rel=1e-5)
@@ -96,19 +119,32 @@ def test_any_spread_equals_one_process(
         assert torch.allclose(tensor, saved(one, 4)[name], atol=2e-5), name
 
 
+def heads(corpus: Path, models: Callable[[str], Path], *, fused: bool) -> list[Case]:
+    model = models("untied")
+    other = lora_run(corpus, model, train__fused_head=fused, parallel={"sharding": "full"})
+    return [(1, lora_run(corpus, model)), (2, other)]
+
+
+@trains(heads)
 @pytest.mark.parametrize("fused", campaign([True, False], always=1))
-def test_the_fused_head_computes_the_same(fused: bool, model: Path, corpus: Path, tmp_path: Path) -> None:
-    one = train(tmp_path / "one", lora_run(corpus, model))
-    run = lora_run(corpus, model, train__fused_head=fused, parallel={"sharding": "full"})
-    other = train(tmp_path / "other", run, ranks=2)
+def test_the_fused_head_computes_the_same(fused: bool, trained: list[Result]) -> None:
+    one, other = trained
     assert list(other.losses.values()) == pytest.approx(list(one.losses.values()), rel=1e-5)
 
 
-def test_bf16_is_near_fp32(model: Path, corpus: Path, tmp_path: Path) -> None:
-    exact = train(tmp_path / "fp32", lora_run(corpus, model))
+def in_fp32_and_bf16(corpus: Path, models: Callable[[str], Path]) -> list[Case]:
+    model = models("untied")
+    cases: list[Case] = [(1, lora_run(corpus, model))]
     for ranks, sharding in ((1, "none"), (2, "full"), (2, "ddp")):
         run = lora_run(corpus, model, train__precision="bf16", parallel={"sharding": sharding})
-        result = train(tmp_path / f"{sharding}-{ranks}", run, ranks=ranks)
+        cases.append((ranks, run))
+    return cases
+
+
+@trains(in_fp32_and_bf16)
+def test_bf16_is_near_fp32(trained: list[Result]) -> None:
+    exact, *rounded = trained
+    for result in rounded:
         assert set(result.codes) == {0}, result.output
         assert list(result.losses.values()) == pytest.approx(list(exact.losses.values()), rel=5e-3)
         assert result.losses != exact.losses
@@ -143,13 +179,17 @@ def test_a_kill_changes_nothing(lora: dict[str, Any], sharding: str, model: Path
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_dropout_is_used_and_drawn_from_the_seed(model: Path, corpus: Path, tmp_path: Path) -> None:
-    def losses(where: str, **lora: Any) -> dict[int, float]:
-        return train(tmp_path / where, lora_run(corpus, model, lora)).losses
+def dropped_twice_and_not(corpus: Path, models: Callable[[str], Path]) -> list[Case]:
+    model = models("untied")
+    dropped = lora_run(corpus, model, {"dropout": 0.5})
+    return [(1, dropped), (1, dropped | {"name": "again"}), (1, lora_run(corpus, model))]
 
-    dropped = losses("dropped", dropout=0.5)
-    assert dropped == losses("again", dropout=0.5)
-    assert dropped[3] != losses("without")[3]
+
+@trains(dropped_twice_and_not)
+def test_dropout_is_used_and_drawn_from_the_seed(trained: list[Result]) -> None:
+    dropped, again, without = (result.losses for result in trained)
+    assert dropped == again
+    assert dropped[3] != without[3]
 
 
 def test_resumes_on_another_number_of_ranks(model: Path, corpus: Path, tmp_path: Path) -> None:
@@ -172,16 +212,25 @@ def test_other_weights_are_not_resumed_beside(corpus: Path, tmp_path: Path) -> N
     assert "was trained beside other weights" in changed.output
 
 
-def test_rank_stabilised_scales_by_the_root(model: Path, corpus: Path, tmp_path: Path) -> None:
+def two_scales(corpus: Path, models: Callable[[str], Path]) -> list[Case]:
+    choices: list[dict[str, Any]] = [{"alpha": 4, "rank_stabilised": True}, {"alpha": 8}]
+    return [(1, lora_run(corpus, models("untied"), lora)) for lora in choices]
+
+
+@trains(two_scales)
+def test_rank_stabilised_scales_by_the_root(trained: list[Result]) -> None:
     """alpha / sqrt(4) with alpha 4 is alpha / 4 with alpha 8."""
-    root = train(tmp_path / "root", lora_run(corpus, model, {"alpha": 4, "rank_stabilised": True}))
-    plain = train(tmp_path / "plain", lora_run(corpus, model, {"alpha": 8}))
+    root, plain = trained
     assert root.losses == plain.losses
 
 
-def test_targets_by_pattern(model: Path, corpus: Path, tmp_path: Path) -> None:
-    run = lora_run(corpus, model, {"targets": ["v_proj", "layers.1.mlp.*"]}, train__steps=2)
-    names = {name.rpartition(".")[0] for name in saved(train(tmp_path, run), 2)}
+def some_targets(corpus: Path, models: Callable[[str], Path]) -> list[Case]:
+    return [(1, lora_run(corpus, models("untied"), {"targets": ["v_proj", "layers.1.mlp.*"]}, train__steps=2))]
+
+
+@trains(some_targets)
+def test_targets_by_pattern(trained: list[Result]) -> None:
+    names = {name.rpartition(".")[0] for name in saved(trained[0], 2)}
     assert names == {
         "model.layers.0.self_attn.v_proj",
         "model.layers.1.self_attn.v_proj",
