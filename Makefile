@@ -22,7 +22,7 @@ BESIDE ?=  # more targets for `make test` beside Slurm and the cluster, each wit
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-trainer test-campaigns test-slurm test-image test-cluster test-gpu test-architectures test-oldest-torch \
+.PHONY: help setup demo test test-fast test-trainer test-campaigns test-slurm test-image test-cluster box-programs test-gpu test-architectures test-oldest-torch \
 	lint docs bench bench-gpu bench-wheels bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick check-cluster debug-events
 
 help:  ## this list
@@ -64,6 +64,9 @@ test-image: setup  ## build, test and push real images (root, and the packages t
 
 test-cluster: setup  ## run on a real Kubernetes: three nodes on this machine (root), or the cluster that KUBECONFIG names
 	$(PYTEST) -m "cluster and not campaign_only" tests/cluster --durations=10 $(AGAIN)
+
+box-programs: setup  ## compile what test-cluster starts, where it is not in the cache: minutes
+	$(BIN)/python -m tests.cluster.box.build
 
 test-gpu: setup  ## the trainer on 1, 2 and 4 CUDA ranks, compared and hurt; ranks share a GPU where there are fewer
 	$(BIN)/python -m tests.gpu

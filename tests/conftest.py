@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,35 @@ HURT_ON_PURPOSE = ("train", "slurm", "cluster", "image")  # what --reruns is for
 RERUNS: list[tuple[str, str]] = []  # test, and what it said when it failed
 
 
-LONGEST = "tests/test_first_hour.py"  # begun last, it would run alone
+# Begun last, they would run alone: so they are begun first, in this order.
+LONGEST = (
+    "tests/test_first_hour.py",
+    "tests/kubernetes/test_entry.py",
+    "tests/ui/test_live_page.py",
+    "tests/ui/test_sweep.py",
+    "tests/trainer/test_hang_watch.py",
+    "tests/trainer/test_hub_model.py",
+    "tests/ui/test_page.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    places = {path: place for place, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
     for item in items:
         if not any(item.get_closest_marker(mark) for mark in HURT_ON_PURPOSE):
             item.add_marker(pytest.mark.flaky(reruns=0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported stays to the end: garbage is not looked for meanwhile, nor later among all of that."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

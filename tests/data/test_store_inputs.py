@@ -53,7 +53,7 @@ def test_the_same_shards_as_from_files_here(
     kinds: FaultyS3, tmp_path: Path, tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "UNIT_BYTES", 5000)
-    monkeypatch.setattr(inputs, "READ_AHEAD", 1000)  # many requests
+    monkeypatch.setattr(inputs, "READ_AHEAD", 4000)  # many requests
     faults = ("500", "SlowDown", "truncated", "dropped")
     kinds.inject(*(Fault(kind, method="GET", path="/kinds/", times=2) for kind in faults))
     there = made("s3://bucket/kinds", tmp_path / "there", tiny)
