@@ -1,14 +1,16 @@
 """`windlass run` answers a failure: by an edit of the run, by another job, or not at all."""
 
 import json
-import subprocess
-import sys
+import os
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 import windlass as windlass_api
+from tests.commands import run_forked
+from tests.trainer.harness import train
 from windlass.cli.runs.retry import overrides_of_decisions, wait_before
 from windlass.common.files import read_json_lines
 from windlass.diagnose.decision import verdict_of
@@ -112,8 +114,7 @@ def really(tmp_path, monkeypatch):
     monkeypatch.delenv("WINDLASS_RUNS", raising=False)
 
     def run(*arguments):
-        command = [sys.executable, "-m", "windlass.cli.main", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        return run_forked(arguments, cwd=tmp_path, env=os.environ, timeout=600)
 
     return run
 
@@ -127,12 +128,13 @@ def losses(folder):
 def test_a_full_gpu_is_answered_by_edits_that_keep_the_losses(really, run_file, tmp_path):
     """Twice out of memory: first fewer sequences at once, then recomputed activations."""
     asked = ("train.micro_batch=2", "resources.processes_per_node=1", "checkpoint.background=false")
-    assert really("run", run_file, "name=whole", *asked).returncode == 0
+    undisturbed = train(tmp_path / "undisturbed", yaml.safe_load(run_file.read_text()), overrides=asked)
+    assert undisturbed.codes == [0], undisturbed.output
     answer = really("run", run_file, "name=full", *asked, "--inject", "oom:rank=0,step=3;oom:rank=0,step=4")
     assert answer.returncode == 0, answer
     assert "  - train.micro_batch: 2\n  + train.micro_batch: 1\n" in answer.stdout
     assert "  + parallel.activation_checkpointing: 'full'" in answer.stdout
-    folder, whole = RunFolder(tmp_path / "runs" / "full"), RunFolder(tmp_path / "runs" / "whole")
+    folder, whole = RunFolder(tmp_path / "runs" / "full"), undisturbed.folder
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-6)
     decisions = [one for one in read_json_lines(folder.history) if one["event"] == "retry"]
     assert [(one["class"], one["edit"]) for one in decisions] == [
