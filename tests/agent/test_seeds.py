@@ -107,6 +107,7 @@ def run_script(line, **variables):
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.slow
 def test_the_quick_start_deploys(server, api, cluster_of_objects, tmp_path, monkeypatch):  # noqa: F811
     """The objects of the run are in the cluster, made from a run file that was not there before."""
     there, _ = cluster_of_objects
@@ -151,6 +152,7 @@ def test_the_quick_start_deploys(server, api, cluster_of_objects, tmp_path, monk
     assert (result.context, result.run.name, result.run.state) == ("here", "llama32-1b-training", "waiting")
 
 
+@pytest.mark.slow
 def test_a_new_run_file_says_what_the_seeds_trained(server, api, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="none was pushed from this folder"):
@@ -172,6 +174,7 @@ def test_a_new_run_file_says_what_the_seeds_trained(server, api, tmp_path, monke
     assert values["target"]["kubernetes"] == {"job": "pytorchjob", "storage": "pvc:fsx-claim"}
 
 
+@pytest.mark.slow
 def test_a_cluster_is_checked_and_mended(cluster, keeping, tmp_path, monkeypatch):  # noqa: F811
     """`--validate_components --auto_fix` as a process, of a cluster whose user may not read logs."""
     monkeypatch.chdir(tmp_path)
@@ -187,6 +190,7 @@ def test_a_cluster_is_checked_and_mended(cluster, keeping, tmp_path, monkeypatch
     assert {row["check"]: row["status"] for row in result["check"]["results"]}["operators"] == "pass"
 
 
+@pytest.mark.slow
 def test_an_eks_cluster_gets_its_context_and_all_are_listed(aws, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     make_eks(aws, "training")

@@ -44,6 +44,7 @@ async def tool(client, called, /, *, error=False, **arguments):
     return value["result"] if set(value) == {"result"} else value
 
 
+@pytest.mark.slow
 def test_tools_say_what_they_do_and_nothing_acts_without_a_plan(tmp_path):
     async def scenario(client):
         tools = {one.name: one for one in (await client.list_tools()).tools}

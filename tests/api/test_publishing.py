@@ -42,6 +42,7 @@ def hub(monkeypatch):
         yield kind
 
 
+@pytest.mark.slow
 def test_killed_half_way_and_repeated(hub, export):
     def kill_while_it_sends(self, method, path):
         if path.endswith("/3"):  # of the second shard two parts are there
@@ -113,6 +114,7 @@ def test_what_may_not_be_pushed_is_refused_before_the_export(hub, windlass, monk
     assert list(hub.repositories) == ["ann/public"]
 
 
+@pytest.mark.slow
 def test_answers_that_do_not_pass_are_said_at_once(hub, export, monkeypatch):
     publishing.make_repository(TARGET)
     for status, what in ((409, "somebody else"), (403, "may not write"), (413, "the hub refused")):

@@ -131,6 +131,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(key=st.sampled_from([*body_with(), "layout", "validation", "files"]), value=json_values, name=st.text())
 def test_whatever_is_in_it_only_plain_names_come_through(key: str, value: Any, name: str) -> None:
     """Fuzz: any value anywhere, any text as a name, properly signed. It is refused with ValueError or harmless."""

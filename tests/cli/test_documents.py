@@ -115,6 +115,7 @@ def test_examples_load(path):
     check(resolve(load_run(path)), 2)
 
 
+@pytest.mark.slow
 def test_doctor(windlass):
     answer = windlass("doctor", "--json")
     assert answer.code == (0 if answer.json["can_train"] else 1)

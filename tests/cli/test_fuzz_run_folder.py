@@ -67,6 +67,7 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     contents=st.dictionaries(st.sampled_from(FILES), CONTENTS, max_size=5), damage=st.none() | st.binary(max_size=60)

@@ -74,6 +74,7 @@ def test_an_export_after_the_end_does_not_change_the_state(windlass, make, run_f
     assert "is finished" in windlass("run", run_file).out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["supervisor.json", "history.jsonl", "metrics.jsonl", "run.yaml", "slurm.json"])
 @pytest.mark.parametrize("content", [b"null", b"[]", b'{"pid": []}', b"\xff\xfe\x00", b"[" * 100_000, None])
 def test_one_damaged_run_does_not_break_ls(windlass, make, name, content):
@@ -122,6 +123,7 @@ def test_odd_records_do_not_break_ls_and_show(windlass, make, record):
         assert "unexpected" not in answer.err
 
 
+@pytest.mark.slow
 def test_ls_of_two_thousand_runs_takes_a_second_or_two(windlass, make, tmp_path):
     folder = make("run-0000", steps=300)
     for number in range(1, 2000):
@@ -440,6 +442,7 @@ def complete(words, incomplete=""):
     return [line.partition(",")[2] for line in answer.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_completion_knows_keys_presets_gpus_and_targets(make):
     make()
     assert "small" in complete(["rm"])

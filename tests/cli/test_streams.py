@@ -44,6 +44,7 @@ def shell(tmp_path, monkeypatch, run_file):
     return run_in_shell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "encoding"),
     [
@@ -57,6 +58,7 @@ def test_any_encoding(shell, encoding, arguments):
     answer.stdout.decode(encoding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", ["ls", "show small --curve", "run small.yaml"])
 def test_nobody_reads(shell, arguments):
     assert shell(f"windlass {arguments} >&- 2>&- <&-").returncode == 0
@@ -73,6 +75,7 @@ def test_no_room_for_the_output_is_an_error_in_words(shell, arguments):
     assert b"No space left on device" in answer.stderr
 
 
+@pytest.mark.slow
 def test_a_run_returns_its_own_code_wherever_its_output_goes(shell):
     assert shell("windlass run small.yaml > /dev/full").returncode == 0
     assert shell("windlass run small.yaml > /dev/full 2>&1").returncode == 0

@@ -133,6 +133,7 @@ def is_copied(line):
     return line.lstrip().startswith(("fix", "windlass")) or any(len(word) > 30 for word in line.split())
 
 
+@pytest.mark.slow
 def test_every_command_is_readable_at_80_columns(folder):
     """Nothing is cut: every word that stands in a file stands on the terminal, and no line is wider than it is."""
     in_file = piped(*COMMANDS)
@@ -157,6 +158,7 @@ def test_a_file_gets_one_line_for_each_row(folder):
     assert not any(line != line.rstrip() for line in [*rows, *shown])
 
 
+@pytest.mark.slow
 def test_columns_are_what_the_user_says(folder):
     show = f"show {LONG}"
     told = piped(show, COLUMNS="60")
@@ -166,6 +168,7 @@ def test_columns_are_what_the_user_says(folder):
     assert any(line.endswith("in use by its ranks") and line.startswith("reason") for line in on_wide.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", NOT_COLOURED, ids=str)
 def test_no_escape_at_all(folder, setting):
     assert ESCAPE in in_terminal("ls"), "a terminal gets colours, or this test shows nothing"

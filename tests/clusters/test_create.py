@@ -75,6 +75,7 @@ def test_without_eksctl(windlass, monkeypatch, tmp_path):
     assert "eksctl is not installed" in answer.err
 
 
+@pytest.mark.slow
 def test_a_hyperpod_cluster_is_made_and_deleted(windlass, aws):
     options = ("--region", REGION, "--on-eks", ARN, "--role", ROLE, "--lifecycle", "s3://sagemaker-scripts/x", "--yes")
     answer = windlass("cluster", "create", "pod", "--instance", "p5.48xlarge", "--nodes", "2", *options)
@@ -135,6 +136,7 @@ def test_only_endpoints_of_eks_have_a_region(server, region):
     assert region_of(server) == region
 
 
+@pytest.mark.slow
 def test_aws_is_asked_about_the_cluster_behind_an_address(aws):
     vpc = aws("ec2").create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = aws("ec2").create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/28")["Subnet"]["SubnetId"]
@@ -328,6 +330,7 @@ eks.create_cluster(name=config["metadata"]["name"], version="1.33", roleArn=role
 """
 
 
+@pytest.mark.slow
 def test_the_seeds_make_a_cluster_that_is_missing_and_use_it(aws, tmp_path, monkeypatch):
     """eksctl's part is to make the cluster; here it does so at moto's EKS."""
     program = tmp_path / "eksctl"

@@ -206,6 +206,7 @@ def ring(monkeypatch):
         yield server
 
 
+@pytest.mark.slow
 def test_a_link_that_swallows_what_is_sent_is_reported(ring, capsys, monkeypatch):
     monkeypatch.setattr(inside, "SECONDS", 0.5)  # nobody reads: as where large packets are dropped on the way
     inside.send("127.0.0.1")
@@ -224,6 +225,7 @@ def test_a_pod_that_asks_whether_another_is_there_is_not_measured(ring, capsys):
     assert [(link["check"], link["origin"], link["gbit_s"] > 0) for link in links] == [("link", 1, True)]
 
 
+@pytest.mark.slow
 def test_a_pod_that_pulls_its_image_is_waited_for_and_a_silent_network_is_not(ring, monkeypatch):
     ring.close()  # refused: the pod's address is there, its container is not
     monkeypatch.setattr(inside, "PATIENCE", 0.5)

@@ -106,6 +106,7 @@ def test_what_is_missing_is_shown_made_and_checked_again(windlass, keeping, run_
     assert answer.code == 1
 
 
+@pytest.mark.slow
 def test_undo_deletes_what_was_made_and_nothing_else(windlass, keeping, run_path, tmp_path):
     mine = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine"}}
     path = tmp_path / "more.json"

@@ -229,6 +229,7 @@ def printing(text):
     return f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "evidence"),
     [
@@ -264,6 +265,7 @@ def use(name):
     return run_command(["cluster", "use", name])
 
 
+@pytest.mark.slow
 def test_clusters_that_are_used_at_once_are_all_kept(aws, home):  # noqa: F811
     names = ("one", "two", "three")
     for name in names:

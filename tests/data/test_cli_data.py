@@ -72,6 +72,7 @@ def test_damage_is_found(text: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "holds token shards already" in answer(capsys, "tokenize", out, "-o", tmp_path / "b", code=2)["error"]
 
 
+@pytest.mark.slow
 def test_duplicates_validation_and_a_mixture(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

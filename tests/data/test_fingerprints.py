@@ -32,6 +32,7 @@ def prints(run: Run) -> tuple[Any, Any]:
     return data_fingerprint(sequences, run.data), tokenizer_fingerprint(sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "shards", "stream"])
 def test_the_same_names_with_other_content(kind: str, tmp_path: Path, tiny: Tokenizer) -> None:
     path, shards = tmp_path / "novel.jsonl", tmp_path / "shards"
@@ -68,6 +69,7 @@ def test_another_tokenizer_of_the_same_name(tmp_path: Path, tiny: Tokenizer) -> 
     assert prints(run)[1] != first[1]
 
 
+@pytest.mark.slow
 def test_of_several_sources_the_one_that_changed_is_named(tmp_path: Path) -> None:
     for number in range(2):
         (tmp_path / f"{number}.jsonl").write_bytes(json_lines(texts(20, seed=number)))

@@ -172,6 +172,7 @@ def test_small_sources_go_through_epochs_of_their_own(sources: list[dict[str, An
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs)  # a new order each time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [(0, 1), (0, 1, 2)])
 def test_any_number_of_readers_and_any_resume(sources: list[dict[str, Any]], kinds: tuple[int, ...]) -> None:
     run = mixed([sources[kind] for kind in kinds])

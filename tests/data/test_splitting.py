@@ -64,6 +64,7 @@ def repeated(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_first_of_equal_documents_stays(
     repeated: Path, tmp_path: Path, tiny: Tokenizer, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -75,6 +76,7 @@ def test_the_first_of_equal_documents_stays(
     assert made(repeated, tmp_path / "all", tiny, workers=workers).num_documents == 282
 
 
+@pytest.mark.slow
 def test_the_validation_split_goes_by_the_text(repeated: Path, tmp_path: Path, tiny: Tokenizer) -> None:
     first = made(repeated, tmp_path / "one", tiny, workers=1, validation=0.2)
     kept, held = contents(first, tiny), contents(TokenShards.open(tmp_path / "one" / "validation"), tiny)

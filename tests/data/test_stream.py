@@ -190,6 +190,7 @@ class SharedReaders(Readers):
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     sizes=SIZES,

@@ -56,6 +56,7 @@ def expected() -> list[str]:
     return [*texts(300, 1), *texts(50, 2), "one\n\ndocument\n", "naïve", *texts(100, 3), *texts(5, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_every_kind_of_file(
     all_kinds: Path, tmp_path: Path, tiny: Tokenizer, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -67,6 +68,7 @@ def test_every_kind_of_file(
     assert not list(tmp_path.glob(".out*"))
 
 
+@pytest.mark.slow
 def test_the_same_bytes_from_any_number_of_workers(
     all_kinds: Path, tmp_path: Path, tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def read(sequences: Sequences, steps: range, world: int) -> list[str]:
     return [ids[key] for key in sorted(ids)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_ranks_read_the_dataset_once_in_one_order(source: str, world: int) -> None:
     sequences = opened(source)

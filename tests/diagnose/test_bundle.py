@@ -327,6 +327,7 @@ def test_any_logs_are_answered(logs):
     assert 0 <= verdict.confidence <= 1
 
 
+@pytest.mark.slow
 def test_huge_and_hostile_logs_take_seconds():
     import time
 

@@ -122,6 +122,7 @@ def test_registry_credentials_and_secret_objects(tmp_path):
     assert not any(secret in text for secret in (auth, encoded, "q7Zk2mXv9RtB4wLs"))
 
 
+@pytest.mark.slow
 def test_ordinary_logs_stay_as_they_are_and_mean_the_same():
     """The logs of the field hold no secrets: next to nothing of them may be removed, and every verdict stays."""
     lines = changed = 0

@@ -29,6 +29,7 @@ def ids(texts: Texts, node, index) -> Counter[tuple[str, str]]:
     return Counter((one.id, one.severity) for one in judge(texts, node, index).findings)
 
 
+@pytest.mark.slow
 def test_the_scores(index):
     """And a patched file passes the plan, and gets no second patch."""
     score = Score()
@@ -85,6 +86,7 @@ def pin_moved(texts: Texts) -> Texts:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [split_runs, renamed, pin_moved])
 def test_the_same_written_otherwise_changes_no_verdict(change, index):
     tried = 0

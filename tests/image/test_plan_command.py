@@ -195,6 +195,7 @@ ODD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("content", "code", "said"), ODD.values(), ids=ODD)
 def test_odd_files(tmp_path, monkeypatch, capfd, content, code, said):
     monkeypatch.chdir(tmp_path)

@@ -57,6 +57,7 @@ def test_what_the_run_file_asks_for_must_be_loaded(run_file):
     assert small_model(None) is None
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_dockerfile_and_the_command_and_makes_nothing(run_file, tmp_path, capsys, monkeypatch):
     tools = tmp_path / "bin"
     tools.mkdir()

@@ -53,6 +53,7 @@ def test_a_broken_import_brings_its_traceback_and_an_absent_module_is_skipped_un
     assert required[0]["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_what_hangs_is_ended_and_said(modules):
     modules(hangs="import time\ntime.sleep(600)\n")
     results, _ = run_group(order(imports=["hangs"], seconds=3), ["import hangs"])

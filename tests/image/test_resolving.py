@@ -109,6 +109,7 @@ def test_a_later_step_that_replaces_torch_and_brings_a_second_nccl(index):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["", " --index-url https://download.pytorch.org/whl/cu128"])
 def test_a_companion_of_another_torch_is_healed_whatever_the_index(index, source):
     """Of torch's own index the version gets a build, 2.9.0+cu128: the pin has not moved."""

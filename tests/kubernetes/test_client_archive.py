@@ -61,6 +61,7 @@ def test_a_second_look_adds_only_what_is_new(folder):
     assert folder.rank_log(0).read_text() == "a\na\na\nc\n"
 
 
+@pytest.mark.slow
 @given(
     ticks=st.lists(st.integers(0, 30), min_size=1, max_size=30),
     deaths=st.lists(st.tuples(st.integers(0, 40), st.booleans(), st.integers(0, 3)), max_size=5),

@@ -226,6 +226,7 @@ def test_what_a_change_leads_to_may_fail_once(server, connect):
         halt.now()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "most_requests"),
     [
@@ -341,6 +342,7 @@ def follow(tmp_path, quick):
     return start
 
 
+@pytest.mark.slow
 def test_an_api_that_is_silent_is_named_while_the_run_trains_and_when_it_is_back(server, connect, follow, monkeypatch):
     """The connections stay open, and nothing comes: as when a network is cut, or the server hangs."""
     monkeypatch.setattr(job_watch_module, "PROBE_SECONDS", 0.3)
@@ -367,6 +369,7 @@ def test_an_api_that_is_silent_is_named_while_the_run_trains_and_when_it_is_back
     assert [record.state for record in ended] == ["finished"]
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_to_its_end_although_the_plugin_failed(server, connect, follow, tmp_path):
     plugin, cluster = Plugin(tmp_path), Cluster(server)
     connect(plugin.user)
@@ -382,6 +385,7 @@ def test_a_run_is_followed_to_its_end_although_the_plugin_failed(server, connect
     assert [record.state for record in ended] == ["finished"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_no_line_and_ends_no_thread(server, connect, follow):
     cluster = Cluster(server)
     cluster.running_pods = [0]
@@ -404,6 +408,7 @@ def test_a_full_disk_loses_no_line_and_ends_no_thread(server, connect, follow):
     assert log.read_text() == "".join(line.partition("[rank 0] ")[2] for line in lines)
 
 
+@pytest.mark.slow
 def test_many_pods_are_read_in_streams_and_in_turns_without_loss_or_repetition(server, connect, tmp_path, monkeypatch):
     """More pods than streams; every line of every pod once and in order, those of a container before a restart too."""
     monkeypatch.setattr(logs_module, "MAX_STREAMS", 3)

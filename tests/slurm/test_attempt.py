@@ -233,6 +233,7 @@ with contextlib.ExitStack() as held:
 """
 
 
+@pytest.mark.slow
 def test_a_large_sweep_holds_more_locks_than_a_shell_allows_files(tmp_path):
     """And a folder that became no run is gone again."""
     subprocess.run([sys.executable, "-c", MANY_LOCKS, str(tmp_path / "runs")], check=True, timeout=120)

@@ -209,6 +209,7 @@ sections = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(values=sections)
 @example(values={"model": {"preset": "llama-tiny"}, "data": {"files": None}})
 def test_any_values_make_a_run_or_a_user_error(values: dict[str, Any]) -> None:

@@ -77,6 +77,7 @@ def write_and_fail(file: Sink) -> None:
     raise TypeError
 
 
+@pytest.mark.slow
 def test_a_file_that_is_written_while_it_is_made(s3: FaultyS3) -> None:
     """With the memory of a few parts; there whole, or not at all and nothing left behind."""
     past_the_proxy = open_store("s3://bucket", replace(QUICK, part_bytes=5 * MiB, endpoint=s3.server))
@@ -134,6 +135,7 @@ def test_an_upload_cut_off_is_found_and_given_up(s3: FaultyS3) -> None:
     assert store.unfinished() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["500", "SlowDown", "dropped"])
 def test_patience_ends(kind: str, s3: FaultyS3) -> None:
     fault = Fault(kind, times=10_000)

@@ -133,6 +133,7 @@ def test_an_error_that_would_come_again_is_not_retried(alone, make_run):
     assert status.attempt == 1
 
 
+@pytest.mark.slow
 def test_restarts_without_progress_come_to_an_end(alone, make_run):
     job = alone.submit(make_run(target={"max_restarts": 1}), kill=[0, 7], always=True)
     status = alone.wait(job)
@@ -152,6 +153,7 @@ def test_stop_now_ends_at_once(alone, make_run):
     assert [item.name for item in alone.target.list()] == ["r"]
 
 
+@pytest.mark.slow
 def test_a_stop_that_outlasts_its_grace_is_ended(alone, make_run):
     job = alone.submit(make_run(train={"steps": 4000}, checkpoint={"grace_seconds": 1}), save_seconds=60)
     alone.wait(job, lambda status: (status.step or 0) >= 2)

@@ -95,6 +95,7 @@ def test_packed_documents_are_those_of_a_mask_in_fp64(starts: list[int]) -> None
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # log-sums are fp32 in between
 
 
+@pytest.mark.slow
 def test_the_operators_keep_torchs_rules_for_operators() -> None:
     q, k, v = (torch.randn(1, 8, count, 16, requires_grad=True) for count in (4, 2, 2))
     torch.library.opcheck(flash4, (q, k, v, 0.25))

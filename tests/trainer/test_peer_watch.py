@@ -136,6 +136,7 @@ def test_no_stranger_ends_the_watch(data: bytes, world: World) -> None:
     assert world.verdicts() == [None, None]
 
 
+@pytest.mark.slow
 def test_many_silent_strangers_take_no_file_handles_from_training(world: World) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = len(os.listdir("/proc/self/fd"))

@@ -46,6 +46,7 @@ def test_slabs_cover_a_box_in_the_order_of_memory(axes: list[tuple[int, int, int
     assert torch.equal(filled, box)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3 * 2**20), max_size=8))
 def test_a_record_does_not_depend_on_how_a_file_was_written(sizes: list[int]) -> None:
     hashing = Hashing()

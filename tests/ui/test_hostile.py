@@ -287,6 +287,7 @@ def test_names_that_are_no_text(served, root):
         assert served.json("run", id=row["id"])[0] == 200
 
 
+@pytest.mark.slow
 def test_five_hundred_runs_are_listed_in_time(root):
     for number in range(500):
         shutil.copytree(root / "small", root / f"run-{number}")
@@ -320,6 +321,7 @@ def test_a_disk_that_fails_hides_one_run_and_no_other(root):
     assert "Stale file handle" in rows["stale"]["reason"]
 
 
+@pytest.mark.slow
 def test_logs_of_a_thousand_ranks_are_merged_in_time(served, root):
     line = "2026-01-01T00:00:01 rank 0 INFO step 1 loss 2.0 and some more words to make it as long as a line is\n"
     cpu_s = {}
