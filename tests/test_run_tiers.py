@@ -1,5 +1,6 @@
 """tools/run_tiers: targets side by side, each with its own output, and nothing that fails is lost."""
 
+import runpy
 import signal
 import subprocess
 import sys
@@ -51,6 +52,14 @@ def test_a_chain_that_takes_what_others_leave(folder):
     else:
         here, there = sorted(int(line) for line in done.stdout.splitlines() if line.lstrip("-").isdigit())
         assert there == min(here + 10, 19)
+
+
+def test_where_there_are_no_control_groups(monkeypatch):
+    def missing(path):
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert runpy.run_path(str(TOOL))["make_idle_group"]() is None
 
 
 def test_a_signal_is_passed_on(folder):

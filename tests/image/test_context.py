@@ -97,6 +97,24 @@ def test_texts_are_the_small_ones_that_say_what_is_installed(tmp_path):
     assert set(context.texts()) == {"requirements.txt"}
 
 
+def test_a_folder_that_may_be_listed_but_not_entered_is_left_out(tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    for name in ("open.txt", "closed/secret.txt"):
+        (tmp_path / name).touch()
+
+    def refusing(look):
+        def look_or_refuse(path, *arguments, **options):
+            if str(path).endswith("secret.txt"):
+                raise PermissionError(13, "Permission denied")  # which root, who runs tests too, never gets
+            return look(path, *arguments, **options)
+
+        return look_or_refuse
+
+    for name in ("stat", "lstat"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    assert Context(tmp_path, Ignore(())).files == ("open.txt",)
+
+
 def test_an_archive_of_the_same_files_is_the_same(tmp_path):
     context = project(tmp_path / "p", a="1", b="2")
     (tmp_path / "p" / "b").chmod(0o755)

@@ -112,6 +112,13 @@ def test_the_proof_can_be_run_alone(modules):
     assert answer.returncode == (0 if report["passed"] else 1)
 
 
+def test_modules_in_the_working_folder_of_an_image_are_found(tmp_path):
+    (tmp_path / "owncode.py").write_text("__version__ = '1.2'")
+    command = command_inside(json.dumps({"checks": ["import owncode"], "imports": ["owncode"]}), sys.executable)
+    answer = subprocess.run(command, input=script(), capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert '"detail": "owncode 1.2"' in answer.stdout
+
+
 NO_CUDA = "class cuda:\n    is_available = staticmethod(lambda: False)\nclass version:\n    cuda = '13.0'\n"
 NO_KERNELS = (
     "class cuda:\n    is_available = staticmethod(lambda: True)\ndef manual_seed(seed):\n    raise RuntimeError('{}')\n"

@@ -196,6 +196,15 @@ def test_a_run_that_its_owner_stops_is_stopped_though_one_pod_left_before_the_ot
     assert recorded_end(folder).state == "preempted"
 
 
+def test_a_record_that_came_twice_does_not_hide_what_stood_between(tmp_path):
+    """Logs are read again from the last kept place: a line may repeat, but none is lost."""
+    folder = RunFolder(tmp_path)
+    end = {"event": "exit", "state": "preempted", "code": 75, "reason": "saved", "time": 3.0}
+    for record in ({"event": "submitted", "time": 1.0}, end, {"event": "stop-requested", "time": 2.0}, end):
+        append_json_line(folder.history, record)
+    assert recorded_end(folder).state == "stopped"
+
+
 def test_a_cluster_that_does_not_answer_ends_no_job(tmp_path):
     found = status_of(RunFolder(tmp_path), JobSnapshot(None, {}, trouble="it does not answer"), num_pods=1)
     assert (found.state, found.reason) == ("waiting", "it does not answer")

@@ -116,7 +116,7 @@ def test_a_cluster_that_is_not_configured(windlass, run_file, monkeypatch, tmp_p
 def test_a_missing_library_is_named_with_its_extra(tmp_path):
     program = (
         "import sys\n"
-        "sys.modules['httpx2'] = None\n"
+        "sys.modules['httpx2'] = sys.modules['httpcore2'] = None  # the one brings the other\n"
         "from windlass.targets import target_of_kind\n"
         "from windlass.errors import UserError\n"
         "try:\n"

@@ -14,6 +14,7 @@ import pytest
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.targets.protocol import JobRef
+from windlass.targets.slurm import submission
 from windlass.targets.slurm.client import LOOP_FILE, SlurmTarget
 from windlass.targets.slurm.state import SubmittedJob
 
@@ -132,3 +133,13 @@ def test_a_loop_that_slurm_refuses_leaves_nothing(job, monkeypatch):
         SlurmTarget().start_loop(job, "#!/bin/bash")
     assert "Invalid qos" in error.value.evidence
     assert not (job.folder.path / LOOP_FILE).exists()
+
+
+def test_a_loop_that_slurm_refuses_while_the_run_is_stopped(job, monkeypatch):
+    def refused(request, intent):
+        (job.folder.path / LOOP_FILE).unlink()  # as `stop` does, which found no such job
+        raise UserError("Slurm did not take the job", evidence="Invalid qos specification")
+
+    monkeypatch.setattr(submission, "sbatch", refused)
+    with pytest.raises(UserError, match="its retry loop is not"):
+        SlurmTarget().start_loop(job, "#!/bin/bash")

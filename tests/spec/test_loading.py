@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,23 @@ def test_several_mistakes_in_the_file_are_mended_line_by_line(tmp_path: Path) ->
     with pytest.raises(UserError) as caught:
         load_run(path, ["train.precision=fp61"])
     assert caught.value.fix == f"train.precision=fp32\n{path}, line 5: steps: 5\n{path}, line 6: learning_rate: 1"
+
+
+def test_a_mistake_in_a_pipe_is_told_without_its_line() -> None:
+    """`windlass plan <(…)`: what was read cannot be read again."""
+    reading, writing = os.pipe()
+    os.write(writing, f"{HEAD}train: {{stepps: 5}}\n".encode())
+    os.close(writing)
+    with pytest.raises(UserError) as caught:
+        load_run(f"/dev/fd/{reading}")
+    os.close(reading)
+    assert caught.value.fix == "train.steps=5"
+
+
+def test_a_mistake_beyond_the_list_of_the_file_is_the_override_s(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: {preset: llama-tiny}\ndata: {sources: [{source: corpus:austen}]}\n")
+    with pytest.raises(UserError, match="has 2 mistakes"):
+        load_run(path, ["data.sources=[{source: corpus:austen}, {sorce: 1}]"])
 
 
 @pytest.mark.parametrize(

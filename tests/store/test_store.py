@@ -11,6 +11,7 @@ import pytest
 from tests.store.s3_server import FaultyS3
 from windlass.errors import UserError
 from windlass.store import Store, StoreOptions, is_store_url, open_store
+from windlass.store.folder import FolderStore
 
 MiB = 2**20
 QUICK = StoreOptions(part_bytes=5 * MiB, first_delay_s=0.01, patience_s=20)
@@ -86,6 +87,13 @@ def test_a_conditional_write(store: Store) -> None:
     assert store.read("file") == b"first"
     assert store.write("file", b"third") is True
     assert store.read("file") == b"third"
+
+
+@pytest.mark.parametrize("only_new", [False, True])
+def test_a_write_below_a_file_is_refused(tmp_path: Path, only_new: bool) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        FolderStore(tmp_path).write("file/below", b"lost", only_new=only_new)
 
 
 def test_a_file_that_changes_while_it_is_read(store: Store) -> None:

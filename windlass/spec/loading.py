@@ -323,6 +323,8 @@ def _fix(error: Any, file: Path | None) -> str | None:
 
 def _line_of(file: Path, place: Sequence[Any], *, of_value: bool = False) -> int | None:
     """The line of a key in a run file, or of its value; None where the file does not have it."""
+    if not file.is_file():  # a pipe, which was read to its end
+        return None
     node = yaml.compose(file.read_text(encoding="utf-8"), Loader=_Loader)
     key = node
     for part in place:
@@ -332,6 +334,8 @@ def _line_of(file: Path, place: Sequence[Any], *, of_value: bool = False) -> int
                 return None
             key, node = pairs[part]
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            if part >= len(node.value):  # of a longer list, which an override brought
+                return None
             key = node = node.value[part]
     return int((node if of_value else key).start_mark.line) + 1
 

@@ -94,7 +94,9 @@ class FolderStore:
             with self.create(name, size=len(data), only_new=only_new) as file:
                 file.write(data)
         except FileExistsError:
-            return False
+            if only_new and (self.path / name).exists():
+                return False
+            raise  # a file stands where a folder must be
         return True
 
     def delete(self, names: Iterable[str]) -> None:

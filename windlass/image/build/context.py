@@ -103,13 +103,11 @@ class Context:
         for root, folders, names in os.walk(self.folder):
             at = Path(root).relative_to(self.folder).as_posix()
             prefix = "" if at == "." else f"{at}/"
-            links = [name for name in folders if Path(root, name).is_symlink()]
+            links = [name for name in folders if os.path.islink(os.path.join(root, name))]
             folders[:] = [name for name in folders if name not in links and not self.ignore.may_skip(prefix + name)]
             names += links
             kept = [name for name in names if not self.ignore.ignores(prefix + name)]
-            # sockets and pipes are no files to copy, and reading one would wait for ever
-            kept = [name for name in kept if (path := Path(root, name)).is_symlink() or path.is_file()]
-            files += [prefix + name for name in kept]
+            files += [prefix + name for name in kept if _is_file(os.path.join(root, name))]
         return tuple(sorted(files))
 
     def texts(self) -> dict[str, str]:
@@ -166,6 +164,14 @@ def write_zip(folder: Path, names: Iterable[str], archive: Path, extra: Mapping[
                 shutil.copyfileobj(source, target)
         for name, text in sorted(extra.items()):
             zipped.writestr(zipfile.ZipInfo(name, ZIP_TIME), text)
+
+
+def _is_file(path: str) -> bool:
+    """Or a link; sockets and pipes are no files to copy, and reading one would wait for ever.
+
+    Not `Path.is_file`, which raises in a folder that may be listed but not entered.
+    """
+    return os.path.islink(path) or os.path.isfile(path)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -489,4 +489,6 @@ def _dotted(number: int) -> str | None:
 
 
 if __name__ == "__main__":
+    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+        sys.path[0] = ""  # as for `python -m`, which starts ranks: modules in the image's working folder are found
     sys.exit(main(*sys.argv[1:]))

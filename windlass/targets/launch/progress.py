@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -95,8 +96,9 @@ def recorded_end(folder: RunFolder) -> JobStatus | None:
     if record is None:
         return None
     end = _end(record)
+    before = list(itertools.takewhile(lambda earlier: earlier is not record, recent))
     # it left because its owner said stop, not for its machine
-    if end["state"] == "preempted" and is_stop_requested(recent[: recent.index(dict(record))]):
+    if end["state"] == "preempted" and is_stop_requested(before):
         end |= {"state": "stopped", "reason": "stopped by `windlass stop`; saved first"}
     return with_progress(JobStatus(**end, attempt=newest_attempt(recent)), folder)
 

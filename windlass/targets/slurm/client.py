@@ -226,7 +226,7 @@ class SlurmTarget:
             raise
         except UserError as error:
             if former is None:
-                path.unlink()
+                path.unlink(missing_ok=True)  # `stop` may have been faster
             else:
                 _write_loop(path, former)
             raise UserError(

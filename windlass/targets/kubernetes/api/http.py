@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
-import httpcore2
 import httpx2
 
 from windlass.common.files import parse_record
@@ -438,10 +437,14 @@ class SharedStream:
         self._idle = threading.Condition()
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        import httpcore2  # httpx2 brings it; at the top it would be missed in its place
+
         with self._used(httpcore2.ReadError):
             return bytes(self._stream.read(max_bytes, timeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        import httpcore2
+
         with self._used(httpcore2.WriteError):
             self._stream.write(buffer, timeout)
 
