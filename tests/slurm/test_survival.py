@@ -83,9 +83,9 @@ def test_time_limit(bench, undisturbed):
     """Every step takes 2 s once, so that Slurm's signal, 40 s before the end of the minute, comes among them."""
     slow = ";".join(f"sleep:rank=0,step={step},seconds=2" for step in range(3, STEPS + 1))
     folder = bench.submit(
-        "limited", "--nodes", 1, "target.slurm.time=1min", "checkpoint.grace_seconds=20", "--inject", slow
+        "limited", "--nodes", 2, "target.slurm.time=1min", "checkpoint.grace_seconds=20", "--inject", slow
     )
-    assert_went_on(bench, folder, undisturbed, 1)
+    assert_went_on(bench, folder, undisturbed, 2)
     assert events(folder, "requeue")[0]["why"] == "the time limit is near"
 
 
