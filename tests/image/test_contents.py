@@ -162,7 +162,8 @@ def test_uv_reads_the_project_that_it_is_given(tmp_path):
 
 
 def test_deadsnakes_serves_systems_that_ubuntu_supports(tmp_path):
-    text = "FROM ubuntu:{}\nRUN add-apt-repository ppa:deadsnakes/ppa && apt-get install -y python3.13\n"
+    text = "FROM ubuntu:{}\nRUN apt-get update && apt-get install -y software-properties-common && "
+    text += "add-apt-repository ppa:deadsnakes/ppa && apt-get install -y python3.13\n"
     assert verdicts(text.format("22.04"), tmp_path) == set()
     assert verdicts(text.format("20.04"), tmp_path) == {("no-such-python", 2)}
 
@@ -182,7 +183,7 @@ VENV = "RUN python3 -m venv /v && /v/bin/pip install torch==2.5.1\n"
         ("FROM ubuntu:22.04\nRUN apt-get install -y git\n", {("missing-package", 2)}),
         ("FROM ubuntu:22.04\nRUN apt-get update && rm -rf /var/lib/apt/lists/*\nRUN apt-get install -y git\n",
          {("missing-package", 3)}),
-        ("FROM ubuntu:22.04\nRUN --mount=type=cache,target=/var/lib/apt --mount=type=cache,target=/x apt install git\n",
+        ("FROM ubuntu:22.04\nRUN --mount=type=cache,target=/var/lib/apt --mount=type=cache,target=/x apt install -y\n",
          set()),
         ("FROM ubuntu:22.04\nRUN apt-get update && apt-get install -y python3\nRUN python3 -m venv /v\n",
          {("missing-program", 3)}),

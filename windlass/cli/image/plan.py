@@ -158,7 +158,7 @@ def _check(
     as_json: bool,
 ) -> int:
     """Judge a user's own Dockerfile, and show the patch that heals it."""
-    from windlass.image.build.context import text_files
+    from windlass.image.build.context import context_names, text_files
     from windlass.image.judge import heal
     from windlass.image.read.texts import Texts
 
@@ -168,7 +168,8 @@ def _check(
         raise UserError(f"the Dockerfile {path} cannot be read", evidence=str(error),
                         fix="windlass image plan RUN.yaml    chooses one") from None  # fmt: skip
     files = text_files(context, leave_out=(path.name,)) if context.is_dir() else {}
-    healed = heal(Texts(text, files, path.name), node, index, arguments=arguments, target=target)
+    names = context_names(context) if context.is_dir() else None
+    healed = heal(Texts(text, files, path.name, names), node, index, arguments=arguments, target=target)
     if not healed.before.trace.states:
         raise UserError(f"nothing can be built from {path}: {healed.before.unknown[0]}")
     if out:

@@ -129,7 +129,7 @@ class Context:
             named = name.endswith(EDITABLE) or "." not in path.name
             if named and path.is_file() and path.stat().st_size <= EDITABLE_BYTES:
                 try:
-                    texts[name] = path.read_text()
+                    texts[name] = path.read_bytes().decode()  # line endings as they are
                 except UnicodeDecodeError:
                     continue
         return texts
@@ -192,6 +192,12 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system
         shutil.copy2(source, target)
+
+
+def context_names(folder: Path) -> frozenset[str]:
+    """Every file that a builder sends: all but what a .dockerignore leaves out."""
+    file = folder / DOCKERIGNORE
+    return frozenset(Context(folder, Ignore.of(file.read_text() if file.is_file() else "")).files)
 
 
 def text_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, str]:

@@ -20,8 +20,10 @@ CODENAMES = {
     "trixie": "debian13",
 }
 NEWEST_DEBIAN = "debian13"  # what python:3.12-slim is built on today
-LEAN: frozenset[str] = frozenset()
-TOOLS = frozenset({"git", "curl", "wget", "gcc", "g++", "make", "pip"})
+LEAN = frozenset({"bash"})
+BUSYBOX = frozenset({"wget", "unzip", "patch", "xz"})
+TOOLS = frozenset({"bash", "git", "curl", "wget", "gcc", "g++", "make", "pip", "python3", "gpg", "ssh", "ssh-keyscan",
+                   "unzip", "file", "patch", "xz", "autoconf"})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,12 +132,12 @@ def _described(base: Base, tag: str) -> Base:
         return replace(base, family="python", python=python, has_compiler=True, programs=TOOLS | {"uv"},
                        installs=installs)  # fmt: skip
     if short == "python":
-        slim = "slim" in tag or "alpine" in tag
+        slim, lean = "slim" in tag or "alpine" in tag, BUSYBOX if "alpine" in tag else LEAN
         python = _search(r"^(3\.\d+)", tag)
         if "alpine" not in tag:
             system = system or NEWEST_DEBIAN
         return replace(base, family="python", python=python, system=system, has_compiler=not slim, has_nvcc=False,
-                       programs=frozenset({"pip"}) if slim else TOOLS)  # fmt: skip
+                       programs=lean | {"pip", "python3"} if slim else TOOLS)  # fmt: skip
     if plain.startswith(("continuumio/", "conda/", "condaforge/", "mambaorg/")):
         return replace(
             base,
@@ -147,7 +149,7 @@ def _described(base: Base, tag: str) -> Base:
             programs=frozenset({"pip", "conda", "wget", "git"}),
         )
     if short == "alpine":
-        return replace(base, family="system", has_compiler=False, has_nvcc=False)
+        return replace(base, family="system", has_compiler=False, has_nvcc=False, programs=BUSYBOX)
     if found := re.fullmatch(r"gcr\.io/distroless/python3(?:-debian(\d+))?", plain):
         return replace(base, family="system", system=f"debian{found[1] or '12'}", has_compiler=False, has_nvcc=False)
     if short in ("amazonlinux", "centos", "rockylinux", "almalinux", "oraclelinux", "fedora") and tag[:1].isdigit():
@@ -159,7 +161,7 @@ def _described(base: Base, tag: str) -> Base:
                        has_nvcc=False, programs=LEAN)  # fmt: skip
     if plain.startswith("ghcr.io/astral-sh/uv"):
         python = _search(r"python(3\.\d+)", tag)
-        family, programs = "python" if python else None, (LEAN if "slim" in tag else TOOLS) | {"uv"}
+        family, programs = "python" if python else None, (LEAN if "slim" in tag else TOOLS) | {"uv", "python3"}
         return replace(base, family=family, python=python, system=system, has_nvcc=False,
                        has_compiler="slim" not in tag, programs=programs)  # fmt: skip
     return replace(  # what any tag may say: cuda13.0.2-efa1.48.0-ofi1.19.0-nccl2.30.4
@@ -209,7 +211,8 @@ def _official(base: Base, tag: str, devel: bool | None, compilers: frozenset[str
         system=known["system"].get(series, known["newest_system"]) if torch else None,
         has_nvcc=devel,
         has_compiler=devel,
-        programs=compilers | {"pip"},
+        # gcc for triton, and what the build of /opt/conda needs; no stage that it is made of installs these three
+        programs=compilers | TOOLS - {"git", "wget", "unzip"} | {"conda", "cmake", "ninja", "bash"},
         packages=_with_companions(torch),
         platforms=tuple(known["platforms"]),
     )

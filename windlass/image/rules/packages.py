@@ -54,12 +54,9 @@ def refused_metadata(case: Case) -> Iterator[Finding]:
                 try:
                     Requirement(text)
                 except InvalidRequirement:
-                    yield case.error(
-                        "invalid-metadata",
-                        f"{name} {package.version} requires {text!r}, which is not valid: pip {pip.version}, "
-                        f"which {pip.where} installed, refuses the release",
-                        package.where,
-                    )
+                    yield case.error("invalid-metadata", f"{name} {package.version} requires {text!r}, which is not "
+                                     f"valid: pip {pip.version}, which {pip.where} installed, refuses the release",
+                                     package.where)  # fmt: skip
                     break
 
 
@@ -82,6 +79,8 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
     marker = str(requirement.marker or "")
     # transformers asks for torch in an extra alone, and refuses an older one at import.
     optional = package.name == "transformers" and name == "torch" and "extra == 'torch'" in marker.replace('"', "'")
+    if other is None and not requirement.marker and not requirement.extras:
+        yield from _absent(case, environment, package, name)
     if (
         other is None
         or not other.version
@@ -109,6 +108,19 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
     yield case.error(f"{name}-of-{package.name}", sentence, later.where, *repairs)
 
 
+def _absent(case: Case, environment: Environment, package: Package, name: str) -> Iterator[Finding]:
+    """A requirement that --no-deps left out, or pip uninstall took away, and that importing the package needs."""
+    known = case.trace.final.base.family in ("python", "cuda", "system") and package.origin == "pip" and package.wheel
+    brought = any(step.after.get(package.name) == package and "--no-deps" in step.options for step in case.trace.steps)
+    removed = next((step for step in case.trace.steps if step.kind == "uninstall" and name in step.before), None)
+    if not known or not (brought or removed) or f"python3-{name}" in case.trace.final.brought:
+        return
+    modules = {module.split(".")[0].lower() for module, _ in imports_of(case.index, package.found)}
+    if name.startswith("nvidia-") or name.replace("-", "_") in modules:
+        yield case.error("missing-requirement", f"{package.name} {package.version} needs {name}, and nothing installs "
+                         "it", removed.where if removed and not brought else package.where)  # fmt: skip
+
+
 def imports(case: Case) -> Iterator[Finding]:
     """A release that imports from another package what that does not have: no metadata says it, the files do."""
     for environment in case.trace.final.environments.values():
@@ -131,11 +143,8 @@ def imports(case: Case) -> Iterator[Finding]:
                 continue
             has = f"{other.name} {other.version} has none" if other else "no setuptools is installed"
             decides = other if other and _order(case, other) > _order(case, package) and package.pinned else package
-            yield case.error(
-                f"import-of-{package.name}",
-                f"{package.name} {package.version} imports {lacking}, and {has}",
-                decides.where,
-            )
+            yield case.error(f"import-of-{package.name}", f"{package.name} {package.version} imports {lacking}, and "
+                             f"{has}", decides.where)  # fmt: skip
 
 
 def _may_break(case: Case, environment: Environment, package: Package, name: str) -> bool:
@@ -194,11 +203,8 @@ def _replaced(case: Case, step: Step, before: Package, after: Package) -> Iterat
     if not before.pinned and not by_base and not implied:
         return
     if asked and asked.pin and by_base and case.trace.final.base.family != "nvidia-torch":
-        yield case.remark(
-            "base-torch",
-            f"the base image brings {before.name} {before.version}, and {asked.text} is installed over it",
-            _at(step, asked),
-        )
+        yield case.remark("base-torch", f"the base image brings {before.name} {before.version}, and {asked.text} is "
+                          "installed over it", _at(step, asked))  # fmt: skip
         return
     if after.name != "torch" and asked and (asked.pin or "--upgrade" in step.options):
         return  # the user asks for the other version himself
@@ -226,7 +232,7 @@ def numpy_abi(case: Case) -> Iterator[Finding]:
             continue
         old = [torch] if torch and torch.version and not torch.at_least(known["torch_since"]) else []
         for package in environment.packages.values():
-            compiled = bool(package.wheel) and not (package.wheel or "").endswith("-any.whl")
+            compiled = re.search(r"-cp3\d+-", package.wheel or "")  # py3 wheels do not use numpy's C interface
             before = package.uploaded is not None and package.uploaded < known["compiles_since"]
             if compiled and before and package.name != "torch" and "numpy" in _required(case, package):
                 old.append(package)
@@ -246,23 +252,19 @@ def wheel_tags(case: Case) -> Iterator[Finding]:
     machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[case.node.platform]
     for environment, package in case.trace.final.everywhere:
         wheel = wheel_of(package.url) if package.url and package.pinned else None
-        if not wheel or not package.url or "://" not in package.url or "files.pythonhosted" in package.url:
+        if not wheel:
             continue
         machines = {tag.split("-")[-1] for tag in wheel[2]}
         pythons = {tag.split("-")[0] for tag in wheel[2]}
         own = f"cp{(environment.python or '').replace('.', '')}"
         if not any(one == "any" or one.endswith(machine) for one in machines):
-            yield case.error(
-                "wheel-platform", f"{package.wheel} is for {', '.join(machines)}; the nodes are {case.node.platform}",
-                package.where)  # fmt: skip
+            yield case.error("wheel-platform", f"{package.wheel} is for {', '.join(machines)}; the nodes are "
+                             f"{case.node.platform}", package.where)  # fmt: skip
         elif environment.python and not any(
             python == own or python.startswith("py3") or "abi3" in str(wheel[2]) for python in pythons
         ):
-            yield case.error(
-                "wheel-python",
-                f"{package.wheel} is for {', '.join(pythons)}; the image has Python {environment.python}",
-                package.where,
-            )
+            yield case.error("wheel-python", f"{package.wheel} is for {', '.join(pythons)}; the image has Python "
+                             f"{environment.python}", package.where)  # fmt: skip
 
 
 def _kind(trouble: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from windlass.image.facts.table import Build, companion, facts, release, releases, version_of
+from windlass.image.facts.table import Build, companion, facts, release, releases, runs
 from windlass.image.read.requirements import Wanted
 from windlass.image.read.texts import Texts, insert_after, lines_of, remove_word, replace_lines, substitute_within
 from windlass.image.rules.finding import Case, Repair
@@ -40,9 +41,9 @@ def another_build(case: Case, torch: Package) -> tuple[Repair, ...]:
 
 def _fits(case: Case, build: Build) -> bool:
     node = case.node
-    runs = not node.capability or build.runs_on(node.capability, node.platform)
-    new_enough = not node.driver or version_of(node.driver) >= Version(build.minimum_driver)
-    return runs and new_enough and node.platform in build.platforms and build.status != "experimental"
+    has_code = not node.capability or build.runs_on(node.capability, node.platform)
+    new_enough = not node.driver or runs(node.driver, build.minimum_driver)
+    return has_code and new_enough and node.platform in build.platforms and build.status != "experimental"
 
 
 def _with_index(texts: Texts, where: Where, tag: str) -> Texts:
@@ -176,20 +177,14 @@ def devel_base(case: Case, package: Package) -> tuple[Repair, ...]:
 def apt_install(case: Case, where: Where, package: str) -> tuple[Repair, ...]:
     if case.trace.final.base.alpine:
         return ()
-    line = APT.format(package)
-    return (
-        Repair(
-            f"install {package}",
-            lambda texts: texts.with_dockerfile(insert_after(texts.dockerfile or "", where.first - 1, line)),
-        ),
-    )
+    return (replace(line_before(where, APT.format(package)), sentence=f"install {package}"),)
 
 
-def environment_line(case: Case, step: Step, text: str) -> Repair:
-    line = f"ENV {text}"
+def line_before(where: Where, line: str) -> Repair:
+    """A line of its own before the instruction."""
     return Repair(
-        f"set {text}",
-        lambda texts: texts.with_dockerfile(insert_after(texts.dockerfile or "", step.where.first - 1, line)),
+        f"{line} before it",
+        lambda texts: texts.with_dockerfile(insert_after(texts.dockerfile or "", where.first - 1, line)),
     )
 
 
@@ -225,7 +220,8 @@ def _rewritten(texts: Texts, wanted: Wanted, new: str) -> Texts | None:
         return None
     text, line = texts.get(wanted.place.file), wanted.place.line
     local = re.search(r"\+\w+$", wanted.pin or "")
-    quoted = f'"{new}"' if wanted.place.file == texts.name and re.search(r"[<>]", new) else new
+    already = re.search(rf"['\"]{re.escape(wanted.text)}['\"]", lines_of(text, line, line))
+    quoted = f'"{new}"' if wanted.place.file == texts.name and re.search(r"[<>]", new) and not already else new
     changed = substitute_within(text, line, line, wanted.text, (quoted + local[0]) if local and "==" in new else quoted)
     if changed == text and wanted.pin:  # the version comes from an ARG or ENV
         value = new.partition("==")[2]

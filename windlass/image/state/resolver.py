@@ -31,6 +31,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from windlass.common.cache import cache_root
 from windlass.errors import UserError
 from windlass.image.facts.table import companion_needs, facts, table_stubs
 from windlass.image.state.fetch import get, get_bytes, open_wheel, written_requires
@@ -451,4 +452,4 @@ def _cache_folder() -> Path:
     own = _environment(os.environ)
     indexes = [own[name] for name in ("UV_DEFAULT_INDEX", "UV_INDEX") if own.get(name)]
     folder = f"answers-{_key('machine', indexes)[:8]}" if indexes else "answers"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windlass" / folder
+    return cache_root() / folder
