@@ -85,7 +85,8 @@ def script_commands(
 ) -> Iterator[Command]:
     """The commands of a shell script; its first line may name the shell."""
     group: list[tuple[str, int]] = []
-    known, open_, named = dict(variables), [], re.match(r"#!\s*\S*?(?:env\s+)?(\w+)\s*(?:$|\s)", text)
+    open_: list[str] = []
+    known, named = dict(variables), re.match(r"#!\s*\S*?(?:env\s+)?(\w+)\s*(?:$|\s)", text)
     shell = named[1] if named else shell
     for number, line in enumerate(text.splitlines(), start=first):
         if line.rstrip().endswith("\\"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import date
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -15,9 +14,10 @@ from packaging.version import InvalidVersion, Version
 from windlass.image.facts.table import facts
 from windlass.image.read.requirements import Wanted, wheel_of
 from windlass.image.rules.finding import Case, Finding
-from windlass.image.rules.repairs import companion_of_torch, hold_version, pin_below, resolvable
+from windlass.image.rules.repairs import at_line, companion_of_torch, hold_version, pin_below, resolvable
 from windlass.image.state.contents import broken_import, imports_of, modules_of
-from windlass.image.state.model import Environment, Package, Step, Where
+from windlass.image.state.install import DEFAULT_PYTHON, applies
+from windlass.image.state.model import Environment, Package, Step
 
 # A wrong version of these fails at import or in the first step; of others it is a remark.
 CRITICAL = re.compile(
@@ -39,7 +39,7 @@ def unresolvable(case: Case) -> Iterator[Finding]:
             case.trace.unknown.append(f"{step.where}: {_sentence(trouble)} (with a Python that is assumed)")
             continue
         blamed = _blamed(step, trouble)
-        where = step.where if blamed is None else _at(step, blamed)
+        where = step.where if blamed is None else at_line(step, blamed)
         yield case.error(_kind(trouble), _sentence(trouble), where, *resolvable(case, step, blamed))
 
 
@@ -85,7 +85,7 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
         other is None
         or not other.version
         or package.wheel == other.wheel == ""  # a step that could not be resolved, which says it
-        or (requirement.marker and not optional and not _true(requirement, environment))
+        or (not optional and not applies(requirement, environment.python or DEFAULT_PYTHON, case.node.platform))
     ):
         return
     try:
@@ -204,7 +204,7 @@ def _replaced(case: Case, step: Step, before: Package, after: Package) -> Iterat
         return
     if asked and asked.pin and by_base and case.trace.final.base.family != "nvidia-torch":
         yield case.remark("base-torch", f"the base image brings {before.name} {before.version}, and {asked.text} is "
-                          "installed over it", _at(step, asked))  # fmt: skip
+                          "installed over it", at_line(step, asked))  # fmt: skip
         return
     if after.name != "torch" and asked and (asked.pin or "--upgrade" in step.options):
         return  # the user asks for the other version himself
@@ -215,7 +215,7 @@ def _replaced(case: Case, step: Step, before: Package, after: Package) -> Iterat
     )
     source = "the base image brings" if by_base else f"{before.where} installed"
     sentence = f"{after.name} {before.version}, which {source}, is replaced by {after.version}: {reason}"
-    where = _at(step, asked) if asked else after.where
+    where = at_line(step, asked) if asked else after.where
     severe = after.name == "torch" or before.pinned
     if severe:
         yield case.error(f"{after.name}-replaced", sentence, where, *hold_version(case, after, None, before))
@@ -297,20 +297,6 @@ def _blamed(step: Step, trouble: str) -> Wanted | None:
     ]
     bounded = [one for one in named if one.bounded] or named
     return bounded[0] if bounded else None
-
-
-def _at(step: Step, wanted: Wanted) -> Where:
-    inside = wanted.place.file == step.where.place.file
-    place = wanted.place if inside and step.where.first <= wanted.place.line <= step.where.last else step.where.place
-    return replace(step.where, place=place, cause=wanted.place)
-
-
-def _true(requirement: Requirement, environment: Environment) -> bool:
-    python = environment.python or "3.12"
-    values = {"python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux", "extra": "",
-              "platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython",
-              "platform_python_implementation": "CPython"}  # fmt: skip
-    return requirement.marker is None or requirement.marker.evaluate(values)
 
 
 def _order(case: Case, package: Package) -> int:

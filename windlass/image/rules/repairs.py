@@ -117,7 +117,7 @@ def resolvable(case: Case, step: Step, blamed: Wanted | None) -> tuple[Repair, .
     if blamed is None or not blamed.pin:
         return ()
     found: list[Repair] = []
-    where = _where(step, blamed)
+    where = at_line(step, blamed)
     local = re.search(r"\+(cu\d+|cpu)$", blamed.pin)
     if local:
         found.append(
@@ -301,6 +301,7 @@ def _stage_of(case: Case, package: Package) -> int:
     )
 
 
-def _where(step: Step, wanted: Wanted) -> Where:
-    inside = wanted.place.file == step.where.place.file and step.where.first <= wanted.place.line <= step.where.last
-    return Where(step.where.place, wanted.place if inside else step.where.cause, step.where.first, step.where.last)
+def at_line(step: Step, wanted: Wanted) -> Where:
+    inside = wanted.place.file == step.where.place.file
+    place = wanted.place if inside and step.where.first <= wanted.place.line <= step.where.last else step.where.place
+    return replace(step.where, place=place, cause=wanted.place)

@@ -51,7 +51,12 @@ def gpu_code(case: Case) -> Iterator[Finding]:
     for _, torch in torch_environments(case):
         known = release(torch.public) if torch.version else None
         build = known.build(torch.cuda) if known and torch.cuda and torch.cuda != "cpu" else None
-        if capability and build is None and torch.cuda != "cpu":
+        first = _first_cuda(capability) if capability and build is None and torch.cuda not in (None, "cpu") else None
+        if first and Version(torch.cuda or "0") < Version(first) and case.trace.final.base.family != "nvidia-torch":
+            yield case.error("gpu-architecture", f"torch {torch.version} is built with CUDA {torch.cuda}, without code "
+                             f"for {case.node.gpu}, compute capability {capability}: CUDA {first} is the first",
+                             torch.where, *another_build(case, torch))  # fmt: skip
+        elif capability and build is None and torch.cuda != "cpu":
             case.trace.unknown.append(f"{torch.where}: torch {torch.version} with CUDA "
                                       f"{torch.cuda or 'unknown'} is not in the table: whether it has "
                                       f"code for {case.node.gpu}")  # fmt: skip
@@ -61,6 +66,13 @@ def gpu_code(case: Case) -> Iterator[Finding]:
         yield case.error("gpu-architecture", f"torch {torch.version} (CUDA {build.cuda}) has no code for "
                          f"{case.node.gpu}, compute capability {capability}: it is compiled for {compiled}",
                          torch.where, *another_build(case, torch))  # fmt: skip
+
+
+def _first_cuda(capability: str) -> str | None:
+    """The first CUDA that compiles for a GPU, or for one of its generation whose code runs on it."""
+    own, first = Version(capability), facts()["nvcc"]["first"]
+    return min((first[one] for one in first if Version(one).major == own.major and Version(one) <= own), key=Version,
+               default=None)  # fmt: skip
 
 
 def package_on_gpu(case: Case) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from windlass.image.read.shell import Word
 from windlass.image.state.contents import source_in
 from windlass.image.state.machine import Machine
 from windlass.image.state.model import SYSTEM, UV_PYTHON, Compiled, Environment, Package, Step, Where, torch_cuda
-from windlass.image.state.resolver import Answer, Question, Stub, answers, find_uv, torch_tag
+from windlass.image.state.resolver import MACHINES, Answer, Question, Stub, answers, find_uv, torch_tag
 
 DEFAULT_PYTHON = "3.12"
 LOCAL = "local:"  # a project of the context, in place of an address
@@ -65,7 +65,7 @@ class Installer(Machine):
             wanted += more
             options += own
         names = {one.name for one in wanted}
-        self._provide(names & {"uv", "poetry", "ninja", "cmake"})
+        self._provide(names)
         if "pip" in names and environment.prefix.startswith("python3"):
             self._pip_of(environment.python)
         folders = [posixpath.join(self.cwd, value) for value in install.arguments.values("--prefix", "--target")]
@@ -176,7 +176,8 @@ class Installer(Machine):
         file_options: Sequence[tuple[str, str]] = (),
     ) -> None:
         before = dict(environment.packages)
-        wanted = [one for one in wanted if _applies(one, environment.python or DEFAULT_PYTHON, self.node.platform)]
+        python = environment.python or DEFAULT_PYTHON
+        wanted = [one for one in wanted if applies(one.requirement, python, self.node.platform)]
         requirements: list[str] = []
         constraints: list[str] = []
         stubs: list[Stub] = []
@@ -443,24 +444,6 @@ class Installer(Machine):
             return state.environments[local]
         return state.environments[self.active or state.active]
 
-    def _context_folder(self, path: str) -> str | None:
-        absolute = posixpath.normpath(posixpath.join(self.cwd, path))
-        for folder, source in sorted(self.state.folders.items(), key=lambda one: -len(one[0])):
-            if source.startswith("git+"):
-                continue
-            if absolute == folder or absolute.startswith(folder.rstrip("/") + "/"):
-                inside = posixpath.normpath(posixpath.join(source, absolute[len(folder.rstrip("/")) + 1 :]))
-                if source in self.texts.files:
-                    continue
-                return inside
-        # Single files were copied into it: the folder of the context that they came from.
-        inside_ = [posixpath.dirname(source) or "." for folder, source in self.state.folders.items()
-                   if posixpath.dirname(folder) == absolute and posixpath.basename(source) in
-                   ("pyproject.toml", "setup.py", "setup.cfg", "uv.lock")]  # fmt: skip
-        if inside_:
-            return inside_[0]
-        return "." if absolute == self.cwd and "pyproject.toml" in self.texts.files else None
-
     def _record(
         self,
         where: Where,
@@ -528,22 +511,14 @@ def _project_in(folder: str) -> str:
     return canonicalize_name(posixpath.basename(folder) if folder != "." else "the project")
 
 
-def _applies(wanted: Wanted, python: str, platform: str) -> bool:
+def applies(requirement: Requirement | None, python: str, platform: str = "linux/amd64") -> bool:
     """Whether the marker of a requirement is true in the image."""
-    marker = wanted.requirement.marker if wanted.requirement else None
-    machine = "x86_64" if platform == "linux/amd64" else "aarch64"
     environment = {
-        "python_version": python,
-        "python_full_version": f"{python}.9",
-        "platform_machine": machine,
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "os_name": "posix",
-        "platform_python_implementation": "CPython",
-        "implementation_name": "cpython",
-        "extra": "",
-    }
-    return marker is None or marker.evaluate(environment)
+        "python_version": python, "python_full_version": f"{python}.9", "platform_machine": MACHINES[platform],
+        "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython",
+        "platform_python_implementation": "CPython", "extra": "",
+    }  # fmt: skip
+    return requirement is None or requirement.marker is None or requirement.marker.evaluate(environment)
 
 
 def _satisfied(wanted: Wanted, before: Mapping[str, Package], install: PipInstall) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,9 +22,27 @@ from windlass.image.state.archive import installed_by
 from windlass.image.state.model import SYSTEM, Failure, State, Trace, Where
 from windlass.image.state.resolver import Index
 
+PRIVATE = re.compile(r"type=(cache|secret|ssh|tmpfs)")  # mounts that bring no file of the context
+SAFE = (
+    "mkdir",
+    "cd",
+    "chown",
+    "chmod",
+    "rm",
+    "ls",
+    "apt-get",
+    "apt",
+    "echo",
+    "useradd",
+    "adduser",
+    "test",
+    "source",
+    ".",
+)
 KNOWN = ("python", "cuda", "system")  # families of which every program is known
 DASH_LACKS = ("source", "[[", "pushd", "popd", "shopt", "mapfile", "readarray")
-BASHISM = re.compile(r"<\(|<<<|(?<![\w$])\w+=\(|\$\{\w+(?:/|\^|,,|:\d)[^}]*\}")
+BASHISM = re.compile(r"<\(|<<<|(?<![\w$])\w+=\(")
+EXPANSION = re.compile(r"\$\{\w+(?:/|\^|,,|:\d)[^}]*\}")
 MANAGERS = {  # a package manager → the systems that have it
     "apt-get": "ubuntu|debian", "apt": "ubuntu|debian", "dpkg": "ubuntu|debian", "apk": "alpine",
     "yum": "rocky|ubi|centos|amazon", "dnf": "rocky|ubi9|ubi8|centos8|amazonlinux2023", "microdnf": "ubi",
@@ -86,14 +106,13 @@ class Machine:
 
     def _check_shell(self, run: Instruction) -> None:
         """What dash, the sh of Debian and Ubuntu, takes for a mistake."""
-        if (
-            self.state.shell != "sh"
-            or not self._dash
-            or re.search(r"\b(bash|zsh)\b|['\"]", run.text.partition("\n")[0])
-        ):
+        lines = run.text.split("\n")
+        quoted = any(line.count(mark) % 2 for line in lines for mark in "'\"")  # a text of several lines
+        if self.state.shell != "sh" or not self._dash or quoted or re.search(r"\b(bash|zsh)\b", run.text):
             return
-        for text, line in zip(run.text.split("\n"), run.lines, strict=False):
-            if found := BASHISM.search(re.sub(r"'[^']*'|\$\([^)]*\)", "", text)):
+        for text, line in zip(lines, run.lines, strict=False):
+            plain = re.sub(r"'[^']*'", "", text)
+            if found := EXPANSION.search(plain) or BASHISM.search(re.sub(r'"[^"]*"|\$\([^)]*\)', "", plain)):
                 self._only_bash(found[0], line)
                 return
 
@@ -154,7 +173,11 @@ class Machine:
                        "which PATH does not name", command, "before",
                        f"ENV PATH={state.home}/.local/bin:$PATH")  # fmt: skip
             return
-        if state.programs is None or program not in table or state.base.family == "conda":
+        folders = [folder for folder in state.variables.get("PATH", "").split(":") if folder.endswith("/bin")]
+        filled = any(
+            folder.startswith(f"{made.rstrip('/')}/") for folder in folders for made in state.opaque if made != "/"
+        )
+        if state.programs is None or program not in table or state.base.family == "conda" or filled:
             return
         packages, there = table[program], program in state.programs
         if (venv and program in ("pip", "uv", "python3")) or (state.other_archives and set(packages) & set(state.apt)):
@@ -175,7 +198,7 @@ class Machine:
         state = self.state
         known: dict[str, Any] = facts()["systems"].get(state.system or "", {})
         cached = "/var/lib/apt" in self.instruction.flags.get("mount", "")
-        if not state.listed and not state.other_archives and not cached and state.programs is not None:
+        if not (state.listed or state.other_archives or cached) and state.programs is not None and command.certain:
             self._fail("missing-package", "apt-get has no lists here, and finds no package: nothing updates them "
                        "before", command, "replace", "apt-get install", "apt-get update && apt-get "
                        "install")  # fmt: skip
@@ -187,7 +210,8 @@ class Machine:
         self._from_archive(places, command, recommends=recommends)
         names = {re.split(r"[=:/]", name)[0] for name in places}
         state.brought |= names
-        agreed = re.search(r"(^|\s)-\w*y|--yes|--assume-yes|-\w*qq|-q=2|Assume-Yes", f"{options} {command}")
+        yes = re.search(r"(^|\s)-\w*y|--yes|--assume-yes|-\w*qq|-q=2|\$", f"{options} {command}")
+        agreed = yes or "Assume-Yes" in (self.texts.dockerfile or "")
         if command.certain and state.base.family in KNOWN and not agreed and not self.piped.startswith(("yes", "echo")):
             self._fail("missing-option", f"{command.program} install asks whether to continue, and nobody answers: -y "
                        "is missing", command, "replace", f"{command.program} install",
@@ -257,6 +281,17 @@ class Machine:
         if "nvidia-cuda-toolkit" in names and not state.nvcc:
             state.nvcc, state.nvcc_known = known.get("cuda"), True
 
+    def _other_manager(self, words: Sequence[str]) -> None:
+        """apk, dnf and yum: what they bring is known by its names alone."""
+        names = {word for word in words if not word.startswith("-")}
+        compilers = {"build-base", "gcc", "gcc-c++", "g++", "@development"} & names or "Development" in " ".join(words)
+        self.state.brought |= names
+        tables = facts()["programs"]["packages"].items()
+        self._provide(names | {program for program, packages in tables if names & set(packages)})
+        self._provide(
+            {"gcc", "g++", "make", "headers"} if compilers else {"headers"} if "python3-devel" in names else set()
+        )
+
     # Users, and what they may write
 
     def _users(self, command: Command) -> None:
@@ -300,6 +335,8 @@ class Machine:
 
     def _check_user(self, text: str, line: int) -> None:
         user = substitute(text, self.state.variables).split(":")[0]
+        if "/etc/passwd" in (self.texts.dockerfile or "") or user in self.state.brought:
+            return
         if self.state.users is not None and not user.isdigit() and "$" not in user and user not in self.state.users:
             self._fail("no-such-user", f"{user} is no user of {self.state.base.image}, and nothing adds one: unable "
                        "to find user", line, "before", f"RUN useradd --create-home {user}")  # fmt: skip
@@ -309,12 +346,12 @@ class Machine:
         """A folder of root that another user would write to."""
         words = [str(word) for word in command.words]
         plain = [word for word in words[1:] if not word.startswith("-") and word not in ("clone", "sync")]
-        goal = self.cwd
-        if (command.program in ("mkdir", "touch") and plain) or (
-            command.program == "git" and len(plain) > 1 and "://" not in plain[-1] and "@" not in plain[-1]
-        ):
-            goal = posixpath.dirname(posixpath.normpath(posixpath.join(self.cwd, plain[-1])))
-        elif command.program in ("tar", "unzip", "wget") and any(
+        named = command.program in ("mkdir", "touch") or (command.program == "git" and not re.search("[:@]", plain[-1]))
+        target = posixpath.normpath(posixpath.join(self.cwd, plain[-1])) if plain and named else f"{self.cwd}/x"
+        goal = posixpath.dirname(target)
+        if target in self.state.owners or (command.program == "uv" and "UV_PROJECT_ENVIRONMENT" in command.variables):
+            return
+        if command.program in ("tar", "unzip", "wget") and any(
             word in ("-C", "-d", "-O", "-P") or ">" in word for word in words
         ):
             return
@@ -371,6 +408,24 @@ class Machine:
             if part.count("/") + 1 == depth
         )  # fmt: skip
 
+    def _check_context(self) -> None:
+        """A context that has nothing of what is copied is another folder than the one that is built from."""
+        copies = [
+            one for one in self.dockerfile.instructions if one.keyword in ("COPY", "ADD") and "from" not in one.flags
+        ]
+        sources = {
+            word for copy in copies if not copy.heredocs for word in copy.words.split()[:-1] if word[:1] not in "[."
+        }
+        if (
+            len(sources) > 1
+            and not any(self._in_context(source) for source in sources)
+            and self.texts.names is not None
+        ):
+            self.texts = replace(self.texts, names=None)
+            self.trace.unknown.append(
+                f"the context has nothing of {', '.join(sorted(sources)[:3])}: is it another folder?"
+            )
+
     def _check_copied(self, copy: Instruction, sources: Sequence[str], destination: str) -> None:
         for source in sources:
             if self._in_context(source) is False:
@@ -387,8 +442,12 @@ class Machine:
     def _check_stage(self, name: str, copy: Instruction) -> bool:
         """COPY --from a stage that is not there is taken for an image's name."""
         names = [stage.name for stage in self.dockerfile.stages[: copy.stage] if stage.name]
-        if re.search(r"[/:.$]", name) or name.isdigit() or not names or name in facts()["programs"]["images"]:
-            return True
+        if (
+            re.search(r"[/:.$]", name)
+            or not get_close_matches(name.lower(), names)
+            or name in facts()["programs"]["images"]
+        ):
+            return True  # an image, or a context of its own (--build-context)
         self._fail("no-such-stage", f"no earlier stage is called {name} ({', '.join(names)}), and it is taken for an "
                    "image of that name", copy.first)  # fmt: skip
         return False
@@ -399,7 +458,7 @@ class Machine:
         here, self.state = self.state, other
         self.cwd = other.workdir
         made = {last} & other.mentioned or {source.rstrip("/")} & {*other.environments, *other.overlays}
-        if self._there(source) is False and not made:
+        if not made and not re.search(r"[*?\[]", source) and self._there(source) is False:
             self._fail("missing-file", f"{source} is not in the other stage: nothing there makes it", copy.first)
         self.state, self.cwd = here, folder
 
@@ -409,7 +468,8 @@ class Machine:
         absolute = posixpath.normpath(posixpath.join(self.cwd, path))
         if names is None or state.base.family not in (*KNOWN, "torch") or "$" in absolute or NOT_OURS.match(absolute):
             return None
-        if absolute in self.inline or "bind" in self.instruction.flags.get("mount", ""):
+        mounts = self.instruction.flags.get("mount", "").split()
+        if absolute in self.inline or "~" in absolute or any(not PRIVATE.search(mount) for mount in mounts):
             return None
         known = any(
             f"/{absolute.split('/')[1]}" in (other, posixpath.dirname(other))
@@ -417,37 +477,41 @@ class Machine:
         )
         if any(absolute.startswith(made.rstrip("/") + "/") for made in state.opaque if made != "/" or not known):
             return None
-        for folder, source in state.folders.items():
-            inside = absolute == folder or absolute.startswith(folder.rstrip("/") + "/")
-            below = folder.startswith(absolute.rstrip("/") + "/")
-            if below or (inside and source.startswith("git+")):
-                return None if not below else True
-            if inside:
-                at = posixpath.normpath(posixpath.join(source, absolute[len(folder.rstrip("/")) + 1 :]))
-                if at in names or at in (".", source) or any(name.startswith(f"{at}/") for name in names):
-                    return True
+        if any(folder.startswith(absolute.rstrip("/") + "/") for folder in state.folders):
+            return True
+        for source, inside in self._copied_from(absolute):
+            if source.startswith("git+"):
+                return None
+            if inside in names or inside in (".", source) or any(name.startswith(f"{inside}/") for name in names):
+                return True
         made = any(known == absolute or known.startswith(absolute.rstrip("/") + "/") for known in state.owners)
         return None if made or posixpath.basename(absolute) in state.mentioned else False
+
+    def _copied_from(self, absolute: str) -> Iterator[tuple[str, str]]:
+        """What was copied to a path, or to a folder above it, the nearest first: the source, and the path below it."""
+        for folder, source in sorted(self.state.folders.items(), key=lambda pair: -len(pair[0])):
+            if absolute == folder or absolute.startswith(folder.rstrip("/") + "/"):
+                below = absolute[len(folder.rstrip("/")) + 1 :]
+                yield source, source if source.startswith("git+") else posixpath.normpath(posixpath.join(source, below))
 
     def _context_file(self, path: str) -> str | None:
         """The file of the context that a path in the image was copied from."""
         absolute = posixpath.normpath(posixpath.join(self.cwd, path))
-        best: str | None = None
-        for folder, source in self.state.folders.items():
-            if source.startswith("git+"):
-                continue
-            if absolute == folder and source in self.texts.files:
-                return source
-            if absolute.startswith(folder.rstrip("/") + "/"):
-                inside = posixpath.normpath(posixpath.join(source, absolute[len(folder.rstrip("/")) + 1 :]))
-                best = inside if inside in self.texts.files else best
-        if best:
-            return best
-        plain = posixpath.normpath(str(path).lstrip("/"))
-        if plain in self.texts.files:  # a bind mount, or a copy that was not understood
-            return plain
-        same = [file for file in self.texts.files if posixpath.basename(file) == posixpath.basename(plain)]
-        return same[0] if len(same) == 1 else None
+        plain = posixpath.normpath(str(path).lstrip("/"))  # a bind mount, or a copy that was not understood
+        named = [file for file in self.texts.files if posixpath.basename(file) == posixpath.basename(plain)]
+        told = [*(inside for _, inside in self._copied_from(absolute)), plain, *(named if len(named) == 1 else ())]
+        return next((file for file in told if file in self.texts.files), None)
+
+    def _context_folder(self, path: str) -> str | None:
+        absolute = posixpath.normpath(posixpath.join(self.cwd, path))
+        for source, inside in self._copied_from(absolute):
+            if not source.startswith("git+") and source not in self.texts.files:
+                return inside
+        # Single files were copied into it: the folder of the context that they came from.
+        single = (posixpath.dirname(source) or "." for folder, source in self.state.folders.items()
+                  if posixpath.dirname(folder) == absolute and posixpath.basename(source) in
+                  ("pyproject.toml", "setup.py", "setup.cfg", "uv.lock"))  # fmt: skip
+        return next(single, "." if absolute == self.cwd and "pyproject.toml" in self.texts.files else None)
 
     def _check_there(self, path: str, at: Where, *, folder: Sequence[str] = ()) -> bool:
         """Whether a step can read a file, or one of some files of a folder; what is certainly not there is noted."""
@@ -489,7 +553,12 @@ class Machine:
             state.mentioned.add(posixpath.basename(str(word).rstrip("/")))
             if "/bin/" in word or word.startswith(("-o/", "-O/")):
                 self._provide({posixpath.basename(word)})
-        if command.program in OPAQUE or (command.program == "git" and "clone" in command.words):
+        if command.program not in SAFE:
+            state.opaque |= {posixpath.normpath(word) for word in command.words[1:] if word.startswith("/")}
+        if command.program == "make" and "install" in command.words:
+            state.programs = None  # whatever it builds
+        script = PYTHON.match(command.program) and command.words[1:2] and not command.words[1].startswith("-")
+        if command.program in OPAQUE or script:
             targets = [
                 word for flag, word in zip(command.words, command.words[1:], strict=False) if flag in ("-C", "-d")
             ]

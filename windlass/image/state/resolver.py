@@ -33,7 +33,7 @@ from packaging.version import Version
 
 from windlass.common.cache import cache_root
 from windlass.errors import UserError
-from windlass.image.facts.table import companion_needs, facts, table_stubs
+from windlass.image.facts.table import companion_needs, facts, releases, table_stubs
 from windlass.image.state.fetch import get, get_bytes, open_wheel, written_requires
 
 PYPI = "https://pypi.org/simple"
@@ -113,6 +113,8 @@ class Index:
     read: dict[str, Any] = field(default_factory=dict, repr=False)  # answers that this process has read
 
     def resolve(self, question: Question) -> Answer:
+        if older := _before_the_table(question):
+            return Answer(trouble=f"{older} is older than the table of torch's own builds", checked=False)
         key = _key("resolution", asdict(question))
         kept = self._kept(key, self.max_age)
         if kept is not None:
@@ -324,6 +326,14 @@ def _without_torch_index(question: Question) -> Question:
         stubs=(*question.stubs, *(stub for stub in stubs if stub not in question.stubs)),
         constraints=(*question.constraints, *bounds),
     )
+
+
+def _before_the_table(question: Question) -> str | None:
+    """A torch of torch's own index that the table does not reach back to."""
+    oldest = Version(releases()[-1].version)
+    asked = (re.match(r"torch==(\d[\d.]*\d)(\+\w+)?$", text) for text in question.requirements)
+    older = next((found[0] for found in asked if found and Version(found[1]) < oldest), None)
+    return older if any(torch_tag(url) for url in (question.index or "", *question.extra_indexes)) else None
 
 
 def _not_on_torch_index(question: Question) -> str | None:

@@ -97,6 +97,7 @@ def _used_stages(dockerfile: Dockerfile, final: int) -> frozenset[int]:
 
 def _users_of(base: Base) -> dict[str, str]:
     own = {"ubuntu": "1000"} if base.system == "ubuntu24.04" else {}
+    own |= {"ubuntu": ""} if base.family == "torch" else {}  # the newest of them may be 24.04
     return {**dict.fromkeys(facts()["users"]["names"], ""), "root": "0", **own}
 
 
@@ -117,6 +118,7 @@ class _Walker(Installer):
                 given.update(assignments(argument.text, given))
         self.before_from = given.keys() - PREDEFINED.keys()
         given |= self.arguments
+        self._check_context()
         for instruction in stage.instructions:
             self.instruction = instruction
             self._instruction(instruction, given)
@@ -172,6 +174,7 @@ class _Walker(Installer):
             groups={"ubuntu": "1000"} if base.system == "ubuntu24.04" else {},
             interpreters=frozenset({interpreter} if python else ()),
             variables={"CUDA_VERSION": version[0]} if version else {},
+            workdir="/workspace" if base.repository.endswith(("pytorch/pytorch", "nvidia/pytorch")) else "/",
         )
 
     def _instruction(self, one: Instruction, given: Mapping[str, str]) -> None:
@@ -258,6 +261,8 @@ class _Walker(Installer):
             self._check_user(owner, one.first)
         state.owners[posixpath.normpath(target)] = "root" if owner == "0" else owner
         self._provide({posixpath.basename(source) for source in sources if "/bin" in f"{source} {target}"})
+        if one.keyword == "ADD" and any(re.search(r"://|\.(tar|tgz|txz|tbz)", source) for source in sources):
+            state.opaque.add(posixpath.normpath(target))
         if source_stage is None:
             self._check_copied(one, sources, destination)
             for source in sources:
@@ -274,6 +279,7 @@ class _Walker(Installer):
             return
         stage = self.dockerfile.stage(source_stage)
         stage = stage if stage and stage.number < one.stage else None
+        state.opaque.add(posixpath.normpath(target))
         if stage is None and not self._check_stage(source_stage, one):
             return
         if stage is None:
@@ -385,9 +391,8 @@ class _Walker(Installer):
             self._users(command)
         elif program == "mkdir":
             self._make_folders(command)
-        elif program == "apk" and "add" in words:
-            self.state.brought |= {word for word in words[2:] if not word.startswith("-")}
-            self._provide(set(words[2:]) | ({"gcc", "g++", "make"} if "build-base" in words else set()))
+        elif program in ("apk", "yum", "dnf", "microdnf") and {"add", "install", "groupinstall"} & set(words):
+            self._other_manager(words[1:])
         elif program in ("chown", "chmod") and len(words) > 2:
             self._own(words)
             for prefix, environment in self.state.environments.items():
@@ -597,6 +602,7 @@ class _Walker(Installer):
             environment.packages["torch"] = replace(torch, cuda=cuda if gpu or told else "cpu")
         if "mambaorg" in state.base.repository or state.base.family == "conda":
             self._provide({"pip"})
+        self._provide(names)
         self._record(where, str(command), before, environment, kind="conda")
         self.trace.unknown.append(f"{where}: what conda takes beside the versions that are written is not checked")
         if pip:
