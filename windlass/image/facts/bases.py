@@ -75,7 +75,7 @@ def base_of(image: str) -> Base:
 def _described(base: Base, tag: str) -> Base:
     """What the table of images says of a name; what it leaves to the tag is read from it."""
     plain, short = base.repository, base.repository.rsplit("/", 1)[-1]
-    row = next((row for row in facts()["images"]["rows"] if re.search(row["repository"], plain)
+    row: dict[str, Any] = next((row for row in facts()["images"]["rows"] if re.search(row["repository"], plain)
                 and re.search(row.get("tag", ""), tag)), {})  # fmt: skip
     devel = True if "devel" in tag else False if re.search("runtime|base", tag) else None
     said: dict[str, Any] = {name: _search(pattern, tag) for name, pattern in row.get("read", {}).items()}

@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -44,6 +45,8 @@ class Installer(Machine):
 
     def _installed(self, install: PipInstall, where: Where) -> None:
         environment = self._environment(install.interpreter, install)
+        if install.verb == "wheel":  # what it builds waits in a folder
+            environment = replace(environment, prefix="wheels", packages=dict(environment.packages))
         wanted: list[Wanted] = []
         extras = [str(argument) for argument in install.arguments.values("--extra")]
         groups = [str(argument) for argument in install.arguments.values("--group")]
@@ -76,6 +79,15 @@ class Installer(Machine):
         self.state.overlays |= {posixpath.normpath(folder) for folder in folders}
         if wanted:
             self._resolve(wanted, where, str(install.command), environment, install, options)
+        if install.verb == "wheel":
+            self.state.wheels |= {name: package for name, package in environment.packages.items() if package.compiled}
+        globs = [posixpath.basename(word) for word in install.arguments.words if re.search(r"\*\S*\.whl$", word)]
+        waiting = {name: package for name, package in self.state.wheels.items()
+                   if any(fnmatchcase(f"{name.replace('-', '_')}-0.whl", glob) for glob in globs)}  # fmt: skip
+        if waiting and install.verb == "install":
+            before = dict(environment.packages)
+            environment.packages.update(waiting)
+            self._record(where, str(install.command), before, environment)
 
     def _synced(self, install: PipInstall, where: Where, extras: list[str], groups: list[str]) -> list[Wanted]:
         folder = self._context_folder(".")
@@ -329,6 +341,8 @@ class Installer(Machine):
             isolated, before.get("torch"), self.state.nvcc, self.state.nvcc_known, self.state.programs,
             dict(self.state.variables), text)  # fmt: skip
         place.packages[name] = Package(name, version, where, compiled=compiled, local=local)
+        if "bdist_wheel" in text:
+            self.state.wheels[name] = place.packages[name]
         if environment is None:
             self._record(where, text, before, place)
 

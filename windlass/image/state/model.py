@@ -115,6 +115,7 @@ class State:
     users: dict[str, str] | None = None  # name → number, which may be empty; None: not known
     groups: dict[str, str] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)  # of folders
+    wheels: dict[str, Package] = field(default_factory=dict)  # that were built and wait in a folder
     hidden: set[str] = field(default_factory=set)  # programs in ~/.local/bin, by their packages
     mentioned: set[str] = field(default_factory=set)  # names in commands, which may be files that they make
     opaque: set[str] = field(default_factory=set)  # folders that commands fill with what is not known

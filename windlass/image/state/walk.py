@@ -280,6 +280,7 @@ class _Walker(Installer):
         stage = self.dockerfile.stage(source_stage)
         stage = stage if stage and stage.number < one.stage else None
         state.opaque.add(posixpath.normpath(target))
+        state.wheels |= self.trace.states[stage.number].wheels if stage else {}
         if stage is None and not self._check_stage(source_stage, one):
             return
         if stage is None:
@@ -404,6 +405,8 @@ class _Walker(Installer):
             self._pip_of(version_in(program) or self.state.links.get(program))
         elif program in ("pip", "poetry") or (program == "uv" and words[1:2] == ["python"]):
             self._configure(words)
+        elif program in ("pixi", "pipenv", "pip-sync", "hatch", "rye", "spack", "easy_install"):
+            self.trace.unknown.append(f"{self._where(command.words[0].line, command)}: what {program} installs")
         elif "efa_installer.sh" in words[0]:
             self.state.efa_where = self._where(command.words[0].line, command)
         if any("get-pip.py" in word for word in words):
