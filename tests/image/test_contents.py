@@ -52,6 +52,12 @@ def test_only_what_an_import_runs_without_condition_counts(index, wheel):
     assert open_wheel(found.url).requires == ["numpy<2"]
 
 
+def test_names_of_a_compiled_module_that_a_package_takes_whole_may_be_there(index, wheel):
+    user = wheel("user", **{"user/__init__.py": "from rpds import HashTrieMap\n"})
+    files = {"rpds/__init__.py": "from .rpds import *\n", "rpds/rpds.cpython-311-x86_64-linux-gnu.so": ""}
+    assert broken_import(index, user, wheel("rpds_py", **files), ["rpds"]) is None
+
+
 def test_names_that_a_release_no_longer_has_are_found(index, wheel):
     old = wheel("old_user", **{"old_user/__init__.py": "from lib.tools import gone\nfrom lib import kept\n"})
     lib = wheel(

@@ -8,7 +8,7 @@ import pytest
 
 from windlass.image.facts.bases import base_of
 from windlass.image.facts.node import node_named
-from windlass.image.facts.table import companion, companion_needs
+from windlass.image.facts.table import companion, companion_needs, runs
 from windlass.image.judge import judge
 from windlass.image.read.texts import Texts
 from windlass.image.rules.system import cuda_wanted
@@ -111,3 +111,31 @@ def test_geforce_is_refused_where_the_image_names_no_branch_for_it(tmp_path):
     assert errors("FROM nvidia/cuda:12.6.3-runtime-ubuntu24.04\n", tmp_path, card) == {"base-needs-driver"}
     data_centre = replace(A100, driver="565.57")
     assert errors("FROM nvidia/cuda:13.0.2-runtime-ubuntu24.04\n", tmp_path, data_centre) == set()
+
+
+def test_a_driver_is_judged_as_far_as_it_is_told():
+    assert runs("580.65", "580.65.06")
+    assert runs("580.65.06", "580.65.06")
+    assert not runs("580.64", "580.65.06")
+    assert not runs("580.65.05", "580.65.06")
+
+
+def test_a_torch_outside_the_table_is_judged_by_its_cuda(tmp_path):
+    nvidia = "FROM nvcr.io/nvidia/pytorch:{}-py3\n"
+    volta, ampere = (node_named(name, "580.95", "linux/amd64") for name in ("v100", "a10g"))
+    assert errors(nvidia.format("25.10"), tmp_path, volta) == {"gpu-architecture"}
+    assert errors(nvidia.format("24.10"), tmp_path, volta) == set()
+    old = (
+        "FROM python:3.8\nRUN pip install torch==1.9.0+{0} -f https://download.pytorch.org/whl/{0}/torch_stable.html\n"
+    )
+    assert errors(old.format("cu102"), tmp_path, ampere) == {"gpu-architecture"}
+    newer = verdict(old.format("cu111"), tmp_path, ampere)
+    assert newer.errors == ()  # the table does not reach back so far, and that is said
+    assert "torch==1.9.0+cu111 is older than the table" in "\n".join(newer.unknown)
+
+
+def test_conda_forge_without_a_gpu_gives_the_build_for_cpus(tmp_path):
+    text = "FROM {}\nRUN conda install -y pytorch {}\n"
+    assert errors(text.format("condaforge/miniforge3:24.11.3-0", ""), tmp_path) == {"cpu-only-torch"}
+    assert errors(text.format("condaforge/miniforge3:24.11.3-0", "-c pytorch"), tmp_path) == set()
+    assert errors(text.format("continuumio/miniconda3:24.5.0-0", ""), tmp_path) == set()

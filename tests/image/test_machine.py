@@ -161,3 +161,13 @@ def test_a_project_of_the_context_that_needs_torch_to_be_built(tmp_path):
     assert found(develop, tmp_path, files) == {("architecture-list", 3)}
     named = develop.replace("RUN", "ENV TORCH_CUDA_ARCH_LIST=9.0\nRUN")
     assert found(named, tmp_path, files) == set()
+
+
+def test_a_wheel_of_another_stage_keeps_the_torch_that_it_was_built_against(tmp_path):
+    build = "FROM pytorch/pytorch:2.5.1-cuda12.4-cudnn9-devel AS b\nCOPY ops /ops\nENV TORCH_CUDA_ARCH_LIST=9.0\n"
+    build += "RUN cd /ops && python setup.py bdist_wheel\n"
+    final = "FROM pytorch/pytorch:{}-cuda12.4-cudnn9-runtime\nCOPY --from=b /ops/dist /w\nRUN pip install /w/*.whl\n"
+    setup = "import torch\nfrom torch.utils.cpp_extension import CUDAExtension\n"
+    files = {"ops/setup.py": setup}
+    assert found(build + final.format("2.5.1"), tmp_path, files) == set()
+    assert found(build + final.format("2.4.1"), tmp_path, files) == {("compiled-for-another-torch", 5)}

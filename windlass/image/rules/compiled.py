@@ -93,12 +93,11 @@ def old_source(case: Case) -> Iterator[Finding]:
 def _outgrown(case: Case, package: Package, compiled: Compiled) -> list[str]:
     """The Pythons that a release has compiled wheels for, where it is older than the Python of the image."""
     came = facts()["python_released"].get(compiled.python or "")
-    if not came or not package.version or not package.uploaded or package.uploaded >= came or package.page:
+    if not came or not package.version or package.page or package.local:
         return []
-    tags = re.findall(
-        r"-cp3(\d+)-cp3\d+m?-manylinux",
-        " ".join(url for url, _ in case.index.files(package.name, package.version) or ()),
-    )
+    files = case.index.files(package.name, package.version) or []
+    uploaded = package.uploaded or min((day for _, day in files), default=came)
+    tags = re.findall(r"-cp3(\d+)-cp3\d+m?-manylinux", " ".join(url for url, _ in files)) if uploaded < came else []
     return [f"3.{minor}" for minor in sorted({int(tag) for tag in tags})]
 
 

@@ -35,7 +35,8 @@ def torch_environments(case: Case) -> Iterator[tuple[Environment, Package]]:
 
 def cpu_only(case: Case) -> Iterator[Finding]:
     """A build without CUDA on nodes with GPUs."""
-    for _, torch in torch_environments(case):
+    packages = [environment.packages.get("torch") for environment in case.trace.final.environments.values()]
+    for torch in (package for package in packages if package):
         if torch.cuda == "cpu" and case.node.gpu and not case.node.cpu_only:
             reason = "conda sees no GPU while it builds and takes the build for CPUs" if torch.origin == "conda" else (
                 f"torch {torch.version} on {case.node.platform} is a build for CPUs alone")  # fmt: skip
@@ -51,11 +52,16 @@ def gpu_code(case: Case) -> Iterator[Finding]:
     for _, torch in torch_environments(case):
         known = release(torch.public) if torch.version else None
         build = known.build(torch.cuda) if known and torch.cuda and torch.cuda != "cpu" else None
-        first = _first_cuda(capability) if capability and build is None and torch.cuda not in (None, "cpu") else None
-        if first and Version(torch.cuda or "0") < Version(first) and case.trace.final.base.family != "nvidia-torch":
+        outside = capability if build is None and torch.cuda not in (None, "cpu") else None
+        first, last = _first_cuda(outside or "0"), facts()["nvcc"]["last"].get(outside)
+        cuda = Version(torch.cuda) if outside and torch.cuda else Version("0")
+        lacks = f"CUDA {last} is the last that has" if last and cuda > Version(last) else ""
+        if outside and first and cuda < Version(first) and case.trace.final.base.family != "nvidia-torch":
+            lacks = f"CUDA {first} is the first that has"
+        if lacks:
             yield case.error("gpu-architecture", f"torch {torch.version} is built with CUDA {torch.cuda}, without code "
-                             f"for {case.node.gpu}, compute capability {capability}: CUDA {first} is the first",
-                             torch.where, *another_build(case, torch))  # fmt: skip
+                             f"for {case.node.gpu}, compute capability {capability}: {lacks}", torch.where,
+                             *another_build(case, torch))  # fmt: skip
         elif capability and build is None and torch.cuda != "cpu":
             case.trace.unknown.append(f"{torch.where}: torch {torch.version} with CUDA "
                                       f"{torch.cuda or 'unknown'} is not in the table: whether it has "

@@ -568,7 +568,8 @@ class _Walker(Installer):
                 self.trace.unknown.append(f"{where}: {file} is not in the context")
                 continue
             try:
-                more, own = conda_environment(self.texts.files, path)
+                more, own, named = conda_environment(self.texts.files, path)
+                channels = (*channels, *(Word(channel) for channel in named))
             except NotUnderstoodError as error:
                 self.trace.unknown.append(f"{where}: {error}")
                 continue
@@ -602,7 +603,11 @@ class _Walker(Installer):
         if torch and torch.origin == "conda" and torch.where.place == where.place:
             gpu = cuda or "pytorch-gpu" in names or any("cuda" in text and "pytorch" in text for text, _ in asked)
             told = "CONDA_OVERRIDE_CUDA" in {**state.variables, **command.variables}
-            environment.packages["torch"] = replace(torch, cuda=cuda if gpu or told else "cpu")
+            # Without a GPU conda-forge gives the build for CPUs; of the other channels it is not known.
+            others = {"pytorch", "nvidia", "defaults"} & {str(channel) for channel in channels}
+            forge = "conda-forge" in channels or bool(re.match("condaforge|mambaorg", state.base.repository))
+            cpu_only = ((forge and not others) or "cpuonly" in names) and not gpu and not told
+            environment.packages["torch"] = replace(torch, cuda="cpu" if cpu_only else cuda)
         if "mambaorg" in state.base.repository or state.base.family == "conda":
             self._provide({"pip"})
         self._provide(names)
