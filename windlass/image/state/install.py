@@ -206,33 +206,26 @@ class Installer(Machine):
         indexes, extra = self._indexes(install, file_options)
         extra += [one.index for one in wanted if one.index and one.index not in extra]
         named = {one.name for one in wanted}
-        fresh = arguments.has("--force-reinstall", "--ignore-installed", "-I") or arguments.values(
-            "--upgrade-strategy"
-        ) == ("eager",)
+        eager = arguments.values("--upgrade-strategy") == ("eager",)
+        fresh = arguments.has("--force-reinstall", "--ignore-installed", "-I") or eager
         upgraded = (
-            named
-            if arguments.has("--upgrade")
-            else {str(argument) for argument in arguments.values("--upgrade-package")}
+            named if arguments.has("--upgrade") else {str(name) for name in arguments.values("--upgrade-package")}
         )
-        held = (
-            {}
-            if fresh
-            else {name: package for name, package in before.items() if name not in upgraded and package.version}
-        )
+        kept = {} if fresh else before
+        held = {name: package for name, package in kept.items() if name not in upgraded and package.version}
         stubs += [Stub(name, package.version or "") for name, package in held.items() if _not_on_an_index(package)]
         if self.state.base.family == "nvidia-torch" and environment.prefix == SYSTEM and not install.by_uv:
             constraints += [f"torch=={before['torch'].version}"] if "torch" in before else []  # its own PIP_CONSTRAINT
         constraints += [
             f"{name}>={package.public}" for name, package in held.items() if re.search(r"\d(a|b|rc)\d", package.public)
         ]
+        system = facts()["systems"].get(self.state.system or "", {})
         question = Question(
             requirements=tuple(sorted(set(requirements))),  # in one order, wherever a line stands
             constraints=tuple(sorted(set(constraints))),
             python=environment.python or DEFAULT_PYTHON,
             platform=self.node.platform,
-            glibc="musl"
-            if self.state.base.alpine
-            else facts()["systems"].get(self.state.system or "", {}).get("glibc", Question.glibc),
+            glibc="musl" if self.state.base.alpine else system.get("glibc", Question.glibc),
             index=indexes,
             extra_indexes=tuple(extra),
             held=tuple(sorted((name, package.version or "") for name, package in held.items())),
@@ -350,15 +343,11 @@ class Installer(Machine):
         self, install: PipInstall, environment: Environment, before: Mapping[str, Package], text: str
     ) -> Compiled:
         variables = {**self.state.variables, **install.command.variables}
-        isolated = not install.arguments.has("--no-build-isolation", "--no-build-isolation-package")
-        isolated = (
-            isolated
-            and variables.get("PIP_NO_BUILD_ISOLATION", "") == ""
-            and not variables.get("UV_NO_BUILD_ISOLATION")
-        )
+        told = install.arguments.has("--no-build-isolation", "--no-build-isolation-package")
+        isolated = not (told or variables.get("PIP_NO_BUILD_ISOLATION") or variables.get("UV_NO_BUILD_ISOLATION"))
         seeded = {"setuptools", "wheel"} if not environment.unseeded else set()
         programs, system = self.state.programs, facts()["systems"].get(self.state.system or "", {})
-        told = re.search(r"-(\d+)$", variables.get("CUDAHOSTCXX") or variables.get("CXX") or variables.get("CC") or "")
+        gcc = re.search(r"-(\d+)$", variables.get("CUDAHOSTCXX") or variables.get("CXX") or variables.get("CC") or "")
         of_system = environment.interpreter.startswith("/usr/bin/")
         return Compiled(
             isolated,
@@ -371,7 +360,7 @@ class Installer(Machine):
             frozenset(before) | seeded,
             bare=self.state.base.family in ("python", "cuda", "system"),
             python=environment.python,
-            gcc=told[1] if told else self.state.links.get("gcc") or system.get("gcc"),
+            gcc=gcc[1] if gcc else self.state.links.get("gcc") or system.get("gcc"),
             headers=programs is None or "headers" in programs or not of_system,
         )
 

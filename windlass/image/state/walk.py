@@ -48,6 +48,7 @@ INSTALL_NOTHING = (
 OTHER_ARCHIVES = re.compile(  # commands after which apt has more than the archive of the system
     r"/sources\.list|\.sources\b|apt-add|apt-key|/setup_|keyring|\.deb\b|nodesource|packagecloud|ppa:(?!deadsnakes)"
 )
+BY_SCRIPT = {"get-pip.py": "pip", "rustup": "cargo", "astral.sh/uv": "uv", "iniconda": "conda", "iniforge": "conda"}
 CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
 
 
@@ -409,14 +410,7 @@ class _Walker(Installer):
             self.trace.unknown.append(f"{self._where(command.words[0].line, command)}: what {program} installs")
         elif "efa_installer.sh" in words[0]:
             self.state.efa_where = self._where(command.words[0].line, command)
-        if any("get-pip.py" in word for word in words):
-            self._provide({"pip"})
-        if any("rustup" in word for word in words):
-            self._provide({"cargo"})
-        if any("astral.sh/uv" in word for word in words):
-            self._provide({"uv"})
-        if any("iniconda" in word or "iniforge" in word for word in words):
-            self._provide({"conda"})
+        self._provide({program for part, program in BY_SCRIPT.items() if part in str(command)})
         if installer := re.search(r"aws-efa-installer-(latest|\d+\.\d+(?:\.\d+)?)\.tar", " ".join(words)):
             self.state.efa = installer[1]
             self.state.efa_where = self._where(command.words[0].line, command)
@@ -463,15 +457,8 @@ class _Walker(Installer):
         )
 
     def _activate(self, name: str) -> None:
-        prefix = next(
-            (
-                environment
-                for environment in self.state.environments
-                if environment == name or environment.endswith(f"/{name}")
-            ),
-            None,
-        )
-        self.active = prefix or self.active
+        fitting = (prefix for prefix in self.state.environments if prefix == name or prefix.endswith(f"/{name}"))
+        self.active = next(fitting, self.active)
 
     def _conda_run(self, command: Command) -> None:
         words = list(command.words)
