@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from windlass.image.build.context import text_files
+from windlass.image.build.context import context_names, text_files
 from windlass.image.facts.node import Node, node_named
 from windlass.image.judge import Healed, heal
 from windlass.image.read.texts import Texts
@@ -65,7 +65,7 @@ class RecordingIndex(Index):
         super()._keep(key, value)
 
     def _use(self, key: str, value: Any) -> None:
-        if value is not None and not (isinstance(value, list) and len(value) > 5000):  # not the archives' whole lists
+        if value is not None and not (isinstance(value, dict) and "provided" in value):  # not the archives' whole lists
             self.used[key] = value
 
 
@@ -77,11 +77,26 @@ def recorded_index(folder: Path) -> Index:
 
 
 def load(folder: Path) -> tuple[Texts, Node, dict]:
-    expected = json.loads((folder / "expect.json").read_text())
-    texts = Texts((folder / "Dockerfile").read_text(), text_files(folder, leave_out=("Dockerfile", "expect.json")))
+    expected = _expected(folder)
+    ours = ("Dockerfile", "expect.json", "case.json")
+    names = context_names(folder) - set(ours)
+    texts = Texts((folder / "Dockerfile").read_text(), text_files(folder, leave_out=ours), names=names)
     target = expected["target"]
     node = node_named(target["gpu"], target["driver"], target["platform"], efa=bool(target.get("efa")))
     return texts, node, expected
+
+
+def is_case(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("expect.json", "case.json"))
+
+
+def _expected(folder: Path) -> dict:
+    """The repository's own expect.json; or the flat case.json of cases that are collected elsewhere."""
+    if (folder / "expect.json").is_file():
+        return json.loads((folder / "expect.json").read_text())
+    case = json.loads((folder / "case.json").read_text())
+    conflicts = [{"also_lines": [], "what": conflict.get("why", ""), **conflict} for conflict in case["conflicts"]]
+    return {"target": case, "broken": not case["sound"], "conflicts": conflicts}
 
 
 # What a finding must be about to count for a kind of conflict; of a kind that is not listed, any error counts.
@@ -114,13 +129,21 @@ MEANINGS = {
 }
 
 
-def names(finding: Finding, lines: set[int], kind: str) -> bool:
+def places(conflict: dict) -> set[tuple[str, int]]:
+    """The file and line of a conflict, and others that are right as well."""
+    file = conflict.get("file") or "Dockerfile"
+    told = {(file, conflict["line"]), *((file, line) for line in conflict["also_lines"])}
+    return told | {(also["file"], also["line"]) for also in conflict.get("also", ())}
+
+
+def names(finding: Finding, right: set[tuple[str, int]], kind: str) -> bool:
     """Whether a finding of that meaning names one of the lines: its command, its instruction, the other party."""
     if finding.where is None or not re.search(MEANINGS.get(kind, ""), finding.id):
         return False
-    told = {finding.where.place.line, finding.where.first}
-    told |= {int(number) for number in re.findall(r"Dockerfile:(\d+)", finding.sentence)}
-    return bool(told & lines)
+    where = finding.where
+    told = {(one.file, one.line) for one in (where.place, where.cause)} | {("Dockerfile", where.first)}
+    told |= {(file, int(number)) for file, number in re.findall(r"([\w./-]+):(\d+)", finding.sentence)}
+    return bool(told & right)
 
 
 def score_case(folder: Path, index: Index, score: Score) -> Healed:
@@ -130,7 +153,7 @@ def score_case(folder: Path, index: Index, score: Score) -> Healed:
     used: set[tuple[str, Where | None]] = set()
     misses = []
     for conflict in expected["conflicts"]:
-        right = {conflict["line"], *conflict["also_lines"]}
+        right = places(conflict)
         score.conflicts += 1
         hit = next(
             (one for one in verdict.errors if (one.id, one.where) not in used and names(one, right, conflict["kind"])),
@@ -173,7 +196,7 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     score, index = Score(), RecordingIndex() if asked.record else Index()
     failures: Counter[str] = Counter()
-    for folder in sorted(one for one in asked.folder.iterdir() if (one / "expect.json").is_file()):
+    for folder in sorted(folder for folder in asked.folder.iterdir() if is_case(folder)):
         if not folder.name.startswith(asked.only):
             continue
         before = len(score.lines)

@@ -52,6 +52,12 @@ def test_only_what_an_import_runs_without_condition_counts(index, wheel):
     assert open_wheel(found.url).requires == ["numpy<2"]
 
 
+def test_names_of_a_compiled_module_that_a_package_takes_whole_may_be_there(index, wheel):
+    user = wheel("user", **{"user/__init__.py": "from rpds import HashTrieMap\n"})
+    files = {"rpds/__init__.py": "from .rpds import *\n", "rpds/rpds.cpython-311-x86_64-linux-gnu.so": ""}
+    assert broken_import(index, user, wheel("rpds_py", **files), ["rpds"]) is None
+
+
 def test_names_that_a_release_no_longer_has_are_found(index, wheel):
     old = wheel("old_user", **{"old_user/__init__.py": "from lib.tools import gone\nfrom lib import kept\n"})
     lib = wheel(
@@ -162,7 +168,8 @@ def test_uv_reads_the_project_that_it_is_given(tmp_path):
 
 
 def test_deadsnakes_serves_systems_that_ubuntu_supports(tmp_path):
-    text = "FROM ubuntu:{}\nRUN add-apt-repository ppa:deadsnakes/ppa && apt-get install -y python3.13\n"
+    text = "FROM ubuntu:{}\nRUN apt-get update && apt-get install -y software-properties-common && "
+    text += "add-apt-repository ppa:deadsnakes/ppa && apt-get install -y python3.13\n"
     assert verdicts(text.format("22.04"), tmp_path) == set()
     assert verdicts(text.format("20.04"), tmp_path) == {("no-such-python", 2)}
 
@@ -182,7 +189,7 @@ VENV = "RUN python3 -m venv /v && /v/bin/pip install torch==2.5.1\n"
         ("FROM ubuntu:22.04\nRUN apt-get install -y git\n", {("missing-package", 2)}),
         ("FROM ubuntu:22.04\nRUN apt-get update && rm -rf /var/lib/apt/lists/*\nRUN apt-get install -y git\n",
          {("missing-package", 3)}),
-        ("FROM ubuntu:22.04\nRUN --mount=type=cache,target=/var/lib/apt --mount=type=cache,target=/x apt install git\n",
+        ("FROM ubuntu:22.04\nRUN --mount=type=cache,target=/var/lib/apt --mount=type=cache,target=/x apt install -y\n",
          set()),
         ("FROM ubuntu:22.04\nRUN apt-get update && apt-get install -y python3\nRUN python3 -m venv /v\n",
          {("missing-program", 3)}),

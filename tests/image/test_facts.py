@@ -8,11 +8,11 @@ import pytest
 
 from windlass.image.facts.bases import base_of
 from windlass.image.facts.node import node_named
-from windlass.image.facts.table import companion, companion_needs
+from windlass.image.facts.table import companion, companion_needs, runs
 from windlass.image.judge import judge
 from windlass.image.read.texts import Texts
 from windlass.image.rules.system import cuda_wanted
-from windlass.image.state.resolver import Index
+from windlass.image.state.resolver import Index, _key
 
 A100 = node_named("a100", "580.95", "linux/amd64")
 
@@ -51,23 +51,29 @@ def test_the_cuda_that_a_wheel_loads(name, version, requires, wants):
     assert cuda_wanted(name, version, requires) == wants
 
 
+def planted(tmp_path, system: str, asked: list[str], brings: list[str], *, recommends: bool = True) -> None:
+    """An answer of the archive of a system."""
+    answer = {"lacking": [], "brings": [*asked, *brings]}
+    Index(cache=tmp_path)._keep(_key("apt-closure", [system, sorted(asked), recommends]), answer)
+
+
 def test_a_library_that_another_package_of_apt_brings_is_there(tmp_path):
     slim = "FROM python:3.11-slim-bookworm\n"
-    assert errors(slim + "RUN pip install lightgbm==4.6.0\n", tmp_path) == {"missing-library"}
-    assert (
-        errors(slim + "RUN apt-get update && apt-get install -y cmake && pip install lightgbm==4.6.0\n", tmp_path)
-        == set()
-    )
-    cuda = "FROM nvidia/cuda:12.4.1-{}-ubuntu22.04\nRUN apt-get update && apt-get install -y {}\n"
+    lightgbm = "RUN pip install lightgbm==4.6.0\n"
+    assert errors(slim + lightgbm, tmp_path) == {"missing-library"}
+    apt = "RUN apt-get update && apt-get install -y {}\n"
+    planted(tmp_path, "debian12", ["cmake"], ["libgomp1"])
+    assert errors(slim + apt.format("cmake") + lightgbm, tmp_path) == set()
+    planted(tmp_path, "debian12", ["jq"], ["libjq1"])
+    assert errors(slim + apt.format("jq") + lightgbm, tmp_path) == {"missing-library"}
+    cuda = "FROM nvidia/cuda:12.4.1-{}-ubuntu22.04\n" + apt.format("python3-venv")
     cuda += "RUN python3 -m venv /v\nRUN /v/bin/pip install lightgbm==4.6.0\n"
-    assert errors(cuda.format("runtime", "python3-venv"), tmp_path) == {"missing-library"}
-    assert errors(cuda.format("runtime", "python3-venv python3-pip"), tmp_path) == set()  # recommends build-essential
-    assert errors(cuda.format("devel", "python3-venv"), tmp_path) == set()
-    unread = verdict(
-        slim + "RUN apt-get update && apt-get install -y libfoo && pip install lightgbm==4.6.0\n", tmp_path
-    )
+    planted(tmp_path, "ubuntu22.04", ["python3-venv"], ["python3"])
+    assert errors(cuda.format("runtime"), tmp_path) == {"missing-library"}
+    assert errors(cuda.format("devel"), tmp_path) == set()
+    unread = verdict(slim + apt.format("libfoo") + lightgbm, tmp_path)
     assert unread.errors == ()
-    assert "whether libfoo brings libgomp.so.1, which lightgbm loads" in "\n".join(unread.unknown)
+    assert "whether the image has libgomp.so.1, which lightgbm loads" in "\n".join(unread.unknown)
 
 
 def test_torchcodec_is_imported_without_ffmpeg_from_0_16_on(tmp_path):
@@ -83,7 +89,8 @@ def test_a_soundfile_without_a_library_inside(tmp_path):
 
 
 def test_apex_asks_for_the_same_cuda_where_it_compiles_with_it(tmp_path):
-    text = "FROM pytorch/pytorch:2.6.0-cuda12.4-cudnn9-devel\nRUN apt-get install -y cuda-toolkit-12-6 git\n{}\n"
+    text = "FROM pytorch/pytorch:2.6.0-cuda12.4-cudnn9-devel\n"
+    text += "RUN apt-get update && apt-get install -y cuda-toolkit-12-6 git\n{}\n"
     source = "git+https://github.com/NVIDIA/apex"
     plain = f"RUN pip install --no-build-isolation {source}"
     assert errors(text.format(plain), tmp_path) == set()
@@ -104,3 +111,31 @@ def test_geforce_is_refused_where_the_image_names_no_branch_for_it(tmp_path):
     assert errors("FROM nvidia/cuda:12.6.3-runtime-ubuntu24.04\n", tmp_path, card) == {"base-needs-driver"}
     data_centre = replace(A100, driver="565.57")
     assert errors("FROM nvidia/cuda:13.0.2-runtime-ubuntu24.04\n", tmp_path, data_centre) == set()
+
+
+def test_a_driver_is_judged_as_far_as_it_is_told():
+    assert runs("580.65", "580.65.06")
+    assert runs("580.65.06", "580.65.06")
+    assert not runs("580.64", "580.65.06")
+    assert not runs("580.65.05", "580.65.06")
+
+
+def test_a_torch_outside_the_table_is_judged_by_its_cuda(tmp_path):
+    nvidia = "FROM nvcr.io/nvidia/pytorch:{}-py3\n"
+    volta, ampere = (node_named(name, "580.95", "linux/amd64") for name in ("v100", "a10g"))
+    assert errors(nvidia.format("25.10"), tmp_path, volta) == {"gpu-architecture"}
+    assert errors(nvidia.format("24.10"), tmp_path, volta) == set()
+    old = (
+        "FROM python:3.8\nRUN pip install torch==1.9.0+{0} -f https://download.pytorch.org/whl/{0}/torch_stable.html\n"
+    )
+    assert errors(old.format("cu102"), tmp_path, ampere) == {"gpu-architecture"}
+    newer = verdict(old.format("cu111"), tmp_path, ampere)
+    assert newer.errors == ()  # the table does not reach back so far, and that is said
+    assert "torch==1.9.0+cu111 is older than the table" in "\n".join(newer.unknown)
+
+
+def test_conda_forge_without_a_gpu_gives_the_build_for_cpus(tmp_path):
+    text = "FROM {}\nRUN conda install -y pytorch {}\n"
+    assert errors(text.format("condaforge/miniforge3:24.11.3-0", ""), tmp_path) == {"cpu-only-torch"}
+    assert errors(text.format("condaforge/miniforge3:24.11.3-0", "-c pytorch"), tmp_path) == set()
+    assert errors(text.format("continuumio/miniconda3:24.5.0-0", ""), tmp_path) == set()

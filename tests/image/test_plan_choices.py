@@ -92,7 +92,6 @@ def test_some_known_facts():
     assert table.companion("torchaudio", "2.10.0") == "2.10.0"
     assert table.companion("torchaudio", "2.15.0") == "2.11.0"  # which goes with every later torch
     assert table.companion_needs("torchvision", "0.25.0+cu128") == "==2.10.0"
-    assert table.torch_for_companion("torchvision", "0.27.0") == "2.12.0"
     assert table.package("hyperpod-elastic-agent")["requires"]["torch"] == "<2.12.0,>=2.4.0"
 
 

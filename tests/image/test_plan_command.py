@@ -158,10 +158,10 @@ def test_strict_fails_on_what_could_not_be_checked(case, tmp_path):
     sound = ("066-matched-set", "--gpu", "h100", "--driver", "570.86")
     assert case(*sound, "--strict")[0] == 0
     with open(tmp_path / sound[0] / "Dockerfile", "a") as file:
-        file.write("RUN pip install -r gone.txt\n")
+        file.write("COPY --from=example.com/team/files:1 /r /r\nRUN pip install -r /r/gone.txt\n")
     code, out, err = case(*sound)
     assert (code, out) == (0, "Dockerfile: no conflicts found\n")
-    assert "not checked: Dockerfile:6: gone.txt is not in the context" in err
+    assert "not checked: Dockerfile:7: /r/gone.txt is not in the context" in err
     assert case(*sound, "--strict")[0] == 1
     value = json.loads(case(*sound, "--strict", "--json")[1])
     assert any("gone.txt" in one for one in value["unchecked"])
@@ -184,13 +184,14 @@ ODD = {
     "empty": (b"", 2, "error: nothing can be built from Dockerfile: there is no FROM"),
     "no FROM": (b"RUN true\n", 2, "error: nothing can be built from Dockerfile: there is no FROM"),
     "binary": (b"\x89PNG\r\n\x1a\n\x00\xff", 2, "error: the Dockerfile Dockerfile cannot be read"),
-    "scratch": (b"FROM scratch\nCOPY a /a\n", 0, "Dockerfile: no conflicts found"),
+    "scratch": (b"FROM scratch\nCOPY Dockerfile /a\n", 0, "Dockerfile: no conflicts found"),
+    "no such file": (b"FROM scratch\nCOPY a /a\n", 1, "Dockerfile:2: a is not in the context"),
     "CRLF": (b"FROM python:3.12-slim\r\nRUN true && \\\r\n  " + CLONE + b"\r\n", 1, "Dockerfile:3: git "),
     "heredoc": (b"FROM python:3.12-slim\nRUN <<EOF\ntrue\n" + CLONE + b"\nEOF\n", 1, "Dockerfile:4: git "),
     "ARG": (b"# syntax=docker/dockerfile:1\nARG V=3.12\nFROM python:${V}-slim\nRUN " + CLONE, 1, "Dockerfile:4: git "),
     "no value": (b"FROM python:$V\n", 0, "not checked: Dockerfile:1: python:$V: an ARG has no value"),
     "ONBUILD": (b"FROM python:3.12-slim\nONBUILD RUN " + CLONE, 0, "not checked: Dockerfile:2: ONBUILD runs in"),
-    "typo": (b"FROM python:3.12-slim\nRUNN " + CLONE, 0, "not checked: Dockerfile:2: RUNN is no instruction"),
+    "typo": (b"FROM python:3.12-slim\nRUNN " + CLONE, 1, "error: Dockerfile:2: RUNN is no instruction"),
     "huge": (b"FROM python:3.12-slim\n" + b"RUN true && true\n" * 10_000, 0, "Dockerfile: no conflicts found"),
 }
 

@@ -118,7 +118,7 @@ class Context:
             named = name.endswith(EDITABLE) or "." not in path.name
             if named and path.is_file() and path.stat().st_size <= EDITABLE_BYTES:
                 with contextlib.suppress(UnicodeDecodeError):
-                    texts[name] = path.read_text()
+                    texts[name] = path.read_bytes().decode()  # line endings as they are
         return texts
 
     def digest(self, changed: Mapping[str, str] = NOTHING) -> str:
@@ -179,6 +179,12 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError:  # another file system
         shutil.copy2(source, target, follow_symlinks=False)
+
+
+def context_names(folder: Path) -> frozenset[str]:
+    """Every file that a builder sends: all but what a .dockerignore leaves out."""
+    file = folder / DOCKERIGNORE
+    return frozenset(Context(folder, Ignore.of(file.read_text() if file.is_file() else "")).files)
 
 
 def text_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, str]:

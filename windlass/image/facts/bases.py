@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from packaging.version import Version
 
@@ -19,9 +20,8 @@ CODENAMES = {
     "bookworm": "debian12",
     "trixie": "debian13",
 }
-NEWEST_DEBIAN = "debian13"  # what python:3.12-slim is built on today
-LEAN: frozenset[str] = frozenset()
-TOOLS = frozenset({"git", "curl", "wget", "gcc", "g++", "make", "pip"})
+TOOLS = frozenset({"bash", "git", "curl", "wget", "gcc", "g++", "make", "pip", "python3", "gpg", "ssh", "ssh-keyscan",
+                   "unzip", "file", "patch", "xz", "autoconf"})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,102 +73,54 @@ def base_of(image: str) -> Base:
 
 
 def _described(base: Base, tag: str) -> Base:
+    """What the table of images says of a name; what it leaves to the tag is read from it."""
     plain, short = base.repository, base.repository.rsplit("/", 1)[-1]
-    system = _system(tag)
+    row: dict[str, Any] = next((row for row in facts()["images"]["rows"] if re.search(row["repository"], plain)
+                and re.search(row.get("tag", ""), tag)), {})  # fmt: skip
     devel = True if "devel" in tag else False if re.search("runtime|base", tag) else None
-    compilers = frozenset({"gcc", "g++", "make"}) if devel else LEAN
-    if plain.endswith(("nvidia/cuda", "nvidia/cuda-dl-base")):
-        deep = plain.endswith("cuda-dl-base")
-        return replace(
-            base,
-            family="cuda",
-            # -cudnn- without a number came with 12.4.1: NV_CUDNN_VERSION of 12.5.1 (9.3), 12.6.3 (9.5), 12.8.0 (9.7),
-            # 12.8.1 (9.8), 12.9.2 and 13.0.1 (9.13) in copies of NVIDIA's Dockerfiles, read on 2026-11-16
-            cudnn=(_search(r"cudnn(\d*)", tag) or "9") if "cudnn" in tag else "",
-            cuda=_search(r"cuda(\d+\.\d+)" if deep else r"^(\d+\.\d+)", tag),
-            system=system,
-            has_nvcc=devel,
-            has_compiler=devel,
-            programs=compilers | (TOOLS if deep else LEAN),
+    said: dict[str, Any] = {name: _search(pattern, tag) for name, pattern in row.get("read", {}).items()}
+    if "dots" in row:
+        said |= {name: _dotted(pattern, tag) for name, pattern in row["dots"].items()}
+    said |= {name: devel if value == "devel" else value for name, value in row.get("is", {}).items()}
+    said["system"] = said.get("system") or _system(tag) or _system(f"{short}{tag}") or row.get("system")
+    if "programs" in row:
+        devel_tools = {"gcc", "g++", "make"} if devel else set()
+        said["programs"] = frozenset(
+            {*(TOOLS if "tools" in row["programs"] else ()), *row["programs"], *devel_tools} - {"tools"}
         )
-    if plain.endswith("pytorch/pytorch"):
-        return _official(base, tag, devel, compilers)
-    if plain.endswith("nvidia/pytorch"):
-        known = facts()["ngc_pytorch"]["releases"].get(_search(r"^(\d+\.\d+)", tag) or "")
-        described = replace(base, family="nvidia-torch", has_nvcc=True, has_compiler=True, programs=TOOLS)
-        if not known:
-            return described
-        own = str(Version(f"{known['torch']}+nv{tag.split('-')[0]}"))
-        return replace(
-            described,
-            torch=own,
-            cuda=known["cuda"],
-            python=known["python"],
-            system=known["system"],
-            packages=(("torch", own),),
-        )
-    if short.startswith(("pytorch-training", "pytorch-inference")):
-        torch = _search(r"^(\d+\.\d+(?:\.\d+)?)", tag)
-        cuda = _dotted(r"cu(\d\d)(\d)", tag)
-        return replace(
-            base,
-            family="torch",
-            torch=torch,
-            python=_dotted(r"py(\d)(\d+)", tag),
-            cuda=cuda or ("cpu" if "cpu" in tag else None),
-            system=system,
-            has_nvcc=bool(cuda),
-            has_compiler=True,
-            programs=TOOLS,
-            packages=_with_companions(torch),
-        )
-    if plain in (images := facts()["application_images"]["images"]):
-        known = images[plain]
-        version = _search(r"^v?(\d+\.\d+[\w.]*)", tag)
-        installs = f"{known['package']}=={version}" if version else None
-        python = at_or_below(known["python"], version) if version else None
-        return replace(base, family="python", python=python, has_compiler=True, programs=TOOLS | {"uv"},
-                       installs=installs)  # fmt: skip
-    if short == "python":
-        slim = "slim" in tag or "alpine" in tag
-        python = _search(r"^(3\.\d+)", tag)
-        if "alpine" not in tag:
-            system = system or NEWEST_DEBIAN
-        return replace(base, family="python", python=python, system=system, has_compiler=not slim, has_nvcc=False,
-                       programs=frozenset({"pip"}) if slim else TOOLS)  # fmt: skip
-    if plain.startswith(("continuumio/", "conda/", "condaforge/", "mambaorg/")):
-        return replace(
-            base,
-            family="conda",
-            system=system or "debian12",
-            cuda=_search(r"cuda(\d+\.\d+)", tag),
-            has_nvcc=devel or False,
-            has_compiler=False,
-            programs=frozenset({"pip", "conda", "wget", "git"}),
-        )
-    if short == "alpine":
-        return replace(base, family="system", has_compiler=False, has_nvcc=False)
-    if found := re.fullmatch(r"gcr\.io/distroless/python3(?:-debian(\d+))?", plain):
-        return replace(base, family="system", system=f"debian{found[1] or '12'}", has_compiler=False, has_nvcc=False)
-    if short in ("amazonlinux", "centos", "rockylinux", "almalinux", "oraclelinux", "fedora") and tag[:1].isdigit():
-        version = "" if short == "fedora" else tag.split("-")[0].split(".")[0]
-        clone = short if short in ("amazonlinux", "centos") else "rockylinux"  # rebuilt from the same sources
-        return replace(base, family="system", system=f"{clone}{version}", has_nvcc=False)
-    if short in ("ubuntu", "debian"):
-        return replace(base, family="system", system=system or _system(f"{short}{tag}"), has_compiler=False,
-                       has_nvcc=False, programs=LEAN)  # fmt: skip
-    if plain.startswith("ghcr.io/astral-sh/uv"):
-        python = _search(r"python(3\.\d+)", tag)
-        family, programs = "python" if python else None, (LEAN if "slim" in tag else TOOLS) | {"uv"}
-        return replace(base, family=family, python=python, system=system, has_nvcc=False,
-                       has_compiler="slim" not in tag, programs=programs)  # fmt: skip
-    return replace(  # what any tag may say: cuda13.0.2-efa1.48.0-ofi1.19.0-nccl2.30.4
-        base,
-        cuda=_search(r"cuda(\d+\.\d+)", tag),
-        efa=_search(r"efa(\d+\.\d+\.\d+)", tag),
-        nccl=_search(r"nccl(\d+\.\d+\.\d+)", tag),
-        system=system,
-    )
+    described = replace(base, **said)
+    special = SPECIAL.get(row.get("kind", ""))
+    return special(described, tag) if special else described
+
+
+def _cuda(base: Base, tag: str) -> Base:
+    # -cudnn- without a number came with 12.4.1: NV_CUDNN_VERSION of 12.5.1 (9.3), 12.6.3 (9.5), 12.8.0 (9.7),
+    # 12.8.1 (9.8), 12.9.2 and 13.0.1 (9.13) in copies of NVIDIA's Dockerfiles, read on 2026-11-16
+    return replace(base, cudnn=(_search(r"cudnn(\d*)", tag) or "9") if "cudnn" in tag else "")
+
+
+def _nvidia(base: Base, tag: str) -> Base:
+    known = facts()["ngc_pytorch"]["releases"].get(_search(r"^(\d+\.\d+)", tag) or "")
+    own = str(Version(f"{known['torch']}+nv{tag.split('-')[0]}")) if known else ""
+    return replace(base, **{**known, "torch": own}, packages=(("torch", own),)) if known else base
+
+
+def _aws(base: Base, tag: str) -> Base:
+    return replace(base, cuda=base.cuda or ("cpu" if "cpu" in tag else None), has_nvcc=bool(base.cuda),
+                   packages=_with_companions(base.torch))  # fmt: skip
+
+
+def _application(base: Base, tag: str) -> Base:
+    known, version = facts()["application_images"]["images"][base.repository], _search(r"^v?(\d+\.\d+[\w.]*)", tag)
+    if not version:
+        return base
+    return replace(base, installs=f"{known['package']}=={version}", python=at_or_below(known["python"], version))
+
+
+def _clone(base: Base, tag: str) -> Base:
+    short = base.repository.rsplit("/", 1)[-1]  # the others are rebuilt from the same sources
+    version = "" if short == "fedora" else tag.split("-")[0].split(".")[0]
+    return replace(base, system=f"{short if short in ('amazonlinux', 'centos') else 'rockylinux'}{version}")
 
 
 def no_such_image(base: Base) -> str | None:
@@ -195,24 +147,17 @@ def no_such_image(base: Base) -> str | None:
     return None
 
 
-def _official(base: Base, tag: str, devel: bool | None, compilers: frozenset[str]) -> Base:
+def _official(base: Base, tag: str) -> Base:
     """pytorch/pytorch: torch, torchvision and torchaudio in a Python of their own."""
-    torch, cuda = _search(r"^(\d+\.\d+\.\d+)", tag), _search(r"cuda(\d+\.\d+)", tag)
-    known = facts()["pytorch_images"]
-    series = minor(torch) if torch else ""
-    return replace(
-        base,
-        family="torch",
-        torch=torch,
-        cuda=cuda,
-        python=known["python"].get(series),
-        system=known["system"].get(series, known["newest_system"]) if torch else None,
-        has_nvcc=devel,
-        has_compiler=devel,
-        programs=compilers | {"pip"},
-        packages=_with_companions(torch),
-        platforms=tuple(known["platforms"]),
-    )
+    known, series = facts()["pytorch_images"], minor(base.torch) if base.torch else ""
+    system = known["system"].get(series, known["newest_system"]) if base.torch else None
+    return replace(base, python=known["python"].get(series), system=system, packages=_with_companions(base.torch),
+                   platforms=tuple(known["platforms"]))  # fmt: skip
+
+
+SPECIAL = {
+    "cuda": _cuda, "nvidia": _nvidia, "aws": _aws, "official": _official, "application": _application, "clone": _clone,
+}  # fmt: skip
 
 
 def _with_companions(torch: str | None) -> tuple[tuple[str, str], ...]:

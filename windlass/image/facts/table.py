@@ -213,7 +213,13 @@ def minimum_driver(cuda: str) -> str:
     """The oldest driver that runs a CUDA release: that of its major version, by minor-version compatibility."""
     major = int(cuda.split(".")[0])
     entries = {entry["cuda_major"]: entry["minimum"] for entry in facts()["drivers"]}
-    return str(entries[major] if major in entries else entries[max(entries)])
+    return str(entries[max((known for known in entries if known <= major), default=min(entries))])
+
+
+def runs(driver: str, needed: str) -> bool:
+    """Whether a driver is new enough, as far as it is told: 580.65 may be 580.65.06."""
+    told = version_of(driver).release
+    return told >= Version(needed).release[: len(told)]
 
 
 def driver_cuda(driver: str) -> str | None:
@@ -254,12 +260,6 @@ def companion_needs(name: str, version: str) -> str | None:
     """What a release of torchvision or torchaudio requires of torch; None where it says nothing or is unknown."""
     plain = version.split("+")[0]
     return next((needs for known, needs in _companions(name) if known == plain and needs), None)
-
-
-def torch_for_companion(name: str, version: str) -> str | None:
-    """The newest torch that a release of torchvision or torchaudio accepts."""
-    needs = companion_needs(name, version)
-    return next((one.version for one in releases() if needs and _contains(needs, one.version)), None)
 
 
 def _companions(name: str) -> Iterator[tuple[str, str]]:

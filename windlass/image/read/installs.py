@@ -25,7 +25,8 @@ WITH_VALUE = frozenset((
     "--build-constraint", "-b", "--extra", "--only-group", "--no-group", "--override", "--overrides", "--link-mode",
     "--resolution", "--prerelease", "--package", "--no-install-package", "--keyring-provider", "--build-option",
     "-P", "--upgrade-package", "--install-option", "--exclude-newer", "--project", "--directory", "-n", "--name",
-    "--channel", "--file", "--no-build-isolation-package", "--extras", "--only", "--with", "--without",
+    "-w", "--wheel-dir", "--channel", "--file",
+    "--no-build-isolation-package", "--extras", "--only", "--with", "--without",
 ))
 # fmt: on
 SHORT = {
@@ -64,7 +65,7 @@ class PipInstall:
 
     command: Command
     arguments: Arguments
-    verb: str  # install, sync, add
+    verb: str  # install, wheel, sync, add
     by_uv: bool
 
     @property
@@ -99,7 +100,9 @@ def pip_install(command: Command) -> PipInstall | None:
     elif not PIP.match(command.program):
         return None
     rest = _after_options(rest)
-    return PipInstall(command, _arguments(rest[1:]), "install", False) if rest[:1] == ["install"] else None
+    return (
+        PipInstall(command, _arguments(rest[1:]), str(rest[0]), False) if rest[:1] in (["install"], ["wheel"]) else None
+    )
 
 
 def pip_uninstall(command: Command) -> tuple[str, ...]:

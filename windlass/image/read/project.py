@@ -80,8 +80,8 @@ def locked_requirements(files: Mapping[str, str], folder: str, options: list[str
     return [wanted_of(line, _locked_place(lock, files[lock], line)) for line in lines]
 
 
-def conda_environment(files: Mapping[str, str], name: str) -> tuple[list[tuple[str, Place]], list[Wanted]]:
-    """Conda's packages and pip's of an environment file."""
+def conda_environment(files: Mapping[str, str], name: str) -> tuple[list[tuple[str, Place]], list[Wanted], list[str]]:
+    """Conda's packages and pip's of an environment file, and its channels."""
     try:
         table = yaml.safe_load(files[name]) or {}
     except yaml.YAMLError as error:
@@ -97,7 +97,7 @@ def conda_environment(files: Mapping[str, str], name: str) -> tuple[list[tuple[s
                     pip += _file(files, _in(posixpath.dirname(name), str(line).split()[-1]))
                 elif not str(line).startswith("-"):
                     pip.append(wanted_of(str(line), _place(name, files[name], str(line))))
-    return conda, pip
+    return conda, pip, [str(channel) for channel in table.get("channels") or ()]
 
 
 def _uv_sources(table: Mapping[str, Any], extras: set[str]) -> dict[str, tuple[str | None, str | None]]:

@@ -6,14 +6,15 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windlass.image.read.dockerfile import Instruction, substitute
 from windlass.image.read.requirements import Place
 
 # Words that stand before a command and do not change what it installs.
 SKIPPED = ("sudo", "exec", "env", "time", "then", "do", "else", "nice", "!", "{", "}", "command", "-E", "-H")
-NOT_COMMANDS = ("if", "elif", "for", "while", "until", "case", "fi", "done", "esac", "[", "[[", "in")
+NOT_COMMANDS = ("if", "elif", "for", "while", "until", "case", "fi", "done", "esac", "[", "in")
+OPENING, CLOSING = ("if", "for", "while", "until", "case"), ("fi", "done", "esac")
 SHELLS = ("sh", "bash", "dash", "zsh")
 COMMENT = re.compile(r"(^|\s)#.*$")
 SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
@@ -40,6 +41,9 @@ class Command:
     variables: Mapping[str, str]
     after: str = ""  # the operator before it: &&, ||, ;
     reads: str = ""  # `numpy<2`: a word that the shell takes for a name and a file to read from
+    certain: bool = True  # False: a condition or `||` decides whether it runs, or whether its failure counts
+    sudo: bool = False
+    shell: str = "sh"  # that runs it
 
     @property
     def program(self) -> str:
@@ -53,7 +57,9 @@ class Command:
         return " ".join(self.words)
 
 
-def run_commands(instruction: Instruction, file: str, variables: Mapping[str, str]) -> Iterator[Command]:
+def run_commands(
+    instruction: Instruction, file: str, variables: Mapping[str, str], shell: str = "sh"
+) -> Iterator[Command]:
     """The commands of a RUN, with the values of ARG and ENV put in."""
     text = instruction.text.strip()
     if text.startswith("["):
@@ -66,27 +72,35 @@ def run_commands(instruction: Instruction, file: str, variables: Mapping[str, st
             return
     if not text.startswith("<<"):
         lines = list(zip(instruction.text.split("\n"), instruction.lines, strict=False))
-        yield from _commands(lines, file, dict(variables))
+        yield from _commands(lines, file, dict(variables), [], shell)
+    reader = text.split()[0].rsplit("/", 1)[-1] if text else ""
     for heredoc in instruction.heredocs:
-        if not text.startswith("cat"):
-            yield from script_commands(heredoc.text, file, variables, first=heredoc.first)
+        if reader.startswith("<<") or reader in SHELLS:
+            own = reader if reader in SHELLS else shell
+            yield from script_commands(heredoc.text, file, variables, first=heredoc.first, shell=own)
 
 
-def script_commands(text: str, file: str, variables: Mapping[str, str], *, first: int = 1) -> Iterator[Command]:
-    """The commands of a shell script."""
+def script_commands(
+    text: str, file: str, variables: Mapping[str, str], *, first: int = 1, shell: str = "sh"
+) -> Iterator[Command]:
+    """The commands of a shell script; its first line may name the shell."""
     group: list[tuple[str, int]] = []
-    known = dict(variables)
+    open_: list[str] = []
+    known, named = dict(variables), re.match(r"#!\s*\S*?(?:env\s+)?(\w+)\s*(?:$|\s)", text)
+    shell = named[1] if named else shell
     for number, line in enumerate(text.splitlines(), start=first):
         if line.rstrip().endswith("\\"):
             group.append((line.rstrip()[:-1], number))
             continue
-        yield from _commands([*group, (line, number)], file, known)
+        yield from _commands([*group, (line, number)], file, known, open_, shell)
         group = []
-    yield from _commands(group, file, known)
+    yield from _commands(group, file, known, open_, shell)
 
 
-def _commands(lines: list[tuple[str, int]], file: str, known: dict[str, str]) -> Iterator[Command]:
-    """`known`: variables, to which assignments are added."""
+def _commands(
+    lines: list[tuple[str, int]], file: str, known: dict[str, str], open_: list[str], shell: str
+) -> Iterator[Command]:
+    """`known`: variables, to which assignments are added; `open_`: the conditions and loops around a line."""
     # The line of every word is carried through the lexer by marks that no Dockerfile contains.
     text = " ".join(f"\x00{number}\x00 {COMMENT.sub('', line)}" for line, number in lines)
     text = _marked(text)
@@ -113,8 +127,15 @@ def _commands(lines: list[tuple[str, int]], file: str, known: dict[str, str]) ->
             elif current[:1] == ["done"]:
                 loop = ("", [""])
             repeated = any(loop[0] in word for word in current) if loop[0] else False
+            begins = current[0] if current else ""
+            if begins in OPENING:
+                open_.append(str(begins))
+            certain = all(word == "for" for word in open_) and plain != "||" and begins not in ("then", "else")
             for value in loop[1] if repeated else loop[1][:1]:  # what a loop does is done for each of its words
-                yield from _finished(current, file, known | {loop[0]: value} if loop[0] else known, operator)
+                values = known | {loop[0]: value} if loop[0] else known
+                yield from _finished(current, file, values, Command((), file, {}, operator, "", certain, False, shell))
+            if begins in CLOSING and open_:
+                open_.pop()
             current, operator = [], plain
         else:
             current.append(Word(plain).at(line))
@@ -141,15 +162,17 @@ def _marked(text: str) -> str:
     for at, letter in enumerate(letters):
         if letter in "'\"" and (not quote or quote == letter) and text[at - 1 : at] != "\\":
             quote = "" if quote else letter
-        elif letter in "<>" and not quote and re.search(r"(^|\s)[A-Za-z][\w.,\[\]-]*$", text[:at][-60:]):
+        elif letter in "<>" and not quote and re.search(r"(^|\s)[\"']*[A-Za-z][\w.,\[\]-]*$", text[:at][-60:]):
             letters[at] = REDIRECTIONS[letter]
     return "".join(letters)
 
 
-def _finished(words: list[Word], file: str, known: dict[str, str], operator: str) -> Iterator[Command]:
+def _finished(words: list[Word], file: str, known: dict[str, str], like: Command) -> Iterator[Command]:
     """A command with its variables put in; assignments and exports are remembered for those after it."""
     own: dict[str, str] = {}
-    words = list(words)
+    sudo = "sudo" in words[:2]
+    if words[1:2] == ["[["]:
+        words = words[1:]
     while words:
         assignment = re.fullmatch(r"(\w+)=(.*)", words[0], re.DOTALL)
         if assignment:
@@ -172,7 +195,7 @@ def _finished(words: list[Word], file: str, known: dict[str, str], operator: str
     reads = next((str(word).replace("\x01", "<") for word in filled if "\x01" in word), "")
     filled = tuple(Word(re.split("[\x01\x02]", word)[0]).at(word.line) for word in filled)
     if filled:
-        yield from _unwrapped(Command(filled, file, {**known, **own}, operator, reads), known)
+        yield from _unwrapped(replace(like, words=filled, variables={**known, **own}, reads=reads, sudo=sudo), known)
 
 
 def _filled(word: Word, values: Mapping[str, str]) -> list[str]:
@@ -186,6 +209,8 @@ def _unwrapped(command: Command, variables: Mapping[str, str]) -> Iterator[Comma
     words = command.words
     inner = next((n for n, word in enumerate(words[:4]) if re.fullmatch(r"-\w*c", word)), None)
     if command.program in SHELLS and inner is not None and len(words) > inner + 1:
-        yield from _commands([(words[inner + 1], words[inner + 1].line)], command.file, dict(variables))
+        lines = [(str(words[inner + 1]), words[inner + 1].line)]
+        within = [] if command.certain else ["if"]
+        yield from _commands(lines, command.file, dict(variables), within, command.program)
     else:
         yield command

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 DOCKERFILE = "Dockerfile"
 
@@ -17,6 +18,7 @@ class Texts:
     dockerfile: str | None
     files: Mapping[str, str] = field(default_factory=dict)
     name: str = DOCKERFILE  # what messages call the Dockerfile
+    names: frozenset[str] | None = None  # of every file of the context; None: not known
 
     def get(self, name: str) -> str:
         if name == self.name and self.dockerfile is not None:
@@ -25,11 +27,18 @@ class Texts:
 
     def replaced(self, name: str, text: str) -> Texts:
         if name == self.name and self.dockerfile is not None:
-            return Texts(text, self.files, self.name)
-        return Texts(self.dockerfile, {**self.files, name: text}, self.name)
+            return replace(self, dockerfile=text)
+        return replace(self, files={**self.files, name: text})
 
     def with_dockerfile(self, text: str) -> Texts:
-        return Texts(text, self.files, self.name)
+        return replace(self, dockerfile=text)
+
+    def left_out(self, source: str) -> str:
+        """The line of .dockerignore that may leave a file out."""
+        last = source.rstrip("/").rsplit("/", 1)[-1]
+        lines = [line.strip() for line in self.files.get(".dockerignore", "").splitlines()]
+        fitting = [line for line in lines if line and fnmatchcase(last, line.rstrip("/").rsplit("/", 1)[-1])]
+        return f".dockerignore says {fitting[-1]}" if fitting else ""
 
     def changed_files(self, before: Texts) -> dict[str, str]:
         return {name: text for name, text in self.files.items() if before.files.get(name) != text}
@@ -55,18 +64,11 @@ class Fix:
 
     def apply(self, texts: Texts) -> Texts:
         dockerfile = self.dockerfile if texts.dockerfile is not None else None
-        return Texts(dockerfile, {**texts.files, **self.files}, texts.name)
+        return replace(texts, dockerfile=dockerfile, files={**texts.files, **self.files})
 
     def diff(self, dockerfile: str, files: Mapping[str, str]) -> str:
         before = Texts(dockerfile, files)
         return self.apply(before).diff(before)
-
-
-def fix_from(before: Texts, after: Texts, id: str, sentence: str, evidence: tuple[str, ...] = ()) -> Fix | None:
-    """The step between two texts as a Fix; None where they are the same."""
-    if (before.dockerfile, dict(before.files)) == (after.dockerfile, dict(after.files)):
-        return None
-    return Fix(id, sentence, evidence, after.dockerfile or "", after.changed_files(before))
 
 
 def unified(name: str, before: str, after: str) -> str:

@@ -10,9 +10,9 @@ from packaging.version import Version
 
 from windlass.image.facts.table import facts, minor
 from windlass.image.rules.finding import Case, Finding
-from windlass.image.rules.repairs import after_torch, apt_install, devel_base, other_python
+from windlass.image.rules.repairs import after_torch, apt_install, devel_base, line_before, other_python
 from windlass.image.rules.torch import torch_environments
-from windlass.image.state.contents import Source, source_of
+from windlass.image.state.contents import Source, source_in, source_of
 from windlass.image.state.model import Compiled, Package
 
 MADE_FOR = re.compile(
@@ -39,6 +39,8 @@ def need_of(case: Case, package: Package) -> str | None:
 
 
 def _source(case: Case, package: Package) -> Source:
+    if package.local:
+        return source_in(case.texts.files, package.local)
     return source_of(case.index, package.name, package.version) if package.version else Source()
 
 
@@ -48,19 +50,12 @@ def torch_while_building(case: Case) -> Iterator[Finding]:
         if need not in ("nvcc", "c++") and not (need == "torch" and _precompiles(compiled)):
             continue
         if compiled.isolated:
-            yield case.error(
-                "build-isolation",
-                f"{package.name} imports torch while it is built, and pip builds it in an environment without torch",
-                package.where,
-                *after_torch(case, package),
-            )
+            yield case.error("build-isolation", f"{package.name} imports torch while it is built, and pip builds it "
+                             "in an environment without torch", package.where,
+                             *after_torch(case, package))  # fmt: skip
         elif compiled.torch is None and case.trace.final.base.family is not None:
-            yield case.error(
-                "build-before-torch",
-                f"{package.name} imports torch while it is built, and no earlier step installs torch",
-                package.where,
-                *after_torch(case, package),
-            )
+            yield case.error("build-before-torch", f"{package.name} imports torch while it is built, and no earlier "
+                             "step installs torch", package.where, *after_torch(case, package))  # fmt: skip
 
 
 def build_modules(case: Case) -> Iterator[Finding]:
@@ -73,12 +68,8 @@ def build_modules(case: Case) -> Iterator[Finding]:
         }
         lacking = sorted(needed - compiled.installed)
         if lacking and not compiled.isolated and compiled.bare:
-            yield case.error(
-                "build-module",
-                f"{package.name} is built without isolation and needs {', '.join(lacking)}, which no earlier step "
-                "installs",
-                package.where,
-            )
+            yield case.error("build-module", f"{package.name} is built without isolation and needs "
+                             f"{', '.join(lacking)}, which no earlier step installs", package.where)  # fmt: skip
 
 
 def old_source(case: Case) -> Iterator[Finding]:
@@ -86,35 +77,27 @@ def old_source(case: Case) -> Iterator[Finding]:
     for package, compiled, _ in built_here(case):
         source, python = _source(case, package), compiled.python or "3"
         if outgrown := _outgrown(case, package, compiled):
-            yield case.error(
-                "no-wheel",
-                f"{package.name} {package.version} has wheels up to Python {outgrown[-1]}, and none for {python}, "
-                "which came after it: its source does not build there",
-                package.where,
-                *other_python(case, package, python, outgrown[-1]),
-            )
+            yield case.error("no-wheel", f"{package.name} {package.version} has wheels up to Python {outgrown[-1]}, "
+                             f"and none for {python}, which came after it: its source does not build there",
+                             package.where, *other_python(case, package, python, outgrown[-1]))  # fmt: skip
         elif compiled.isolated and "pkg_resources" in source.imports:
             texts = [text for text in source.written if re.match(r"setuptools\b", text)]
             if all(
                 Requirement(text).specifier.contains(facts()["change_names"]["setuptools_without"]) for text in texts
             ):
-                yield case.error(
-                    "build-module",
-                    f"the setup.py of {package.name} {package.version} imports pkg_resources, which setuptools has no "
-                    "more since 82, and pip builds it with the newest",
-                    package.where,
-                )
+                yield case.error("build-module", f"the setup.py of {package.name} {package.version} imports "
+                                 "pkg_resources, which setuptools has no more since 82, and pip builds it with the "
+                                 "newest", package.where)  # fmt: skip
 
 
 def _outgrown(case: Case, package: Package, compiled: Compiled) -> list[str]:
     """The Pythons that a release has compiled wheels for, where it is older than the Python of the image."""
     came = facts()["python_released"].get(compiled.python or "")
-    if not came or not package.version or not package.uploaded or package.uploaded >= came or package.page:
+    if not came or not package.version or package.page or package.local:
         return []
-    tags = re.findall(
-        r"-cp3(\d+)-cp3\d+m?-manylinux",
-        " ".join(url for url, _ in case.index.files(package.name, package.version) or ()),
-    )
+    files = case.index.files(package.name, package.version) or []
+    uploaded = package.uploaded or min((day for _, day in files), default=came)
+    tags = re.findall(r"-cp3(\d+)-cp3\d+m?-manylinux", " ".join(url for url, _ in files)) if uploaded < came else []
     return [f"3.{minor}" for minor in sorted({int(tag) for tag in tags})]
 
 
@@ -127,12 +110,9 @@ def nvcc(case: Case) -> Iterator[Finding]:
         torch = compiled.torch or case.trace.final.torch
         if compiled.nvcc is None:
             if compiled.nvcc_known:
-                yield case.error(
-                    "no-nvcc",
-                    f"{package.name} is compiled with nvcc, which {case.trace.final.base.image} does not have",
-                    package.where,
-                    *devel_base(case, package),
-                )
+                yield case.error("no-nvcc", f"{package.name} is compiled with nvcc, which "
+                                 f"{case.trace.final.base.image} does not have", package.where,
+                                 *devel_base(case, package))  # fmt: skip
             continue
         exact = _same_minor(case, package, compiled)
         part = 2 if exact else 1
@@ -142,14 +122,11 @@ def nvcc(case: Case) -> Iterator[Finding]:
             and torch.cuda != "cpu"
             and (torch.cuda.split(".")[:part] != compiled.nvcc.split(".")[:part])
         ):
-            yield case.error(
-                "nvcc-of-torch",
-                f"{package.name} is compiled with nvcc {compiled.nvcc} against torch {torch.version}, which "
-                f"is built with CUDA {torch.cuda}: {package.name if exact else 'the extension builder of torch'} "
-                f"refuses another {'minor' if exact else 'major'} version",
-                package.where,
-                *devel_base(case, package),
-            )
+            yield case.error("nvcc-of-torch", f"{package.name} is compiled with nvcc {compiled.nvcc} against torch "
+                             f"{torch.version}, which is built with CUDA {torch.cuda}: "
+                             f"{package.name if exact else 'the extension builder of torch'} refuses another "
+                             f"{'minor' if exact else 'major'} version", package.where,
+                             *devel_base(case, package))  # fmt: skip
         yield from _for_the_gpu(case, package, compiled)
         forced = any(
             name.endswith("_FORCE_BUILD") and value.upper() == "TRUE" for name, value in compiled.variables.items()
@@ -157,12 +134,9 @@ def nvcc(case: Case) -> Iterator[Finding]:
         newest = facts()["nvcc"]["gcc"].get(minor(compiled.nvcc))
         told = "ccbin" in str(compiled.variables) or "allow-unsupported" in str(compiled.variables)
         if newest and int(compiled.gcc or 0) > newest and not told and (forced or not _source(case, package).fetches):
-            yield case.error(
-                "gcc-too-new",
-                f"{package.name} is compiled with nvcc {compiled.nvcc}, which takes gcc up to {newest}, and gcc "
-                f"{compiled.gcc} is the compiler here: unsupported GNU version",
-                package.where,
-            )
+            yield case.error("gcc-too-new", f"{package.name} is compiled with nvcc {compiled.nvcc}, which takes gcc "
+                             f"up to {newest}, and gcc {compiled.gcc} is the compiler here: unsupported GNU version",
+                             package.where)  # fmt: skip
 
 
 def _for_the_gpu(case: Case, package: Package, compiled: Compiled) -> Iterator[Finding]:
@@ -171,19 +145,12 @@ def _for_the_gpu(case: Case, package: Package, compiled: Compiled) -> Iterator[F
         return
     first, last = known["first"].get(capability), known["last"].get(capability)
     if first and Version(compiled.nvcc) < Version(first):
-        yield case.error(
-            "nvcc-too-old",
-            f"nvcc {compiled.nvcc} cannot compile {package.name} for {case.node.gpu} (compute capability "
-            f"{capability}): CUDA {first} is the first that can",
-            package.where,
-        )
+        yield case.error("nvcc-too-old", f"nvcc {compiled.nvcc} cannot compile {package.name} for {case.node.gpu} "
+                         f"(compute capability {capability}): CUDA {first} is the first that can",
+                         package.where)  # fmt: skip
     if last and Version(compiled.nvcc) > Version(last):
-        yield case.error(
-            "nvcc-too-new",
-            f"nvcc {compiled.nvcc} no longer compiles {package.name} for {case.node.gpu} (compute capability "
-            f"{capability})",
-            package.where,
-        )
+        yield case.error("nvcc-too-new", f"nvcc {compiled.nvcc} no longer compiles {package.name} for {case.node.gpu} "
+                         f"(compute capability {capability})", package.where)  # fmt: skip
 
 
 def architecture_list(case: Case) -> Iterator[Finding]:
@@ -191,6 +158,15 @@ def architecture_list(case: Case) -> Iterator[Finding]:
     capability = case.node.capability
     for package, compiled, _ in built_here(case):
         text = compiled.variables.get("TORCH_CUDA_ARCH_LIST", "")
+        old = compiled.torch and not compiled.torch.at_least(facts()["nvcc"]["needs_list_before"])
+        if not text and old and not compiled.isolated and compiled.nvcc and _source(case, package).detects:
+            yield case.error(
+                "architecture-list",
+                f"{package.name} is compiled for the GPUs that torch sees, and a build sees none: list index out of "
+                "range; TORCH_CUDA_ARCH_LIST names them",
+                package.where,
+                *([line_before(package.where, f"ENV TORCH_CUDA_ARCH_LIST={capability}")] if capability else []),
+            )
         listed = re.findall(r"(\d+\.\d)(a?)(\+PTX)?", text)
         if not capability or not listed:
             continue
@@ -201,12 +177,8 @@ def architecture_list(case: Case) -> Iterator[Finding]:
         )
         if not covered:
             where = case.trace.final.exported.get("TORCH_CUDA_ARCH_LIST", package.where)
-            yield case.error(
-                "architecture-list",
-                f"{package.name} is compiled for {text}, which has no code for {case.node.gpu} "
-                f"(compute capability {capability})",
-                where,
-            )
+            yield case.error("architecture-list", f"{package.name} is compiled for {text}, which has no code for "
+                             f"{case.node.gpu} (compute capability {capability})", where)  # fmt: skip
             return
 
 
@@ -217,27 +189,15 @@ def compiler(case: Case) -> Iterator[Finding]:
             continue
         lacks = compiled.programs is not None and not compiled.programs & {"gcc", "g++"}
         if need == "rust" and compiled.programs is not None and "cargo" not in compiled.programs:
-            yield case.error(
-                "no-compiler",
-                f"{package.name} {package.version} has no wheel for this image and is compiled with Rust, which "
-                "nothing installs before",
-                package.where,
-            )
+            yield case.error("no-compiler", f"{package.name} {package.version} has no wheel for this image and is "
+                             "compiled with Rust, which nothing installs before", package.where)  # fmt: skip
         if need in ("nvcc", "c++", "compiler") and not compiled.headers and not _source(case, package).fetches:
-            yield case.error(
-                "missing-header",
-                f"{package.name} is compiled, and Python.h is not there: nothing installs the headers of the system's "
-                "Python before",
-                package.where,
-                *apt_install(case, package.where, "python3-dev"),
-            )
+            yield case.error("missing-header", f"{package.name} is compiled, and Python.h is not there: nothing "
+                             "installs the headers of the system's Python before", package.where,
+                             *apt_install(case, package.where, "python3-dev"))  # fmt: skip
         if lacks and need in ("nvcc", "c++", "compiler"):
-            yield case.error(
-                "no-compiler",
-                f"{package.name} is compiled, and nothing installs a C++ compiler before",
-                package.where,
-                *apt_install(case, package.where, "build-essential"),
-            )
+            yield case.error("no-compiler", f"{package.name} is compiled, and nothing installs a C++ compiler before",
+                             package.where, *apt_install(case, package.where, "build-essential"))  # fmt: skip
 
 
 def other_torch(case: Case) -> Iterator[Finding]:
@@ -247,12 +207,9 @@ def other_torch(case: Case) -> Iterator[Finding]:
             built = package.compiled and need_of(case, package) in ("nvcc", "c++", "torch")
             before = package.compiled.torch if package.compiled and built else None
             if before and before.version and torch.version and before.version != torch.version:
-                yield case.error(
-                    "compiled-for-another-torch",
-                    f"{package.name} is compiled against torch {before.version}, and the image ends with "
-                    f"torch {torch.version}",
-                    torch.where,
-                )
+                yield case.error("compiled-for-another-torch", f"{package.name} is compiled against torch "
+                                 f"{before.version}, and the image ends with torch {torch.version}",
+                                 torch.where)  # fmt: skip
             yield from _made_for(case, package, torch)
             if (
                 package.name == "flash-attn"
@@ -260,13 +217,10 @@ def other_torch(case: Case) -> Iterator[Finding]:
                 and before
                 and re.search(r"\d(a|b|rc)\d", before.public)
             ) and package.compiled.variables.get("FLASH_ATTENTION_FORCE_BUILD", "").upper() != "TRUE":
-                yield case.error(
-                    "flash-attn-prebuilt",
-                    f"flash-attn fetches its ready wheel for torch {minor(before.public)}, which does not "
-                    f"fit the base image's own torch {before.version}: undefined symbols; "
-                    f"FLASH_ATTENTION_FORCE_BUILD=TRUE compiles it",
-                    package.where,
-                )
+                yield case.error("flash-attn-prebuilt", "flash-attn fetches its ready wheel for torch "
+                                 f"{minor(before.public)}, which does not fit the base image's own torch "
+                                 f"{before.version}: undefined symbols; FLASH_ATTENTION_FORCE_BUILD=TRUE compiles it",
+                                 package.where)  # fmt: skip
 
 
 def _made_for(case: Case, package: Package, torch: Package) -> Iterator[Finding]:
@@ -286,12 +240,9 @@ def _made_for(case: Case, package: Package, torch: Package) -> Iterator[Finding]
     if abi and (abi[1] == "true") != new_abi and torch.origin == "pip":
         problems.append(f"the {'new' if abi[1] == 'true' else 'old'} C++ ABI, not torch's")
     if problems:
-        yield case.error(
-            f"{package.name}-abi",
-            f"this {package.name} wheel is made for {'; '.join(problems)}: importing it ends with an undefined symbol",
-            package.where,
-            *after_torch(case, package),
-        )
+        yield case.error(f"{package.name}-abi", f"this {package.name} wheel is made for {'; '.join(problems)}: "
+                         "importing it ends with an undefined symbol", package.where,
+                         *after_torch(case, package))  # fmt: skip
 
 
 def _same_minor(case: Case, package: Package, compiled: Compiled) -> bool:

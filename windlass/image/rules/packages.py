@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import date
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -15,9 +14,10 @@ from packaging.version import InvalidVersion, Version
 from windlass.image.facts.table import facts
 from windlass.image.read.requirements import Wanted, wheel_of
 from windlass.image.rules.finding import Case, Finding
-from windlass.image.rules.repairs import companion_of_torch, hold_version, pin_below, resolvable
+from windlass.image.rules.repairs import at_line, companion_of_torch, hold_version, pin_below, resolvable
 from windlass.image.state.contents import broken_import, imports_of, modules_of
-from windlass.image.state.model import Environment, Package, Step, Where
+from windlass.image.state.install import DEFAULT_PYTHON, applies
+from windlass.image.state.model import Environment, Package, Step
 
 # A wrong version of these fails at import or in the first step; of others it is a remark.
 CRITICAL = re.compile(
@@ -39,7 +39,7 @@ def unresolvable(case: Case) -> Iterator[Finding]:
             case.trace.unknown.append(f"{step.where}: {_sentence(trouble)} (with a Python that is assumed)")
             continue
         blamed = _blamed(step, trouble)
-        where = step.where if blamed is None else _at(step, blamed)
+        where = step.where if blamed is None else at_line(step, blamed)
         yield case.error(_kind(trouble), _sentence(trouble), where, *resolvable(case, step, blamed))
 
 
@@ -54,12 +54,9 @@ def refused_metadata(case: Case) -> Iterator[Finding]:
                 try:
                     Requirement(text)
                 except InvalidRequirement:
-                    yield case.error(
-                        "invalid-metadata",
-                        f"{name} {package.version} requires {text!r}, which is not valid: pip {pip.version}, "
-                        f"which {pip.where} installed, refuses the release",
-                        package.where,
-                    )
+                    yield case.error("invalid-metadata", f"{name} {package.version} requires {text!r}, which is not "
+                                     f"valid: pip {pip.version}, which {pip.where} installed, refuses the release",
+                                     package.where)  # fmt: skip
                     break
 
 
@@ -82,11 +79,13 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
     marker = str(requirement.marker or "")
     # transformers asks for torch in an extra alone, and refuses an older one at import.
     optional = package.name == "transformers" and name == "torch" and "extra == 'torch'" in marker.replace('"', "'")
+    if other is None and not requirement.marker and not requirement.extras:
+        yield from _absent(case, environment, package, name)
     if (
         other is None
         or not other.version
         or package.wheel == other.wheel == ""  # a step that could not be resolved, which says it
-        or (requirement.marker and not optional and not _true(requirement, environment))
+        or (not optional and not applies(requirement, environment.python or DEFAULT_PYTHON, case.node.platform))
     ):
         return
     try:
@@ -107,6 +106,19 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
         return
     repairs = companion_of_torch(case, package, other) if name == "torch" else hold_version(case, other, requirement)
     yield case.error(f"{name}-of-{package.name}", sentence, later.where, *repairs)
+
+
+def _absent(case: Case, environment: Environment, package: Package, name: str) -> Iterator[Finding]:
+    """A requirement that --no-deps left out, or pip uninstall took away, and that importing the package needs."""
+    known = case.trace.final.base.family in ("python", "cuda", "system") and package.origin == "pip" and package.wheel
+    brought = any(step.after.get(package.name) == package and "--no-deps" in step.options for step in case.trace.steps)
+    removed = next((step for step in case.trace.steps if step.kind == "uninstall" and name in step.before), None)
+    if not known or not (brought or removed) or f"python3-{name}" in case.trace.final.brought:
+        return
+    modules = {module.split(".")[0].lower() for module, _ in imports_of(case.index, package.found)}
+    if name.startswith("nvidia-") or name.replace("-", "_") in modules:
+        yield case.error("missing-requirement", f"{package.name} {package.version} needs {name}, and nothing installs "
+                         "it", removed.where if removed and not brought else package.where)  # fmt: skip
 
 
 def imports(case: Case) -> Iterator[Finding]:
@@ -131,11 +143,8 @@ def imports(case: Case) -> Iterator[Finding]:
                 continue
             has = f"{other.name} {other.version} has none" if other else "no setuptools is installed"
             decides = other if other and _order(case, other) > _order(case, package) and package.pinned else package
-            yield case.error(
-                f"import-of-{package.name}",
-                f"{package.name} {package.version} imports {lacking}, and {has}",
-                decides.where,
-            )
+            yield case.error(f"import-of-{package.name}", f"{package.name} {package.version} imports {lacking}, and "
+                             f"{has}", decides.where)  # fmt: skip
 
 
 def _may_break(case: Case, environment: Environment, package: Package, name: str) -> bool:
@@ -194,11 +203,8 @@ def _replaced(case: Case, step: Step, before: Package, after: Package) -> Iterat
     if not before.pinned and not by_base and not implied:
         return
     if asked and asked.pin and by_base and case.trace.final.base.family != "nvidia-torch":
-        yield case.remark(
-            "base-torch",
-            f"the base image brings {before.name} {before.version}, and {asked.text} is installed over it",
-            _at(step, asked),
-        )
+        yield case.remark("base-torch", f"the base image brings {before.name} {before.version}, and {asked.text} is "
+                          "installed over it", at_line(step, asked))  # fmt: skip
         return
     if after.name != "torch" and asked and (asked.pin or "--upgrade" in step.options):
         return  # the user asks for the other version himself
@@ -209,7 +215,7 @@ def _replaced(case: Case, step: Step, before: Package, after: Package) -> Iterat
     )
     source = "the base image brings" if by_base else f"{before.where} installed"
     sentence = f"{after.name} {before.version}, which {source}, is replaced by {after.version}: {reason}"
-    where = _at(step, asked) if asked else after.where
+    where = at_line(step, asked) if asked else after.where
     severe = after.name == "torch" or before.pinned
     if severe:
         yield case.error(f"{after.name}-replaced", sentence, where, *hold_version(case, after, None, before))
@@ -226,7 +232,7 @@ def numpy_abi(case: Case) -> Iterator[Finding]:
             continue
         old = [torch] if torch and torch.version and not torch.at_least(known["torch_since"]) else []
         for package in environment.packages.values():
-            compiled = bool(package.wheel) and not (package.wheel or "").endswith("-any.whl")
+            compiled = re.search(r"-cp3\d+-", package.wheel or "")  # py3 wheels do not use numpy's C interface
             before = package.uploaded is not None and package.uploaded < known["compiles_since"]
             if compiled and before and package.name != "torch" and "numpy" in _required(case, package):
                 old.append(package)
@@ -246,23 +252,19 @@ def wheel_tags(case: Case) -> Iterator[Finding]:
     machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[case.node.platform]
     for environment, package in case.trace.final.everywhere:
         wheel = wheel_of(package.url) if package.url and package.pinned else None
-        if not wheel or not package.url or "://" not in package.url or "files.pythonhosted" in package.url:
+        if not wheel:
             continue
         machines = {tag.split("-")[-1] for tag in wheel[2]}
         pythons = {tag.split("-")[0] for tag in wheel[2]}
         own = f"cp{(environment.python or '').replace('.', '')}"
         if not any(one == "any" or one.endswith(machine) for one in machines):
-            yield case.error(
-                "wheel-platform", f"{package.wheel} is for {', '.join(machines)}; the nodes are {case.node.platform}",
-                package.where)  # fmt: skip
+            yield case.error("wheel-platform", f"{package.wheel} is for {', '.join(machines)}; the nodes are "
+                             f"{case.node.platform}", package.where)  # fmt: skip
         elif environment.python and not any(
             python == own or python.startswith("py3") or "abi3" in str(wheel[2]) for python in pythons
         ):
-            yield case.error(
-                "wheel-python",
-                f"{package.wheel} is for {', '.join(pythons)}; the image has Python {environment.python}",
-                package.where,
-            )
+            yield case.error("wheel-python", f"{package.wheel} is for {', '.join(pythons)}; the image has Python "
+                             f"{environment.python}", package.where)  # fmt: skip
 
 
 def _kind(trouble: str) -> str:
@@ -295,20 +297,6 @@ def _blamed(step: Step, trouble: str) -> Wanted | None:
     ]
     bounded = [one for one in named if one.bounded] or named
     return bounded[0] if bounded else None
-
-
-def _at(step: Step, wanted: Wanted) -> Where:
-    inside = wanted.place.file == step.where.place.file
-    place = wanted.place if inside and step.where.first <= wanted.place.line <= step.where.last else step.where.place
-    return replace(step.where, place=place, cause=wanted.place)
-
-
-def _true(requirement: Requirement, environment: Environment) -> bool:
-    python = environment.python or "3.12"
-    values = {"python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux", "extra": "",
-              "platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython",
-              "platform_python_implementation": "CPython"}  # fmt: skip
-    return requirement.marker is None or requirement.marker.evaluate(values)
 
 
 def _order(case: Case, package: Package) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from windlass.image.facts.table import Build, companion, facts, release, releases, version_of
+from windlass.image.facts.table import Build, companion, facts, release, releases, runs
 from windlass.image.read.requirements import Wanted
 from windlass.image.read.texts import Texts, insert_after, lines_of, remove_word, replace_lines, substitute_within
 from windlass.image.rules.finding import Case, Repair
@@ -27,22 +28,20 @@ def another_build(case: Case, torch: Package) -> tuple[Repair, ...]:
     known = release(torch.public) if torch.pinned else None
     fitting = [build for one in ([known] if known else releases()) for build in one.builds if _fits(case, build)]
     tags = dict.fromkeys(build.tag for build in fitting)
-    moves = frozenset({"torch", "torchvision", "torchaudio"})
-    return tuple(
-        Repair(
-            f"take the build of torch for CUDA {tag[2:-1]}.{tag[-1]}",
-            partial(_with_index, where=torch.where, tag=tag),
-            moves,
-        )
-        for tag in list(tags)[:3]
-    )
+    moves = ("torch", "torchvision", "torchaudio")
+    edits = {tag: partial(_with_index, where=torch.where, tag=tag) for tag in list(tags)[:3]}
+    return tuple(_repair(f"take torch built with CUDA {tag[2:-1]}.{tag[-1]}", edits[tag], *moves) for tag in edits)
+
+
+def _repair(sentence: str, edit: Callable[[Texts], Texts | None], *moves: str) -> Repair:
+    return Repair(sentence, edit, frozenset(moves))
 
 
 def _fits(case: Case, build: Build) -> bool:
     node = case.node
-    runs = not node.capability or build.runs_on(node.capability, node.platform)
-    new_enough = not node.driver or version_of(node.driver) >= Version(build.minimum_driver)
-    return runs and new_enough and node.platform in build.platforms and build.status != "experimental"
+    has_code = not node.capability or build.runs_on(node.capability, node.platform)
+    new_enough = not node.driver or runs(node.driver, build.minimum_driver)
+    return has_code and new_enough and node.platform in build.platforms and build.status != "experimental"
 
 
 def _with_index(texts: Texts, where: Where, tag: str) -> Texts:
@@ -71,19 +70,13 @@ def companion_of_torch(case: Case, package: Package, torch: Package) -> tuple[Re
     right = companion(package.name, torch.public) if torch.name == "torch" else None
     if right is None or torch.origin != "pip":
         return ()
-    pin = f"{package.name}=={right}"
-    return (
-        Repair(
-            f"take {package.name} {right}, which is made for torch {torch.public}",
-            lambda texts: _pinned(texts, case, package, pin),
-            frozenset({package.name}),
-        ),
-        Repair(
-            f"install {package.name} {right} together with torch {torch.public}",
-            lambda texts: _beside(texts, case, torch, pin),
-            frozenset({package.name}),
-        ),
+    name, pin = package.name, f"{package.name}=={right}"
+    taken, beside = (
+        partial(_pinned, case=case, package=package, wanted=pin),
+        partial(_beside, case=case, torch=torch, pin=pin),
     )
+    return (_repair(f"take {name} {right}, which is made for torch {torch.public}", taken, name),
+            _repair(f"install {name} {right} together with torch {torch.public}", beside, name))  # fmt: skip
 
 
 def hold_version(
@@ -95,20 +88,13 @@ def hold_version(
         wanted = f"{package.name}{requirement.specifier}"
     if wanted is None or package.origin != "pip":
         return ()
-    return (
-        Repair(
-            f"ask for {wanted} in the same step",
-            lambda texts: _pinned(texts, case, package, wanted, implied_only=before is not None),
-            frozenset({package.name}),
-        ),
-    )
+    edit = partial(_pinned, case=case, package=package, wanted=wanted, implied_only=before is not None)
+    return (_repair(f"ask for {wanted} in the same step", edit, package.name),)
 
 
 def pin_below(case: Case, package: Package, bound: str) -> tuple[Repair, ...]:
     wanted = f"{package.name}<{bound}"
-    return (
-        Repair(f"ask for {wanted}", lambda texts: _pinned(texts, case, package, wanted), frozenset({package.name})),
-    )
+    return (_repair(f"ask for {wanted}", partial(_pinned, case=case, package=package, wanted=wanted), package.name),)
 
 
 def resolvable(case: Case, step: Step, blamed: Wanted | None) -> tuple[Repair, ...]:
@@ -116,23 +102,19 @@ def resolvable(case: Case, step: Step, blamed: Wanted | None) -> tuple[Repair, .
     if blamed is None or not blamed.pin:
         return ()
     found: list[Repair] = []
-    where = _where(step, blamed)
+    where = at_line(step, blamed)
     local = re.search(r"\+(cu\d+|cpu)$", blamed.pin)
     if local:
-        found.append(
-            Repair(f"ask torch's index for {blamed.pin}", lambda texts: _with_index_option(texts, where, local[1]))
-        )
+        option = f"--extra-index-url {facts()['torch_index']['url']}{local[1]}"
+        found.append(_repair(f"ask torch's index for {blamed.pin}", partial(_with_option, where=where, option=option)))
     torch = step.asks("torch")
     for name in ("torchvision", "torchaudio", "xformers"):
         asked = step.asks(name)
         right = companion(name, torch.pin) if torch and torch.pin and asked else None
         if asked and right:
+            edit = partial(_rewritten, wanted=asked, new=f"{name}=={right}")
             found.append(
-                Repair(
-                    f"take {name} {right}, which is made for torch {torch.pin if torch else ''}",
-                    partial(_rewritten, wanted=asked, new=f"{name}=={right}"),
-                    frozenset({name}),
-                )
+                _repair(f"take {name} {right}, which is made for torch {torch.pin if torch else ''}", edit, name)
             )
     known = release(blamed.pin) if blamed.name == "torch" else None
     python, base = step.environment.python, case.trace.states[step.stage].base
@@ -147,21 +129,14 @@ def other_python(case: Case, package: Package | None, python: str, other: str) -
     base = case.trace.states[_stage_of(case, package) if package else case.trace.final_stage].base
     if base.family != "python":
         return ()
-    return (
-        Repair(
-            f"build on Python {other}, for which there are wheels",
-            lambda texts: _with_base_text(texts, case, python, other),
-        ),
-    )
+    edit = partial(_with_base_text, case=case, old=python, new=other)
+    return (_repair(f"build on Python {other}, for which there are wheels", edit),)
 
 
 def after_torch(case: Case, package: Package) -> tuple[Repair, ...]:
     """A package that compiles against torch, in a command of its own after torch and without build isolation."""
-    return (
-        Repair(
-            f"build {package.name} after torch, without build isolation", lambda texts: _alone(texts, case, package)
-        ),
-    )
+    edit = partial(_alone, case=case, package=package)
+    return (_repair(f"build {package.name} after torch, without build isolation", edit),)
 
 
 def devel_base(case: Case, package: Package) -> tuple[Repair, ...]:
@@ -176,30 +151,23 @@ def devel_base(case: Case, package: Package) -> tuple[Repair, ...]:
 def apt_install(case: Case, where: Where, package: str) -> tuple[Repair, ...]:
     if case.trace.final.base.alpine:
         return ()
-    line = APT.format(package)
-    return (
-        Repair(
-            f"install {package}",
-            lambda texts: texts.with_dockerfile(insert_after(texts.dockerfile or "", where.first - 1, line)),
-        ),
-    )
+    return (replace(line_before(where, APT.format(package)), sentence=f"install {package}"),)
 
 
-def environment_line(case: Case, step: Step, text: str) -> Repair:
-    line = f"ENV {text}"
-    return Repair(
-        f"set {text}",
-        lambda texts: texts.with_dockerfile(insert_after(texts.dockerfile or "", step.where.first - 1, line)),
+def line_before(where: Where, line: str) -> Repair:
+    """A line of its own before the instruction."""
+    at = where.first - 1
+    return _repair(
+        f"{line} before it", lambda texts: texts.with_dockerfile(insert_after(texts.dockerfile or "", at, line))
     )
 
 
 def replace_in_instruction(where: Where, old: str, new: str) -> Repair:
     def edit(texts: Texts) -> Texts:
         text = texts.dockerfile or ""
-        if old in lines_of(text, where.first, where.last):
-            return texts.with_dockerfile(
-                replace_lines(text, where.first, where.last, lines_of(text, where.first, where.last).replace(old, new))
-            )
+        part = lines_of(text, where.first, where.last)
+        if old in part:
+            return texts.with_dockerfile(replace_lines(text, where.first, where.last, part.replace(old, new)))
         return texts.with_dockerfile(re.sub(rf"(?m)^((?:ARG|ENV)\s+\w+=){re.escape(old)}\s*$", rf"\g<1>{new}", text))
 
     return Repair(f"{new} in place of {old}", edit)
@@ -225,7 +193,8 @@ def _rewritten(texts: Texts, wanted: Wanted, new: str) -> Texts | None:
         return None
     text, line = texts.get(wanted.place.file), wanted.place.line
     local = re.search(r"\+\w+$", wanted.pin or "")
-    quoted = f'"{new}"' if wanted.place.file == texts.name and re.search(r"[<>]", new) else new
+    already = re.search(rf"['\"]{re.escape(wanted.text)}['\"]", lines_of(text, line, line))
+    quoted = f'"{new}"' if wanted.place.file == texts.name and re.search(r"[<>]", new) and not already else new
     changed = substitute_within(text, line, line, wanted.text, (quoted + local[0]) if local and "==" in new else quoted)
     if changed == text and wanted.pin:  # the version comes from an ARG or ENV
         value = new.partition("==")[2]
@@ -248,29 +217,16 @@ def _more_words(texts: Texts, where: Where, word: str) -> Texts:
     return _with_option(texts, where, quoted)
 
 
-def _with_index_option(texts: Texts, where: Where, tag: str) -> Texts:
-    return _with_option(texts, where, f"--extra-index-url {facts()['torch_index']['url']}{tag}")
-
-
 def _with_base_text(texts: Texts, case: Case, old: str, new: str) -> Texts | None:
     """Another base image, in FROM or in the ARG that FROM reads."""
     text = texts.dockerfile or ""
-    for stage in case.stages()[:1]:
-        line = lines_of(text, stage.start.first, stage.start.last)
+    read = [one for one in case.dockerfile.instructions if one.keyword == "ARG" and one.stage == -1
+            and re.search(rf"=['\"]?{re.escape(old)}", one.text)]  # fmt: skip
+    for instruction in (case.stages()[0].start, *read):
+        line = lines_of(text, instruction.first, instruction.last)
         if old in line:
-            return texts.with_dockerfile(
-                replace_lines(text, stage.start.first, stage.start.last, line.replace(old, new, 1))
-            )
-    for instruction in case.dockerfile.instructions:
-        if (
-            instruction.keyword == "ARG"
-            and instruction.stage == -1
-            and re.search(rf"=['\"]?{re.escape(old)}", instruction.text)
-        ):
-            line = lines_of(text, instruction.first, instruction.last)
-            return texts.with_dockerfile(
-                replace_lines(text, instruction.first, instruction.last, line.replace(old, new, 1))
-            )
+            changed = replace_lines(text, instruction.first, instruction.last, line.replace(old, new, 1))
+            return texts.with_dockerfile(changed)
     return None
 
 
@@ -305,6 +261,7 @@ def _stage_of(case: Case, package: Package) -> int:
     )
 
 
-def _where(step: Step, wanted: Wanted) -> Where:
-    inside = wanted.place.file == step.where.place.file and step.where.first <= wanted.place.line <= step.where.last
-    return Where(step.where.place, wanted.place if inside else step.where.cause, step.where.first, step.where.last)
+def at_line(step: Step, wanted: Wanted) -> Where:
+    inside = wanted.place.file == step.where.place.file
+    place = wanted.place if inside and step.where.first <= wanted.place.line <= step.where.last else step.where.place
+    return replace(step.where, place=place, cause=wanted.place)

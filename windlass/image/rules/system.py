@@ -10,43 +10,32 @@ from typing import Any
 
 from packaging.version import Version
 
-from windlass.image.facts.bases import CODENAMES, no_such_image
+from windlass.image.facts.bases import no_such_image
 from windlass.image.facts.table import at_or_below, driver_cuda, facts, gpu_in_table
 from windlass.image.read.installs import PYTHON
 from windlass.image.read.texts import Texts, insert_after
 from windlass.image.rules.finding import Case, Finding, Repair
-from windlass.image.rules.repairs import apt_install, environment_line, replace_in_instruction
-from windlass.image.state.archive import lacking
-from windlass.image.state.install import SYSTEM, lacks_python, version_in
-from windlass.image.state.model import Package, State, Where
+from windlass.image.rules.repairs import apt_install, line_before, replace_in_instruction
+from windlass.image.state.install import version_in
+from windlass.image.state.machine import lacks_python
+from windlass.image.state.model import SYSTEM, Package, State, Where
 
-NVIDIA = re.compile(r"cuda|libcu|libnccl|libnv|nsight|nvidia|tensorrt")  # of the archive that their images have
 CUPY = re.compile(r"cupy-cuda(\d+)x")
 
 
-def missing_program(case: Case) -> Iterator[Finding]:
-    """A command calls a program that no earlier step installs."""
-    seen = set()
-    for one in case.trace.missing:
-        if one.program in seen:
-            continue
-        seen.add(one.program)
-        if "<" in one.program:
-            file = one.program.partition("<")[2]
-            yield case.error("shell-redirect", f"{one.program} is not quoted: the shell reads a file "
-                             f"named {file}, which is not there", one.where,
-                             replace_in_instruction(one.where, one.program, f'"{one.program}"'))  # fmt: skip
-            continue
-        if one.program == "apt-get update":
-            yield case.error("missing-package", "apt-get has no lists here, and finds no package: nothing updates them "
-                             "before", one.where, replace_in_instruction(one.where, "apt-get install",
-                             "apt-get update && apt-get install"))  # fmt: skip
-            continue
-        package = {"pip": "python3-pip", "python": "python-is-python3"}.get(one.program, one.program)
-        repairs = apt_install(case, one.where, package) if one.program != "uv" else ()
-        yield case.error(
-            "missing-program", f"{one.program} is called here, and nothing installs it before", one.where, *repairs
-        )
+def failing(case: Case) -> Iterator[Finding]:
+    """What the walk found that cannot succeed, each once."""
+    for failure in {(failure.id, failure.sentence): failure for failure in reversed(case.trace.failures)}.values():
+        where = failure.where
+        kind, *values = failure.fix or ("",)
+        repairs: tuple[Repair, ...] = ()
+        if kind == "apt":
+            repairs = apt_install(case, where, *values)
+        elif kind == "replace":
+            repairs = (replace_in_instruction(where, *values),)
+        elif kind == "before":
+            repairs = (line_before(where, *values),)
+        yield case.error(failure.id, failure.sentence, where, *repairs)
 
 
 def empty_argument(case: Case) -> Iterator[Finding]:
@@ -69,26 +58,23 @@ def system_library(case: Case) -> Iterator[Finding]:
     )
     if not slim or "amazonaws" in final.base.image:
         return
-    installed = set(final.apt) | ({"build-essential"} if final.base.has_compiler else set())
-    unread = [name for name in final.apt if name not in table["examined"] and not re.match(r"ppa:|python3\.", name)]
+    installed = final.brought | ({"build-essential", "libgomp1"} if final.base.has_compiler else set())
     for name, known in table["packages"].items():
         library, brought_by = known["library"], table["libraries"][known["library"]]
         for environment in final.environments.values():
             package = environment.packages.get(name)
             if package is None or not _loads(package, known) or installed & set(brought_by):
                 continue
-            base_unread = final.base.family == "torch" and library not in table["torch_images"]
-            if doubts := [*unread, *([final.base.image] if base_unread else [])]:
-                case.trace.unknown.append(
-                    f"{package.where}: whether {' or '.join(doubts)} brings {library}, which {name} loads"
-                )
+            if (
+                final.unread
+                or final.other_archives
+                or (final.base.family == "torch" and library not in table["torch_images"])
+            ):
+                case.trace.unknown.append(f"{package.where}: whether the image has {library}, which {name} loads")
                 continue
-            yield case.error(
-                "missing-library",
-                f"{name} {package.version} loads {library}, which nothing installs (Debian's {brought_by[0]})",
-                package.where,
-                *apt_install(case, package.where, brought_by[0]),
-            )
+            yield case.error("missing-library", f"{name} {package.version} loads {library}, which nothing installs "
+                             f"(Debian's {brought_by[0]})", package.where,
+                             *apt_install(case, package.where, brought_by[0]))  # fmt: skip
 
 
 def _loads(package: Package, known: Mapping[str, Any]) -> bool:
@@ -113,23 +99,16 @@ def managed_python(case: Case) -> Iterator[Finding]:
                 and "poetry" not in step.text
                 and state.base.family in ("python", "cuda", "system")
             ):
-                yield case.error(
-                    "uv-without-environment",
-                    "uv pip install finds no virtual environment here and refuses; --system installs into "
-                    "the image's Python",
-                    step.where,
-                    environment_line(case, step, "UV_SYSTEM_PYTHON=1"),
-                )
+                yield case.error("uv-without-environment", "uv pip install finds no virtual environment here and "
+                                 "refuses; --system installs into the image's Python", step.where,
+                                 line_before(step.where, "ENV UV_SYSTEM_PYTHON=1"))  # fmt: skip
                 return
             allowed = allowed or bool(variables.get("UV_BREAK_SYSTEM_PACKAGES"))
         allowed = allowed or bool(variables.get("PIP_BREAK_SYSTEM_PACKAGES"))
         if step.environment.managed and not allowed:
-            yield case.error(
-                "externally-managed",
-                f"pip refuses to install into the Python of {state.system}: externally-managed-environment (PEP 668)",
-                step.where,
-                environment_line(case, step, "PIP_BREAK_SYSTEM_PACKAGES=1 UV_BREAK_SYSTEM_PACKAGES=1"),
-            )
+            yield case.error("externally-managed", f"pip refuses to install into the Python of {state.system}: "
+                             "externally-managed-environment (PEP 668)", step.where, line_before(step.where,
+                             "ENV PIP_BREAK_SYSTEM_PACKAGES=1 UV_BREAK_SYSTEM_PACKAGES=1"))  # fmt: skip
             return
 
 
@@ -139,51 +118,11 @@ def copied_environment(case: Case) -> Iterator[Finding]:
         system = state.environments[SYSTEM]
         if environment.prefix == SYSTEM:
             if environment.python and system.python and environment.python != system.python:
-                yield case.error(
-                    "copied-environment",
-                    f"the packages are of Python {environment.python}, and this stage has Python "
-                    f"{system.python}: it never sees them",
-                    where,
-                )
+                yield case.error("copied-environment", f"the packages are of Python {environment.python}, and this "
+                                 f"stage has Python {system.python}: it never sees them", where)  # fmt: skip
         elif environment.interpreter not in case.trace.states[-1].interpreters | state.interpreters:
-            yield case.error(
-                "copied-environment",
-                f"the environment links to {environment.interpreter} of the other stage, which is not in this one: "
-                "no such file or directory",
-                where,
-            )
-
-
-def archive(case: Case) -> Iterator[Finding]:
-    """What the archive of the system does not have, or has no more."""
-    codenames = {system: name for name, system in CODENAMES.items()}
-    for number, state in enumerate(case.trace.states):
-        system = state.system or ""
-        if number not in case.trace.used_stages or system not in codenames or state.other_archives:
-            continue
-        served = "ppa:deadsnakes/ppa" in state.apt and facts()["systems"][system].get("deadsnakes")
-        asked = {
-            name: where
-            for name, where in state.apt.items()
-            if re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", name) and not (state.base.cuda and NVIDIA.match(name))
-            and not (served and re.match(r"python3\.", name))
-        }  # fmt: skip
-        absent = lacking(case.index, system, codenames[system], asked) if asked else []
-        if absent is None and "ppa:deadsnakes/ppa" in state.apt and not served:
-            own = facts()["systems"][system]["python"]
-            absent = [name for name in asked if re.match(r"python3\.", name) and not name.startswith(f"python{own}")]
-        if absent is None:
-            case.trace.unknown.append(f"{state.base.image}: whether the archive of {system} has what apt-get installs")
-        for where in {asked[name]: None for name in absent or ()}:
-            names = [name for name in absent or () if asked[name].first == where.first]
-            gone = len(absent or ()) == len(asked) and len(asked) > 2
-            python = any(name.startswith("python3.") for name in names)
-            yield case.error(
-                "no-such-python" if python else "missing-package",
-                f"the archive of {system} is gone: apt-get update ends with 404" if gone
-                else f"the archive of {system} has no {', '.join(names)}: apt-get cannot install it",
-                where,
-            )  # fmt: skip
+            yield case.error("copied-environment", f"the environment links to {environment.interpreter} of the other "
+                             "stage, which is not in this one: no such file or directory", where)  # fmt: skip
 
 
 def start(case: Case) -> Iterator[Finding]:
@@ -203,12 +142,8 @@ def start(case: Case) -> Iterator[Finding]:
     own = final.environments[prefix].packages if prefix in final.environments else {}
     torch = next((package for _, package in final.everywhere if package.name == "torch"), None)
     if torch and "torch" not in own and final.active in (SYSTEM, prefix):
-        yield case.error(
-            "another-python",
-            f"{where.place} starts {command.words[0]}, which is not the Python that {torch.where} installs torch into: "
-            "no module named torch",
-            where,
-        )
+        yield case.error("another-python", f"{where.place} starts {command.words[0]}, which is not the Python that "
+                         f"{torch.where} installs torch into: no module named torch", where)  # fmt: skip
 
 
 def permission(case: Case) -> Iterator[Finding]:
@@ -217,11 +152,8 @@ def permission(case: Case) -> Iterator[Finding]:
         user = step.user.split(":")[0]
         own = step.environment.prefix != SYSTEM and step.environment.owner in ("root", "0")
         if step.kind == "pip" and user not in ("root", "0", "") and own:
-            yield case.error(
-                "permission",
-                f"{step.environment.prefix} belongs to root, and this step runs as {user}: permission denied",
-                step.where,
-            )
+            yield case.error("permission", f"{step.environment.prefix} belongs to root, and this step runs as {user}: "
+                             "permission denied", step.where)  # fmt: skip
             return
 
 
@@ -236,48 +168,29 @@ def efa(case: Case) -> Iterator[Finding]:
     ):
         nccl = final.packages.get("nvidia-nccl-cu12") or final.packages.get("nvidia-nccl-cu13")
         if nccl and nccl.at_least("2.19"):
-            yield case.error(
-                "efa-too-old",
-                f"EFA installer {final.efa} with NCCL {nccl.version}: unable to register memory; "
-                f"{known['floor_for_nccl_2_19']} is the oldest that works",
-                final.efa_where,
-                replace_in_instruction(final.efa_where, final.efa, known["installer"]),
-            )
+            yield case.error("efa-too-old", f"EFA installer {final.efa} with NCCL {nccl.version}: unable to register "
+                             f"memory; {known['floor_for_nccl_2_19']} is the oldest that works", final.efa_where,
+                             replace_in_instruction(final.efa_where, final.efa, known["installer"]))  # fmt: skip
     if final.efa_copied and final.efa_where and not set(known["loads"]) & set(final.apt):
-        yield case.error(
-            "efa-not-found",
-            f"EFA is copied from another stage, and {known['loads'][0]}, which its NCCL plugin loads, is not installed "
-            "here: NCCL falls back to TCP",
-            final.efa_where,
-            *apt_install(case, final.efa_where, known["loads"][0]),
-        )
+        yield case.error("efa-not-found", f"EFA is copied from another stage, and {known['loads'][0]}, which its NCCL "
+                         "plugin loads, is not installed here: NCCL falls back to TCP", final.efa_where,
+                         *apt_install(case, final.efa_where, known["loads"][0]))  # fmt: skip
     if final.ofi and final.efa and final.efa != "latest":
         brought, needed = at_or_below(known["libfabric"], final.efa), at_or_below(known["ofi_needs"], final.ofi[0])
         if brought and needed and Version(brought) < Version(needed):
-            yield case.error(
-                "efa-libfabric",
-                f"aws-ofi-nccl {final.ofi[0]} needs libfabric {needed} or newer, and EFA installer {final.efa} brings "
-                f"{brought}",
-                final.ofi[1],
-            )
+            yield case.error("efa-libfabric", f"aws-ofi-nccl {final.ofi[0]} needs libfabric {needed} or newer, and "
+                             f"EFA installer {final.efa} brings {brought}", final.ofi[1])  # fmt: skip
     path = final.variables.get("LD_LIBRARY_PATH")
     if final.efa and path is not None and "LD_LIBRARY_PATH" in final.exported:
         where = final.exported["LD_LIBRARY_PATH"]
         after = final.efa_where is None or where.place.line > final.efa_where.place.line
         if after and "amazon" not in path and "$LD_LIBRARY_PATH" not in path and "efa" not in path:
-            yield case.error(
-                "efa-not-found",
-                "LD_LIBRARY_PATH leaves out EFA's libraries and its NCCL plugin (/opt/amazon/…): NCCL falls "
-                "back to TCP",
-                where,
-            )
+            yield case.error("efa-not-found", "LD_LIBRARY_PATH leaves out EFA's libraries and its NCCL plugin "
+                             "(/opt/amazon/…): NCCL falls back to TCP", where)  # fmt: skip
     lacks = final.base.family in ("cuda", "torch", "python", "system") and "amazonaws" not in final.base.image
     if case.node.efa and not final.efa and not final.base.efa and final.torch and lacks:
-        yield case.remark(
-            "no-efa",
-            f"the nodes have EFA ({case.node.origin}), and nothing installs its NCCL plugin: NCCL falls back to TCP",
-            case.base_where(),
-        )
+        yield case.remark("no-efa", f"the nodes have EFA ({case.node.origin}), and nothing installs its NCCL plugin: "
+                          "NCCL falls back to TCP", case.base_where())  # fmt: skip
 
 
 def library_path(case: Case) -> Iterator[Finding]:
@@ -294,16 +207,12 @@ def library_path(case: Case) -> Iterator[Finding]:
         if cuda and torch and torch.origin == "pip" and torch.cuda not in (None, "cpu") and final.base.has_nvcc:
             same_major = Version(cuda).major == Version(torch.cuda or "0").major == 12
             if same_major and Version(cuda) < Version(torch.cuda or "0"):
-                yield case.error(
-                    "library-path",
-                    f"LD_LIBRARY_PATH puts CUDA {cuda} before the libraries that torch {torch.version} brings for CUDA "
-                    f"{torch.cuda}: libcusparse finds the older libnvJitLink, undefined symbol",
-                    where,
-                )
+                yield case.error("library-path", f"LD_LIBRARY_PATH puts CUDA {cuda} before the libraries that torch "
+                                 f"{torch.version} brings for CUDA {torch.cuda}: libcusparse finds the older "
+                                 "libnvJitLink, undefined symbol", where)  # fmt: skip
         if name == "LD_PRELOAD" and "libnccl.so" in value and final.torch:
-            yield case.error(
-                "nccl-preloaded", "LD_PRELOAD puts another NCCL under torch than the one it is built with", where
-            )
+            yield case.error("nccl-preloaded", "LD_PRELOAD puts another NCCL under torch than the one it is built with",
+                             where)  # fmt: skip
 
 
 def variables(case: Case) -> Iterator[Finding]:
@@ -338,12 +247,9 @@ def _compat(case: Case, compat: str | None, where: Where) -> Iterator[Finding]:
     geforce = re.fullmatch(facts()["driver_branches"]["geforce"], gpu_in_table(case.node.gpu or "") or "")
     if compat and native and Version(native) <= Version(compat) and not geforce:
         return
-    yield case.error(
-        "cuda-compat",
-        "CUDA's compatibility libraries hide the driver's own: error 804 on this GPU" if geforce else
-        "CUDA's compatibility libraries hide the driver's own: error 803 where the driver is newer",
-        where,
-    )  # fmt: skip
+    yield case.error("cuda-compat", "CUDA's compatibility libraries hide the driver's own: error 804 on this GPU"
+                     if geforce else "CUDA's compatibility libraries hide the driver's own: error 803 where the "
+                     "driver is newer", where)  # fmt: skip
 
 
 def platform(case: Case) -> Iterator[Finding]:
@@ -354,21 +260,15 @@ def platform(case: Case) -> Iterator[Finding]:
             yield case.error("no-such-image", f"{own.image} is not in the registry: {reason}", case.base_where(stage))
     base = case.trace.final.base
     if base.platforms and case.node.platform not in base.platforms:
-        yield case.error(
-            "base-platform",
-            f"{base.repository} is published for {' and '.join(base.platforms)} alone, and the nodes are "
-            f"{case.node.platform}: no matching manifest",
-            case.base_where(),
-        )
+        yield case.error("base-platform", f"{base.repository} is published for {' and '.join(base.platforms)} alone, "
+                         f"and the nodes are {case.node.platform}: no matching manifest",
+                         case.base_where())  # fmt: skip
     for stage in case.stages():
         if stage.platform and stage.platform.startswith("linux/") and stage.platform != case.node.platform:
             where = case.base_where(stage)
-            yield case.error(
-                "platform",
-                f"the image is made for {stage.platform}, and the nodes are {case.node.platform}: exec format error",
-                where,
-                replace_in_instruction(where, f"--platform={stage.platform}", f"--platform={case.node.platform}"),
-            )
+            yield case.error("platform", f"the image is made for {stage.platform}, and the nodes are "
+                             f"{case.node.platform}: exec format error", where, replace_in_instruction(where,
+                             f"--platform={stage.platform}", f"--platform={case.node.platform}"))  # fmt: skip
 
 
 def cuda_packages(case: Case) -> Iterator[Finding]:
@@ -392,20 +292,12 @@ def cuda_packages(case: Case) -> Iterator[Finding]:
             continue
         cuda, cudnn = wanted
         if brought and cuda not in brought:
-            yield case.error(
-                "cuda-of-package",
-                f"{name} {package.version} is built for CUDA {cuda}, and the image has CUDA "
-                f"{' and '.join(sorted(brought))}",
-                package.where,
-            )
+            yield case.error("cuda-of-package", f"{name} {package.version} is built for CUDA {cuda}, and the image "
+                             f"has CUDA {' and '.join(sorted(brought))}", package.where)  # fmt: skip
         elif cudnn and final.base.cudnn is not None and cudnn not in _cudnn(final):
             has = " and ".join(sorted(_cudnn(final)))
-            yield case.error(
-                "cuda-of-package",
-                f"{name} {package.version} loads libcudnn.so.{cudnn}, and the image has "
-                f"{f'cuDNN {has}' if has else 'no cuDNN'}",
-                package.where,
-            )
+            yield case.error("cuda-of-package", f"{name} {package.version} loads libcudnn.so.{cudnn}, and the image "
+                             f"has {f'cuDNN {has}' if has else 'no cuDNN'}", package.where)  # fmt: skip
 
 
 def cuda_wanted(name: str, version: str, requires: Iterable[str]) -> tuple[str, str | None] | None:

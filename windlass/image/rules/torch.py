@@ -14,6 +14,7 @@ from windlass.image.facts.table import (
     gpu_in_table,
     minimum_driver,
     release,
+    runs,
     version_of,
 )
 from windlass.image.rules.finding import Case, Finding
@@ -34,13 +35,13 @@ def torch_environments(case: Case) -> Iterator[tuple[Environment, Package]]:
 
 def cpu_only(case: Case) -> Iterator[Finding]:
     """A build without CUDA on nodes with GPUs."""
-    for _, torch in torch_environments(case):
+    packages = [environment.packages.get("torch") for environment in case.trace.final.environments.values()]
+    for torch in (package for package in packages if package):
         if torch.cuda == "cpu" and case.node.gpu and not case.node.cpu_only:
             reason = "conda sees no GPU while it builds and takes the build for CPUs" if torch.origin == "conda" else (
                 f"torch {torch.version} on {case.node.platform} is a build for CPUs alone")  # fmt: skip
-            yield case.error(
-                "cpu-only-torch", f"{reason}; the nodes have {case.node.gpu}", torch.where, *another_build(case, torch)
-            )
+            yield case.error("cpu-only-torch", f"{reason}; the nodes have {case.node.gpu}", torch.where,
+                             *another_build(case, torch))  # fmt: skip
 
 
 def gpu_code(case: Case) -> Iterator[Finding]:
@@ -51,21 +52,33 @@ def gpu_code(case: Case) -> Iterator[Finding]:
     for _, torch in torch_environments(case):
         known = release(torch.public) if torch.version else None
         build = known.build(torch.cuda) if known and torch.cuda and torch.cuda != "cpu" else None
-        if capability and build is None and torch.cuda != "cpu":
-            case.trace.unknown.append(
-                f"{torch.where}: torch {torch.version} with CUDA {torch.cuda or 'unknown'} is not in the table: "
-                f"whether it has code for {case.node.gpu}"
-            )
+        outside = capability if build is None and torch.cuda not in (None, "cpu") else None
+        first, last = _first_cuda(outside or "0"), facts()["nvcc"]["last"].get(outside)
+        cuda = Version(torch.cuda) if outside and torch.cuda else Version("0")
+        lacks = f"CUDA {last} is the last that has" if last and cuda > Version(last) else ""
+        if outside and first and cuda < Version(first) and case.trace.final.base.family != "nvidia-torch":
+            lacks = f"CUDA {first} is the first that has"
+        if lacks:
+            yield case.error("gpu-architecture", f"torch {torch.version} is built with CUDA {torch.cuda}, without code "
+                             f"for {case.node.gpu}, compute capability {capability}: {lacks}", torch.where,
+                             *another_build(case, torch))  # fmt: skip
+        elif capability and build is None and torch.cuda != "cpu":
+            case.trace.unknown.append(f"{torch.where}: torch {torch.version} with CUDA "
+                                      f"{torch.cuda or 'unknown'} is not in the table: whether it has "
+                                      f"code for {case.node.gpu}")  # fmt: skip
         if not capability or not build or build.runs_on(capability, case.node.platform):
             continue
         compiled = " ".join(build.architectures(case.node.platform) or ())
-        yield case.error(
-            "gpu-architecture",
-            f"torch {torch.version} (CUDA {build.cuda}) has no code for {case.node.gpu}, compute capability "
-            f"{capability}: it is compiled for {compiled}",
-            torch.where,
-            *another_build(case, torch),
-        )
+        yield case.error("gpu-architecture", f"torch {torch.version} (CUDA {build.cuda}) has no code for "
+                         f"{case.node.gpu}, compute capability {capability}: it is compiled for {compiled}",
+                         torch.where, *another_build(case, torch))  # fmt: skip
+
+
+def _first_cuda(capability: str) -> str | None:
+    """The first CUDA that compiles for a GPU, or for one of its generation whose code runs on it."""
+    own, first = Version(capability), facts()["nvcc"]["first"]
+    return min((first[one] for one in first if Version(one).major == own.major and Version(one) <= own), key=Version,
+               default=None)  # fmt: skip
 
 
 def package_on_gpu(case: Case) -> Iterator[Finding]:
@@ -75,21 +88,15 @@ def package_on_gpu(case: Case) -> Iterator[Finding]:
         for package in environment.packages.values():
             needed = at_or_below(oldest.get(package.name, {}), package.public)
             if case.node.capability and needed and Version(case.node.capability) < Version(needed):
-                yield case.error(
-                    "package-gpu-architecture",
-                    f"{package.name} {package.version} has kernels for compute capability {needed} and newer; "
-                    f"{case.node.gpu} has {case.node.capability}",
-                    package.where,
-                )
+                yield case.error("package-gpu-architecture", f"{package.name} {package.version} has kernels for "
+                                 f"compute capability {needed} and newer; {case.node.gpu} has {case.node.capability}",
+                                 package.where)  # fmt: skip
         package_ = environment.packages.get("bitsandbytes")
         made = cuda_libraries(case.index, package_.found) if package_ and torch.cuda not in (None, "cpu") else ()
         if package_ and made and (torch.cuda or "").replace(".", "") not in made:
-            yield case.error(
-                "bitsandbytes-build",
-                f"bitsandbytes {package_.version} has binaries for CUDA {', '.join(made)}, none for the {torch.cuda} "
-                f"of torch {torch.version}",
-                package_.where,
-            )
+            yield case.error("bitsandbytes-build", f"bitsandbytes {package_.version} has binaries for CUDA "
+                             f"{', '.join(made)}, none for the {torch.cuda} of torch {torch.version}",
+                             package_.where)  # fmt: skip
 
 
 def driver_too_old(case: Case) -> Iterator[Finding]:
@@ -102,15 +109,11 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
         if not torch.cuda or torch.cuda == "cpu":
             continue
         needed = minimum_driver(torch.cuda)
-        if version_of(driver) < Version(needed):
+        if not runs(driver, needed):
             torch_found = True
-            yield case.error(
-                "driver-too-old",
-                f"torch {torch.version} is built with CUDA {torch.cuda}, which needs driver {needed} or newer; "
-                f"the nodes have {driver}",
-                torch.where,
-                *another_build(case, torch),
-            )
+            yield case.error("driver-too-old", f"torch {torch.version} is built with CUDA {torch.cuda}, which needs "
+                             f"driver {needed} or newer; the nodes have {driver}", torch.where,
+                             *another_build(case, torch))  # fmt: skip
     base = case.trace.final.base
     native = driver_cuda(driver)
     checked = base.repository.endswith("nvidia/cuda") or (base.family == "torch" and base.has_nvcc)
@@ -124,9 +127,8 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
     if geforce and Version(base.cuda) >= Version(branches["geforce_since"]):
         accepted = []  # the exceptions are for other brands
     if accepted is None and Version(native) < Version(base.cuda):
-        case.trace.unknown.append(
-            f"{case.base_where()}: which drivers {base.image} accepts is not in the table; {driver} has CUDA {native}"
-        )
+        case.trace.unknown.append(f"{case.base_where()}: which drivers {base.image} accepts is not in "
+                                  f"the table; {driver} has CUDA {native}")  # fmt: skip
     elif accepted is not None and Version(native) < Version(base.cuda) and version_of(driver).major not in accepted:
         yield case.error(
             "base-needs-driver",
@@ -145,13 +147,9 @@ def companion_build(case: Case) -> Iterator[Finding]:
             if package is None or not package.version or (package.where == torch.where and package.origin == "base"):
                 continue
             if _differ(torch.cuda, package.cuda):
-                yield case.error(
-                    f"{name}-build",
-                    f"{name} {package.version} is built for {_build(package.cuda)}, torch {torch.version} for "
-                    f"{_build(torch.cuda)}: its operators do not load",
-                    package.where,
-                    *companion_of_torch(case, package, torch),
-                )
+                yield case.error(f"{name}-build", f"{name} {package.version} is built for {_build(package.cuda)}, "
+                                 f"torch {torch.version} for {_build(torch.cuda)}: its operators do not load",
+                                 package.where, *companion_of_torch(case, package, torch))  # fmt: skip
 
 
 def two_nccl(case: Case) -> Iterator[Finding]:
@@ -161,11 +159,8 @@ def two_nccl(case: Case) -> Iterator[Finding]:
         if len(found) > 1 and torch.cuda:
             own = f"nvidia-nccl-cu{torch.cuda.split('.')[0]}"
             other = next((one for one in found if one.name != own), found[-1])
-            yield case.error(
-                "two-nccl",
-                f"{' and '.join(f'{one.name} {one.version}' for one in found)}: two NCCL libraries in one process",
-                other.where,
-            )
+            yield case.error("two-nccl", f"{' and '.join(f'{one.name} {one.version}' for one in found)}: two NCCL "
+                             "libraries in one process", other.where)  # fmt: skip
 
 
 def _differ(one: str | None, other: str | None) -> bool:

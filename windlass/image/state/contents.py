@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import io
+import posixpath
 import re
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -39,6 +41,7 @@ class Source:
     requires: tuple[str, ...] = ()  # packages of [build-system]
     written: tuple[str, ...] = ()  # the same as they are written, with their versions
     fetches: bool = False  # setup.py looks for a ready wheel first
+    detects: bool = False  # torch looks at the GPUs of the build to choose architectures
 
 
 def source_of(index: Index, name: str, version: str) -> Source:
@@ -60,7 +63,7 @@ def broken_import(index: Index, importer: Found, imported: Found | None, package
             continue
         if imported is None:
             return module
-        kept = index.kept("lacking", [imported.url, module, name], partial(_lacks, imported, module, name))
+        kept = index.kept("lacking-names", [imported.url, module, name], partial(_lacks, imported, module, name))
         if kept:
             return str(kept)
     return None
@@ -94,7 +97,7 @@ def _cuda_libraries(wheel: Found) -> str | None:
     return " ".join(sorted(set(re.findall(r"_cuda(\d{3})\.so", names)))) if opened else None
 
 
-def _source(index: Index, name: str, version: str) -> dict[str, object] | None:
+def _source(index: Index, name: str, version: str) -> dict[str, Any] | None:
     files = [url for url, _ in index.files(name, version) or ()]
     url = next((url for url in files if url.endswith(".tar.gz")), None)
     data = get_bytes(url) if url else None
@@ -106,6 +109,22 @@ def _source(index: Index, name: str, version: str) -> dict[str, object] | None:
             setup, project = _member(archive, "setup.py"), _member(archive, "pyproject.toml")
     except tarfile.TarError:
         return {}
+    return _needs(setup, project, names, files)
+
+
+def source_in(files: Mapping[str, str], folder: str) -> Source:
+    """What a project of the context takes to be built."""
+    setup, project = (
+        files.get(posixpath.normpath(posixpath.join(folder, name)), "") for name in ("setup.py", "pyproject.toml")
+    )
+    found = _needs(setup, project, [], [])
+    chosen = re.search(r"gencode|arch=|TORCH_CUDA_ARCH_LIST|get_device_capability|is_available", setup)
+    return Source(found.get("needs", ""), tuple(found.get("imports", ())), tuple(found.get("requires", ())),
+                  tuple(found.get("written", ())), detects="CUDAExtension" in setup and not chosen)  # fmt: skip
+
+
+def _needs(setup: str, project: str, names: Sequence[str], files: Sequence[str]) -> dict[str, Any]:
+    """By the texts of setup.py and pyproject.toml; `names` of the files beside them, `files` of the release."""
     try:
         build = tomllib.loads(project).get("build-system", {})
         statements = list(_at_import(_parsed(setup)))
@@ -247,8 +266,11 @@ def _lacks(imported: Found, module: str, name: str) -> str | None:
 def _has(wheel: Wheel, module: str, name: str) -> bool:
     """Whether a module mentions a name, itself or in what it imports whole; one of another package may have any."""
     text = wheel.text(module)
-    if text is None:
-        return module.split(".")[0] not in wheel.modules
+    if text is None:  # of another package, or compiled
+        compiled = f"{module.replace('.', '/')}."
+        return module.split(".")[0] not in wheel.modules or any(
+            file.startswith(compiled) for file in wheel.archive.namelist()
+        )
     if re.search(rf"(?<![\w.]){re.escape(name)}\b", text) or name.startswith("__") or module.endswith("_pb2"):
         return True
     if re.search(r"def __getattr__|_LazyModule|globals\(\)|setattr\(|import_module", text):  # made as it runs

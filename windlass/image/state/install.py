@@ -4,62 +4,40 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from windlass.image.facts.node import Node
 from windlass.image.facts.table import facts
-from windlass.image.read.dockerfile import Dockerfile, Instruction
 from windlass.image.read.installs import PipInstall
 from windlass.image.read.project import NotUnderstoodError, locked_requirements, project_requirements, python_of_project
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, project_name, wanted_of, wheel_of
-from windlass.image.read.shell import Command, Word
-from windlass.image.read.texts import Texts
-from windlass.image.state.model import (
-    UV_PYTHON,
-    Compiled,
-    Environment,
-    Missing,
-    Package,
-    State,
-    Step,
-    Trace,
-    Where,
-    torch_cuda,
-)
-from windlass.image.state.resolver import Answer, Index, Question, Stub, answers, find_uv, torch_tag
+from windlass.image.read.shell import Word
+from windlass.image.state.contents import source_in
+from windlass.image.state.machine import Machine
+from windlass.image.state.model import SYSTEM, UV_PYTHON, Compiled, Environment, Package, Step, Where, torch_cuda
+from windlass.image.state.resolver import MACHINES, Answer, Question, Stub, answers, find_uv, torch_tag
 
 DEFAULT_PYTHON = "3.12"
-SYSTEM = "system"
+LOCAL = "local:"  # a project of the context, in place of an address
 
 
-class Installer:
+class Installer(Machine):
     """What pip, uv and conda commands do to the state of a stage; `walk` calls it command by command."""
-
-    def __init__(
-        self, texts: Texts, node: Node, index: Index, dockerfile: Dockerfile, arguments: dict[str, str]
-    ) -> None:
-        self.texts, self.node, self.index, self.dockerfile = texts, node, index, dockerfile
-        self.arguments = arguments
-        self.trace = Trace([])
-        self.state: State
-        self.instruction: Instruction
-        self.cwd = "/"
-        self.active: str | None = None  # an environment that a command activated for the rest of its RUN
-        self.piped = ""  # the command whose output the next one reads
-        self.inline: dict[str, tuple[str, int]] = {}  # files that a heredoc writes
-        self.before_from: set[str] = set()  # names of the ARGs that stand before the first FROM
 
     # pip and uv
 
     def _pip(self, install: PipInstall) -> None:
         where = self._where(install.command.words[0].line, install.command)
         if install.command.reads:
-            self._miss(install.command.reads, install.command)
+            word = install.command.reads
+            self._fail("shell-redirect", f"{word} is not quoted: the shell reads a file named "
+                       f"{word.partition('<')[2]}, which is not there", install.command, "replace", word,
+                       f'"{word}"')  # fmt: skip
         before, folders = self.cwd, install.arguments.values("--project", "--directory")
         self.cwd = posixpath.normpath(posixpath.join(before, folders[-1])) if folders and install.by_uv else before
         self._installed(install, where)
@@ -67,6 +45,8 @@ class Installer:
 
     def _installed(self, install: PipInstall, where: Where) -> None:
         environment = self._environment(install.interpreter, install)
+        if install.verb == "wheel":  # what it builds waits in a folder
+            environment = replace(environment, prefix="wheels", packages=dict(environment.packages))
         wanted: list[Wanted] = []
         extras = [str(argument) for argument in install.arguments.values("--extra")]
         groups = [str(argument) for argument in install.arguments.values("--group")]
@@ -88,32 +68,48 @@ class Installer:
             wanted += more
             options += own
         names = {one.name for one in wanted}
-        self._provide(names & {"uv", "poetry", "ninja", "cmake"})
+        self._provide(names)
         if "pip" in names and environment.prefix.startswith("python3"):
             self._pip_of(environment.python)
         folders = [posixpath.join(self.cwd, value) for value in install.arguments.values("--prefix", "--target")]
-        folders += [f"{self.state.home}/.local"] if install.arguments.has("--user") else []
+        nonroot = self.state.user.split(":")[0] not in ("root", "0", "") and environment.prefix == SYSTEM
+        if (install.arguments.has("--user") or nonroot) and not install.by_uv and not folders:
+            folders.append(f"{self.state.home}/.local")
+            self.state.hidden |= names
         self.state.overlays |= {posixpath.normpath(folder) for folder in folders}
         if wanted:
             self._resolve(wanted, where, str(install.command), environment, install, options)
+        if install.verb == "wheel":
+            self.state.wheels |= {name: package for name, package in environment.packages.items() if package.compiled}
+        globs = [posixpath.basename(word) for word in install.arguments.words if re.search(r"\*\S*\.whl$", word)]
+        waiting = {name: package for name, package in self.state.wheels.items()
+                   if any(fnmatchcase(f"{name.replace('-', '_')}-0.whl", glob) for glob in globs)}  # fmt: skip
+        if waiting and install.verb == "install":
+            before = dict(environment.packages)
+            environment.packages.update(waiting)
+            self._record(where, str(install.command), before, environment)
 
     def _synced(self, install: PipInstall, where: Where, extras: list[str], groups: list[str]) -> list[Wanted]:
         folder = self._context_folder(".")
         folder = "." if folder is None else folder
         lock = posixpath.normpath(posixpath.join(folder, "uv.lock"))
+        self._check_there(self.cwd, where, folder=("pyproject.toml",))
+        if install.arguments.has("--frozen", "--locked") and "pyproject.toml" in self.texts.files:
+            self._check_there("uv.lock", where)
         options = [f"--{name}={value}" for name in ("extra", "group", "only-group", "no-group")
                    for value in install.arguments.values(f"--{name}")]  # fmt: skip
         options += [name for name in ("--no-dev", "--all-extras", "--no-default-groups") if install.arguments.has(name)]
+        if {lock, posixpath.normpath(posixpath.join(folder, "pyproject.toml"))} <= self.texts.files.keys():
+            return self._read(where, lambda: locked_requirements(self.texts.files, folder, options, find_uv()))
+        default = [] if install.arguments.has("--no-dev", "--no-default-groups") else ["dev"]
+        return self._read(where, lambda: project_requirements(self.texts.files, folder, extras, [*groups, *default]))
+
+    def _read(self, at: object, read: Callable[[], list[Wanted]]) -> list[Wanted]:
+        """What a project asks for; what cannot be read is said."""
         try:
-            if (
-                lock in self.texts.files
-                and posixpath.normpath(posixpath.join(folder, "pyproject.toml")) in self.texts.files
-            ):
-                return locked_requirements(self.texts.files, folder, options, find_uv())
-            default = [] if install.arguments.has("--no-dev", "--no-default-groups") else ["dev"]
-            return project_requirements(self.texts.files, folder, extras, [*groups, *default])
+            return read()
         except NotUnderstoodError as error:
-            self.trace.unknown.append(f"{where}: {error}")
+            self.trace.unknown.append(f"{at}: {error}")
             return []
 
     def _wanted(self, word: Word, install: PipInstall, where: Where, *, editable: bool = False) -> list[Wanted]:
@@ -141,14 +137,13 @@ class Installer:
         if source and source.startswith("git+"):
             return [wanted_of(f"{project_name(source)} @ {source}", place)]
         folder = self._context_folder(path)
-        try:
-            if folder is None:
-                raise NotUnderstoodError(f"{path} is not in the context")
-            self._check_python(folder, where, install)
-            return project_requirements(self.texts.files, folder, extras)
-        except NotUnderstoodError as error:
-            self.trace.unknown.append(f"{where}: {error}")
+        self._check_there(path, where, folder=("pyproject.toml", "setup.py", "setup.cfg"))
+        if folder is None:
+            self.trace.unknown.append(f"{where}: {path} is not in the context")
             return []
+        self._check_python(folder, where, install)
+        own = Wanted(_project_in(folder), str(word), None, place, url=f"{LOCAL}{folder}")
+        return [own, *self._read(where, lambda: project_requirements(self.texts.files, folder, extras))]
 
     def _check_python(self, folder: str, where: Where, install: PipInstall) -> None:
         """pip refuses a project that asks for another Python."""
@@ -167,28 +162,20 @@ class Installer:
             parsed = parse_requirements("inline", {"inline": text}, constraint=constraint)
             wanted = [replace(one, place=Place(self.texts.name, first + one.place.line - 1)) for one in parsed.wanted]
             return wanted, [(option, value) for option, value, _ in parsed.options]
-        path = self._context_file(word)
+        path = self._context_file(word) if self._check_there(word, where) else None
         if path is None:
             self.trace.unknown.append(f"{where}: {word} is not in the context, so what it asks for is not checked")
             return [], []
+        beside = posixpath.dirname(path) or "."
         if path.endswith("pyproject.toml"):
-            try:
-                return project_requirements(self.texts.files, posixpath.dirname(path) or "."), []
-            except NotUnderstoodError as error:
-                self.trace.unknown.append(f"{where}: {error}")
-                return [], []
+            return self._read(where, lambda: project_requirements(self.texts.files, beside)), []
         parsed = parse_requirements(path, self.texts.files, constraint=constraint)
         for name, place in parsed.missing:
             self.trace.unknown.append(f"{place}: {name} is not in the context")
         wanted = []
-        for one in parsed.wanted:
-            if one.requirement is None and one.url in (".", "-e ."):
-                try:
-                    wanted += project_requirements(self.texts.files, posixpath.dirname(path) or ".")
-                except NotUnderstoodError as error:
-                    self.trace.unknown.append(f"{place}: {error}" if parsed.missing else f"{path}: {error}")
-            else:
-                wanted.append(one)
+        for line in parsed.wanted:
+            itself = line.requirement is None and line.url in (".", "-e .")
+            wanted += self._read(path, lambda: project_requirements(self.texts.files, beside)) if itself else [line]
         return wanted, [(option, value) for option, value, _ in parsed.options]
 
     def _resolve(
@@ -201,7 +188,8 @@ class Installer:
         file_options: Sequence[tuple[str, str]] = (),
     ) -> None:
         before = dict(environment.packages)
-        wanted = [one for one in wanted if _applies(one, environment.python or DEFAULT_PYTHON, self.node.platform)]
+        python = environment.python or DEFAULT_PYTHON
+        wanted = [one for one in wanted if applies(one.requirement, python, self.node.platform)]
         requirements: list[str] = []
         constraints: list[str] = []
         stubs: list[Stub] = []
@@ -218,33 +206,26 @@ class Installer:
         indexes, extra = self._indexes(install, file_options)
         extra += [one.index for one in wanted if one.index and one.index not in extra]
         named = {one.name for one in wanted}
-        fresh = arguments.has("--force-reinstall", "--ignore-installed", "-I") or arguments.values(
-            "--upgrade-strategy"
-        ) == ("eager",)
+        eager = arguments.values("--upgrade-strategy") == ("eager",)
+        fresh = arguments.has("--force-reinstall", "--ignore-installed", "-I") or eager
         upgraded = (
-            named
-            if arguments.has("--upgrade")
-            else {str(argument) for argument in arguments.values("--upgrade-package")}
+            named if arguments.has("--upgrade") else {str(name) for name in arguments.values("--upgrade-package")}
         )
-        held = (
-            {}
-            if fresh
-            else {name: package for name, package in before.items() if name not in upgraded and package.version}
-        )
+        kept = {} if fresh else before
+        held = {name: package for name, package in kept.items() if name not in upgraded and package.version}
         stubs += [Stub(name, package.version or "") for name, package in held.items() if _not_on_an_index(package)]
         if self.state.base.family == "nvidia-torch" and environment.prefix == SYSTEM and not install.by_uv:
             constraints += [f"torch=={before['torch'].version}"] if "torch" in before else []  # its own PIP_CONSTRAINT
         constraints += [
             f"{name}>={package.public}" for name, package in held.items() if re.search(r"\d(a|b|rc)\d", package.public)
         ]
+        system = facts()["systems"].get(self.state.system or "", {})
         question = Question(
             requirements=tuple(sorted(set(requirements))),  # in one order, wherever a line stands
             constraints=tuple(sorted(set(constraints))),
             python=environment.python or DEFAULT_PYTHON,
             platform=self.node.platform,
-            glibc="musl"
-            if self.state.base.alpine
-            else facts()["systems"].get(self.state.system or "", {}).get("glibc", Question.glibc),
+            glibc="musl" if self.state.base.alpine else system.get("glibc", Question.glibc),
             index=indexes,
             extra_indexes=tuple(extra),
             held=tuple(sorted((name, package.version or "") for name, package in held.items())),
@@ -300,6 +281,9 @@ class Installer:
     ) -> list[Stub]:
         """A wheel or a repository that is named by its address: no index is asked for it, but the rest must fit."""
         cause = replace(where, cause=one.place)
+        if (one.url or "").startswith(LOCAL):
+            self._built_here((one.url or "").removeprefix(LOCAL), cause, text, environment, install)
+            return []
         wheel = wheel_of(one.url or one.text)
         if wheel:
             name, version = canonicalize_name(wheel[0]), str(wheel[1])
@@ -312,7 +296,7 @@ class Installer:
         address = one.url or one.text
         known_lack = self.state.programs is not None and "git" not in self.state.programs
         if "git+" in f"{address} {one.text}" and known_lack and environment.prefix == SYSTEM:
-            self._miss("git", install.command)
+            self._miss("git", install.command, "git")
         tagged = re.search(r"@v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:#.*)?$", address)
         known = one.name in facts()["builds_against_torch"]["names"]
         if tagged and not known:
@@ -324,6 +308,14 @@ class Installer:
                     isolated=not install.arguments.has("--no-build-isolation"), install=install)  # fmt: skip
         return []
 
+    def _built_here(
+        self, folder: str, where: Where, text: str, environment: Environment | None, install: PipInstall | None
+    ) -> None:
+        """A project of the context, where its setup.py needs torch; without a pip it is `python setup.py`."""
+        if source_in(self.texts.files, folder).needs in ("nvcc", "c++"):
+            self._built(_project_in(folder), None, where, text, isolated=False, environment=environment,
+                        install=install, local=folder)  # fmt: skip
+
     def _built(
         self,
         name: str,
@@ -334,13 +326,16 @@ class Installer:
         isolated: bool,
         environment: Environment | None = None,
         install: PipInstall | None = None,
+        local: str | None = None,
     ) -> None:
         place = environment or self._environment("")
         before = dict(place.packages)
         compiled = self._compiled(install, place, before, text) if install else Compiled(
             isolated, before.get("torch"), self.state.nvcc, self.state.nvcc_known, self.state.programs,
             dict(self.state.variables), text)  # fmt: skip
-        place.packages[name] = Package(name, version, where, compiled=compiled)
+        place.packages[name] = Package(name, version, where, compiled=compiled, local=local)
+        if "bdist_wheel" in text:
+            self.state.wheels[name] = place.packages[name]
         if environment is None:
             self._record(where, text, before, place)
 
@@ -348,15 +343,11 @@ class Installer:
         self, install: PipInstall, environment: Environment, before: Mapping[str, Package], text: str
     ) -> Compiled:
         variables = {**self.state.variables, **install.command.variables}
-        isolated = not install.arguments.has("--no-build-isolation", "--no-build-isolation-package")
-        isolated = (
-            isolated
-            and variables.get("PIP_NO_BUILD_ISOLATION", "") == ""
-            and not variables.get("UV_NO_BUILD_ISOLATION")
-        )
+        told = install.arguments.has("--no-build-isolation", "--no-build-isolation-package")
+        isolated = not (told or variables.get("PIP_NO_BUILD_ISOLATION") or variables.get("UV_NO_BUILD_ISOLATION"))
         seeded = {"setuptools", "wheel"} if not environment.unseeded else set()
         programs, system = self.state.programs, facts()["systems"].get(self.state.system or "", {})
-        told = re.search(r"-(\d+)$", variables.get("CUDAHOSTCXX") or variables.get("CXX") or variables.get("CC") or "")
+        gcc = re.search(r"-(\d+)$", variables.get("CUDAHOSTCXX") or variables.get("CXX") or variables.get("CC") or "")
         of_system = environment.interpreter.startswith("/usr/bin/")
         return Compiled(
             isolated,
@@ -369,7 +360,7 @@ class Installer:
             frozenset(before) | seeded,
             bare=self.state.base.family in ("python", "cuda", "system"),
             python=environment.python,
-            gcc=told[1] if told else self.state.links.get("gcc") or system.get("gcc"),
+            gcc=gcc[1] if gcc else self.state.links.get("gcc") or system.get("gcc"),
             headers=programs is None or "headers" in programs or not of_system,
         )
 
@@ -407,12 +398,6 @@ class Installer:
         return index, [url for url in dict.fromkeys(plain) if not url.startswith(("/", "./", "file:"))]
 
     # Where things are
-
-    def _where(self, line: int, command: Command | None = None) -> Where:
-        cause = Place(command.file if command else self.texts.name, line)
-        outside = command is not None and command.file != self.texts.name
-        place = Place(self.texts.name, self.instruction.first if outside else line)
-        return Where(place, cause, self.instruction.first, self.instruction.last)
 
     def _environment(self, interpreter: str, install: PipInstall | None = None) -> Environment:
         """The environment that a pip installs into, by its path, its version, and what is active."""
@@ -461,44 +446,6 @@ class Installer:
         if self.active is None and state.active == SYSTEM and local in state.environments:
             return state.environments[local]
         return state.environments[self.active or state.active]
-
-    def _context_file(self, path: str) -> str | None:
-        """The file of the context that a path in the image was copied from."""
-        absolute = posixpath.normpath(posixpath.join(self.cwd, path))
-        best: str | None = None
-        for folder, source in self.state.folders.items():
-            if source.startswith("git+"):
-                continue
-            if absolute == folder and source in self.texts.files:
-                return source
-            if absolute.startswith(folder.rstrip("/") + "/"):
-                inside = posixpath.normpath(posixpath.join(source, absolute[len(folder.rstrip("/")) + 1 :]))
-                best = inside if inside in self.texts.files else best
-        if best:
-            return best
-        plain = posixpath.normpath(str(path).lstrip("/"))
-        if plain in self.texts.files:  # a bind mount, or a copy that was not understood
-            return plain
-        same = [file for file in self.texts.files if posixpath.basename(file) == posixpath.basename(plain)]
-        return same[0] if len(same) == 1 else None
-
-    def _context_folder(self, path: str) -> str | None:
-        absolute = posixpath.normpath(posixpath.join(self.cwd, path))
-        for folder, source in sorted(self.state.folders.items(), key=lambda one: -len(one[0])):
-            if source.startswith("git+"):
-                continue
-            if absolute == folder or absolute.startswith(folder.rstrip("/") + "/"):
-                inside = posixpath.normpath(posixpath.join(source, absolute[len(folder.rstrip("/")) + 1 :]))
-                if source in self.texts.files:
-                    continue
-                return inside
-        # Single files were copied into it: the folder of the context that they came from.
-        inside_ = [posixpath.dirname(source) or "." for folder, source in self.state.folders.items()
-                   if posixpath.dirname(folder) == absolute and posixpath.basename(source) in
-                   ("pyproject.toml", "setup.py", "setup.cfg", "uv.lock")]  # fmt: skip
-        if inside_:
-            return inside_[0]
-        return "." if absolute == self.cwd and "pyproject.toml" in self.texts.files else None
 
     def _record(
         self,
@@ -562,30 +509,19 @@ class Installer:
         if python and python != self.state.environments[SYSTEM].python:
             self.state.links |= {"pip": python, "pip3": python}
 
-    def _miss(self, program: str, command: Command) -> None:
-        self.trace.missing.append(Missing(program, self._where(command.words[0].line, command), str(command)))
 
-    def _provide(self, programs: set[str] | frozenset[str]) -> None:
-        if self.state.programs is not None:
-            self.state.programs |= programs
+def _project_in(folder: str) -> str:
+    return canonicalize_name(posixpath.basename(folder) if folder != "." else "the project")
 
 
-def _applies(wanted: Wanted, python: str, platform: str) -> bool:
+def applies(requirement: Requirement | None, python: str, platform: str = "linux/amd64") -> bool:
     """Whether the marker of a requirement is true in the image."""
-    marker = wanted.requirement.marker if wanted.requirement else None
-    machine = "x86_64" if platform == "linux/amd64" else "aarch64"
     environment = {
-        "python_version": python,
-        "python_full_version": f"{python}.9",
-        "platform_machine": machine,
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "os_name": "posix",
-        "platform_python_implementation": "CPython",
-        "implementation_name": "cpython",
-        "extra": "",
-    }
-    return marker is None or marker.evaluate(environment)
+        "python_version": python, "python_full_version": f"{python}.9", "platform_machine": MACHINES[platform],
+        "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython",
+        "platform_python_implementation": "CPython", "extra": "",
+    }  # fmt: skip
+    return requirement is None or requirement.marker is None or requirement.marker.evaluate(environment)
 
 
 def _satisfied(wanted: Wanted, before: Mapping[str, Package], install: PipInstall) -> bool:
@@ -604,16 +540,6 @@ def _plain(requirement: Requirement) -> str:
 
 def _not_on_an_index(package: Package) -> bool:
     return "+" in (package.version or "") or package.origin != "pip" or package.wheel is None
-
-
-def lacks_python(state: State) -> bool:
-    """Debian and Ubuntu have python3; python is there where somebody made it."""
-    folders = (state.variables.get("PATH") or "").split(":")
-    known = all(re.match(r"\$|/usr/|/s?bin$|/root/\.(local|cargo)/|$", folder) for folder in folders)
-    named = "python" in state.links or any("/usr/" not in path or "local" in path for path in state.interpreters)
-    debian = (state.system or "").startswith(("ubuntu", "debian")) and "distroless" not in state.base.repository
-    return state.base.family in ("cuda", "system") and debian and state.active == SYSTEM and known and (
-        not named and "conda" not in (state.programs or ()) and not state.variables.get("VIRTUAL_ENV"))  # fmt: skip
 
 
 def version_in(text: str) -> str | None:

@@ -14,6 +14,7 @@ from windlass.image.read.requirements import Place, Wanted
 from windlass.image.read.shell import Command
 from windlass.image.state.resolver import Answer, Found
 
+SYSTEM = "system"
 UV_PYTHON = "/root/.local/share/uv/python"  # where uv puts the interpreters that it downloads
 
 
@@ -45,6 +46,7 @@ class Package:
     cuda: str | None = None  # that it is built with: 12.1, cpu; None: it is not said
     page: str | None = None  # of ready wheels, out of reach, that it may come from
     compiled: Compiled | None = None  # it is built from source in the image
+    local: str | None = None  # the folder of the context that it is built from
 
     @property
     def public(self) -> str:
@@ -105,7 +107,18 @@ class State:
     nvcc_known: bool = True
     programs: frozenset[str] | None = None  # None: the base is not known well enough
     interpreters: frozenset[str] = frozenset()
-    apt: dict[str, Where] = field(default_factory=dict)
+    apt: dict[str, Where] = field(default_factory=dict)  # packages that were named
+    brought: set[str] = field(default_factory=set)  # those, and what comes along
+    unread: bool = False  # the archive of the system is out of reach
+    shell: str = "sh"  # that runs RUN
+    login: bool = False  # and reads its startup files
+    users: dict[str, str] | None = None  # name → number, which may be empty; None: not known
+    groups: dict[str, str] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)  # of folders
+    wheels: dict[str, Package] = field(default_factory=dict)  # that were built and wait in a folder
+    hidden: set[str] = field(default_factory=set)  # programs in ~/.local/bin, by their packages
+    mentioned: set[str] = field(default_factory=set)  # names in commands, which may be files that they make
+    opaque: set[str] = field(default_factory=set)  # folders that commands fill with what is not known
     variables: dict[str, str] = field(default_factory=dict)
     exported: dict[str, Where] = field(default_factory=dict)  # where ENV set a variable
     folders: dict[str, str] = field(
@@ -172,12 +185,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """A program that a command calls and that is not there."""
+class Failure:
+    """What cannot succeed, as the walk found it."""
 
-    program: str
+    id: str
+    sentence: str
     where: Where
-    text: str
+    fix: tuple[str, ...] = ()  # apt PACKAGE, replace OLD NEW, before LINE, or nothing
 
 
 @dataclass
@@ -186,7 +200,7 @@ class Trace:
 
     states: list[State]  # of each stage at its end
     steps: list[Step] = field(default_factory=list)
-    missing: list[Missing] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     empty: dict[str, Where] = field(default_factory=dict)  # ARGs that end at FROM, and where a stage reads them
     copied: list[tuple[Environment, State, Where]] = field(default_factory=list)  # environments of other stages
     assumed: list[str] = field(default_factory=list)

@@ -31,8 +31,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from windlass.common.cache import cache_root
 from windlass.errors import UserError
-from windlass.image.facts.table import companion_needs, facts, table_stubs
+from windlass.image.facts.table import companion_needs, facts, releases, table_stubs
 from windlass.image.state.fetch import get, get_bytes, open_wheel, written_requires
 
 PYPI = "https://pypi.org/simple"
@@ -112,6 +113,8 @@ class Index:
     read: dict[str, Any] = field(default_factory=dict, repr=False)  # answers that this process has read
 
     def resolve(self, question: Question) -> Answer:
+        if older := _before_the_table(question):
+            return Answer(trouble=f"{older} is older than the table of torch's own builds", checked=False)
         key = _key("resolution", asdict(question))
         kept = self._kept(key, self.max_age)
         if kept is not None:
@@ -325,6 +328,14 @@ def _without_torch_index(question: Question) -> Question:
     )
 
 
+def _before_the_table(question: Question) -> str | None:
+    """A torch of torch's own index that the table does not reach back to."""
+    oldest = Version(releases()[-1].version)
+    asked = (re.match(r"torch==(\d[\d.]*\d)(\+\w+)?$", text) for text in question.requirements)
+    older = next((found[0] for found in asked if found and Version(found[1]) < oldest), None)
+    return older if any(torch_tag(url) for url in (question.index or "", *question.extra_indexes)) else None
+
+
 def _not_on_torch_index(question: Question) -> str | None:
     """torch's own index, asked in place of PyPI, has little beside torch."""
     if torch_tag(question.index or "") is None or any(not torch_tag(index) for index in question.extra_indexes):
@@ -451,4 +462,4 @@ def _cache_folder() -> Path:
     own = _environment(os.environ)
     indexes = [own[name] for name in ("UV_DEFAULT_INDEX", "UV_INDEX") if own.get(name)]
     folder = f"answers-{_key('machine', indexes)[:8]}" if indexes else "answers"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windlass" / folder
+    return cache_root() / folder

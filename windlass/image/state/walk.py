@@ -12,7 +12,7 @@ from dataclasses import replace
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from windlass.image.facts.bases import base_of
+from windlass.image.facts.bases import Base, base_of
 from windlass.image.facts.node import Node
 from windlass.image.facts.table import facts
 from windlass.image.read.dockerfile import (
@@ -25,7 +25,6 @@ from windlass.image.read.dockerfile import (
     substitute,
 )
 from windlass.image.read.installs import (
-    PIP,
     PYTHON,
     Arguments,
     PipInstall,
@@ -38,23 +37,18 @@ from windlass.image.read.project import NotUnderstoodError, conda_environment, p
 from windlass.image.read.requirements import Place, Wanted, project_name
 from windlass.image.read.shell import SHELLS, Command, Word, run_commands, script_commands
 from windlass.image.read.texts import Texts
-from windlass.image.state.install import DEFAULT_PYTHON, SYSTEM, Installer, lacks_python, version_in
-from windlass.image.state.model import Environment, Package, State, Trace, Where
+from windlass.image.state.install import DEFAULT_PYTHON, Installer, version_in
+from windlass.image.state.machine import KNOWN, lacks_python
+from windlass.image.state.model import SYSTEM, Environment, Package, State, Trace, Where
 from windlass.image.state.resolver import Found, Index, Question
 
-CALLED = ("git", "curl", "wget", "pip", "gcc", "make", "conda", "uv", "nvcc")  # programs whose absence is said
-PROVIDES = {  # Debian's package → programs
-    "git": {"git"}, "curl": {"curl"}, "wget": {"wget"}, "build-essential": {"gcc", "g++", "make"}, "gcc": {"gcc"},
-    "g++": {"g++", "gcc"}, "clang": {"gcc", "g++"}, "make": {"make"}, "python3-pip": {"pip"}, "cmake": {"cmake"},
-    "ninja-build": {"ninja"}, "python3-dev": {"headers"}, "python-is-python3": set(), "git-lfs": {"git"},
-    "python3-full": {"pip", "headers"}, "nvidia-cuda-toolkit": {"gcc", "g++"}, "cargo": {"cargo"}, "rustc": {"cargo"},
-}  # fmt: skip
 INSTALL_NOTHING = (
     *("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "VOLUME", "HEALTHCHECK", "SHELL", "STOPSIGNAL", "MAINTAINER", "FROM"),
 )
 OTHER_ARCHIVES = re.compile(  # commands after which apt has more than the archive of the system
     r"/sources\.list|\.sources\b|apt-add|apt-key|/setup_|keyring|\.deb\b|nodesource|packagecloud|ppa:(?!deadsnakes)"
 )
+BY_SCRIPT = {"get-pip.py": "pip", "rustup": "cargo", "astral.sh/uv": "uv", "iniconda": "conda", "iniforge": "conda"}
 CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
 
 
@@ -102,6 +96,12 @@ def _used_stages(dockerfile: Dockerfile, final: int) -> frozenset[int]:
     return frozenset(used)
 
 
+def _users_of(base: Base) -> dict[str, str]:
+    own = {"ubuntu": "1000"} if base.system == "ubuntu24.04" else {}
+    own |= {"ubuntu": ""} if base.family == "torch" else {}  # the newest of them may be 24.04
+    return {**dict.fromkeys(facts()["users"]["names"], ""), "root": "0", **own}
+
+
 class _Walker(Installer):
     # Stages and instructions
 
@@ -119,20 +119,27 @@ class _Walker(Installer):
                 given.update(assignments(argument.text, given))
         self.before_from = given.keys() - PREDEFINED.keys()
         given |= self.arguments
+        self._check_context()
         for instruction in stage.instructions:
             self.instruction = instruction
             self._instruction(instruction, given)
+        if stage.number == self.trace.final_stage:
+            self._check_start()
 
     def _start(self, stage: Stage, *, quiet: bool) -> State:
+        self.instruction = stage.start
+        words = stage.start.words.split()
+        if not quiet and (len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS")):
+            self._fail("syntax", f"FROM takes an image, or an image AS a name, and not {stage.start.words}",
+                       stage.start.first)  # fmt: skip
         base = base_of(stage.image)
         where = Where(Place(self.texts.name, stage.start.first), Place(self.texts.name, stage.start.first),
                       stage.start.first, stage.start.last)  # fmt: skip
         if "$" in stage.image and not quiet:
             self.trace.unknown.append(f"{where}: {stage.image}: an ARG has no value; give it by --build-arg")
         elif base.family is None and not quiet and base.image != "scratch":
-            self.trace.unknown.append(
-                f"{where}: the base image {base.image} is not known: what it brings is not checked"
-            )
+            self.trace.unknown.append(f"{where}: the base image {base.image} is not known: what it "
+                                      "brings is not checked")  # fmt: skip
         known = facts()["systems"].get(base.system or "", {})
         own = base.own_python
         python = base.python or (known.get("python") if base.family in ("cuda", "system", "nvidia-torch") else None)
@@ -162,9 +169,13 @@ class _Walker(Installer):
             system=base.system,
             nvcc=base.cuda if base.has_nvcc else None,
             nvcc_known=base.has_nvcc is not None,
-            programs=base.programs if base.family in ("python", "cuda", "system") else None,
+            programs=base.programs if base.family in KNOWN or base.repository == "pytorch/pytorch" else None,
+            brought=set(facts()["programs"]["bases"].get(base.family or "", ())),
+            users=_users_of(base) if base.family in (*KNOWN, "torch") and not base.alpine else None,
+            groups={"ubuntu": "1000"} if base.system == "ubuntu24.04" else {},
             interpreters=frozenset({interpreter} if python else ()),
             variables={"CUDA_VERSION": version[0]} if version else {},
+            workdir="/workspace" if base.repository.endswith(("pytorch/pytorch", "nvidia/pytorch")) else "/",
         )
 
     def _instruction(self, one: Instruction, given: Mapping[str, str]) -> None:
@@ -186,10 +197,15 @@ class _Walker(Installer):
             state.workdir = posixpath.normpath(
                 posixpath.join(state.workdir, substitute(one.words, state.variables).strip("\"'"))
             )
+            state.owners.setdefault(state.workdir, state.user.split(":")[0])
         elif one.keyword == "USER":
-            state.user = one.words
-        elif one.keyword == "SHELL" and (found := re.search(r'run".*"-n", *"([^"]+)"', one.words)):
-            state.active = found[1] if found[1] in state.environments else state.active  # conda run -n NAME
+            state.user = substitute(one.words, state.variables)
+            self._check_user(one.words, one.first)
+        elif one.keyword == "SHELL":
+            shells = re.findall(r"\b(bash|zsh|sh|ash|dash|pwsh|cmd)\b", one.words)
+            state.shell, state.login = (shells or ["?"])[-1], "--login" in one.words or '"-l' in one.words
+            if found := re.search(r'run".*"-n", *"([^"]+)"', one.words):  # conda run -n NAME
+                state.active = found[1] if found[1] in state.environments else state.active
         elif one.keyword in ("COPY", "ADD"):
             self._copy(one)
         elif one.keyword in ("CMD", "ENTRYPOINT"):
@@ -197,13 +213,18 @@ class _Walker(Installer):
         elif one.keyword == "RUN":
             self.cwd, self.active = state.workdir, None
             self._note_empty_arguments(one)
-            for command in run_commands(one, self.texts.name, state.variables):
+            self._check_shell(one)
+            for command in run_commands(one, self.texts.name, state.variables, state.shell):
                 if command.after != "||":
                     self._command(command)
         elif one.keyword == "ONBUILD":
             self.trace.unknown.append(f"{self._where(one.first)}: ONBUILD runs in images that are built on this one")
         elif one.keyword not in INSTALL_NOTHING:
-            self.trace.unknown.append(f"{self._where(one.first)}: {one.keyword[:20]} is no instruction of a Dockerfile")
+            self._fail("syntax", f"{one.keyword[:20]} is no instruction of a Dockerfile: the line before it may lack "
+                       "its \\", one.first)  # fmt: skip
+        if one.keyword in ("CMD", "ENTRYPOINT", "RUN", "SHELL") and re.match(r"\['|\[\s*'", one.text):
+            self._fail("syntax", f"{one.keyword} [ … ] is JSON with double quotes alone; with others it is a command "
+                       "of the shell, which finds no such program", one.first)  # fmt: skip
 
     def _note_empty_arguments(self, run: Instruction) -> None:
         """The ARGs before FROM that a RUN reads though its stage has not declared them again."""
@@ -236,7 +257,15 @@ class _Walker(Installer):
         *sources, destination = words
         target = posixpath.join(state.workdir, destination)
         source_stage = one.flags.get("from")
+        owner = one.flags.get("chown", "0").split(":")[0]
+        if not owner.isdigit() and "$" not in owner:
+            self._check_user(owner, one.first)
+        state.owners[posixpath.normpath(target)] = "root" if owner == "0" else owner
+        self._provide({posixpath.basename(source) for source in sources if "/bin" in f"{source} {target}"})
+        if one.keyword == "ADD" and any(re.search(r"://|\.(tar|tgz|txz|tbz)", source) for source in sources):
+            state.opaque.add(posixpath.normpath(target))
         if source_stage is None:
+            self._check_copied(one, sources, destination)
             for source in sources:
                 plain = posixpath.normpath(source.lstrip("/")) if source not in (".", "./", "/") else "."
                 into = target.endswith("/") or len(sources) > 1 or destination in (".", "./")
@@ -250,6 +279,11 @@ class _Walker(Installer):
                     self._configure_pip(self.texts.files.get(plain))
             return
         stage = self.dockerfile.stage(source_stage)
+        stage = stage if stage and stage.number < one.stage else None
+        state.opaque.add(posixpath.normpath(target))
+        state.wheels |= self.trace.states[stage.number].wheels if stage else {}
+        if stage is None and not self._check_stage(source_stage, one):
+            return
         if stage is None:
             if re.search(r"astral-sh/uv", source_stage):
                 self._provide({"uv"})
@@ -258,6 +292,7 @@ class _Walker(Installer):
         if other.efa and any(f"{one.rstrip('/')}/".startswith("/opt/amazon/") for one in sources):
             state.efa, state.efa_where, state.efa_copied = other.efa, self._where(one.first), True
         for source in sources:
+            self._check_other(other, source, one)
             self._copy_environment(other, posixpath.normpath(source), posixpath.normpath(target), one)
 
     def _copy_environment(self, other: State, source: str, target: str, one: Instruction) -> None:
@@ -282,7 +317,7 @@ class _Walker(Installer):
                 environment.python,
                 environment.interpreter,
                 environment.managed,
-                {name: replace(package, where=where) for name, package in environment.packages.items()},
+                dict(environment.packages),
                 one.flags.get("chown", "root"),
             )
             if in_system and SYSTEM in state.environments:
@@ -296,7 +331,11 @@ class _Walker(Installer):
     # Commands
 
     def _command(self, command: Command) -> None:
-        self._check_program(command)
+        self._run(command)
+        self._mention(command)
+
+    def _run(self, command: Command) -> None:
+        self._check_command(command)
         self.piped = self.piped if command.after == "|" else str(command)
         self.state.other_archives |= bool(OTHER_ARCHIVES.search(str(command)))
         install = pip_install(command)
@@ -314,20 +353,6 @@ class _Walker(Installer):
             )
         else:
             self._other(command)
-
-    def _check_program(self, command: Command) -> None:
-        known = self.state.programs
-        program = "pip" if PIP.match(command.program) else command.program
-        if PYTHON.match(command.program) and "pip" in command.words[1:3]:
-            program = "pip"
-        if self.active or self.state.active != SYSTEM or "/" in command.words[0]:
-            return  # a virtual environment has a pip of its own
-        if known is not None and program in CALLED and program not in known:
-            if program in ("gcc", "make", "nvcc"):
-                return
-            self._miss(program, command)
-        elif program == "python" and lacks_python(self.state):
-            self._miss(program, command)
 
     def _other(self, command: Command) -> None:
         words, program = [str(word) for word in command.words], command.program
@@ -364,7 +389,14 @@ class _Walker(Installer):
             self.state.listed = False
         elif program in ("apt", "apt-get") and "update" in words:
             self.state.listed = True
+        elif program in ("useradd", "adduser", "groupadd", "addgroup", "userdel", "deluser", "groupdel", "usermod"):
+            self._users(command)
+        elif program == "mkdir":
+            self._make_folders(command)
+        elif program in ("apk", "yum", "dnf", "microdnf") and {"add", "install", "groupinstall"} & set(words):
+            self._other_manager(words[1:])
         elif program in ("chown", "chmod") and len(words) > 2:
+            self._own(words)
             for prefix, environment in self.state.environments.items():
                 if any(prefix == one.rstrip("/") or prefix.startswith(one.rstrip("/") + "/") for one in words[2:]):
                     environment.owner = "given away"
@@ -372,18 +404,13 @@ class _Walker(Installer):
             self._script(command)
         elif PYTHON.match(program) and re.search("get-pip|ensurepip", f"{command} {self.piped}"):
             self._pip_of(version_in(program) or self.state.links.get(program))
-        elif program == "pip" or (program == "uv" and words[1:2] == ["python"]):
+        elif program in ("pip", "poetry") or (program == "uv" and words[1:2] == ["python"]):
             self._configure(words)
+        elif program in ("pixi", "pipenv", "pip-sync", "hatch", "rye", "spack", "easy_install"):
+            self.trace.unknown.append(f"{self._where(command.words[0].line, command)}: what {program} installs")
         elif "efa_installer.sh" in words[0]:
             self.state.efa_where = self._where(command.words[0].line, command)
-        if any("get-pip.py" in word for word in words):
-            self._provide({"pip"})
-        if any("rustup" in word for word in words):
-            self._provide({"cargo"})
-        if any("astral.sh/uv" in word for word in words):
-            self._provide({"uv"})
-        if any("iniconda" in word or "iniforge" in word for word in words):
-            self._provide({"conda"})
+        self._provide({program for part, program in BY_SCRIPT.items() if part in str(command)})
         if installer := re.search(r"aws-efa-installer-(latest|\d+\.\d+(?:\.\d+)?)\.tar", " ".join(words)):
             self.state.efa = installer[1]
             self.state.efa_where = self._where(command.words[0].line, command)
@@ -395,7 +422,11 @@ class _Walker(Installer):
             self.state.nvcc, self.state.nvcc_known = runfile[1], True
 
     def _configure(self, words: list[str]) -> None:
-        if words[1:3] == ["config", "set"] and len(words) > 4:
+        if words[:2] == ["poetry", "config"]:
+            plain = [word for word in words[2:] if not word.startswith("-")]
+            if len(plain) > 1:
+                self.state.variables["POETRY_" + plain[0].upper().replace(".", "_").replace("-", "_")] = plain[1]
+        elif words[1:3] == ["config", "set"] and len(words) > 4:
             name = "PIP_" + words[3].rpartition(".")[2].upper().replace("-", "_")
             self.state.variables[name] = words[4]
         elif words[1:3] == ["python", "install"] and len(words) > 3 and (found := version_in(words[3])):
@@ -426,15 +457,8 @@ class _Walker(Installer):
         )
 
     def _activate(self, name: str) -> None:
-        prefix = next(
-            (
-                environment
-                for environment in self.state.environments
-                if environment == name or environment.endswith(f"/{name}")
-            ),
-            None,
-        )
-        self.active = prefix or self.active
+        fitting = (prefix for prefix in self.state.environments if prefix == name or prefix.endswith(f"/{name}"))
+        self.active = next(fitting, self.active)
 
     def _conda_run(self, command: Command) -> None:
         words = list(command.words)
@@ -450,7 +474,7 @@ class _Walker(Installer):
         of_system = lacks_python(self.state) and not self.active
         brought = {"python3-venv", "python3-full", f"python{python}-venv", f"python{python}-full"} & set(self.state.apt)
         if of_system and "venv" in words and not brought and "--without-pip" not in words and "/" not in words[0]:
-            self._miss(f"python{python or 3}-venv", command)
+            self._miss(f"python{python or 3}-venv", command, f"python{python or 3}-venv")
         plain = [word for word in words[1:] if not word.startswith("-") and word not in ("venv", "virtualenv")]
         if plain:
             current = self.state.environments[SYSTEM]
@@ -490,7 +514,9 @@ class _Walker(Installer):
             system.python, system.interpreter, system.managed = found, f"/usr/bin/python{found}", False
 
     def _script(self, command: Command) -> None:
-        word = next((one for one in command.words if one.endswith(".sh")), None)
+        word = next((word for word in command.words if word.endswith(".sh")), None)
+        if word and command.certain:
+            self._check_there(word, self._where(command.words[0].line, command))
         path = self._context_file(word) if word else None
         if path is None:
             if (
@@ -499,9 +525,8 @@ class _Walker(Installer):
                 and "efa" not in word
                 and "conda" not in word.lower()
             ):
-                self.trace.unknown.append(
-                    f"{self._where(command.words[0].line, command)}: the script {word} is not in the context"
-                )
+                self.trace.unknown.append(f"{self._where(command.words[0].line, command)}: the script "
+                                          f"{word} is not in the context")  # fmt: skip
             return
         folder = self.cwd
         for inner in script_commands(self.texts.files[path], path, command.variables):
@@ -516,34 +541,6 @@ class _Walker(Installer):
             environment.packages.pop(canonicalize_name(name), None)
         self._record(self._where(command.words[0].line, command), str(command), before, environment, kind="uninstall")
 
-    def _apt(self, packages: Sequence[Word], command: Command) -> None:
-        state = self.state
-        known = facts()["systems"].get(state.system or "", {})
-        cached = "/var/lib/apt" in self.instruction.flags.get("mount", "")
-        if not state.listed and not state.other_archives and not cached and state.programs is not None:
-            self._miss("apt-get update", command)
-        for word in packages:
-            name = re.split(r"[=:/]", word)[0]
-            where = self._where(word.line, command)
-            state.apt[name] = where
-            self._provide(PROVIDES.get(name, set()))
-            if name == "python3-pip" and not any("no-install-recommends" in word for word in command.words):
-                self._provide({"gcc", "g++", "make", "headers"})  # it recommends build-essential and python3-dev
-            if re.fullmatch(r"python3\.\d+-(dev|full)", name):
-                self._provide({"headers"})
-            if python := re.fullmatch(r"python(3\.\d+)(-\w+)?", name):
-                state.interpreters |= {f"/usr/bin/python{python[1]}"}
-            if name == "python-is-python3":
-                state.links["python"] = known.get("python", DEFAULT_PYTHON)
-            if name in ("python3", "python3-pip", "python3-dev") and known:
-                state.interpreters |= {f"/usr/bin/python{known['python']}"}
-            if gcc := re.fullmatch(r"(gcc|g\+\+)-(\d+)", name):
-                self._provide({gcc[1], name})
-            if name == "nvidia-cuda-toolkit" and not state.nvcc:
-                state.nvcc, state.nvcc_known = known.get("cuda"), True
-            elif toolkit := re.fullmatch(r"cuda(?:-toolkit|-nvcc|-compiler)?-(\d+)-(\d+)", name):
-                state.nvcc, state.nvcc_known = f"{toolkit[1]}.{toolkit[2]}", True
-
     def _conda(
         self, words: Sequence[Word], files: Sequence[Word], name: str | None, command: Command, channels: Sequence[Word]
     ) -> None:
@@ -553,12 +550,13 @@ class _Walker(Installer):
         if "env" in command.words[:3]:
             files = files or (Word("environment.yml").at(command.words[0].line),)
         for file in files:
-            path = self._context_file(file)
+            path = self._context_file(file) if self._check_there(file, where) else None
             if path is None:
                 self.trace.unknown.append(f"{where}: {file} is not in the context")
                 continue
             try:
-                more, own = conda_environment(self.texts.files, path)
+                more, own, named = conda_environment(self.texts.files, path)
+                channels = (*channels, *(Word(channel) for channel in named))
             except NotUnderstoodError as error:
                 self.trace.unknown.append(f"{where}: {error}")
                 continue
@@ -592,35 +590,44 @@ class _Walker(Installer):
         if torch and torch.origin == "conda" and torch.where.place == where.place:
             gpu = cuda or "pytorch-gpu" in names or any("cuda" in text and "pytorch" in text for text, _ in asked)
             told = "CONDA_OVERRIDE_CUDA" in {**state.variables, **command.variables}
-            environment.packages["torch"] = replace(torch, cuda=cuda if gpu or told else "cpu")
+            # Without a GPU conda-forge gives the build for CPUs; of the other channels it is not known.
+            others = {"pytorch", "nvidia", "defaults"} & {str(channel) for channel in channels}
+            forge = "conda-forge" in channels or bool(re.match("condaforge|mambaorg", state.base.repository))
+            cpu_only = ((forge and not others) or "cpuonly" in names) and not gpu and not told
+            environment.packages["torch"] = replace(torch, cuda="cpu" if cpu_only else cuda)
         if "mambaorg" in state.base.repository or state.base.family == "conda":
             self._provide({"pip"})
+        self._provide(names)
         self._record(where, str(command), before, environment, kind="conda")
         self.trace.unknown.append(f"{where}: what conda takes beside the versions that are written is not checked")
         if pip:
             self._resolve(pip, where, str(command), environment, PipInstall(command, Arguments(()), "install", False))
 
     def _setup_py(self, command: Command, words: list[str]) -> None:
-        source = self.state.folders.get(self.cwd)
-        if (
-            source
-            and source.startswith("git+")
-            and any(verb in words for verb in ("install", "develop", "bdist_wheel"))
-        ):
-            self._built(
-                project_name(source), None, self._where(command.words[0].line, command), str(command), isolated=False
-            )
+        source, where = self.state.folders.get(self.cwd), self._where(command.words[0].line, command)
+        if not {"install", "develop", "bdist_wheel", "build_ext"} & set(words):
+            return
+        if source and source.startswith("git+"):
+            self._built(project_name(source), None, where, str(command), isolated=False)
+        elif (folder := self._context_folder(posixpath.dirname(words[1]) or ".")) is not None:
+            self._built_here(folder, where, str(command), None, None)
 
     def _poetry(self, command: Command) -> None:
         where = self._where(command.words[0].line, command)
         folder = self._context_folder(".")
+        self._check_there(self.cwd, where, folder=("pyproject.toml",))
         words = " ".join(command.words)
         groups = [part for given in re.findall(r"--(?:with|only)[= ](\S+)", words) for part in given.split(",")]
         extras = re.findall(r"(?:--extras|-E)[= ](\S+)", words)
-        try:
-            wanted = project_requirements(self.texts.files, folder if folder is not None else ".", extras, groups)
-        except NotUnderstoodError as error:
-            self.trace.unknown.append(f"{where}: {error}")
-            return
+        wanted = self._read(where, lambda: project_requirements(self.texts.files, folder or ".", extras, groups))
         environment = self._environment("")
+        create = {**self.state.variables, **command.variables}.get("POETRY_VIRTUALENVS_CREATE", "true").lower()
+        if environment.prefix == SYSTEM and create in ("true", "1") and command.program == "poetry":
+            own = (
+                f"{self.cwd.rstrip('/')}/.venv"
+                if self.state.variables.get("POETRY_VIRTUALENVS_IN_PROJECT")
+                else "poetry"
+            )
+            made = Environment(own, environment.python, environment.interpreter)
+            environment = self.state.environments.setdefault(own, made)
         self._resolve(wanted, where, str(command), environment, PipInstall(command, Arguments(()), "install", True))

@@ -1,0 +1,173 @@
+"""The machine that a step runs on: shell, users, programs, files of the context. Offline; no package is resolved."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.image.facts.node import node_named
+from windlass.image.judge import heal, judge
+from windlass.image.read.texts import Texts
+from windlass.image.state.archive import _installed
+from windlass.image.state.resolver import Index, _key
+
+NODE = node_named("h100", "580.95", "linux/amd64")
+SLIM = "FROM python:3.11-slim-bookworm\n"
+JAMMY = "FROM nvidia/cuda:12.4.1-devel-ubuntu22.04\n"
+UPDATE = "RUN apt-get update && apt-get install -y "
+
+
+def verdict(text: str, tmp_path, files=None):
+    files = files or {}
+    return judge(Texts(text, files, names=frozenset(files)), NODE, Index(cache=tmp_path, offline=True))
+
+
+def found(text: str, tmp_path, files=None) -> set[tuple[str, int]]:
+    return {(error.id, error.where.place.line) for error in verdict(text, tmp_path, files).errors}
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        (f"{SLIM}RUN source /etc/profile\n", {("not-in-sh", 2)}),
+        (f'{SLIM}SHELL ["/bin/bash", "-c"]\nRUN source /etc/profile\n', set()),
+        (f'{SLIM}RUN bash -c "source /etc/profile"\n', set()),
+        (f"{SLIM}RUN <<EOF\n#!/bin/bash\nsource /etc/profile\nEOF\n", set()),
+        (f'{SLIM}RUN if [[ "$A" == 1 ]]; then true; fi\n', {("not-in-sh", 2)}),
+        (f"{SLIM}RUN true \\\n && set -euo pipefail\n", {("not-in-sh", 3)}),
+        (f"{SLIM}RUN A=(1 2) && true\n", {("not-in-sh", 2)}),
+        (f"{SLIM}RUN echo ${{A//./}}\n", {("not-in-sh", 2)}),
+        ("FROM rockylinux:9\nRUN source /etc/profile && set -o pipefail\n", set()),
+        ("FROM python:3.11-alpine\nRUN source /etc/profile\n", set()),
+        ("FROM continuumio/miniconda3:24.5.0-0\nRUN conda activate train\n", {("not-in-sh", 2)}),
+    ],
+)
+def test_what_dash_does_not_know(text, errors, tmp_path):
+    assert found(text, tmp_path) == errors
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        (f"{SLIM}USER trainer\n", {("no-such-user", 2)}),
+        (f"{SLIM}RUN useradd -m trainer\nUSER trainer\n", set()),
+        (f"{SLIM}USER 1000:1000\n", set()),
+        (f"{SLIM}USER nobody\n", set()),
+        ("FROM example.com/base:1\nUSER trainer\n", set()),
+        (f"{SLIM}RUN useradd -m a\nUSER a\nRUN apt-get update\n", {("permission", 4)}),
+        (f"{SLIM}RUN useradd -m a\nWORKDIR /app\nUSER a\nRUN mkdir out\n", {("permission", 5)}),
+        (f"{SLIM}RUN useradd -m a\nWORKDIR /app\nRUN chown a /app\nUSER a\nRUN mkdir out\n", set()),
+        (f"{SLIM}RUN useradd -m a\nUSER a\nWORKDIR /home/a/x\nRUN mkdir out\n", set()),
+        ("FROM ubuntu:24.04\nRUN useradd -u 1000 a\n", {("permission", 2)}),
+        ("FROM ubuntu:24.04\nRUN userdel -r ubuntu && useradd -mu 1000 a\nUSER a\n", set()),
+        ("FROM ubuntu:24.04\nRUN groupadd -g 1000 a || true\n", set()),
+        ("FROM ubuntu:22.04\nRUN useradd -u 1000 a\nUSER a\n", set()),
+    ],
+)
+def test_users_and_what_they_may(text, errors, tmp_path):
+    assert found(text, tmp_path) == errors
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        (f"{SLIM}COPY gone.py /\n", {("missing-file", 2)}),
+        (f"{SLIM}COPY ../train.py /\n", set()),  # a builder takes it from the root of the context
+        (f"{SLIM}COPY wheels/*.whl /tmp/\n", {("missing-file", 2)}),
+        (f"{SLIM}COPY *.py /app/\n", set()),
+        (f"{SLIM}COPY train.py run.sh /app\n", {("missing-file", 2)}),
+        (f"{SLIM}WORKDIR /app\nRUN pip install -r requirements.txt\nCOPY . .\n", {("missing-file", 3)}),
+        (f"{SLIM}WORKDIR /app\nCOPY . .\nRUN bash scripts/gone.sh\n", {("missing-file", 4)}),
+        (f"{SLIM}WORKDIR /app\nRUN pip install -e .\n", {("missing-file", 3)}),
+        (f'{SLIM}WORKDIR /app\nCOPY . .\nENTRYPOINT ["/app/start.sh"]\n', {("missing-file", 4)}),
+        (f'{SLIM}WORKDIR /app\nCOPY . .\nENTRYPOINT ["/app/run.sh"]\n', set()),
+        (f'{SLIM}WORKDIR /app\nCOPY . .\nENTRYPOINT ["./windows.sh"]\n', {("line-endings", 4)}),
+        (f"{SLIM}RUN mkdir /data/models\n", {("missing-file", 2)}),
+        (f"{SLIM}RUN mkdir /data && mkdir /data/models\n", set()),
+        (f"{SLIM[:-1]} AS build\n{SLIM}COPY --from=builder /x /x\n", {("no-such-stage", 3)}),
+        (
+            f"{SLIM[:-1]} AS build\nRUN python -m venv /opt/env\n{SLIM}COPY --from=build /opt/venv /v\n",
+            {("missing-file", 4)},
+        ),
+    ],
+)
+def test_files_that_are_there_and_not(text, errors, tmp_path):
+    files = {"train.py": "", "requirements.txt": "", "run.sh": "#!/bin/sh\n", "windows.sh": "#!/bin/sh\r\ntrue\r\n"}
+    assert found(text, tmp_path, files) == errors
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        (f"{SLIM}RUN unzip data.zip\n", {("missing-program", 2)}),
+        (f"{SLIM}RUN if true; then unzip data.zip; fi\n", set()),
+        (f"{SLIM}RUN unzip data.zip || true\n", set()),
+        (f"{JAMMY}RUN yum install -y git\n", {("missing-program", 2)}),
+        ("FROM rockylinux:9\nRUN apt-get update\n", {("missing-program", 2)}),
+        (f"{JAMMY}RUN sudo ls\n", {("missing-program", 2)}),
+        (f"{JAMMY}RUN nvidia-smi\n", {("no-gpu-in-build", 2)}),
+        (f"{JAMMY}RUN apt-get update && apt-get install git\n", {("missing-option", 2)}),
+        (f"{JAMMY}RUN apt-get update -qq && apt-get install -qq git\n", set()),
+        (f"{SLIM}pip install torch\n", {("syntax", 2)}),
+        ("FROM python:3.11 slim\n", {("syntax", 1)}),
+        (f"{SLIM}CMD ['python', 'train.py']\n", {("syntax", 2)}),
+        (f"{SLIM}RUN useradd -m a\nUSER a\nRUN pip install dvc && dvc pull\n", {("missing-program", 4)}),
+    ],
+)
+def test_programs_and_words(text, errors, tmp_path):
+    assert found(text, tmp_path) == errors
+
+
+def test_an_archive_is_followed_to_what_comes_along(tmp_path):
+    lists = {
+        "packages": {
+            "curl": {"versions": ["7.88"], "needs": [["libcurl4", "libcurl5"]], "recommends": []},
+            "libcurl4": {"versions": ["7.88"], "needs": [], "recommends": [["ca-certificates"]]},
+            "ca-certificates": {"versions": ["2023"], "needs": [], "recommends": []},
+        },
+        "provided": {"one-of": ["curl"], "several": ["curl", "libcurl4"]},
+    }
+    index = Index(cache=tmp_path)
+    index._keep(_key("archive-lists", ["debian", "bookworm"]), lists)
+
+    def asked(*names: str, recommends: bool = True):
+        return _installed(index, "debian", "bookworm", list(names), recommends)
+
+    assert asked("curl") == {"lacking": [], "brings": ["ca-certificates", "curl", "libcurl4"]}
+    assert asked("curl", recommends=False)["brings"] == ["curl", "libcurl4"]
+    assert asked("curl=7.*", "curl=7.74", "one-of", "several", "gone")["lacking"] == ["curl=7.74", "several", "gone"]
+
+
+def test_https_without_certificates(tmp_path):
+    text = "FROM debian:12\nRUN apt-get update && apt-get install -y --no-install-recommends curl\nRUN curl https://x.org\n"
+    answer = {"lacking": [], "brings": ["curl", "libcurl4"]}
+    Index(cache=tmp_path)._keep(_key("apt-closure", ["debian12", ["curl"], False]), answer)
+    assert found(text, tmp_path) == {("missing-package", 3)}
+
+
+def test_a_shell_is_named_where_that_heals(tmp_path):
+    texts = Texts(f"{SLIM}RUN source /etc/profile && true\n")
+    healed = heal(texts, NODE, Index(cache=tmp_path, offline=True))
+    assert '+SHELL ["/bin/bash", "-c"]' in healed.diff
+    assert healed.after.errors == ()
+
+
+def test_a_project_of_the_context_that_needs_torch_to_be_built(tmp_path):
+    setup = "import torch\nfrom torch.utils.cpp_extension import CUDAExtension\n"
+    setup += "setup(ext_modules=[CUDAExtension('a', [])])\n"
+    base = "FROM pytorch/pytorch:2.5.1-cuda12.4-cudnn9-devel\nCOPY ops /ops\n"
+    files = {"ops/setup.py": setup, "ops/pyproject.toml": ""}
+    assert found(f"{base}RUN pip install /ops\n", tmp_path, files) == {("build-isolation", 3)}
+    develop = f"{base}RUN cd /ops && python setup.py develop\n"
+    assert found(develop, tmp_path, files) == {("architecture-list", 3)}
+    named = develop.replace("RUN", "ENV TORCH_CUDA_ARCH_LIST=9.0\nRUN")
+    assert found(named, tmp_path, files) == set()
+
+
+def test_a_wheel_of_another_stage_keeps_the_torch_that_it_was_built_against(tmp_path):
+    build = "FROM pytorch/pytorch:2.5.1-cuda12.4-cudnn9-devel AS b\nCOPY ops /ops\nENV TORCH_CUDA_ARCH_LIST=9.0\n"
+    build += "RUN cd /ops && python setup.py bdist_wheel\n"
+    final = "FROM pytorch/pytorch:{}-cuda12.4-cudnn9-runtime\nCOPY --from=b /ops/dist /w\nRUN pip install /w/*.whl\n"
+    setup = "import torch\nfrom torch.utils.cpp_extension import CUDAExtension\n"
+    files = {"ops/setup.py": setup}
+    assert found(build + final.format("2.5.1"), tmp_path, files) == set()
+    assert found(build + final.format("2.4.1"), tmp_path, files) == {("compiled-for-another-torch", 5)}

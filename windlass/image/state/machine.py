@@ -1,0 +1,577 @@
+"""The machine that a step runs on: shell, users, programs, files and their owners; what cannot succeed is noted."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+from windlass.image.facts.bases import CODENAMES
+from windlass.image.facts.node import Node
+from windlass.image.facts.table import facts
+from windlass.image.read.dockerfile import Dockerfile, Instruction, substitute
+from windlass.image.read.installs import PIP, PYTHON
+from windlass.image.read.requirements import Place
+from windlass.image.read.shell import Command, Word
+from windlass.image.read.texts import Texts
+from windlass.image.state.archive import installed_by
+from windlass.image.state.model import SYSTEM, Failure, State, Trace, Where
+from windlass.image.state.resolver import Index
+
+PRIVATE = re.compile(r"type=(cache|secret|ssh|tmpfs)")  # mounts that bring no file of the context
+SAFE = (
+    "mkdir",
+    "cd",
+    "chown",
+    "chmod",
+    "rm",
+    "ls",
+    "apt-get",
+    "apt",
+    "echo",
+    "useradd",
+    "adduser",
+    "test",
+    "source",
+    ".",
+)
+KNOWN = ("python", "cuda", "system")  # families of which every program is known
+DASH_LACKS = ("source", "[[", "pushd", "popd", "shopt", "mapfile", "readarray")
+BASHISM = re.compile(r"<\(|<<<|(?<![\w$])\w+=\(")
+EXPANSION = re.compile(r"\$\{\w+(?:/|\^|,,|:\d)[^}]*\}")
+MANAGERS = {  # a package manager → the systems that have it
+    "apt-get": "ubuntu|debian", "apt": "ubuntu|debian", "dpkg": "ubuntu|debian", "apk": "alpine",
+    "yum": "rocky|ubi|centos|amazon", "dnf": "rocky|ubi9|ubi8|centos8|amazonlinux2023", "microdnf": "ubi",
+}  # fmt: skip
+ROOT_ONLY = (*MANAGERS, "useradd", "adduser", "groupadd", "addgroup", "usermod", "chown", "ldconfig",
+             "update-alternatives", "add-apt-repository", "locale-gen", "update-ca-certificates")  # fmt: skip
+WRITES = {"mkdir": None, "touch": None, "git": "clone", "uv": "sync", "unzip": None, "tar": None, "wget": None}
+OPAQUE = ("tar", "unzip", "git", "make", "cmake", "aws", "gsutil", "gdown", "dvc", "huggingface-cli", "hf", "rsync",
+          "cp", "mv", "7z", "azcopy", "kaggle", "npm", "cargo", "go")  # fmt: skip
+WITH_VALUE = re.compile(
+    r"-[ugGdsckpefbKh]|--(uid|gid|groups|home|home-dir|shell|comment|gecos|skel|password|base-dir|ingroup)"
+)
+NOT_OURS = re.compile(
+    r"/(usr|s?bin|lib\w*|etc|var|proc|sys|dev|run|boot|root|opt/(conda|nvidia|amazon))(/|$)"
+)  # of the base
+NVIDIA = re.compile(r"cuda|libcu|libnccl|libnv|nsight|nvidia|tensorrt")  # of the archive that their images have
+
+
+class Machine:
+    """The system side of a stage; `Installer` adds packages to it, and `walk` calls both command by command."""
+
+    def __init__(
+        self, texts: Texts, node: Node, index: Index, dockerfile: Dockerfile, arguments: dict[str, str]
+    ) -> None:
+        self.texts, self.node, self.index, self.dockerfile = texts, node, index, dockerfile
+        self.arguments = arguments
+        self.trace = Trace([])
+        self.state: State
+        self.instruction: Instruction
+        self.cwd = "/"
+        self.active: str | None = None  # an environment that a command activated for the rest of its RUN
+        self.piped = ""  # the command whose output the next one reads
+        self.inline: dict[str, tuple[str, int]] = {}  # files that a heredoc writes
+        self.before_from: set[str] = set()  # names of the ARGs that stand before the first FROM
+
+    def _fail(self, id: str, sentence: str, at: Command | Where | int, *fix: str) -> None:
+        """`fix`: what may heal it, as rules/system.py understands it."""
+        if isinstance(at, Command):
+            at = self._where(at.words[0].line, at)
+        self.trace.failures.append(Failure(id, sentence, self._where(at) if isinstance(at, int) else at, fix))
+
+    def _miss(self, program: str, command: Command, package: str = "") -> None:
+        sentence = f"{program} is called here, and nothing installs it before"
+        self._fail("missing-program", sentence, command, *(("apt", package) if package else ()))
+
+    def _where(self, line: int, command: Command | None = None) -> Where:
+        cause = Place(command.file if command else self.texts.name, line)
+        outside = command is not None and command.file != self.texts.name
+        place = Place(self.texts.name, self.instruction.first if outside else line)
+        return Where(place, cause, self.instruction.first, self.instruction.last)
+
+    def _provide(self, programs: Collection[str]) -> None:
+        if self.state.programs is not None:
+            self.state.programs |= frozenset(programs)
+
+    # The shell, and what it finds
+
+    @property
+    def _dash(self) -> bool:
+        return bool(re.match("ubuntu|debian", self.state.system or "")) and not self.state.base.alpine
+
+    def _check_shell(self, run: Instruction) -> None:
+        """What dash, the sh of Debian and Ubuntu, takes for a mistake."""
+        lines = run.text.split("\n")
+        quoted = any(line.count(mark) % 2 for line in lines for mark in "'\"")  # a text of several lines
+        if self.state.shell != "sh" or not self._dash or quoted or re.search(r"\b(bash|zsh)\b", run.text):
+            return
+        for text, line in zip(lines, run.lines, strict=False):
+            plain = re.sub(r"'[^']*'", "", text)
+            if found := EXPANSION.search(plain) or BASHISM.search(re.sub(r'"[^"]*"|\$\([^)]*\)', "", plain)):
+                self._only_bash(found[0], line)
+                return
+
+    def _only_bash(self, word: str, line: int | Command) -> None:
+        self._fail("not-in-sh", f"{word} is bash's, and RUN runs /bin/sh, which is dash on {self.state.system}; SHELL "
+                   "names another", line, "before", 'SHELL ["/bin/bash", "-c"]')  # fmt: skip
+
+    def _check_command(self, command: Command) -> None:
+        """Whether a command can run at all: its shell knows it, the program is there, and the user may."""
+        state, program, words = self.state, command.program, command.words
+        if command.shell == "sh" and self._dash and state.shell == "sh":
+            old = state.system in facts()["dash"]["without_pipefail"]
+            if program in DASH_LACKS or (program == "set" and "pipefail" in words and old):
+                self._only_bash("set -o pipefail" if program == "set" else program, command)
+                return
+        if not command.certain:
+            return
+        system = "alpine" if state.base.alpine else state.system or ""
+        if system and not re.match(MANAGERS.get(program, ""), system):
+            self._fail("missing-program", f"{program} is not the package manager of {state.base.image}", command)
+            return
+        if program == "apt-key" and system in facts()["systems"]["without_apt_key"]:
+            self._fail("missing-program", f"apt of {system} has no apt-key any more", command)
+        if program == "nvidia-smi" and state.base.family:
+            self._fail("no-gpu-in-build", "nvidia-smi is the driver's, and a build has no driver: it is not found",
+                       command)  # fmt: skip
+        if program in ("conda", "mamba") and words[1:2] == ("activate",) and not self._conda_ready(command):
+            self._fail("not-in-sh", "conda activate is a function of an interactive shell: `conda init` has not run "
+                       "here, and the next RUN has another shell", command)  # fmt: skip
+        nonroot = state.user.split(":")[0] not in ("root", "0", "") and not command.sudo
+        if nonroot and program in ROOT_ONLY and not (program in MANAGERS and "--version" in words):
+            self._fail("permission", f"{program} needs root, and this step runs as {state.user}", command)
+        elif nonroot and program in WRITES and WRITES[program] in (None, *words):
+            self._check_writes(command)
+        self._check_program(command)
+
+    def _conda_ready(self, command: Command) -> bool:
+        text = " ".join([self.instruction.text, *(str(heredoc.text) for heredoc in self.instruction.heredocs)])
+        return bool(re.search(r"profile\.d/conda|shell\.bash hook|conda init|bashrc|profile", text)) or (
+            self.state.shell != "sh" and self.state.login) or command.shell not in ("sh", "bash")  # fmt: skip
+
+    def _check_program(self, command: Command) -> None:
+        state, table = self.state, facts()["programs"]["packages"]
+        program = "pip" if PIP.match(command.program) else command.program
+        if PYTHON.match(program) and "pip" in command.words[1:3]:
+            program = "pip"
+        if command.sudo:
+            program = "sudo"
+        if program == "git" and command.words[1:2] == ("lfs",):
+            program = "git-lfs"
+        if "/" in command.words[0]:
+            return
+        venv = self.active or state.active != SYSTEM
+        if program == "python" and not venv and lacks_python(state):
+            self._miss(program, command, "python-is-python3")
+        if program in state.hidden and ".local/bin" not in state.variables.get("PATH", "") and not venv:
+            self._fail("missing-program", f"pip, run as {state.user}, puts {program} into {state.home}/.local/bin, "
+                       "which PATH does not name", command, "before",
+                       f"ENV PATH={state.home}/.local/bin:$PATH")  # fmt: skip
+            return
+        folders = [folder for folder in state.variables.get("PATH", "").split(":") if folder.endswith("/bin")]
+        filled = any(
+            folder.startswith(f"{made.rstrip('/')}/") for folder in folders for made in state.opaque if made != "/"
+        )
+        if state.programs is None or program not in table or state.base.family == "conda" or filled:
+            return
+        packages, there = table[program], program in state.programs
+        if (venv and program in ("pip", "uv", "python3")) or (state.other_archives and set(packages) & set(state.apt)):
+            return
+        if not there and state.brought.isdisjoint(packages):
+            self._miss(program, command, "" if program == "uv" else packages[0])
+            state.programs |= {program}  # said once
+        elif program in ("curl", "wget", "git") and re.search(r"https://", str(command)):
+            lacks = state.base.image.startswith(("ubuntu", "debian")) and "ca-certificates" not in state.brought
+            if lacks and not state.unread and not re.search(r"(^|\s)-\w*k\b|--insecure|no-check-cert", str(command)):
+                self._fail("missing-package", f"{program} cannot verify https here: nothing installs ca-certificates",
+                           command, "apt", "ca-certificates")  # fmt: skip
+                state.brought |= {"ca-certificates"}
+
+    # apt
+
+    def _apt(self, packages: Sequence[Word], command: Command) -> None:
+        state = self.state
+        known: dict[str, Any] = facts()["systems"].get(state.system or "", {})
+        cached = "/var/lib/apt" in self.instruction.flags.get("mount", "")
+        if not (state.listed or state.other_archives or cached) and state.programs is not None and command.certain:
+            self._fail("missing-package", "apt-get has no lists here, and finds no package: nothing updates them "
+                       "before", command, "replace", "apt-get install", "apt-get update && apt-get "
+                       "install")  # fmt: skip
+            state.listed = True
+        places = {str(word): self._where(word.line, command) for word in packages}
+        state.apt.update({re.split(r"[=:/]", name)[0]: where for name, where in places.items()})
+        options = " ".join(word for word in command.words if word.startswith("-"))
+        recommends = "no-install-recommends" not in options and "Install-Recommends" not in str(command)
+        self._from_archive(places, command, recommends=recommends)
+        names = {re.split(r"[=:/]", name)[0] for name in places}
+        state.brought |= names
+        yes = re.search(r"(^|\s)-\w*y|--yes|--assume-yes|-\w*qq|-q=2|\$", f"{options} {command}")
+        agreed = yes or "Assume-Yes" in (self.texts.dockerfile or "")
+        if command.certain and state.base.family in KNOWN and not agreed and not self.piped.startswith(("yes", "echo")):
+            self._fail("missing-option", f"{command.program} install asks whether to continue, and nobody answers: -y "
+                       "is missing", command, "replace", f"{command.program} install",
+                       f"{command.program} install -y")  # fmt: skip
+        self._bring(names, command, known, recommends=recommends)
+
+    def _from_archive(self, places: dict[str, Where], command: Command, *, recommends: bool) -> None:
+        """What the archive of the system does not have, or has no more; and what comes along."""
+        state, system = self.state, self.state.system or ""
+        codenames = {known: name for name, known in CODENAMES.items()}
+        if system not in codenames or state.other_archives:
+            return
+        served = "ppa:deadsnakes/ppa" in state.apt and facts()["systems"][system].get("deadsnakes")
+        asked = {
+            name: where
+            for name, where in places.items()
+            if re.fullmatch(r"[a-z0-9][a-z0-9+.-]+(=\S+)?", name) and "$" not in name
+            and not (state.base.cuda and NVIDIA.match(name)) and not (served and re.match(r"python3\.", name))
+        }  # fmt: skip
+        told = installed_by(self.index, system, codenames[system], asked, recommends=recommends) if asked else {}
+        absent = told.get("lacking", []) if told is not None else None
+        if absent is None and "ppa:deadsnakes/ppa" in state.apt and not served:
+            own = facts()["systems"][system]["python"]
+            absent = [name for name in asked if re.match(r"python3\.", name) and not name.startswith(f"python{own}")]
+        if absent is None:
+            self.trace.unknown.append(f"{state.base.image}: whether the archive of {system} has what apt-get installs")
+            state.unread = True
+        state.brought |= set((told or {}).get("brings", ()))
+        noninteractive = "DEBIAN_FRONTEND" in {**state.variables, **command.variables} or "TZ" in state.variables
+        asks = set((told or {}).get("brings", ())) & set(facts()["debconf"]["asks"])
+        if asks and not noninteractive and system in facts()["debconf"]["waits"] and state.base.family in KNOWN:
+            self._fail("missing-option", f"{sorted(asks)[0]}, which comes along, asks questions while it is "
+                       "installed, and nobody answers: DEBIAN_FRONTEND=noninteractive is missing", command, "before",
+                       "ENV DEBIAN_FRONTEND=noninteractive")  # fmt: skip
+        gone = len(absent or ()) == len(asked) and len(asked) > 2
+        for where in dict.fromkeys(asked[name] for name in absent or () if command.certain):
+            names = [name for name in absent or () if asked[name].first == where.first]
+            python = any(name.startswith("python3.") for name in names)
+            sentence = f"the archive of {system} has no {', '.join(names)}: apt-get cannot install it"
+            sentence = f"the archive of {system} is gone: apt-get update ends with 404" if gone else sentence
+            self.trace.failures.append(Failure("no-such-python" if python else "missing-package", sentence, where, ()))
+
+    def _bring(self, names: set[str], command: Command, known: dict[str, Any], *, recommends: bool) -> None:
+        """What packages mean for Python and compilers."""
+        state = self.state
+        brought = state.brought
+        self._provide(
+            {program for program, packages in facts()["programs"]["packages"].items() if brought & set(packages)}
+        )
+        if "python3-pip" in names and recommends:
+            self._provide({"gcc", "g++", "make", "headers"})  # it recommends build-essential and python3-dev
+        if {"python3-dev", "python3-full"} & brought or any(
+            re.fullmatch(r"python3\.\d+-(dev|full)", name) for name in names
+        ):
+            self._provide({"headers"})
+        for name in names:
+            if python := re.fullmatch(r"python(3\.\d+)(-\w+)?", name):
+                state.interpreters |= {f"/usr/bin/python{python[1]}"}
+            if gcc := re.fullmatch(r"(gcc|g\+\+)-(\d+)", name):
+                self._provide({gcc[1], name})
+            if toolkit := re.fullmatch(r"cuda(?:-toolkit|-nvcc|-compiler)?-(\d+)-(\d+)", name):
+                state.nvcc, state.nvcc_known = f"{toolkit[1]}.{toolkit[2]}", True
+        if "python-is-python3" in names:
+            state.links["python"] = known.get("python", "3")
+        if {"python3", "python3-pip", "python3-dev"} & (names | brought) and known:
+            state.interpreters |= {f"/usr/bin/python{known['python']}"}
+        if "nvidia-cuda-toolkit" in names and not state.nvcc:
+            state.nvcc, state.nvcc_known = known.get("cuda"), True
+
+    def _other_manager(self, words: Sequence[str]) -> None:
+        """apk, dnf and yum: what they bring is known by its names alone."""
+        names = {word for word in words if not word.startswith("-")}
+        compilers = {"build-base", "gcc", "gcc-c++", "g++", "@development"} & names or "Development" in " ".join(words)
+        self.state.brought |= names
+        tables = facts()["programs"]["packages"].items()
+        self._provide(names | {program for program, packages in tables if names & set(packages)})
+        self._provide(
+            {"gcc", "g++", "make", "headers"} if compilers else {"headers"} if "python3-devel" in names else set()
+        )
+
+    # Users, and what they may write
+
+    def _users(self, command: Command) -> None:
+        """useradd, groupadd, userdel: the names and numbers that are taken."""
+        state, words = self.state, [str(word) for word in command.words[1:]]
+        plain, options = [], {}
+        while words:
+            word = words.pop(0)
+            if WITH_VALUE.fullmatch(word) and words:
+                options[word] = words.pop(0)
+            elif word.startswith("--") and "=" in word:
+                options[word.partition("=")[0]] = word.partition("=")[2]
+            elif word.startswith("-"):
+                combined = re.fullmatch(r"-\w*([udgs])", word)  # -ms /bin/bash, -mu 1000
+                if combined and words and len(word) > 2:
+                    options[f"-{combined[1]}"] = words.pop(0)
+                options.setdefault(word, "")
+            else:
+                plain.append(word)
+        name = plain[0] if plain else ""
+        group = command.program in ("groupadd", "addgroup", "groupdel", "delgroup")
+        taken = state.groups if group else state.users
+        if taken is None or "$" in name or not name or len(plain) > 1:  # adduser NAME GROUP adds to a group
+            return
+        if "del" in command.program or command.program == "usermod":
+            taken.pop(name, None)
+            state.groups.pop(name, None)
+            return
+        number = options.get("-g" if group else "-u") or options.get("--gid" if group else "--uid") or ""
+        owner = next((other for other, own in taken.items() if own == number and number), None)
+        loose = {"-o", "--non-unique", "-f", "--force"} & options.keys() or re.search(
+            r"(^| )-[a-z]*[of]", " ".join(options)
+        )
+        if owner and command.certain and not loose:
+            self._fail("permission", f"{'GID' if group else 'UID'} {number} belongs to {owner} of {state.base.image} "
+                       f"already: {command.program} ends with an error", command)  # fmt: skip
+        taken[name] = number
+        made = {"--create-home"} & options.keys() or re.search(r"(^| )-[a-z]*m", " ".join(options))
+        if not group and (made or command.program == "adduser"):
+            state.owners[options.get("-d") or options.get("--home") or f"/home/{name}"] = name
+
+    def _check_user(self, text: str, line: int) -> None:
+        user = substitute(text, self.state.variables).split(":")[0]
+        if "/etc/passwd" in (self.texts.dockerfile or "") or user in self.state.brought:
+            return
+        if self.state.users is not None and not user.isdigit() and "$" not in user and user not in self.state.users:
+            self._fail("no-such-user", f"{user} is no user of {self.state.base.image}, and nothing adds one: unable "
+                       "to find user", line, "before", f"RUN useradd --create-home {user}")  # fmt: skip
+            self.state.users[user] = ""
+
+    def _check_writes(self, command: Command) -> None:
+        """A folder of root that another user would write to."""
+        words = [str(word) for word in command.words]
+        plain = [word for word in words[1:] if not word.startswith("-") and word not in ("clone", "sync")]
+        named = command.program in ("mkdir", "touch") or (command.program == "git" and not re.search("[:@]", plain[-1]))
+        target = posixpath.normpath(posixpath.join(self.cwd, plain[-1])) if plain and named else f"{self.cwd}/x"
+        goal = posixpath.dirname(target)
+        if target in self.state.owners or (command.program == "uv" and "UV_PROJECT_ENVIRONMENT" in command.variables):
+            return
+        if command.program in ("tar", "unzip", "wget") and any(
+            word in ("-C", "-d", "-O", "-P") or ">" in word for word in words
+        ):
+            return
+        if self._owner(goal) == "root":
+            self._fail("permission", f"{goal} belongs to root, and this step runs as {self.state.user}: permission "
+                       "denied", command)  # fmt: skip
+
+    def _owner(self, path: str) -> str:
+        """Who owns a folder; nothing where that is not known."""
+        if self.state.base.family not in (*KNOWN, "torch") or "$" in path:
+            return ""
+        at = posixpath.normpath(path)
+        while at not in self.state.owners and at != "/":
+            if re.fullmatch(r"/(tmp|var/tmp|dev/shm|home/[^/]+)", at):
+                return ""
+            at = posixpath.dirname(at)
+        return self.state.owners.get(at, "root")
+
+    def _make_folders(self, command: Command) -> None:
+        for word in (word for word in command.words[1:] if not word.startswith("-") and "$" not in word):
+            made = posixpath.normpath(posixpath.join(self.cwd, word))
+            parents = any(re.fullmatch(r"-\w*p\w*|--parents|-m", option) for option in command.words)
+            if (
+                not parents
+                and command.certain
+                and self._there(posixpath.dirname(made)) is False
+                and made.count("/") > 1
+            ):
+                self._fail("missing-file", f"{posixpath.dirname(made)} is not there, and mkdir makes it with -p alone",
+                           command, "replace", "mkdir ", "mkdir -p ")  # fmt: skip
+            self.state.owners.setdefault(made, self.state.user.split(":")[0])
+
+    def _own(self, words: Sequence[str]) -> None:
+        """chown and chmod give a folder away."""
+        for path in words[2:]:
+            if path.startswith("-"):
+                continue
+            given = posixpath.normpath(posixpath.join(self.cwd, path))
+            for owned in [given, *(known for known in self.state.owners if known.startswith(given.rstrip("/") + "/"))]:
+                self.state.owners[owned] = "given away"
+
+    # Files
+
+    def _in_context(self, source: str) -> bool | None:
+        """Whether the context has what COPY names; None where the whole of it is not known."""
+        names = self.texts.names
+        plain = posixpath.normpath("/" + source).lstrip("/")
+        if names is None or not plain or "$" in source or "://" in source:
+            return None
+        depth = plain.count("/") + 1
+        return any(
+            fnmatchcase(part, plain.replace("[", "[[]"))
+            for name in names for part in ("/".join(name.split("/")[:depth]),)
+            if part.count("/") + 1 == depth
+        )  # fmt: skip
+
+    def _check_context(self) -> None:
+        """A context that has nothing of what is copied is another folder than the one that is built from."""
+        copies = [
+            one for one in self.dockerfile.instructions if one.keyword in ("COPY", "ADD") and "from" not in one.flags
+        ]
+        sources = {
+            word for copy in copies if not copy.heredocs for word in copy.words.split()[:-1] if word[:1] not in "[."
+        }
+        if (
+            len(sources) > 1
+            and not any(self._in_context(source) for source in sources)
+            and self.texts.names is not None
+        ):
+            self.texts = replace(self.texts, names=None)
+            self.trace.unknown.append(
+                f"the context has nothing of {', '.join(sorted(sources)[:3])}: is it another folder?"
+            )
+
+    def _check_copied(self, copy: Instruction, sources: Sequence[str], destination: str) -> None:
+        for source in sources:
+            if self._in_context(source) is False:
+                left_out = f" ({self.texts.left_out(source)})" if self.texts.left_out(source) else ""
+                self._fail("missing-file", f"{source} is not in the context{left_out}: {copy.keyword} fails",
+                           copy.first)  # fmt: skip
+        many = len(sources) > 1 or any(re.search(r"[*?]", source) for source in sources)
+        several = len(sources) > 1 or sum(
+            fnmatchcase(name, posixpath.normpath(sources[0])) for name in self.texts.names or ()) > 1  # fmt: skip
+        if many and several and not destination.endswith("/") and destination not in (".", ".."):
+            self._fail("missing-file", f"{copy.keyword} of several files needs a folder to go to, and {destination} "
+                       "does not end with /", copy.first, "replace", destination, f"{destination}/")  # fmt: skip
+
+    def _check_stage(self, name: str, copy: Instruction) -> bool:
+        """COPY --from a stage that is not there is taken for an image's name."""
+        names = [stage.name for stage in self.dockerfile.stages[: copy.stage] if stage.name]
+        if (
+            re.search(r"[/:.$]", name)
+            or not get_close_matches(name.lower(), names)
+            or name in facts()["programs"]["images"]
+        ):
+            return True  # an image, or a context of its own (--build-context)
+        self._fail("no-such-stage", f"no earlier stage is called {name} ({', '.join(names)}), and it is taken for an "
+                   "image of that name", copy.first)  # fmt: skip
+        return False
+
+    def _check_other(self, other: State, source: str, copy: Instruction) -> None:
+        """What a stage has certainly not made cannot be copied from it."""
+        last, folder = posixpath.basename(source.rstrip("/")), self.cwd
+        here, self.state = self.state, other
+        self.cwd = other.workdir
+        made = {last} & other.mentioned or {source.rstrip("/")} & {*other.environments, *other.overlays}
+        if not made and not re.search(r"[*?\[]", source) and self._there(source) is False:
+            self._fail("missing-file", f"{source} is not in the other stage: nothing there makes it", copy.first)
+        self.state, self.cwd = here, folder
+
+    def _there(self, path: str) -> bool | None:
+        """Whether a file is in the image now; None where that cannot be told."""
+        state, names = self.state, self.texts.names
+        absolute = posixpath.normpath(posixpath.join(self.cwd, path))
+        if names is None or state.base.family not in (*KNOWN, "torch") or "$" in absolute or NOT_OURS.match(absolute):
+            return None
+        mounts = self.instruction.flags.get("mount", "").split()
+        if absolute in self.inline or "~" in absolute or any(not PRIVATE.search(mount) for mount in mounts):
+            return None
+        known = any(
+            f"/{absolute.split('/')[1]}" in (other, posixpath.dirname(other))
+            for other in (*state.owners, *state.folders)
+        )
+        if any(absolute.startswith(made.rstrip("/") + "/") for made in state.opaque if made != "/" or not known):
+            return None
+        if any(folder.startswith(absolute.rstrip("/") + "/") for folder in state.folders):
+            return True
+        for source, inside in self._copied_from(absolute):
+            if source.startswith("git+"):
+                return None
+            if inside in names or inside in (".", source) or any(name.startswith(f"{inside}/") for name in names):
+                return True
+        made = any(known == absolute or known.startswith(absolute.rstrip("/") + "/") for known in state.owners)
+        return None if made or posixpath.basename(absolute) in state.mentioned else False
+
+    def _copied_from(self, absolute: str) -> Iterator[tuple[str, str]]:
+        """What was copied to a path, or to a folder above it, the nearest first: the source, and the path below it."""
+        for folder, source in sorted(self.state.folders.items(), key=lambda pair: -len(pair[0])):
+            if absolute == folder or absolute.startswith(folder.rstrip("/") + "/"):
+                below = absolute[len(folder.rstrip("/")) + 1 :]
+                yield source, source if source.startswith("git+") else posixpath.normpath(posixpath.join(source, below))
+
+    def _context_file(self, path: str) -> str | None:
+        """The file of the context that a path in the image was copied from."""
+        absolute = posixpath.normpath(posixpath.join(self.cwd, path))
+        plain = posixpath.normpath(str(path).lstrip("/"))  # a bind mount, or a copy that was not understood
+        named = [file for file in self.texts.files if posixpath.basename(file) == posixpath.basename(plain)]
+        told = [*(inside for _, inside in self._copied_from(absolute)), plain, *(named if len(named) == 1 else ())]
+        return next((file for file in told if file in self.texts.files), None)
+
+    def _context_folder(self, path: str) -> str | None:
+        absolute = posixpath.normpath(posixpath.join(self.cwd, path))
+        for source, inside in self._copied_from(absolute):
+            if not source.startswith("git+") and source not in self.texts.files:
+                return inside
+        # Single files were copied into it: the folder of the context that they came from.
+        single = (posixpath.dirname(source) or "." for folder, source in self.state.folders.items()
+                  if posixpath.dirname(folder) == absolute and posixpath.basename(source) in
+                  ("pyproject.toml", "setup.py", "setup.cfg", "uv.lock"))  # fmt: skip
+        return next(single, "." if absolute == self.cwd and "pyproject.toml" in self.texts.files else None)
+
+    def _check_there(self, path: str, at: Where, *, folder: Sequence[str] = ()) -> bool:
+        """Whether a step can read a file, or one of some files of a folder; what is certainly not there is noted."""
+        if all(self._there(posixpath.join(path, name)) is False for name in folder or ("",)):
+            there = self._in_context(posixpath.basename(path)) and not folder
+            why = "the context has it, but no earlier step copies it here" if there else "no earlier step puts it there"
+            what = f"{path} has no {' or '.join(folder)}" if folder else f"{path} is not in the image"
+            self._fail("missing-file", f"{what}: {why}", at)
+            return False
+        return True
+
+    def _check_start(self) -> None:
+        """What the image starts is there, and the kernel can start it."""
+        for instruction in (one for one in self.dockerfile.stages[self.trace.final_stage].instructions):
+            command = next(iter(self.state.started.get(instruction.keyword, ())), None)
+            if command is None or command.place.line not in range(instruction.first, instruction.last + 1):
+                continue
+            self.instruction, self.cwd, started = instruction, self.state.workdir, str(command.words[0])
+            name = str(next((word for word in command.words if word.endswith(".sh")), started))
+            if command.program in ("tini", "dumb-init", "gosu", "bash", "sh") or command.program in self.state.hidden:
+                self._check_program(command)
+            elif "/" not in started:
+                continue
+            if "/" in name and self._check_there(name, self._where(instruction.first)):
+                path = self._context_file(name)
+                text = self.texts.files.get(path or "", "#!")
+                if "\r\n" in text.partition("#!")[2][:200]:
+                    self._fail("line-endings", f"{path} ends its lines with CR LF: the kernel looks for an "
+                               "interpreter whose name ends with CR", self._where(instruction.first))  # fmt: skip
+                elif not text.startswith("#!") and name == started and instruction.text.lstrip().startswith("["):
+                    self._fail("syntax", f"{path} has no #! line: exec format error", self._where(instruction.first))
+
+    def _mention(self, command: Command) -> None:
+        """Names that commands speak of may be files that they make; what unpacks or copies fills a folder."""
+        state = self.state
+        for option, word in zip(("", *command.words), command.words, strict=False):
+            if option == "-m":  # a module, not a file
+                continue
+            state.mentioned.add(posixpath.basename(str(word).rstrip("/")))
+            if "/bin/" in word or word.startswith(("-o/", "-O/")):
+                self._provide({posixpath.basename(word)})
+        if command.program not in SAFE:
+            state.opaque |= {posixpath.normpath(word) for word in command.words[1:] if word.startswith("/")}
+        if command.program == "make" and "install" in command.words:
+            state.programs = None  # whatever it builds
+        script = PYTHON.match(command.program) and command.words[1:2] and not command.words[1].startswith("-")
+        if command.program in OPAQUE or script:
+            targets = [
+                word for flag, word in zip(command.words, command.words[1:], strict=False) if flag in ("-C", "-d")
+            ]
+            last = str(command.words[-1]) if command.program in ("cp", "mv", "rsync") else ""
+            for target in (*targets, *([last] if last else ()), *(() if targets or last else (self.cwd,))):
+                state.opaque.add(posixpath.normpath(posixpath.join(self.cwd, str(target))))
+
+
+def lacks_python(state: State) -> bool:
+    """Debian and Ubuntu have python3; python is there where somebody made it."""
+    folders = (state.variables.get("PATH") or "").split(":")
+    known = all(re.match(r"\$|/usr/|/s?bin$|/root/\.(local|cargo)/|$", folder) for folder in folders)
+    named = "python" in state.links or any("/usr/" not in path or "local" in path for path in state.interpreters)
+    debian = (state.system or "").startswith(("ubuntu", "debian")) and "distroless" not in state.base.repository
+    return state.base.family in ("cuda", "system") and debian and state.active == SYSTEM and known and (
+        not named and "conda" not in (state.programs or ()) and not state.variables.get("VIRTUAL_ENV"))  # fmt: skip
