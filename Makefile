@@ -15,14 +15,11 @@ BY_MODULE := --dist loadscope --no-loadscope-reorder
 # Where real schedulers and processes are hurt on purpose, a failure is tried once more, and both are told;
 # not in tests that start no training (tests/conftest.py).
 AGAIN := --reruns 1
-# Tests of the trainer whose time limits are real, or that measure; all others can wait for a core.
-TIMED := direct_store hang_watch host_memory loggers lost_ranks peer_watch preemption staging start_clock tiers_campaign tiers_store torchrun
-UNTIMED := $(filter-out $(TIMED:%=tests/trainer/test_%.py),$(wildcard tests/trainer/test_*.py))
 BESIDE ?=  # more targets for `make test` beside Slurm and the cluster, each with a + after it
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-trainer test-campaigns test-slurm test-image test-cluster box-programs test-gpu test-architectures test-oldest-torch \
+.PHONY: help setup demo test test-fast test-campaigns test-slurm test-image test-cluster box-programs test-gpu test-architectures test-oldest-torch \
 	lint docs bench bench-gpu bench-wheels bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick check-cluster debug-events
 
 help:  ## this list
@@ -42,14 +39,11 @@ demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 # what they leave of the cores.
 test: setup  ## all tests
 	-$(BIN)/python tools/make_image_table.py --check  # says it where torch has a newer release; no failure of the tests
-	$(PYTEST) -m "not slurm and not cluster and not image and not campaign_only" -n 3 $(BY_MODULE) $(AGAIN) $(UNTIMED:%=--ignore=%)
-	tools/run_tiers test-slurm+test-cluster idle:$(BESIDE)test-image+test-trainer
+	$(PYTEST) -m "not slurm and not cluster and not image and not campaign_only" -n 3 $(BY_MODULE) $(AGAIN)
+	tools/run_tiers test-slurm+test-cluster idle:$(BESIDE)test-image
 
 test-fast: setup  ## what starts no training, under two minutes
 	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 $(BY_MODULE)
-
-test-trainer: setup  ## train, resume, shard: the part of make test that goes beside Slurm and the cluster
-	$(PYTEST) $(UNTIMED) -m "not campaign_only" -n 2 $(BY_MODULE) $(AGAIN)
 
 test-campaigns: setup  ## all cases of the long campaigns: faults, kills and spreads that make test tries a part of
 	$(PYTEST) -m "campaign and not cluster and not slurm" -n 3 $(BY_MODULE) $(AGAIN)

@@ -31,7 +31,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from windlass.common.cache import cache_root
+from windlass.common.files import cache_root
 from windlass.errors import UserError
 from windlass.image.facts.table import companion_needs, facts, releases, table_stubs
 from windlass.image.state.fetch import get, get_bytes, open_wheel, written_requires
