@@ -15,11 +15,11 @@ BY_MODULE := --dist loadscope --no-loadscope-reorder
 # Where real schedulers and processes are hurt on purpose, a failure is tried once more, and both are told;
 # not in tests that start no training (tests/conftest.py).
 AGAIN := --reruns 1
-BESIDE ?=  # more targets for `make test` beside Slurm and the cluster, each with a + after it
+BESIDE ?=  # more targets for `make test` beside the cluster, each with a + after it
 RUN ?= examples/demo.yaml
 NAME ?= demo
 
-.PHONY: help setup demo test test-fast test-campaigns test-slurm test-image test-cluster box-programs test-gpu test-architectures test-oldest-torch \
+.PHONY: help setup demo test test-fast test-campaigns test-slurm test-image test-cluster test-gpu test-architectures test-oldest-torch \
 	lint docs bench bench-gpu bench-wheels bench-gpu-curves run stop logs-follow validate-setup validate-framework test-quick check-cluster debug-events
 
 help:  ## this list
@@ -35,12 +35,13 @@ demo: setup  ## train a small Llama on two processes, kill one, watch it recover
 	$(BIN)/python examples/demo.py
 
 # One more process than the two cores of CI: training tests wait for ranks, timeouts and deaths.
-# Slurm's tests and the cluster's wait much of their time, and their time limits are real: others go beside them, on
-# what they leave of the cores.
+# The cluster's tests wait much of their time, so others go beside them, on what they leave of the cores; not beside
+# Slurm's, whose time limits are real.
 test: setup  ## all tests
 	-$(BIN)/python tools/make_image_table.py --check  # says it where torch has a newer release; no failure of the tests
 	$(PYTEST) -m "not slurm and not cluster and not image and not campaign_only" -n 3 $(BY_MODULE) $(AGAIN)
-	tools/run_tiers test-slurm+test-cluster idle:$(BESIDE)test-image
+	$(MAKE) --no-print-directory test-slurm
+	tools/run_tiers test-cluster idle:$(BESIDE)test-image
 
 test-fast: setup  ## what starts no training, under two minutes
 	$(PYTEST) -m "not train and not slow and not slurm and not cluster and not image" -n 2 $(BY_MODULE)
@@ -58,9 +59,6 @@ test-image: setup  ## build, test and push real images (root, and the packages t
 
 test-cluster: setup  ## run on a real Kubernetes: three nodes on this machine (root), or the cluster that KUBECONFIG names
 	$(PYTEST) -m "cluster and not campaign_only" tests/cluster --durations=10 $(AGAIN)
-
-box-programs: setup  ## compile what test-cluster starts, where it is not in the cache: minutes
-	$(BIN)/python -m tests.cluster.box.build
 
 test-gpu: setup  ## the trainer on 1, 2 and 4 CUDA ranks, compared and hurt; ranks share a GPU where there are fewer
 	$(BIN)/python -m tests.gpu
