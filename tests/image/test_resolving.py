@@ -27,6 +27,8 @@ WHEELS = (
     Wheel("torchvision", "0.26.0", ["torch==2.11.0"]),
     Wheel("torchvision", "0.27.0", ["torch==2.12.0"]),
     Wheel("serving", "1.0", ["torch<2.12"]),
+    Wheel("transformers", "4.0", ["torch>=2.12,<2.13; extra == 'torch'"]),
+    Wheel("transformers", "3.0", ["torch>=1.9,<2.11; extra == 'torch'"]),
     Wheel("fast", "1.0", ["nvidia-nccl-cu12"]),
     Wheel("armed", "1.0", tag="cp312-cp312-manylinux_2_28_aarch64"),
     Wheel("newer", "2.0", requires_python=">=3.13"),
@@ -166,3 +168,28 @@ def test_a_pip_conf_names_the_index(address, index):
     ):  # fmt: skip
         trace = walk(texts, NODE, index)
         assert trace.final.environments[SYSTEM].packages["torch"].version == "2.11.0"
+
+
+@pytest.mark.parametrize(("transformers", "is_error"), [("4.0", True), ("3.0", False)])
+def test_of_an_extra_that_nobody_asked_for_only_the_oldest_torch_counts(index, transformers, is_error):
+    """transformers refuses an older torch at import, and takes a newer one than its extra allows."""
+    text = f"FROM python:3.12-slim\nRUN pip install torch==2.11.0 transformers=={transformers}\n"
+    verdict = judge(Texts(text, {}), NODE, index)
+    assert [finding.id for finding in verdict.errors] == ["torch-of-transformers"] * is_error
+
+
+@pytest.mark.parametrize(
+    ("step", "is_error"),
+    [
+        ("torch==1.12.0 --index-url https://download.pytorch.org/whl/cu115", True),
+        ("torch==1.9.0+cu101 -f https://download.pytorch.org/whl/torch_stable.html", True),
+        ("torch==1.12.0 --index-url https://download.pytorch.org/whl/cu113", False),
+        ("torch==1.9.0+cu111 -f https://download.pytorch.org/whl/torch_stable.html", False),
+        ("torch==1.9.0 --extra-index-url https://download.pytorch.org/whl/cu101", False),  # PyPI has it
+        ("torch==1.4.0+cu100 -f https://download.pytorch.org/whl/torch_stable.html", False),  # not known
+    ],
+)
+def test_a_torch_older_than_the_table_has_the_builds_that_it_had(index, step, is_error):
+    verdict = judge(Texts(f"FROM python:3.8-slim\nRUN pip install {step}\n", {}), NODE, index)
+    assert ("no-version" in {finding.id for finding in verdict.errors}) == is_error
+    assert is_error or verdict.unknown

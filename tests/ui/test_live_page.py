@@ -20,7 +20,7 @@ name: live
 model: {preset: llama-tiny}
 data: {source: 'corpus:austen', sequence_length: 32, holdout: 0.02}
 train: {steps: 400, global_batch: 4, precision: fp32, validate_every: 20, validation_sequences: 4}
-resources: {gpus_per_node: 0, processes_per_node: 1}
+resources: {gpus_per_node: 0, processes_per_node: 2}
 checkpoint: {every: 10}
 """
 # The run stands still where the page is looked at: at step 15 for a moment, at step 40 until it is killed, and at

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -77,8 +78,11 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
     name = canonicalize_name(requirement.name)
     other = environment.packages.get(name)
     marker = str(requirement.marker or "")
-    # transformers asks for torch in an extra alone, and refuses an older one at import.
+    # transformers asks for torch in an extra alone: it refuses an older one at import, and takes a newer one.
     optional = package.name == "transformers" and name == "torch" and "extra == 'torch'" in marker.replace('"', "'")
+    specifier = requirement.specifier
+    if optional:
+        specifier = SpecifierSet(",".join(str(bound) for bound in specifier if bound.operator in (">=", ">")))
     if other is None and not requirement.marker and not requirement.extras:
         yield from _absent(case, environment, package, name)
     if (
@@ -89,7 +93,7 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
     ):
         return
     try:
-        fits = requirement.specifier.contains(Version(other.public), prereleases=True)
+        fits = specifier.contains(Version(other.public), prereleases=True)
     except InvalidVersion:
         return
     if fits or (other.origin == "conda" and other.version.count(".") < 2):
@@ -97,10 +101,7 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
     if re.search(r"\d(a|b|rc)\d", other.public) and requirement.specifier.contains(other.public.split("a")[0]):
         return
     later = package if _order(case, package) > _order(case, other) else other
-    sentence = (
-        f"{package.name} {package.version} requires {name}{requirement.specifier}, and the image has "
-        f"{name} {other.version}"
-    )
+    sentence = f"{package.name} {package.version} requires {name}{specifier}, and the image has {name} {other.version}"
     if not CRITICAL.fullmatch(name):
         yield case.remark("requirement-broken", sentence, later.where)
         return

@@ -114,7 +114,7 @@ class Index:
 
     def resolve(self, question: Question) -> Answer:
         if older := _before_the_table(question):
-            return Answer(trouble=f"{older} is older than the table of torch's own builds", checked=False)
+            return older
         key = _key("resolution", asdict(question))
         kept = self._kept(key, self.max_age)
         if kept is not None:
@@ -328,12 +328,20 @@ def _without_torch_index(question: Question) -> Question:
     )
 
 
-def _before_the_table(question: Question) -> str | None:
-    """A torch of torch's own index that the table does not reach back to."""
+def _before_the_table(question: Question) -> Answer | None:
+    """A torch of torch's own index that the table does not reach back to: of the last of them the builds are known."""
+    tags = [torch_tag(url) for url in (question.index or "", *question.extra_indexes)]
+    asked = (re.match(r"torch==(\d[\d.]*\d)(?:\+(\w+))?$", text) for text in question.requirements)
     oldest = Version(releases()[-1].version)
-    asked = (re.match(r"torch==(\d[\d.]*\d)(\+\w+)?$", text) for text in question.requirements)
-    older = next((found[0] for found in asked if found and Version(found[1]) < oldest), None)
-    return older if any(torch_tag(url) for url in (question.index or "", *question.extra_indexes)) else None
+    older = next((found for found in asked if found and Version(found[1]) < oldest), None)
+    if not older or not any(tags):
+        return None
+    builds = facts()["torch_index"]["older_builds"].get(".".join(older[1].split(".")[:2]))
+    tag = older[2] or tags[0]
+    if builds and tag and tag not in ("all", *builds):
+        words = f"Because {older[0]} was not found in the package registry (its builds are {', '.join(builds)})"
+        return Answer(trouble=f"{words} and you require {older[0]}")
+    return Answer(trouble=f"{older[0]} is older than the table of torch's own builds", checked=False)
 
 
 def _not_on_torch_index(question: Question) -> str | None:
