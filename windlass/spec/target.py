@@ -188,8 +188,8 @@ class KubernetesOptions(Section):
                 )
         if not STORAGE.fullmatch(self.storage):
             raise ValueError(
-                f"target.kubernetes.storage {self.storage!r} is not understood; for example pvc:CLAIM, "
-                "pvc:CLAIM/FOLDER, hostpath:/FOLDER or none"
+                f"target.kubernetes.storage {self.storage!r} is not understood; for example pvc:my-claim, "
+                "pvc:my-claim/folder, hostpath:/folder or none; a claim's name is in small letters"
             )
         if ".." in self.storage.split("/"):
             raise ValueError(f"target.kubernetes.storage {self.storage!r} leads out of its claim")
