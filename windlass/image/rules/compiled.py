@@ -50,12 +50,19 @@ def torch_while_building(case: Case) -> Iterator[Finding]:
         if need not in ("nvcc", "c++") and not (need == "torch" and _precompiles(compiled)):
             continue
         if compiled.isolated:
-            yield case.error("build-isolation", f"{package.name} imports torch while it is built, and pip builds it "
-                             "in an environment without torch", package.where,
-                             *after_torch(case, package))  # fmt: skip
+            yield case.error(
+                "build-isolation",
+                f"{package.name} imports torch while it is built, and pip builds it in an environment without torch",
+                package.where,
+                *after_torch(case, package),
+            )
         elif compiled.torch is None and case.trace.final.base.family is not None:
-            yield case.error("build-before-torch", f"{package.name} imports torch while it is built, and no earlier "
-                             "step installs torch", package.where, *after_torch(case, package))  # fmt: skip
+            yield case.error(
+                "build-before-torch",
+                f"{package.name} imports torch while it is built, and no earlier step installs torch",
+                package.where,
+                *after_torch(case, package),
+            )
 
 
 def build_modules(case: Case) -> Iterator[Finding]:
@@ -68,8 +75,12 @@ def build_modules(case: Case) -> Iterator[Finding]:
         }
         lacking = sorted(needed - compiled.installed)
         if lacking and not compiled.isolated and compiled.bare:
-            yield case.error("build-module", f"{package.name} is built without isolation and needs "
-                             f"{', '.join(lacking)}, which no earlier step installs", package.where)  # fmt: skip
+            yield case.error(
+                "build-module",
+                f"{package.name} is built without isolation and needs "
+                f"{', '.join(lacking)}, which no earlier step installs",
+                package.where,
+            )
 
 
 def old_source(case: Case) -> Iterator[Finding]:
@@ -77,17 +88,25 @@ def old_source(case: Case) -> Iterator[Finding]:
     for package, compiled, _ in built_here(case):
         source, python = _source(case, package), compiled.python or "3"
         if outgrown := _outgrown(case, package, compiled):
-            yield case.error("no-wheel", f"{package.name} {package.version} has wheels up to Python {outgrown[-1]}, "
-                             f"and none for {python}, which came after it: its source does not build there",
-                             package.where, *other_python(case, package, python, outgrown[-1]))  # fmt: skip
+            yield case.error(
+                "no-wheel",
+                f"{package.name} {package.version} has wheels up to Python {outgrown[-1]}, "
+                f"and none for {python}, which came after it: its source does not build there",
+                package.where,
+                *other_python(case, package, python, outgrown[-1]),
+            )
         elif compiled.isolated and "pkg_resources" in source.imports:
             texts = [text for text in source.written if re.match(r"setuptools\b", text)]
             if all(
                 Requirement(text).specifier.contains(facts()["change_names"]["setuptools_without"]) for text in texts
             ):
-                yield case.error("build-module", f"the setup.py of {package.name} {package.version} imports "
-                                 "pkg_resources, which setuptools has no more since 82, and pip builds it with the "
-                                 "newest", package.where)  # fmt: skip
+                yield case.error(
+                    "build-module",
+                    f"the setup.py of {package.name} {package.version} imports "
+                    "pkg_resources, which setuptools has no more since 82, and pip builds it with the "
+                    "newest",
+                    package.where,
+                )
 
 
 def _outgrown(case: Case, package: Package, compiled: Compiled) -> list[str]:
@@ -110,9 +129,12 @@ def nvcc(case: Case) -> Iterator[Finding]:
         torch = compiled.torch or case.trace.final.torch
         if compiled.nvcc is None:
             if compiled.nvcc_known:
-                yield case.error("no-nvcc", f"{package.name} is compiled with nvcc, which "
-                                 f"{case.trace.final.base.image} does not have", package.where,
-                                 *devel_base(case, package))  # fmt: skip
+                yield case.error(
+                    "no-nvcc",
+                    f"{package.name} is compiled with nvcc, which {case.trace.final.base.image} does not have",
+                    package.where,
+                    *devel_base(case, package),
+                )
             continue
         exact = _same_minor(case, package, compiled)
         part = 2 if exact else 1
@@ -122,11 +144,15 @@ def nvcc(case: Case) -> Iterator[Finding]:
             and torch.cuda != "cpu"
             and (torch.cuda.split(".")[:part] != compiled.nvcc.split(".")[:part])
         ):
-            yield case.error("nvcc-of-torch", f"{package.name} is compiled with nvcc {compiled.nvcc} against torch "
-                             f"{torch.version}, which is built with CUDA {torch.cuda}: "
-                             f"{package.name if exact else 'the extension builder of torch'} refuses another "
-                             f"{'minor' if exact else 'major'} version", package.where,
-                             *devel_base(case, package))  # fmt: skip
+            yield case.error(
+                "nvcc-of-torch",
+                f"{package.name} is compiled with nvcc {compiled.nvcc} against torch "
+                f"{torch.version}, which is built with CUDA {torch.cuda}: "
+                f"{package.name if exact else 'the extension builder of torch'} refuses another "
+                f"{'minor' if exact else 'major'} version",
+                package.where,
+                *devel_base(case, package),
+            )
         yield from _for_the_gpu(case, package, compiled)
         forced = any(
             name.endswith("_FORCE_BUILD") and value.upper() == "TRUE" for name, value in compiled.variables.items()
@@ -134,9 +160,12 @@ def nvcc(case: Case) -> Iterator[Finding]:
         newest = facts()["nvcc"]["gcc"].get(minor(compiled.nvcc))
         told = "ccbin" in str(compiled.variables) or "allow-unsupported" in str(compiled.variables)
         if newest and int(compiled.gcc or 0) > newest and not told and (forced or not _source(case, package).fetches):
-            yield case.error("gcc-too-new", f"{package.name} is compiled with nvcc {compiled.nvcc}, which takes gcc "
-                             f"up to {newest}, and gcc {compiled.gcc} is the compiler here: unsupported GNU version",
-                             package.where)  # fmt: skip
+            yield case.error(
+                "gcc-too-new",
+                f"{package.name} is compiled with nvcc {compiled.nvcc}, which takes gcc "
+                f"up to {newest}, and gcc {compiled.gcc} is the compiler here: unsupported GNU version",
+                package.where,
+            )
 
 
 def _for_the_gpu(case: Case, package: Package, compiled: Compiled) -> Iterator[Finding]:
@@ -145,12 +174,19 @@ def _for_the_gpu(case: Case, package: Package, compiled: Compiled) -> Iterator[F
         return
     first, last = known["first"].get(capability), known["last"].get(capability)
     if first and Version(compiled.nvcc) < Version(first):
-        yield case.error("nvcc-too-old", f"nvcc {compiled.nvcc} cannot compile {package.name} for {case.node.gpu} "
-                         f"(compute capability {capability}): CUDA {first} is the first that can",
-                         package.where)  # fmt: skip
+        yield case.error(
+            "nvcc-too-old",
+            f"nvcc {compiled.nvcc} cannot compile {package.name} for {case.node.gpu} "
+            f"(compute capability {capability}): CUDA {first} is the first that can",
+            package.where,
+        )
     if last and Version(compiled.nvcc) > Version(last):
-        yield case.error("nvcc-too-new", f"nvcc {compiled.nvcc} no longer compiles {package.name} for {case.node.gpu} "
-                         f"(compute capability {capability})", package.where)  # fmt: skip
+        yield case.error(
+            "nvcc-too-new",
+            f"nvcc {compiled.nvcc} no longer compiles {package.name} for {case.node.gpu} "
+            f"(compute capability {capability})",
+            package.where,
+        )
 
 
 def architecture_list(case: Case) -> Iterator[Finding]:
@@ -177,8 +213,12 @@ def architecture_list(case: Case) -> Iterator[Finding]:
         )
         if not covered:
             where = case.trace.final.exported.get("TORCH_CUDA_ARCH_LIST", package.where)
-            yield case.error("architecture-list", f"{package.name} is compiled for {text}, which has no code for "
-                             f"{case.node.gpu} (compute capability {capability})", where)  # fmt: skip
+            yield case.error(
+                "architecture-list",
+                f"{package.name} is compiled for {text}, which has no code for "
+                f"{case.node.gpu} (compute capability {capability})",
+                where,
+            )
             return
 
 
@@ -189,15 +229,27 @@ def compiler(case: Case) -> Iterator[Finding]:
             continue
         lacks = compiled.programs is not None and not compiled.programs & {"gcc", "g++"}
         if need == "rust" and compiled.programs is not None and "cargo" not in compiled.programs:
-            yield case.error("no-compiler", f"{package.name} {package.version} has no wheel for this image and is "
-                             "compiled with Rust, which nothing installs before", package.where)  # fmt: skip
+            yield case.error(
+                "no-compiler",
+                f"{package.name} {package.version} has no wheel for this image and is "
+                "compiled with Rust, which nothing installs before",
+                package.where,
+            )
         if need in ("nvcc", "c++", "compiler") and not compiled.headers and not _source(case, package).fetches:
-            yield case.error("missing-header", f"{package.name} is compiled, and Python.h is not there: nothing "
-                             "installs the headers of the system's Python before", package.where,
-                             *apt_install(case, package.where, "python3-dev"))  # fmt: skip
+            yield case.error(
+                "missing-header",
+                f"{package.name} is compiled, and Python.h is not there: nothing "
+                "installs the headers of the system's Python before",
+                package.where,
+                *apt_install(case, package.where, "python3-dev"),
+            )
         if lacks and need in ("nvcc", "c++", "compiler"):
-            yield case.error("no-compiler", f"{package.name} is compiled, and nothing installs a C++ compiler before",
-                             package.where, *apt_install(case, package.where, "build-essential"))  # fmt: skip
+            yield case.error(
+                "no-compiler",
+                f"{package.name} is compiled, and nothing installs a C++ compiler before",
+                package.where,
+                *apt_install(case, package.where, "build-essential"),
+            )
 
 
 def other_torch(case: Case) -> Iterator[Finding]:
@@ -207,9 +259,12 @@ def other_torch(case: Case) -> Iterator[Finding]:
             built = package.compiled and need_of(case, package) in ("nvcc", "c++", "torch")
             before = package.compiled.torch if package.compiled and built else None
             if before and before.version and torch.version and before.version != torch.version:
-                yield case.error("compiled-for-another-torch", f"{package.name} is compiled against torch "
-                                 f"{before.version}, and the image ends with torch {torch.version}",
-                                 torch.where)  # fmt: skip
+                yield case.error(
+                    "compiled-for-another-torch",
+                    f"{package.name} is compiled against torch "
+                    f"{before.version}, and the image ends with torch {torch.version}",
+                    torch.where,
+                )
             yield from _made_for(case, package, torch)
             if (
                 package.name == "flash-attn"
@@ -217,10 +272,13 @@ def other_torch(case: Case) -> Iterator[Finding]:
                 and before
                 and re.search(r"\d(a|b|rc)\d", before.public)
             ) and package.compiled.variables.get("FLASH_ATTENTION_FORCE_BUILD", "").upper() != "TRUE":
-                yield case.error("flash-attn-prebuilt", "flash-attn fetches its ready wheel for torch "
-                                 f"{minor(before.public)}, which does not fit the base image's own torch "
-                                 f"{before.version}: undefined symbols; FLASH_ATTENTION_FORCE_BUILD=TRUE compiles it",
-                                 package.where)  # fmt: skip
+                yield case.error(
+                    "flash-attn-prebuilt",
+                    "flash-attn fetches its ready wheel for torch "
+                    f"{minor(before.public)}, which does not fit the base image's own torch "
+                    f"{before.version}: undefined symbols; FLASH_ATTENTION_FORCE_BUILD=TRUE compiles it",
+                    package.where,
+                )
 
 
 def _made_for(case: Case, package: Package, torch: Package) -> Iterator[Finding]:
@@ -240,9 +298,12 @@ def _made_for(case: Case, package: Package, torch: Package) -> Iterator[Finding]
     if abi and (abi[1] == "true") != new_abi and torch.origin == "pip":
         problems.append(f"the {'new' if abi[1] == 'true' else 'old'} C++ ABI, not torch's")
     if problems:
-        yield case.error(f"{package.name}-abi", f"this {package.name} wheel is made for {'; '.join(problems)}: "
-                         "importing it ends with an undefined symbol", package.where,
-                         *after_torch(case, package))  # fmt: skip
+        yield case.error(
+            f"{package.name}-abi",
+            f"this {package.name} wheel is made for {'; '.join(problems)}: importing it ends with an undefined symbol",
+            package.where,
+            *after_torch(case, package),
+        )
 
 
 def _same_minor(case: Case, package: Package, compiled: Compiled) -> bool:

@@ -55,9 +55,12 @@ def refused_metadata(case: Case) -> Iterator[Finding]:
                 try:
                     Requirement(text)
                 except InvalidRequirement:
-                    yield case.error("invalid-metadata", f"{name} {package.version} requires {text!r}, which is not "
-                                     f"valid: pip {pip.version}, which {pip.where} installed, refuses the release",
-                                     package.where)  # fmt: skip
+                    yield case.error(
+                        "invalid-metadata",
+                        f"{name} {package.version} requires {text!r}, which is not "
+                        f"valid: pip {pip.version}, which {pip.where} installed, refuses the release",
+                        package.where,
+                    )
                     break
 
 
@@ -118,8 +121,11 @@ def _absent(case: Case, environment: Environment, package: Package, name: str) -
         return
     modules = {module.split(".")[0].lower() for module, _ in imports_of(case.index, package.found)}
     if name.startswith("nvidia-") or name.replace("-", "_") in modules:
-        yield case.error("missing-requirement", f"{package.name} {package.version} needs {name}, and nothing installs "
-                         "it", removed.where if removed and not brought else package.where)  # fmt: skip
+        yield case.error(
+            "missing-requirement",
+            f"{package.name} {package.version} needs {name}, and nothing installs it",
+            removed.where if removed and not brought else package.where,
+        )
 
 
 def imports(case: Case) -> Iterator[Finding]:
@@ -144,8 +150,11 @@ def imports(case: Case) -> Iterator[Finding]:
                 continue
             has = f"{other.name} {other.version} has none" if other else "no setuptools is installed"
             decides = other if other and _order(case, other) > _order(case, package) and package.pinned else package
-            yield case.error(f"import-of-{package.name}", f"{package.name} {package.version} imports {lacking}, and "
-                             f"{has}", decides.where)  # fmt: skip
+            yield case.error(
+                f"import-of-{package.name}",
+                f"{package.name} {package.version} imports {lacking}, and {has}",
+                decides.where,
+            )
 
 
 def _may_break(case: Case, environment: Environment, package: Package, name: str) -> bool:
@@ -204,8 +213,11 @@ def _replaced(case: Case, step: Step, before: Package, after: Package) -> Iterat
     if not before.pinned and not by_base and not implied:
         return
     if asked and asked.pin and by_base and case.trace.final.base.family != "nvidia-torch":
-        yield case.remark("base-torch", f"the base image brings {before.name} {before.version}, and {asked.text} is "
-                          "installed over it", at_line(step, asked))  # fmt: skip
+        yield case.remark(
+            "base-torch",
+            f"the base image brings {before.name} {before.version}, and {asked.text} is installed over it",
+            at_line(step, asked),
+        )
         return
     if after.name != "torch" and asked and (asked.pin or "--upgrade" in step.options):
         return  # the user asks for the other version himself
@@ -259,13 +271,19 @@ def wheel_tags(case: Case) -> Iterator[Finding]:
         pythons = {tag.split("-")[0] for tag in wheel[2]}
         own = f"cp{(environment.python or '').replace('.', '')}"
         if not any(one == "any" or one.endswith(machine) for one in machines):
-            yield case.error("wheel-platform", f"{package.wheel} is for {', '.join(machines)}; the nodes are "
-                             f"{case.node.platform}", package.where)  # fmt: skip
+            yield case.error(
+                "wheel-platform",
+                f"{package.wheel} is for {', '.join(machines)}; the nodes are {case.node.platform}",
+                package.where,
+            )
         elif environment.python and not any(
             python == own or python.startswith("py3") or "abi3" in str(wheel[2]) for python in pythons
         ):
-            yield case.error("wheel-python", f"{package.wheel} is for {', '.join(pythons)}; the image has Python "
-                             f"{environment.python}", package.where)  # fmt: skip
+            yield case.error(
+                "wheel-python",
+                f"{package.wheel} is for {', '.join(pythons)}; the image has Python {environment.python}",
+                package.where,
+            )
 
 
 def _kind(trouble: str) -> str:

@@ -75,8 +75,10 @@ def companion_of_torch(case: Case, package: Package, torch: Package) -> tuple[Re
         partial(_pinned, case=case, package=package, wanted=pin),
         partial(_beside, case=case, torch=torch, pin=pin),
     )
-    return (_repair(f"take {name} {right}, which is made for torch {torch.public}", taken, name),
-            _repair(f"install {name} {right} together with torch {torch.public}", beside, name))  # fmt: skip
+    return (
+        _repair(f"take {name} {right}, which is made for torch {torch.public}", taken, name),
+        _repair(f"install {name} {right} together with torch {torch.public}", beside, name),
+    )
 
 
 def hold_version(
@@ -220,8 +222,11 @@ def _more_words(texts: Texts, where: Where, word: str) -> Texts:
 def _with_base_text(texts: Texts, case: Case, old: str, new: str) -> Texts | None:
     """Another base image, in FROM or in the ARG that FROM reads."""
     text = texts.dockerfile or ""
-    read = [one for one in case.dockerfile.instructions if one.keyword == "ARG" and one.stage == -1
-            and re.search(rf"=['\"]?{re.escape(old)}", one.text)]  # fmt: skip
+    read = [
+        one
+        for one in case.dockerfile.instructions
+        if one.keyword == "ARG" and one.stage == -1 and re.search(rf"=['\"]?{re.escape(old)}", one.text)
+    ]
     for instruction in (case.stages()[0].start, *read):
         line = lines_of(text, instruction.first, instruction.last)
         if old in line:

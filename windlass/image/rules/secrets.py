@@ -49,12 +49,18 @@ def _argument(case: Case, one: Instruction, arguments: dict[str, Instruction]) -
         name, _, value = word.partition("=")
         if _secret_name(name) or VALUE.search(value):
             if value.strip("\"'"):
-                yield _found(case, "secret-in-arg", f"ARG {name} holds a secret, and the history of the image keeps it",
-                             one.first, name)  # fmt: skip
+                yield _found(
+                    case,
+                    "secret-in-arg",
+                    f"ARG {name} holds a secret, and the history of the image keeps it",
+                    one.first,
+                    name,
+                )
             else:
                 arguments[name] = one
-                yield _found(case, "secret-in-arg", f"the ARG {name} is for a secret, and the history keeps it",
-                             one.first, name)  # fmt: skip
+                yield _found(
+                    case, "secret-in-arg", f"the ARG {name} is for a secret, and the history keeps it", one.first, name
+                )
 
 
 def _environment(case: Case, one: Instruction, arguments: dict[str, Instruction]) -> Iterator[Finding]:
@@ -68,8 +74,13 @@ def _environment(case: Case, one: Instruction, arguments: dict[str, Instruction]
         elif (_secret_name(name) and value and not value.startswith(("$", "/")) and len(value) > 3) or VALUE.search(
             value
         ):
-            yield _found(case, "secret-in-env", f"ENV {name} holds a secret: everyone who pulls the image can read it",
-                         line, name)  # fmt: skip
+            yield _found(
+                case,
+                "secret-in-env",
+                f"ENV {name} holds a secret: everyone who pulls the image can read it",
+                line,
+                name,
+            )
 
 
 def _copied(case: Case, one: Instruction) -> Iterator[Finding]:
@@ -80,8 +91,13 @@ def _copied(case: Case, one: Instruction) -> Iterator[Finding]:
         for name in [plain, *(name for name in inside if CONTENT.search(case.texts.files[name]))]:
             text = case.texts.files.get(posixpath.normpath(name), "")
             if (FILES.search(name) and not name.endswith((".example", ".sample", ".template"))) or CONTENT.search(text):
-                yield _found(case, "secret-copied", f"{name} is copied into the image, where all can read it",
-                             one.first, name.rsplit("/", 1)[-1].strip("."))  # fmt: skip
+                yield _found(
+                    case,
+                    "secret-copied",
+                    f"{name} is copied into the image, where all can read it",
+                    one.first,
+                    name.rsplit("/", 1)[-1].strip("."),
+                )
 
 
 def _run(case: Case, one: Instruction) -> Iterator[Finding]:
@@ -95,8 +111,13 @@ def _run(case: Case, one: Instruction) -> Iterator[Finding]:
         cloned = CLONED.search(line) and not re.search(r"rm -\w+ \S*\.git\b|remote set-url|remote remove", text)
         if cloned or VALUE.search(line) or literal or by_name or by_value or GIVEN.search(line):
             told = one.lines[number] if number < len(one.lines) else one.first
-            yield _found(case, "secret-in-run", "a secret stands in this RUN, and the history of the image keeps it",
-                         told, "token" )  # fmt: skip
+            yield _found(
+                case,
+                "secret-in-run",
+                "a secret stands in this RUN, and the history of the image keeps it",
+                told,
+                "token",
+            )
             return
 
 

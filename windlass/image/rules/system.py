@@ -42,8 +42,12 @@ def empty_argument(case: Case) -> Iterator[Finding]:
     """An ARG before FROM has a value for FROM alone."""
     for name, where in case.trace.empty.items():
         declare = partial(_declared, name=name, line=where.first)
-        yield case.error("empty-argument", f"{name} is empty here: its ARG stands before FROM, and this stage does not "
-                         "declare it again", where, Repair(f"declare {name} in the stage", declare))  # fmt: skip
+        yield case.error(
+            "empty-argument",
+            f"{name} is empty here: its ARG stands before FROM, and this stage does not declare it again",
+            where,
+            Repair(f"declare {name} in the stage", declare),
+        )
 
 
 def _declared(texts: Texts, *, name: str, line: int) -> Texts:
@@ -72,9 +76,12 @@ def system_library(case: Case) -> Iterator[Finding]:
             ):
                 case.trace.unknown.append(f"{package.where}: whether the image has {library}, which {name} loads")
                 continue
-            yield case.error("missing-library", f"{name} {package.version} loads {library}, which nothing installs "
-                             f"(Debian's {brought_by[0]})", package.where,
-                             *apt_install(case, package.where, brought_by[0]))  # fmt: skip
+            yield case.error(
+                "missing-library",
+                f"{name} {package.version} loads {library}, which nothing installs (Debian's {brought_by[0]})",
+                package.where,
+                *apt_install(case, package.where, brought_by[0]),
+            )
 
 
 def _loads(package: Package, known: Mapping[str, Any]) -> bool:
@@ -99,16 +106,23 @@ def managed_python(case: Case) -> Iterator[Finding]:
                 and "poetry" not in step.text
                 and state.base.family in ("python", "cuda", "system")
             ):
-                yield case.error("uv-without-environment", "uv pip install finds no virtual environment here and "
-                                 "refuses; --system installs into the image's Python", step.where,
-                                 line_before(step.where, "ENV UV_SYSTEM_PYTHON=1"))  # fmt: skip
+                yield case.error(
+                    "uv-without-environment",
+                    "uv pip install finds no virtual environment here and "
+                    "refuses; --system installs into the image's Python",
+                    step.where,
+                    line_before(step.where, "ENV UV_SYSTEM_PYTHON=1"),
+                )
                 return
             allowed = allowed or bool(variables.get("UV_BREAK_SYSTEM_PACKAGES"))
         allowed = allowed or bool(variables.get("PIP_BREAK_SYSTEM_PACKAGES"))
         if step.environment.managed and not allowed:
-            yield case.error("externally-managed", f"pip refuses to install into the Python of {state.system}: "
-                             "externally-managed-environment (PEP 668)", step.where, line_before(step.where,
-                             "ENV PIP_BREAK_SYSTEM_PACKAGES=1 UV_BREAK_SYSTEM_PACKAGES=1"))  # fmt: skip
+            yield case.error(
+                "externally-managed",
+                f"pip refuses to install into the Python of {state.system}: externally-managed-environment (PEP 668)",
+                step.where,
+                line_before(step.where, "ENV PIP_BREAK_SYSTEM_PACKAGES=1 UV_BREAK_SYSTEM_PACKAGES=1"),
+            )
             return
 
 
@@ -118,11 +132,19 @@ def copied_environment(case: Case) -> Iterator[Finding]:
         system = state.environments[SYSTEM]
         if environment.prefix == SYSTEM:
             if environment.python and system.python and environment.python != system.python:
-                yield case.error("copied-environment", f"the packages are of Python {environment.python}, and this "
-                                 f"stage has Python {system.python}: it never sees them", where)  # fmt: skip
+                yield case.error(
+                    "copied-environment",
+                    f"the packages are of Python {environment.python}, and this "
+                    f"stage has Python {system.python}: it never sees them",
+                    where,
+                )
         elif environment.interpreter not in case.trace.states[-1].interpreters | state.interpreters:
-            yield case.error("copied-environment", f"the environment links to {environment.interpreter} of the other "
-                             "stage, which is not in this one: no such file or directory", where)  # fmt: skip
+            yield case.error(
+                "copied-environment",
+                f"the environment links to {environment.interpreter} of the other "
+                "stage, which is not in this one: no such file or directory",
+                where,
+            )
 
 
 def start(case: Case) -> Iterator[Finding]:
@@ -142,8 +164,12 @@ def start(case: Case) -> Iterator[Finding]:
     own = final.environments[prefix].packages if prefix in final.environments else {}
     torch = next((package for _, package in final.everywhere if package.name == "torch"), None)
     if torch and "torch" not in own and final.active in (SYSTEM, prefix):
-        yield case.error("another-python", f"{where.place} starts {command.words[0]}, which is not the Python that "
-                         f"{torch.where} installs torch into: no module named torch", where)  # fmt: skip
+        yield case.error(
+            "another-python",
+            f"{where.place} starts {command.words[0]}, which is not the Python that "
+            f"{torch.where} installs torch into: no module named torch",
+            where,
+        )
 
 
 def permission(case: Case) -> Iterator[Finding]:
@@ -152,8 +178,11 @@ def permission(case: Case) -> Iterator[Finding]:
         user = step.user.split(":")[0]
         own = step.environment.prefix != SYSTEM and step.environment.owner in ("root", "0")
         if step.kind == "pip" and user not in ("root", "0", "") and own:
-            yield case.error("permission", f"{step.environment.prefix} belongs to root, and this step runs as {user}: "
-                             "permission denied", step.where)  # fmt: skip
+            yield case.error(
+                "permission",
+                f"{step.environment.prefix} belongs to root, and this step runs as {user}: permission denied",
+                step.where,
+            )
             return
 
 
@@ -168,29 +197,48 @@ def efa(case: Case) -> Iterator[Finding]:
     ):
         nccl = final.packages.get("nvidia-nccl-cu12") or final.packages.get("nvidia-nccl-cu13")
         if nccl and nccl.at_least("2.19"):
-            yield case.error("efa-too-old", f"EFA installer {final.efa} with NCCL {nccl.version}: unable to register "
-                             f"memory; {known['floor_for_nccl_2_19']} is the oldest that works", final.efa_where,
-                             replace_in_instruction(final.efa_where, final.efa, known["installer"]))  # fmt: skip
+            yield case.error(
+                "efa-too-old",
+                f"EFA installer {final.efa} with NCCL {nccl.version}: unable to register "
+                f"memory; {known['floor_for_nccl_2_19']} is the oldest that works",
+                final.efa_where,
+                replace_in_instruction(final.efa_where, final.efa, known["installer"]),
+            )
     if final.efa_copied and final.efa_where and not set(known["loads"]) & set(final.apt):
-        yield case.error("efa-not-found", f"EFA is copied from another stage, and {known['loads'][0]}, which its NCCL "
-                         "plugin loads, is not installed here: NCCL falls back to TCP", final.efa_where,
-                         *apt_install(case, final.efa_where, known["loads"][0]))  # fmt: skip
+        yield case.error(
+            "efa-not-found",
+            f"EFA is copied from another stage, and {known['loads'][0]}, which its NCCL "
+            "plugin loads, is not installed here: NCCL falls back to TCP",
+            final.efa_where,
+            *apt_install(case, final.efa_where, known["loads"][0]),
+        )
     if final.ofi and final.efa and final.efa != "latest":
         brought, needed = at_or_below(known["libfabric"], final.efa), at_or_below(known["ofi_needs"], final.ofi[0])
         if brought and needed and Version(brought) < Version(needed):
-            yield case.error("efa-libfabric", f"aws-ofi-nccl {final.ofi[0]} needs libfabric {needed} or newer, and "
-                             f"EFA installer {final.efa} brings {brought}", final.ofi[1])  # fmt: skip
+            yield case.error(
+                "efa-libfabric",
+                f"aws-ofi-nccl {final.ofi[0]} needs libfabric {needed} or newer, and "
+                f"EFA installer {final.efa} brings {brought}",
+                final.ofi[1],
+            )
     path = final.variables.get("LD_LIBRARY_PATH")
     if final.efa and path is not None and "LD_LIBRARY_PATH" in final.exported:
         where = final.exported["LD_LIBRARY_PATH"]
         after = final.efa_where is None or where.place.line > final.efa_where.place.line
         if after and "amazon" not in path and "$LD_LIBRARY_PATH" not in path and "efa" not in path:
-            yield case.error("efa-not-found", "LD_LIBRARY_PATH leaves out EFA's libraries and its NCCL plugin "
-                             "(/opt/amazon/…): NCCL falls back to TCP", where)  # fmt: skip
+            yield case.error(
+                "efa-not-found",
+                "LD_LIBRARY_PATH leaves out EFA's libraries and its NCCL plugin "
+                "(/opt/amazon/…): NCCL falls back to TCP",
+                where,
+            )
     lacks = final.base.family in ("cuda", "torch", "python", "system") and "amazonaws" not in final.base.image
     if case.node.efa and not final.efa and not final.base.efa and final.torch and lacks:
-        yield case.remark("no-efa", f"the nodes have EFA ({case.node.origin}), and nothing installs its NCCL plugin: "
-                          "NCCL falls back to TCP", case.base_where())  # fmt: skip
+        yield case.remark(
+            "no-efa",
+            f"the nodes have EFA ({case.node.origin}), and nothing installs its NCCL plugin: NCCL falls back to TCP",
+            case.base_where(),
+        )
 
 
 def library_path(case: Case) -> Iterator[Finding]:
@@ -207,12 +255,17 @@ def library_path(case: Case) -> Iterator[Finding]:
         if cuda and torch and torch.origin == "pip" and torch.cuda not in (None, "cpu") and final.base.has_nvcc:
             same_major = Version(cuda).major == Version(torch.cuda or "0").major == 12
             if same_major and Version(cuda) < Version(torch.cuda or "0"):
-                yield case.error("library-path", f"LD_LIBRARY_PATH puts CUDA {cuda} before the libraries that torch "
-                                 f"{torch.version} brings for CUDA {torch.cuda}: libcusparse finds the older "
-                                 "libnvJitLink, undefined symbol", where)  # fmt: skip
+                yield case.error(
+                    "library-path",
+                    f"LD_LIBRARY_PATH puts CUDA {cuda} before the libraries that torch "
+                    f"{torch.version} brings for CUDA {torch.cuda}: libcusparse finds the older "
+                    "libnvJitLink, undefined symbol",
+                    where,
+                )
         if name == "LD_PRELOAD" and "libnccl.so" in value and final.torch:
-            yield case.error("nccl-preloaded", "LD_PRELOAD puts another NCCL under torch than the one it is built with",
-                             where)  # fmt: skip
+            yield case.error(
+                "nccl-preloaded", "LD_PRELOAD puts another NCCL under torch than the one it is built with", where
+            )
 
 
 def variables(case: Case) -> Iterator[Finding]:
@@ -230,10 +283,16 @@ def variables(case: Case) -> Iterator[Finding]:
         if name == "LD_LIBRARY_PATH" and "/stubs" in value:
             return "the stub of libcuda is found before the driver's: CUDA driver is a stub library"
         python = final.environment.python
-        others = [path for path in value.split(":") if (found := re.search(r"/python(3\.\d+)/", f"{path}/"))
-                  and found[1] != python]  # fmt: skip
-        return f"{others[0]} holds packages of another Python than {python}" if (
-            name == "PYTHONPATH" and python and others) else None  # fmt: skip
+        others = [
+            path
+            for path in value.split(":")
+            if (found := re.search(r"/python(3\.\d+)/", f"{path}/")) and found[1] != python
+        ]
+        return (
+            f"{others[0]} holds packages of another Python than {python}"
+            if (name == "PYTHONPATH" and python and others)
+            else None
+        )
 
     for name, where in final.exported.items():
         gpus = "VISIBLE" in name or "CAPABILITIES" in name
@@ -247,9 +306,13 @@ def _compat(case: Case, compat: str | None, where: Where) -> Iterator[Finding]:
     geforce = re.fullmatch(facts()["driver_branches"]["geforce"], gpu_in_table(case.node.gpu or "") or "")
     if compat and native and Version(native) <= Version(compat) and not geforce:
         return
-    yield case.error("cuda-compat", "CUDA's compatibility libraries hide the driver's own: error 804 on this GPU"
-                     if geforce else "CUDA's compatibility libraries hide the driver's own: error 803 where the "
-                     "driver is newer", where)  # fmt: skip
+    yield case.error(
+        "cuda-compat",
+        "CUDA's compatibility libraries hide the driver's own: error 804 on this GPU"
+        if geforce
+        else "CUDA's compatibility libraries hide the driver's own: error 803 where the driver is newer",
+        where,
+    )
 
 
 def platform(case: Case) -> Iterator[Finding]:
@@ -260,15 +323,21 @@ def platform(case: Case) -> Iterator[Finding]:
             yield case.error("no-such-image", f"{own.image} is not in the registry: {reason}", case.base_where(stage))
     base = case.trace.final.base
     if base.platforms and case.node.platform not in base.platforms:
-        yield case.error("base-platform", f"{base.repository} is published for {' and '.join(base.platforms)} alone, "
-                         f"and the nodes are {case.node.platform}: no matching manifest",
-                         case.base_where())  # fmt: skip
+        yield case.error(
+            "base-platform",
+            f"{base.repository} is published for {' and '.join(base.platforms)} alone, "
+            f"and the nodes are {case.node.platform}: no matching manifest",
+            case.base_where(),
+        )
     for stage in case.stages():
         if stage.platform and stage.platform.startswith("linux/") and stage.platform != case.node.platform:
             where = case.base_where(stage)
-            yield case.error("platform", f"the image is made for {stage.platform}, and the nodes are "
-                             f"{case.node.platform}: exec format error", where, replace_in_instruction(where,
-                             f"--platform={stage.platform}", f"--platform={case.node.platform}"))  # fmt: skip
+            yield case.error(
+                "platform",
+                f"the image is made for {stage.platform}, and the nodes are {case.node.platform}: exec format error",
+                where,
+                replace_in_instruction(where, f"--platform={stage.platform}", f"--platform={case.node.platform}"),
+            )
 
 
 def cuda_packages(case: Case) -> Iterator[Finding]:
@@ -292,12 +361,20 @@ def cuda_packages(case: Case) -> Iterator[Finding]:
             continue
         cuda, cudnn = wanted
         if brought and cuda not in brought:
-            yield case.error("cuda-of-package", f"{name} {package.version} is built for CUDA {cuda}, and the image "
-                             f"has CUDA {' and '.join(sorted(brought))}", package.where)  # fmt: skip
+            yield case.error(
+                "cuda-of-package",
+                f"{name} {package.version} is built for CUDA {cuda}, and the image "
+                f"has CUDA {' and '.join(sorted(brought))}",
+                package.where,
+            )
         elif cudnn and final.base.cudnn is not None and cudnn not in _cudnn(final):
             has = " and ".join(sorted(_cudnn(final)))
-            yield case.error("cuda-of-package", f"{name} {package.version} loads libcudnn.so.{cudnn}, and the image "
-                             f"has {f'cuDNN {has}' if has else 'no cuDNN'}", package.where)  # fmt: skip
+            yield case.error(
+                "cuda-of-package",
+                f"{name} {package.version} loads libcudnn.so.{cudnn}, and the image "
+                f"has {f'cuDNN {has}' if has else 'no cuDNN'}",
+                package.where,
+            )
 
 
 def cuda_wanted(name: str, version: str, requires: Iterable[str]) -> tuple[str, str | None] | None:

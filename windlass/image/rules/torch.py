@@ -38,10 +38,14 @@ def cpu_only(case: Case) -> Iterator[Finding]:
     packages = [environment.packages.get("torch") for environment in case.trace.final.environments.values()]
     for torch in (package for package in packages if package):
         if torch.cuda == "cpu" and case.node.gpu and not case.node.cpu_only:
-            reason = "conda sees no GPU while it builds and takes the build for CPUs" if torch.origin == "conda" else (
-                f"torch {torch.version} on {case.node.platform} is a build for CPUs alone")  # fmt: skip
-            yield case.error("cpu-only-torch", f"{reason}; the nodes have {case.node.gpu}", torch.where,
-                             *another_build(case, torch))  # fmt: skip
+            reason = (
+                "conda sees no GPU while it builds and takes the build for CPUs"
+                if torch.origin == "conda"
+                else (f"torch {torch.version} on {case.node.platform} is a build for CPUs alone")
+            )
+            yield case.error(
+                "cpu-only-torch", f"{reason}; the nodes have {case.node.gpu}", torch.where, *another_build(case, torch)
+            )
 
 
 def gpu_code(case: Case) -> Iterator[Finding]:
@@ -59,26 +63,39 @@ def gpu_code(case: Case) -> Iterator[Finding]:
         if outside and first and cuda < Version(first) and case.trace.final.base.family != "nvidia-torch":
             lacks = f"CUDA {first} is the first that has"
         if lacks:
-            yield case.error("gpu-architecture", f"torch {torch.version} is built with CUDA {torch.cuda}, without code "
-                             f"for {case.node.gpu}, compute capability {capability}: {lacks}", torch.where,
-                             *another_build(case, torch))  # fmt: skip
+            yield case.error(
+                "gpu-architecture",
+                f"torch {torch.version} is built with CUDA {torch.cuda}, without code "
+                f"for {case.node.gpu}, compute capability {capability}: {lacks}",
+                torch.where,
+                *another_build(case, torch),
+            )
         elif capability and build is None and torch.cuda != "cpu":
-            case.trace.unknown.append(f"{torch.where}: torch {torch.version} with CUDA "
-                                      f"{torch.cuda or 'unknown'} is not in the table: whether it has "
-                                      f"code for {case.node.gpu}")  # fmt: skip
+            case.trace.unknown.append(
+                f"{torch.where}: torch {torch.version} with CUDA "
+                f"{torch.cuda or 'unknown'} is not in the table: whether it has "
+                f"code for {case.node.gpu}"
+            )
         if not capability or not build or build.runs_on(capability, case.node.platform):
             continue
         compiled = " ".join(build.architectures(case.node.platform) or ())
-        yield case.error("gpu-architecture", f"torch {torch.version} (CUDA {build.cuda}) has no code for "
-                         f"{case.node.gpu}, compute capability {capability}: it is compiled for {compiled}",
-                         torch.where, *another_build(case, torch))  # fmt: skip
+        yield case.error(
+            "gpu-architecture",
+            f"torch {torch.version} (CUDA {build.cuda}) has no code for "
+            f"{case.node.gpu}, compute capability {capability}: it is compiled for {compiled}",
+            torch.where,
+            *another_build(case, torch),
+        )
 
 
 def _first_cuda(capability: str) -> str | None:
     """The first CUDA that compiles for a GPU, or for one of its generation whose code runs on it."""
     own, first = Version(capability), facts()["nvcc"]["first"]
-    return min((first[one] for one in first if Version(one).major == own.major and Version(one) <= own), key=Version,
-               default=None)  # fmt: skip
+    return min(
+        (first[one] for one in first if Version(one).major == own.major and Version(one) <= own),
+        key=Version,
+        default=None,
+    )
 
 
 def package_on_gpu(case: Case) -> Iterator[Finding]:
@@ -88,15 +105,21 @@ def package_on_gpu(case: Case) -> Iterator[Finding]:
         for package in environment.packages.values():
             needed = at_or_below(oldest.get(package.name, {}), package.public)
             if case.node.capability and needed and Version(case.node.capability) < Version(needed):
-                yield case.error("package-gpu-architecture", f"{package.name} {package.version} has kernels for "
-                                 f"compute capability {needed} and newer; {case.node.gpu} has {case.node.capability}",
-                                 package.where)  # fmt: skip
+                yield case.error(
+                    "package-gpu-architecture",
+                    f"{package.name} {package.version} has kernels for "
+                    f"compute capability {needed} and newer; {case.node.gpu} has {case.node.capability}",
+                    package.where,
+                )
         package_ = environment.packages.get("bitsandbytes")
         made = cuda_libraries(case.index, package_.found) if package_ and torch.cuda not in (None, "cpu") else ()
         if package_ and made and (torch.cuda or "").replace(".", "") not in made:
-            yield case.error("bitsandbytes-build", f"bitsandbytes {package_.version} has binaries for CUDA "
-                             f"{', '.join(made)}, none for the {torch.cuda} of torch {torch.version}",
-                             package_.where)  # fmt: skip
+            yield case.error(
+                "bitsandbytes-build",
+                f"bitsandbytes {package_.version} has binaries for CUDA "
+                f"{', '.join(made)}, none for the {torch.cuda} of torch {torch.version}",
+                package_.where,
+            )
 
 
 def driver_too_old(case: Case) -> Iterator[Finding]:
@@ -111,9 +134,13 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
         needed = minimum_driver(torch.cuda)
         if not runs(driver, needed):
             torch_found = True
-            yield case.error("driver-too-old", f"torch {torch.version} is built with CUDA {torch.cuda}, which needs "
-                             f"driver {needed} or newer; the nodes have {driver}", torch.where,
-                             *another_build(case, torch))  # fmt: skip
+            yield case.error(
+                "driver-too-old",
+                f"torch {torch.version} is built with CUDA {torch.cuda}, which needs "
+                f"driver {needed} or newer; the nodes have {driver}",
+                torch.where,
+                *another_build(case, torch),
+            )
     base = case.trace.final.base
     native = driver_cuda(driver)
     checked = base.repository.endswith("nvidia/cuda") or (base.family == "torch" and base.has_nvcc)
@@ -127,8 +154,9 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
     if geforce and Version(base.cuda) >= Version(branches["geforce_since"]):
         accepted = []  # the exceptions are for other brands
     if accepted is None and Version(native) < Version(base.cuda):
-        case.trace.unknown.append(f"{case.base_where()}: which drivers {base.image} accepts is not in "
-                                  f"the table; {driver} has CUDA {native}")  # fmt: skip
+        case.trace.unknown.append(
+            f"{case.base_where()}: which drivers {base.image} accepts is not in the table; {driver} has CUDA {native}"
+        )
     elif accepted is not None and Version(native) < Version(base.cuda) and version_of(driver).major not in accepted:
         yield case.error(
             "base-needs-driver",
@@ -147,9 +175,13 @@ def companion_build(case: Case) -> Iterator[Finding]:
             if package is None or not package.version or (package.where == torch.where and package.origin == "base"):
                 continue
             if _differ(torch.cuda, package.cuda):
-                yield case.error(f"{name}-build", f"{name} {package.version} is built for {_build(package.cuda)}, "
-                                 f"torch {torch.version} for {_build(torch.cuda)}: its operators do not load",
-                                 package.where, *companion_of_torch(case, package, torch))  # fmt: skip
+                yield case.error(
+                    f"{name}-build",
+                    f"{name} {package.version} is built for {_build(package.cuda)}, "
+                    f"torch {torch.version} for {_build(torch.cuda)}: its operators do not load",
+                    package.where,
+                    *companion_of_torch(case, package, torch),
+                )
 
 
 def two_nccl(case: Case) -> Iterator[Finding]:
@@ -159,8 +191,11 @@ def two_nccl(case: Case) -> Iterator[Finding]:
         if len(found) > 1 and torch.cuda:
             own = f"nvidia-nccl-cu{torch.cuda.split('.')[0]}"
             other = next((one for one in found if one.name != own), found[-1])
-            yield case.error("two-nccl", f"{' and '.join(f'{one.name} {one.version}' for one in found)}: two NCCL "
-                             "libraries in one process", other.where)  # fmt: skip
+            yield case.error(
+                "two-nccl",
+                f"{' and '.join(f'{one.name} {one.version}' for one in found)}: two NCCL libraries in one process",
+                other.where,
+            )
 
 
 def _differ(one: str | None, other: str | None) -> bool:

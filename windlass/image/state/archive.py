@@ -39,8 +39,11 @@ def installed_by(
     asked = sorted(names)
     family = re.sub(r"[\d.]", "", system)
     known: dict[str, list[str]] | None = index.kept(
-        "apt-closure", [system, asked, recommends],
-        lambda: _installed(index, family, codename, asked, recommends), 7 * DAY)  # fmt: skip
+        "apt-closure",
+        [system, asked, recommends],
+        lambda: _installed(index, family, codename, asked, recommends),
+        7 * DAY,
+    )
     return known
 
 

@@ -119,8 +119,13 @@ def source_in(files: Mapping[str, str], folder: str) -> Source:
     )
     found = _needs(setup, project, [], [])
     chosen = re.search(r"gencode|arch=|TORCH_CUDA_ARCH_LIST|get_device_capability|is_available", setup)
-    return Source(found.get("needs", ""), tuple(found.get("imports", ())), tuple(found.get("requires", ())),
-                  tuple(found.get("written", ())), detects="CUDAExtension" in setup and not chosen)  # fmt: skip
+    return Source(
+        found.get("needs", ""),
+        tuple(found.get("imports", ())),
+        tuple(found.get("requires", ())),
+        tuple(found.get("written", ())),
+        detects="CUDAExtension" in setup and not chosen,
+    )
 
 
 def _needs(setup: str, project: str, names: Sequence[str], files: Sequence[str]) -> dict[str, Any]:
@@ -143,8 +148,13 @@ def _needs(setup: str, project: str, names: Sequence[str], files: Sequence[str])
         needs = "nvcc" if "CUDAExtension" in setup else "c++"
     elif {"setuptools-rust", "maturin"} & set(requires):
         needs = "rust"
-    return {"needs": needs, "imports": sorted(imports), "requires": requires, "written": build.get("requires", []),
-            "fetches": "urlretrieve" in setup}  # fmt: skip
+    return {
+        "needs": needs,
+        "imports": sorted(imports),
+        "requires": requires,
+        "written": build.get("requires", []),
+        "fetches": "urlretrieve" in setup,
+    }
 
 
 def _project(text: str) -> str:
@@ -186,8 +196,11 @@ def _imported(importer: Found) -> list[list[str]] | None:
             if (
                 ending := SCANNED.search(text)
             ) and "import_module(" in text:  # a package that imports all of its folder
-                waiting += [other for other, file in wheel.modules.items()
-                            if other.rpartition(".")[0] == module and file.endswith(ending[1])]  # fmt: skip
+                waiting += [
+                    other
+                    for other, file in wheel.modules.items()
+                    if other.rpartition(".")[0] == module and file.endswith(ending[1])
+                ]
         generated = next((wheel.text(module) for module in wheel.modules if module.endswith("_pb2")), None) or ""
     except (OSError, SyntaxError, ValueError, zipfile.BadZipFile):
         return None
@@ -208,8 +221,11 @@ def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
         node = waiting.pop(0)
         if isinstance(node, ast.If) and (guard := AVAILABLE.search(ast.unparse(node.test))):
             named = re.compile(rf"(?:from|import) {guard[1] or guard[2]}\b")
-            waiting += [inner for inner in ast.walk(node) if isinstance(inner, ast.Import | ast.ImportFrom)
-                        and named.match(ast.unparse(inner))]  # fmt: skip
+            waiting += [
+                inner
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.Import | ast.ImportFrom) and named.match(ast.unparse(inner))
+            ]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Try | ast.If):
             continue
         yield node

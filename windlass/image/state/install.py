@@ -35,9 +35,14 @@ class Installer(Machine):
         where = self._where(install.command.words[0].line, install.command)
         if install.command.reads:
             word = install.command.reads
-            self._fail("shell-redirect", f"{word} is not quoted: the shell reads a file named "
-                       f"{word.partition('<')[2]}, which is not there", install.command, "replace", word,
-                       f'"{word}"')  # fmt: skip
+            self._fail(
+                "shell-redirect",
+                f"{word} is not quoted: the shell reads a file named {word.partition('<')[2]}, which is not there",
+                install.command,
+                "replace",
+                word,
+                f'"{word}"',
+            )
         before, folders = self.cwd, install.arguments.values("--project", "--directory")
         self.cwd = posixpath.normpath(posixpath.join(before, folders[-1])) if folders and install.by_uv else before
         self._installed(install, where)
@@ -82,8 +87,11 @@ class Installer(Machine):
         if install.verb == "wheel":
             self.state.wheels |= {name: package for name, package in environment.packages.items() if package.compiled}
         globs = [posixpath.basename(word) for word in install.arguments.words if re.search(r"\*\S*\.whl$", word)]
-        waiting = {name: package for name, package in self.state.wheels.items()
-                   if any(fnmatchcase(f"{name.replace('-', '_')}-0.whl", glob) for glob in globs)}  # fmt: skip
+        waiting = {
+            name: package
+            for name, package in self.state.wheels.items()
+            if any(fnmatchcase(f"{name.replace('-', '_')}-0.whl", glob) for glob in globs)
+        }
         if waiting and install.verb == "install":
             before = dict(environment.packages)
             environment.packages.update(waiting)
@@ -96,8 +104,11 @@ class Installer(Machine):
         self._check_there(self.cwd, where, folder=("pyproject.toml",))
         if install.arguments.has("--frozen", "--locked") and "pyproject.toml" in self.texts.files:
             self._check_there("uv.lock", where)
-        options = [f"--{name}={value}" for name in ("extra", "group", "only-group", "no-group")
-                   for value in install.arguments.values(f"--{name}")]  # fmt: skip
+        options = [
+            f"--{name}={value}"
+            for name in ("extra", "group", "only-group", "no-group")
+            for value in install.arguments.values(f"--{name}")
+        ]
         options += [name for name in ("--no-dev", "--all-extras", "--no-default-groups") if install.arguments.has(name)]
         if {lock, posixpath.normpath(posixpath.join(folder, "pyproject.toml"))} <= self.texts.files.keys():
             return self._read(where, lambda: locked_requirements(self.texts.files, folder, options, find_uv()))
@@ -264,9 +275,14 @@ class Installer(Machine):
             for part in by_name.values():
                 if part.pin and part.requirement:
                     environment.packages[part.name] = Package(
-                        part.name, part.pin, replace(where, cause=part.place), pinned=True, wheel="",
+                        part.name,
+                        part.pin,
+                        replace(where, cause=part.place),
+                        pinned=True,
+                        wheel="",
                         page=page if part.name in facts()["builds_against_torch"]["names"] else None,
-                        cuda=self._cuda_of(part.name, part.pin, environment))  # fmt: skip
+                        cuda=self._cuda_of(part.name, part.pin, environment),
+                    )
         options = frozenset(arguments.options)
         self._record(where, text, before, environment, wanted, answer, (indexes or "", *extra), options, install.by_uv)
 
@@ -288,8 +304,15 @@ class Installer(Machine):
         if wheel:
             name, version = canonicalize_name(wheel[0]), str(wheel[1])
             file = re.split(r"[/\\]", (one.url or one.text).split("#")[0])[-1].replace("%2B", "+")
-            environment.packages[name] = Package(name, version, cause, pinned=True, wheel=file, url=one.url,
-                                                 cuda=self._cuda_of(name, version, environment))  # fmt: skip
+            environment.packages[name] = Package(
+                name,
+                version,
+                cause,
+                pinned=True,
+                wheel=file,
+                url=one.url,
+                cuda=self._cuda_of(name, version, environment),
+            )
             self.trace.unknown.append(f"{cause}: {file}: what this wheel requires is not checked")
             requirements.append(f"{name}=={version}")
             return [Stub(name, version)]
@@ -304,8 +327,15 @@ class Installer(Machine):
             self.trace.assumed.append(f"{cause}: {one.name} of its repository is taken to be release {tagged[1]}")
             return []
         self.trace.unknown.append(f"{cause}: {address[:100]}: what it requires is known when it is fetched")
-        self._built(one.name, tagged[1] if tagged else None, cause, text, environment=environment,
-                    isolated=not install.arguments.has("--no-build-isolation"), install=install)  # fmt: skip
+        self._built(
+            one.name,
+            tagged[1] if tagged else None,
+            cause,
+            text,
+            environment=environment,
+            isolated=not install.arguments.has("--no-build-isolation"),
+            install=install,
+        )
         return []
 
     def _built_here(
@@ -313,8 +343,16 @@ class Installer(Machine):
     ) -> None:
         """A project of the context, where its setup.py needs torch; without a pip it is `python setup.py`."""
         if source_in(self.texts.files, folder).needs in ("nvcc", "c++"):
-            self._built(_project_in(folder), None, where, text, isolated=False, environment=environment,
-                        install=install, local=folder)  # fmt: skip
+            self._built(
+                _project_in(folder),
+                None,
+                where,
+                text,
+                isolated=False,
+                environment=environment,
+                install=install,
+                local=folder,
+            )
 
     def _built(
         self,
@@ -330,9 +368,19 @@ class Installer(Machine):
     ) -> None:
         place = environment or self._environment("")
         before = dict(place.packages)
-        compiled = self._compiled(install, place, before, text) if install else Compiled(
-            isolated, before.get("torch"), self.state.nvcc, self.state.nvcc_known, self.state.programs,
-            dict(self.state.variables), text)  # fmt: skip
+        compiled = (
+            self._compiled(install, place, before, text)
+            if install
+            else Compiled(
+                isolated,
+                before.get("torch"),
+                self.state.nvcc,
+                self.state.nvcc_known,
+                self.state.programs,
+                dict(self.state.variables),
+                text,
+            )
+        )
         place.packages[name] = Package(name, version, where, compiled=compiled, local=local)
         if "bdist_wheel" in text:
             self.state.wheels[name] = place.packages[name]
@@ -461,10 +509,22 @@ class Installer(Machine):
         kind: str = "pip",
     ) -> None:
         self.trace.steps.append(
-            Step(where, len(self.trace.states) - 1, text, dict(before), dict(environment.packages), environment,
-                 tuple(wanted), answer or Answer(), kind, tuple(one for one in index if one), options, by_uv,
-                 self.state.user)
-        )  # fmt: skip
+            Step(
+                where,
+                len(self.trace.states) - 1,
+                text,
+                dict(before),
+                dict(environment.packages),
+                environment,
+                tuple(wanted),
+                answer or Answer(),
+                kind,
+                tuple(one for one in index if one),
+                options,
+                by_uv,
+                self.state.user,
+            )
+        )
 
     def _new_uv_environment(self, prefix: str, wanted: str | None) -> None:
         """uv takes the interpreter that is there where it is the right one, else it downloads one."""
@@ -517,10 +577,16 @@ def _project_in(folder: str) -> str:
 def applies(requirement: Requirement | None, python: str, platform: str = "linux/amd64") -> bool:
     """Whether the marker of a requirement is true in the image."""
     environment = {
-        "python_version": python, "python_full_version": f"{python}.9", "platform_machine": MACHINES[platform],
-        "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython",
-        "platform_python_implementation": "CPython", "extra": "",
-    }  # fmt: skip
+        "python_version": python,
+        "python_full_version": f"{python}.9",
+        "platform_machine": MACHINES[platform],
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "extra": "",
+    }
     return requirement is None or requirement.marker is None or requirement.marker.evaluate(environment)
 
 

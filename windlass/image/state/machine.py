@@ -44,14 +44,51 @@ DASH_LACKS = ("source", "[[", "pushd", "popd", "shopt", "mapfile", "readarray")
 BASHISM = re.compile(r"<\(|<<<|(?<![\w$])\w+=\(")
 EXPANSION = re.compile(r"\$\{\w+(?:/|\^|,,|:\d)[^}]*\}")
 MANAGERS = {  # a package manager → the systems that have it
-    "apt-get": "ubuntu|debian", "apt": "ubuntu|debian", "dpkg": "ubuntu|debian", "apk": "alpine",
-    "yum": "rocky|ubi|centos|amazon", "dnf": "rocky|ubi9|ubi8|centos8|amazonlinux2023", "microdnf": "ubi",
-}  # fmt: skip
-ROOT_ONLY = (*MANAGERS, "useradd", "adduser", "groupadd", "addgroup", "usermod", "chown", "ldconfig",
-             "update-alternatives", "add-apt-repository", "locale-gen", "update-ca-certificates")  # fmt: skip
+    "apt-get": "ubuntu|debian",
+    "apt": "ubuntu|debian",
+    "dpkg": "ubuntu|debian",
+    "apk": "alpine",
+    "yum": "rocky|ubi|centos|amazon",
+    "dnf": "rocky|ubi9|ubi8|centos8|amazonlinux2023",
+    "microdnf": "ubi",
+}
+ROOT_ONLY = (
+    *MANAGERS,
+    "useradd",
+    "adduser",
+    "groupadd",
+    "addgroup",
+    "usermod",
+    "chown",
+    "ldconfig",
+    "update-alternatives",
+    "add-apt-repository",
+    "locale-gen",
+    "update-ca-certificates",
+)
 WRITES = {"mkdir": None, "touch": None, "git": "clone", "uv": "sync", "unzip": None, "tar": None, "wget": None}
-OPAQUE = ("tar", "unzip", "git", "make", "cmake", "aws", "gsutil", "gdown", "dvc", "huggingface-cli", "hf", "rsync",
-          "cp", "mv", "7z", "azcopy", "kaggle", "npm", "cargo", "go")  # fmt: skip
+OPAQUE = (
+    "tar",
+    "unzip",
+    "git",
+    "make",
+    "cmake",
+    "aws",
+    "gsutil",
+    "gdown",
+    "dvc",
+    "huggingface-cli",
+    "hf",
+    "rsync",
+    "cp",
+    "mv",
+    "7z",
+    "azcopy",
+    "kaggle",
+    "npm",
+    "cargo",
+    "go",
+)
 WITH_VALUE = re.compile(
     r"-[ugGdsckpefbKh]|--(uid|gid|groups|home|home-dir|shell|comment|gecos|skel|password|base-dir|ingroup)"
 )
@@ -117,8 +154,13 @@ class Machine:
                 return
 
     def _only_bash(self, word: str, line: int | Command) -> None:
-        self._fail("not-in-sh", f"{word} is bash's, and RUN runs /bin/sh, which is dash on {self.state.system}; SHELL "
-                   "names another", line, "before", 'SHELL ["/bin/bash", "-c"]')  # fmt: skip
+        self._fail(
+            "not-in-sh",
+            f"{word} is bash's, and RUN runs /bin/sh, which is dash on {self.state.system}; SHELL names another",
+            line,
+            "before",
+            'SHELL ["/bin/bash", "-c"]',
+        )
 
     def _check_command(self, command: Command) -> None:
         """Whether a command can run at all: its shell knows it, the program is there, and the user may."""
@@ -137,11 +179,16 @@ class Machine:
         if program == "apt-key" and system in facts()["systems"]["without_apt_key"]:
             self._fail("missing-program", f"apt of {system} has no apt-key any more", command)
         if program == "nvidia-smi" and state.base.family:
-            self._fail("no-gpu-in-build", "nvidia-smi is the driver's, and a build has no driver: it is not found",
-                       command)  # fmt: skip
+            self._fail(
+                "no-gpu-in-build", "nvidia-smi is the driver's, and a build has no driver: it is not found", command
+            )
         if program in ("conda", "mamba") and words[1:2] == ("activate",) and not self._conda_ready(command):
-            self._fail("not-in-sh", "conda activate is a function of an interactive shell: `conda init` has not run "
-                       "here, and the next RUN has another shell", command)  # fmt: skip
+            self._fail(
+                "not-in-sh",
+                "conda activate is a function of an interactive shell: `conda init` has not run "
+                "here, and the next RUN has another shell",
+                command,
+            )
         nonroot = state.user.split(":")[0] not in ("root", "0", "") and not command.sudo
         if nonroot and program in ROOT_ONLY and not (program in MANAGERS and "--version" in words):
             self._fail("permission", f"{program} needs root, and this step runs as {state.user}", command)
@@ -151,8 +198,11 @@ class Machine:
 
     def _conda_ready(self, command: Command) -> bool:
         text = " ".join([self.instruction.text, *(str(heredoc.text) for heredoc in self.instruction.heredocs)])
-        return bool(re.search(r"profile\.d/conda|shell\.bash hook|conda init|bashrc|profile", text)) or (
-            self.state.shell != "sh" and self.state.login) or command.shell not in ("sh", "bash")  # fmt: skip
+        return (
+            bool(re.search(r"profile\.d/conda|shell\.bash hook|conda init|bashrc|profile", text))
+            or (self.state.shell != "sh" and self.state.login)
+            or command.shell not in ("sh", "bash")
+        )
 
     def _check_program(self, command: Command) -> None:
         state, table = self.state, facts()["programs"]["packages"]
@@ -169,9 +219,13 @@ class Machine:
         if program == "python" and not venv and lacks_python(state):
             self._miss(program, command, "python-is-python3")
         if program in state.hidden and ".local/bin" not in state.variables.get("PATH", "") and not venv:
-            self._fail("missing-program", f"pip, run as {state.user}, puts {program} into {state.home}/.local/bin, "
-                       "which PATH does not name", command, "before",
-                       f"ENV PATH={state.home}/.local/bin:$PATH")  # fmt: skip
+            self._fail(
+                "missing-program",
+                f"pip, run as {state.user}, puts {program} into {state.home}/.local/bin, which PATH does not name",
+                command,
+                "before",
+                f"ENV PATH={state.home}/.local/bin:$PATH",
+            )
             return
         folders = [folder for folder in state.variables.get("PATH", "").split(":") if folder.endswith("/bin")]
         filled = any(
@@ -188,8 +242,13 @@ class Machine:
         elif program in ("curl", "wget", "git") and re.search(r"https://", str(command)):
             lacks = state.base.image.startswith(("ubuntu", "debian")) and "ca-certificates" not in state.brought
             if lacks and not state.unread and not re.search(r"(^|\s)-\w*k\b|--insecure|no-check-cert", str(command)):
-                self._fail("missing-package", f"{program} cannot verify https here: nothing installs ca-certificates",
-                           command, "apt", "ca-certificates")  # fmt: skip
+                self._fail(
+                    "missing-package",
+                    f"{program} cannot verify https here: nothing installs ca-certificates",
+                    command,
+                    "apt",
+                    "ca-certificates",
+                )
                 state.brought |= {"ca-certificates"}
 
     # apt
@@ -199,9 +258,14 @@ class Machine:
         known: dict[str, Any] = facts()["systems"].get(state.system or "", {})
         cached = "/var/lib/apt" in self.instruction.flags.get("mount", "")
         if not (state.listed or state.other_archives or cached) and state.programs is not None and command.certain:
-            self._fail("missing-package", "apt-get has no lists here, and finds no package: nothing updates them "
-                       "before", command, "replace", "apt-get install", "apt-get update && apt-get "
-                       "install")  # fmt: skip
+            self._fail(
+                "missing-package",
+                "apt-get has no lists here, and finds no package: nothing updates them before",
+                command,
+                "replace",
+                "apt-get install",
+                "apt-get update && apt-get install",
+            )
             state.listed = True
         places = {str(word): self._where(word.line, command) for word in packages}
         state.apt.update({re.split(r"[=:/]", name)[0]: where for name, where in places.items()})
@@ -213,9 +277,14 @@ class Machine:
         yes = re.search(r"(^|\s)-\w*y|--yes|--assume-yes|-\w*qq|-q=2|\$", f"{options} {command}")
         agreed = yes or "Assume-Yes" in (self.texts.dockerfile or "")
         if command.certain and state.base.family in KNOWN and not agreed and not self.piped.startswith(("yes", "echo")):
-            self._fail("missing-option", f"{command.program} install asks whether to continue, and nobody answers: -y "
-                       "is missing", command, "replace", f"{command.program} install",
-                       f"{command.program} install -y")  # fmt: skip
+            self._fail(
+                "missing-option",
+                f"{command.program} install asks whether to continue, and nobody answers: -y is missing",
+                command,
+                "replace",
+                f"{command.program} install",
+                f"{command.program} install -y",
+            )
         self._bring(names, command, known, recommends=recommends)
 
     def _from_archive(self, places: dict[str, Where], command: Command, *, recommends: bool) -> None:
@@ -228,9 +297,11 @@ class Machine:
         asked = {
             name: where
             for name, where in places.items()
-            if re.fullmatch(r"[a-z0-9][a-z0-9+.-]+(=\S+)?", name) and "$" not in name
-            and not (state.base.cuda and NVIDIA.match(name)) and not (served and re.match(r"python3\.", name))
-        }  # fmt: skip
+            if re.fullmatch(r"[a-z0-9][a-z0-9+.-]+(=\S+)?", name)
+            and "$" not in name
+            and not (state.base.cuda and NVIDIA.match(name))
+            and not (served and re.match(r"python3\.", name))
+        }
         told = installed_by(self.index, system, codenames[system], asked, recommends=recommends) if asked else {}
         absent = told.get("lacking", []) if told is not None else None
         if absent is None and "ppa:deadsnakes/ppa" in state.apt and not served:
@@ -243,9 +314,14 @@ class Machine:
         noninteractive = "DEBIAN_FRONTEND" in {**state.variables, **command.variables} or "TZ" in state.variables
         asks = set((told or {}).get("brings", ())) & set(facts()["debconf"]["asks"])
         if asks and not noninteractive and system in facts()["debconf"]["waits"] and state.base.family in KNOWN:
-            self._fail("missing-option", f"{sorted(asks)[0]}, which comes along, asks questions while it is "
-                       "installed, and nobody answers: DEBIAN_FRONTEND=noninteractive is missing", command, "before",
-                       "ENV DEBIAN_FRONTEND=noninteractive")  # fmt: skip
+            self._fail(
+                "missing-option",
+                f"{sorted(asks)[0]}, which comes along, asks questions while it is "
+                "installed, and nobody answers: DEBIAN_FRONTEND=noninteractive is missing",
+                command,
+                "before",
+                "ENV DEBIAN_FRONTEND=noninteractive",
+            )
         gone = len(absent or ()) == len(asked) and len(asked) > 2
         for where in dict.fromkeys(asked[name] for name in absent or () if command.certain):
             names = [name for name in absent or () if asked[name].first == where.first]
@@ -326,8 +402,12 @@ class Machine:
             r"(^| )-[a-z]*[of]", " ".join(options)
         )
         if owner and command.certain and not loose:
-            self._fail("permission", f"{'GID' if group else 'UID'} {number} belongs to {owner} of {state.base.image} "
-                       f"already: {command.program} ends with an error", command)  # fmt: skip
+            self._fail(
+                "permission",
+                f"{'GID' if group else 'UID'} {number} belongs to {owner} of {state.base.image} "
+                f"already: {command.program} ends with an error",
+                command,
+            )
         taken[name] = number
         made = {"--create-home"} & options.keys() or re.search(r"(^| )-[a-z]*m", " ".join(options))
         if not group and (made or command.program == "adduser"):
@@ -338,8 +418,13 @@ class Machine:
         if "/etc/passwd" in (self.texts.dockerfile or "") or user in self.state.brought:
             return
         if self.state.users is not None and not user.isdigit() and "$" not in user and user not in self.state.users:
-            self._fail("no-such-user", f"{user} is no user of {self.state.base.image}, and nothing adds one: unable "
-                       "to find user", line, "before", f"RUN useradd --create-home {user}")  # fmt: skip
+            self._fail(
+                "no-such-user",
+                f"{user} is no user of {self.state.base.image}, and nothing adds one: unable to find user",
+                line,
+                "before",
+                f"RUN useradd --create-home {user}",
+            )
             self.state.users[user] = ""
 
     def _check_writes(self, command: Command) -> None:
@@ -356,8 +441,11 @@ class Machine:
         ):
             return
         if self._owner(goal) == "root":
-            self._fail("permission", f"{goal} belongs to root, and this step runs as {self.state.user}: permission "
-                       "denied", command)  # fmt: skip
+            self._fail(
+                "permission",
+                f"{goal} belongs to root, and this step runs as {self.state.user}: permission denied",
+                command,
+            )
 
     def _owner(self, path: str) -> str:
         """Who owns a folder; nothing where that is not known."""
@@ -380,8 +468,14 @@ class Machine:
                 and self._there(posixpath.dirname(made)) is False
                 and made.count("/") > 1
             ):
-                self._fail("missing-file", f"{posixpath.dirname(made)} is not there, and mkdir makes it with -p alone",
-                           command, "replace", "mkdir ", "mkdir -p ")  # fmt: skip
+                self._fail(
+                    "missing-file",
+                    f"{posixpath.dirname(made)} is not there, and mkdir makes it with -p alone",
+                    command,
+                    "replace",
+                    "mkdir ",
+                    "mkdir -p ",
+                )
             self.state.owners.setdefault(made, self.state.user.split(":")[0])
 
     def _own(self, words: Sequence[str]) -> None:
@@ -404,9 +498,10 @@ class Machine:
         depth = plain.count("/") + 1
         return any(
             fnmatchcase(part, plain.replace("[", "[[]"))
-            for name in names for part in ("/".join(name.split("/")[:depth]),)
+            for name in names
+            for part in ("/".join(name.split("/")[:depth]),)
             if part.count("/") + 1 == depth
-        )  # fmt: skip
+        )
 
     def _check_context(self) -> None:
         """A context that has nothing of what is copied is another folder than the one that is built from."""
@@ -430,14 +525,23 @@ class Machine:
         for source in sources:
             if self._in_context(source) is False:
                 left_out = f" ({self.texts.left_out(source)})" if self.texts.left_out(source) else ""
-                self._fail("missing-file", f"{source} is not in the context{left_out}: {copy.keyword} fails",
-                           copy.first)  # fmt: skip
+                self._fail(
+                    "missing-file", f"{source} is not in the context{left_out}: {copy.keyword} fails", copy.first
+                )
         many = len(sources) > 1 or any(re.search(r"[*?]", source) for source in sources)
-        several = len(sources) > 1 or sum(
-            fnmatchcase(name, posixpath.normpath(sources[0])) for name in self.texts.names or ()) > 1  # fmt: skip
+        several = (
+            len(sources) > 1
+            or sum(fnmatchcase(name, posixpath.normpath(sources[0])) for name in self.texts.names or ()) > 1
+        )
         if many and several and not destination.endswith("/") and destination not in (".", ".."):
-            self._fail("missing-file", f"{copy.keyword} of several files needs a folder to go to, and {destination} "
-                       "does not end with /", copy.first, "replace", destination, f"{destination}/")  # fmt: skip
+            self._fail(
+                "missing-file",
+                f"{copy.keyword} of several files needs a folder to go to, and {destination} does not end with /",
+                copy.first,
+                "replace",
+                destination,
+                f"{destination}/",
+            )
 
     def _check_stage(self, name: str, copy: Instruction) -> bool:
         """COPY --from a stage that is not there is taken for an image's name."""
@@ -448,8 +552,11 @@ class Machine:
             or name in facts()["programs"]["images"]
         ):
             return True  # an image, or a context of its own (--build-context)
-        self._fail("no-such-stage", f"no earlier stage is called {name} ({', '.join(names)}), and it is taken for an "
-                   "image of that name", copy.first)  # fmt: skip
+        self._fail(
+            "no-such-stage",
+            f"no earlier stage is called {name} ({', '.join(names)}), and it is taken for an image of that name",
+            copy.first,
+        )
         return False
 
     def _check_other(self, other: State, source: str, copy: Instruction) -> None:
@@ -508,9 +615,12 @@ class Machine:
             if not source.startswith("git+") and source not in self.texts.files:
                 return inside
         # Single files were copied into it: the folder of the context that they came from.
-        single = (posixpath.dirname(source) or "." for folder, source in self.state.folders.items()
-                  if posixpath.dirname(folder) == absolute and posixpath.basename(source) in
-                  ("pyproject.toml", "setup.py", "setup.cfg", "uv.lock"))  # fmt: skip
+        single = (
+            posixpath.dirname(source) or "."
+            for folder, source in self.state.folders.items()
+            if posixpath.dirname(folder) == absolute
+            and posixpath.basename(source) in ("pyproject.toml", "setup.py", "setup.cfg", "uv.lock")
+        )
         return next(single, "." if absolute == self.cwd and "pyproject.toml" in self.texts.files else None)
 
     def _check_there(self, path: str, at: Where, *, folder: Sequence[str] = ()) -> bool:
@@ -539,8 +649,12 @@ class Machine:
                 path = self._context_file(name)
                 text = self.texts.files.get(path or "", "#!")
                 if "\r\n" in text.partition("#!")[2][:200]:
-                    self._fail("line-endings", f"{path} ends its lines with CR LF: the kernel looks for an "
-                               "interpreter whose name ends with CR", self._where(instruction.first))  # fmt: skip
+                    self._fail(
+                        "line-endings",
+                        f"{path} ends its lines with CR LF: the kernel looks for an "
+                        "interpreter whose name ends with CR",
+                        self._where(instruction.first),
+                    )
                 elif not text.startswith("#!") and name == started and instruction.text.lstrip().startswith("["):
                     self._fail("syntax", f"{path} has no #! line: exec format error", self._where(instruction.first))
 
@@ -573,5 +687,10 @@ def lacks_python(state: State) -> bool:
     known = all(re.match(r"\$|/usr/|/s?bin$|/root/\.(local|cargo)/|$", folder) for folder in folders)
     named = "python" in state.links or any("/usr/" not in path or "local" in path for path in state.interpreters)
     debian = (state.system or "").startswith(("ubuntu", "debian")) and "distroless" not in state.base.repository
-    return state.base.family in ("cuda", "system") and debian and state.active == SYSTEM and known and (
-        not named and "conda" not in (state.programs or ()) and not state.variables.get("VIRTUAL_ENV"))  # fmt: skip
+    return (
+        state.base.family in ("cuda", "system")
+        and debian
+        and state.active == SYSTEM
+        and known
+        and (not named and "conda" not in (state.programs or ()) and not state.variables.get("VIRTUAL_ENV"))
+    )

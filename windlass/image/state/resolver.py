@@ -118,8 +118,14 @@ class Index:
         key = _key("resolution", asdict(question))
         kept = self._kept(key, self.max_age)
         if kept is not None:
-            return Answer(**{**kept, "packages": tuple(Found(**package) for package in kept["packages"]),
-                             "notes": tuple(kept["notes"]), "unknown": tuple(kept["unknown"])})  # fmt: skip
+            return Answer(
+                **{
+                    **kept,
+                    "packages": tuple(Found(**package) for package in kept["packages"]),
+                    "notes": tuple(kept["notes"]),
+                    "unknown": tuple(kept["unknown"]),
+                }
+            )
         if self.offline:
             return Answer(trouble="the index was not asked", checked=False)
         answer = self._resolve(question)
@@ -398,8 +404,9 @@ def _run(question: Question) -> tuple[str, list[Found] | None]:
         command += ["--no-deps"] if question.no_deps else []
         command += ["--prerelease", "allow"] if question.prereleases else []
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False,
-                                  env=_environment(os.environ))  # fmt: skip
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=SECONDS, check=False, env=_environment(os.environ)
+            )
         except subprocess.TimeoutExpired:
             return f"read timed out: no answer in {SECONDS} s", None
         if done.returncode:
@@ -432,8 +439,9 @@ def _write_stub(folder: Path, stub: Stub) -> None:
     information = f"{name}-{stub.version}.dist-info"
     needs = "".join(f"Requires-Dist: {require}\n" for require in stub.requires)
     with zipfile.ZipFile(folder / f"{name}-{stub.version}-{stub.tags}.whl", "w") as wheel:
-        wheel.writestr(f"{information}/METADATA",
-                       f"Metadata-Version: 2.1\nName: {stub.name}\nVersion: {stub.version}\n{needs}")  # fmt: skip
+        wheel.writestr(
+            f"{information}/METADATA", f"Metadata-Version: 2.1\nName: {stub.name}\nVersion: {stub.version}\n{needs}"
+        )
         wheel.writestr(f"{information}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {stub.tags}\n")
         wheel.writestr(f"{information}/RECORD", "")
 
@@ -441,8 +449,11 @@ def _write_stub(folder: Path, stub: Stub) -> None:
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
     """What is set for pip holds for uv."""
     own = {"UV_HTTP_RETRIES": "1", **given}
-    for pip, uv in (("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), ("PIP_EXTRA_INDEX_URL", "UV_INDEX"),
-                    ("PIP_CERT", "SSL_CERT_FILE")):  # fmt: skip
+    for pip, uv in (
+        ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"),
+        ("PIP_EXTRA_INDEX_URL", "UV_INDEX"),
+        ("PIP_CERT", "SSL_CERT_FILE"),
+    ):
         if given.get(pip) and not given.get(uv):
             own[uv] = given[pip]
     return own

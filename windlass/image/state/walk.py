@@ -130,16 +130,22 @@ class _Walker(Installer):
         self.instruction = stage.start
         words = stage.start.words.split()
         if not quiet and (len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS")):
-            self._fail("syntax", f"FROM takes an image, or an image AS a name, and not {stage.start.words}",
-                       stage.start.first)  # fmt: skip
+            self._fail(
+                "syntax", f"FROM takes an image, or an image AS a name, and not {stage.start.words}", stage.start.first
+            )
         base = base_of(stage.image)
-        where = Where(Place(self.texts.name, stage.start.first), Place(self.texts.name, stage.start.first),
-                      stage.start.first, stage.start.last)  # fmt: skip
+        where = Where(
+            Place(self.texts.name, stage.start.first),
+            Place(self.texts.name, stage.start.first),
+            stage.start.first,
+            stage.start.last,
+        )
         if "$" in stage.image and not quiet:
             self.trace.unknown.append(f"{where}: {stage.image}: an ARG has no value; give it by --build-arg")
         elif base.family is None and not quiet and base.image != "scratch":
-            self.trace.unknown.append(f"{where}: the base image {base.image} is not known: what it "
-                                      "brings is not checked")  # fmt: skip
+            self.trace.unknown.append(
+                f"{where}: the base image {base.image} is not known: what it brings is not checked"
+            )
         known = facts()["systems"].get(base.system or "", {})
         own = base.own_python
         python = base.python or (known.get("python") if base.family in ("cuda", "system", "nvidia-torch") else None)
@@ -153,10 +159,19 @@ class _Walker(Installer):
         if base.installs and not quiet:
             answer = self.index.resolve(Question((base.installs,), python=python or DEFAULT_PYTHON))
             packages = {
-                found.name: Package(found.name, found.version, where, "base", False, found.wheel, found.url,
-                                    found.uploaded, self._cuda_of(found.name, found.version, None))
+                found.name: Package(
+                    found.name,
+                    found.version,
+                    where,
+                    "base",
+                    False,
+                    found.wheel,
+                    found.url,
+                    found.uploaded,
+                    self._cuda_of(found.name, found.version, None),
+                )
                 for found in answer.packages or [Found(*base.installs.split("=="))]
-            }  # fmt: skip
+            }
         managed = bool(known.get("managed")) and not own and base.family != "nvidia-torch"
         environment = Environment(SYSTEM, python, interpreter, managed, packages)
         version = re.match(r"\d+\.\d+\.\d+", base.tag or "") if base.repository.endswith("nvidia/cuda") else None
@@ -220,11 +235,18 @@ class _Walker(Installer):
         elif one.keyword == "ONBUILD":
             self.trace.unknown.append(f"{self._where(one.first)}: ONBUILD runs in images that are built on this one")
         elif one.keyword not in INSTALL_NOTHING:
-            self._fail("syntax", f"{one.keyword[:20]} is no instruction of a Dockerfile: the line before it may lack "
-                       "its \\", one.first)  # fmt: skip
+            self._fail(
+                "syntax",
+                f"{one.keyword[:20]} is no instruction of a Dockerfile: the line before it may lack its \\",
+                one.first,
+            )
         if one.keyword in ("CMD", "ENTRYPOINT", "RUN", "SHELL") and re.match(r"\['|\[\s*'", one.text):
-            self._fail("syntax", f"{one.keyword} [ … ] is JSON with double quotes alone; with others it is a command "
-                       "of the shell, which finds no such program", one.first)  # fmt: skip
+            self._fail(
+                "syntax",
+                f"{one.keyword} [ … ] is JSON with double quotes alone; with others it is a command "
+                "of the shell, which finds no such program",
+                one.first,
+            )
 
     def _note_empty_arguments(self, run: Instruction) -> None:
         """The ARGs before FROM that a RUN reads though its stage has not declared them again."""
@@ -525,8 +547,9 @@ class _Walker(Installer):
                 and "efa" not in word
                 and "conda" not in word.lower()
             ):
-                self.trace.unknown.append(f"{self._where(command.words[0].line, command)}: the script "
-                                          f"{word} is not in the context")  # fmt: skip
+                self.trace.unknown.append(
+                    f"{self._where(command.words[0].line, command)}: the script {word} is not in the context"
+                )
             return
         folder = self.cwd
         for inner in script_commands(self.texts.files[path], path, command.variables):
