@@ -141,8 +141,6 @@ def test_nodes_are_lost_one_after_another(bench, cluster, undisturbed, disasters
     assert {launched["job"] for launched in launches} == {job_of(folder)}
 
 
-@pytest.mark.campaign
-@pytest.mark.campaign_only  # the run that is followed over a blip, below, loses a rank too
 def test_a_killed_rank_is_restarted_on_the_same_nodes(bench, cluster, undisturbed):
     answer = bench.run("name=killed-rank", "--on", "slurm", "--nodes", 2, "--inject", "kill:rank=1,step=8")
     assert (answer["returncode"], answer["state"], answer["attempt"]) == (0, "finished", 2), answer

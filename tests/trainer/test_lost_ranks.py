@@ -57,8 +57,6 @@ def test_the_others_leave_wherever_they_are(killed: int, corpus: Path, tmp_path:
         assert error["error"].startswith(f"rank {killed} on {HERE} ended without a word"), error["error"]
 
 
-@pytest.mark.campaign
-@pytest.mark.campaign_only  # test_run_for_real.py kills a rank under torchrun, and the test above sees what others say
 def test_under_plain_torchrun(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_run(corpus)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
