@@ -37,8 +37,9 @@ from windlass.image.read.project import NotUnderstoodError, conda_environment, p
 from windlass.image.read.requirements import Place, Wanted, project_name
 from windlass.image.read.shell import SHELLS, Command, Word, run_commands, script_commands
 from windlass.image.read.texts import Texts
+from windlass.image.state.files import KNOWN
 from windlass.image.state.install import DEFAULT_PYTHON, Installer, version_in
-from windlass.image.state.machine import KNOWN, lacks_python
+from windlass.image.state.machine import lacks_python
 from windlass.image.state.model import SYSTEM, Environment, Package, State, Trace, Where
 from windlass.image.state.resolver import Found, Index, Question
 
