@@ -171,3 +171,29 @@ def test_a_wheel_of_another_stage_keeps_the_torch_that_it_was_built_against(tmp_
     files = {"ops/setup.py": setup}
     assert found(build + final.format("2.5.1"), tmp_path, files) == set()
     assert found(build + final.format("2.4.1"), tmp_path, files) == {("compiled-for-another-torch", 5)}
+
+
+EFA = "ADD https://efa-installer.amazonaws.com/aws-efa-installer-1.48.0.tar.gz /tmp/\nRUN cd /tmp/aws-efa-installer && "
+OFI = "RUN git clone -b v1.19.0 https://github.com/aws/aws-ofi-nccl /o && cd /o && ./configure {} && make"
+    "RUN git clone -b v1.19.0 https://github.com/aws/aws-ofi-nccl /o && cd /o && ./autogen.sh && ./configure {} && make"
+)
+PREFIX = "--prefix=/opt/ofi --with-libfabric=/opt/amazon/efa"
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        (f"{EFA}./efa_installer.sh -y -g\n", {("efa-kernel-module", 3)}),
+        (f"{EFA}bash ./efa_installer.sh -y\n", {("efa-kernel-module", 3)}),
+        (f"{EFA}./efa_installer.sh -y -k\n", set()),
+        (f"{EFA}./efa_installer.sh -y --skip-kmod --no-verify\n", set()),
+        (f"{OFI.format(PREFIX)} install\n", {("efa-not-found", 2)}),
+        (f"{OFI.format(PREFIX)} install\nENV LD_LIBRARY_PATH=/opt/ofi/lib:$LD_LIBRARY_PATH\n", set()),
+        (f"{OFI.format(PREFIX)} install\nENV NCCL_NET_PLUGIN=/opt/ofi/lib/libnccl-net.so\n", set()),
+        (f"{OFI.format(PREFIX)} install && echo /opt/ofi/lib > /etc/ld.so.conf.d/o.conf && ldconfig\n", set()),
+        (f"{OFI.format('--with-libfabric=/opt/amazon/efa')} install\n", set()),
+        ("RUN ./configure --prefix=/opt/other && make install\n", set()),
+    ],
+)
+def test_efa_in_a_container(text, errors, tmp_path):
+    assert found(JAMMY + text, tmp_path) - {("missing-program", 2)} == errors

@@ -221,6 +221,13 @@ def efa(case: Case) -> Iterator[Finding]:
                 f"EFA installer {final.efa} brings {brought}",
                 final.ofi[1],
             )
+    if final.ofi_prefix and not _is_on_a_path(case, final.ofi_prefix[0]):
+        yield case.error(
+            "efa-not-found",
+            f"aws-ofi-nccl is installed to {final.ofi_prefix[0]}, where the loader does not look: NCCL falls back to "
+            "TCP; LD_LIBRARY_PATH or /etc/ld.so.conf.d names its lib folder",
+            final.ofi_prefix[1],
+        )
     path = final.variables.get("LD_LIBRARY_PATH")
     if final.efa and path is not None and "LD_LIBRARY_PATH" in final.exported:
         where = final.exported["LD_LIBRARY_PATH"]
@@ -239,6 +246,17 @@ def efa(case: Case) -> Iterator[Finding]:
             f"the nodes have EFA ({case.node.origin}), and nothing installs its NCCL plugin: NCCL falls back to TCP",
             case.base_where(),
         )
+
+
+def _is_on_a_path(case: Case, prefix: str) -> bool:
+    """Whether the loader finds the libraries of a folder: by itself, by a variable, or by ldconfig."""
+    if prefix in ("/usr", "/usr/local"):
+        return True
+    variables = ("LD_LIBRARY_PATH", "NCCL_NET_PLUGIN", "LD_PRELOAD")
+    told = [case.trace.final.variables.get(name, "") for name in variables]
+    runs = [instruction.text for instruction in case.dockerfile.instructions if instruction.keyword == "RUN"]
+    told += [text for text in runs if re.search(r"ldconfig|ld\.so\.conf", text)]
+    return any(f"{prefix}/" in text for text in told)
 
 
 def library_path(case: Case) -> Iterator[Finding]:

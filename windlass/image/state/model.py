@@ -135,6 +135,7 @@ class State:
     efa_where: Where | None = None
     efa_copied: bool = False  # from another stage, without what its installer takes from apt
     ofi: tuple[str, Where] | None = None  # version of aws-ofi-nccl where it is built here
+    ofi_prefix: tuple[str, Where] | None = None  # the folder that it goes to, where that is named
 
     def copy(self) -> State:
         return copy.deepcopy(self)

@@ -135,7 +135,7 @@ class Index:
 
     def requires(self, found: Found) -> tuple[str, ...]:
         """Requires-Dist of a wheel, from its metadata."""
-        needs = companion_needs(found.name, found.version)
+        needs = companion_needs(found.name, found.version)  # goes before what the wheel says, which may be too little
         own = [f"torch{needs}"] if needs else []
         if not found.url or not found.url.startswith("http"):
             return tuple(own)  # of a base image, or of torch's own index: the table says what companions need
@@ -152,7 +152,7 @@ class Index:
                 wheel = open_wheel(found.url)
                 kept = wheel.requires if wheel else own
             self._keep(key, kept)
-        return tuple(kept) if any(one.startswith("torch") for one in kept) else (*kept, *own)
+        return tuple(one for one in kept if not own or not re.match(r"torch(?![\w-])", one)) + tuple(own)
 
     def prefetch(self, packages: Iterable[Found]) -> None:
         """The metadata of many wheels at once."""

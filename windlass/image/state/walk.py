@@ -423,6 +423,8 @@ class _Walker(Installer):
             for prefix, environment in self.state.environments.items():
                 if any(prefix == one.rstrip("/") or prefix.startswith(one.rstrip("/") + "/") for one in words[2:]):
                     environment.owner = "given away"
+        elif any("efa_installer.sh" in word for word in words[:2]):
+            self._efa(command)
         elif program in SHELLS or words[0].endswith(".sh"):
             self._script(command)
         elif PYTHON.match(program) and re.search("get-pip|ensurepip", f"{command} {self.piped}"):
@@ -431,8 +433,6 @@ class _Walker(Installer):
             self._configure(words)
         elif program in ("pixi", "pipenv", "pip-sync", "hatch", "rye", "spack", "easy_install"):
             self.trace.unknown.append(f"{self._where(command.words[0].line, command)}: what {program} installs")
-        elif "efa_installer.sh" in words[0]:
-            self.state.efa_where = self._where(command.words[0].line, command)
         self._provide({program for part, program in BY_SCRIPT.items() if part in str(command)})
         if installer := re.search(r"aws-efa-installer-(latest|\d+\.\d+(?:\.\d+)?)\.tar", " ".join(words)):
             self.state.efa = installer[1]
@@ -441,8 +441,24 @@ class _Walker(Installer):
             r"aws-ofi-nccl\S*?[-/]v?(\d+\.\d+\.\d+)|v(\d+\.\d+\.\d+)\S* .*aws-ofi-nccl", " ".join(words)
         ):
             self.state.ofi = (plugin[1] or plugin[2], self._where(command.words[0].line, command))
+        prefix = next((word.partition("=")[2] for word in words if word.startswith("--prefix=")), "")
+        if program == "configure" and prefix and any(word.startswith("--with-libfabric") for word in words):
+            self.state.ofi_prefix = (posixpath.normpath(prefix), self._where(command.words[0].line, command))
         if runfile := re.search(r"cuda_(\d+\.\d+)\.\d+_\S*linux\S*\.run", " ".join(words)):
             self.state.nvcc, self.state.nvcc_known = runfile[1], True
+
+    def _efa(self, command: Command) -> None:
+        self.state.efa_where = self._where(command.words[0].line, command)
+        if not {"--skip-kmod", "-k"} & set(command.words):
+            self._fail(
+                "efa-kernel-module",
+                "EFA's installer builds a module for the kernel of the machine that builds, whose headers an image "
+                "does not have: --skip-kmod is missing; nodes bring the module",
+                command,
+                "replace",
+                "efa_installer.sh",
+                "efa_installer.sh --skip-kmod",
+            )
 
     def _configure(self, words: list[str]) -> None:
         if words[:2] == ["poetry", "config"]:
