@@ -175,8 +175,6 @@ def test_a_wheel_of_another_stage_keeps_the_torch_that_it_was_built_against(tmp_
 
 EFA = "ADD https://efa-installer.amazonaws.com/aws-efa-installer-1.48.0.tar.gz /tmp/\nRUN cd /tmp/aws-efa-installer && "
 OFI = "RUN git clone -b v1.19.0 https://github.com/aws/aws-ofi-nccl /o && cd /o && ./configure {} && make"
-    "RUN git clone -b v1.19.0 https://github.com/aws/aws-ofi-nccl /o && cd /o && ./autogen.sh && ./configure {} && make"
-)
 PREFIX = "--prefix=/opt/ofi --with-libfabric=/opt/amazon/efa"
 
 
