@@ -195,3 +195,66 @@ PREFIX = "--prefix=/opt/ofi --with-libfabric=/opt/amazon/efa"
 )
 def test_efa_in_a_container(text, errors, tmp_path):
     assert found(JAMMY + text, tmp_path) - {("missing-program", 2)} == errors
+
+
+CONDA = "FROM continuumio/miniconda3:24.9.2-0\nRUN conda install -y "
+
+
+@pytest.mark.parametrize(
+    ("words", "errors"),
+    [
+        ("pytorch=2.6.0 pytorch-cuda=12.4 -c pytorch -c nvidia", {("no-version", 2)}),
+        ("pytorch=2.5.1 pytorch-cuda=12.4 -c pytorch -c nvidia", set()),
+        ("pytorch=2.5.1 pytorch-cuda=12.6 -c pytorch -c nvidia", {("no-version", 2)}),
+        ("pytorch==2.1.0 pytorch-cuda=12.4 -c pytorch -c nvidia", {("no-version", 2)}),
+        ("pytorch=2.6.0 pytorch-gpu -c conda-forge", set()),
+        ("pytorch==1.12.1 cudatoolkit=12.1 -c pytorch", {("no-version", 2)}),
+        ("pytorch==1.12.1 cudatoolkit=11.6 -c pytorch -c conda-forge", set()),
+    ],
+)
+def test_versions_that_no_channel_of_conda_has(words, errors, tmp_path):
+    assert {error for error in found(f"{CONDA}{words}\n", tmp_path) if error[0] == "no-version"} == errors
+
+
+OLD = "FROM pytorch/pytorch:1.7.1-cuda11.0-cudnn8-{}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        (f"{OLD.format('devel')}RUN apt-get update\n", {("missing-package", 2)}),
+        (f"{OLD.format('runtime')}RUN apt-get update\n", set()),
+        (f"{OLD.format('devel')}RUN rm /etc/apt/sources.list.d/cuda.list\nRUN apt-get update\n", set()),
+        (f"{OLD.format('devel')}RUN apt-key adv --fetch-keys https://x/3bf863cc.pub\nRUN apt-get update\n", set()),
+        ("FROM pytorch/pytorch:2.5.1-cuda12.4-cudnn9-devel\nRUN apt-get update\n", set()),
+    ],
+)
+def test_the_former_key_of_nvidias_archive(text, errors, tmp_path):
+    assert found(text, tmp_path) - {("gpu-architecture", 1)} == errors
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        (f"{SLIM}RUN pip install\n", {("missing-option", 2)}),
+        (f"{SLIM}RUN pip install --no-cache-dir && true\n", {("missing-option", 2)}),
+        (f"{SLIM}RUN pip install sklearn\n", {("no-version", 2)}),
+        (f"{SLIM}ENV SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True\nRUN pip install sklearn\n", set()),
+        (f"{SLIM}RUN pip install scikit-learn\n", set()),
+        (f"{SLIM}RUN pip install apex\n", {("no-version", 2)}),
+    ],
+)
+def test_installs_of_nothing_and_of_something_else(text, errors, tmp_path):
+    assert found(text, tmp_path) == errors
+
+
+def test_a_project_is_built_without_isolation_where_it_stands_alone(tmp_path):
+    """The patch adds the option, and leaves no `pip install` without a word behind."""
+    setup = "import torch\nfrom torch.utils.cpp_extension import CUDAExtension\nsetup(install_requires=['numpy'])\n"
+    text = "FROM pytorch/pytorch:2.5.1-cuda12.4-cudnn9-devel\nCOPY ops /ops\nENV TORCH_CUDA_ARCH_LIST=9.0\n"
+    texts = Texts(
+        f"{text}RUN pip install --no-cache-dir /ops\n", {"ops/setup.py": setup}, names=frozenset({"ops/setup.py"})
+    )
+    healed = heal(texts, NODE, Index(cache=tmp_path, offline=True))
+    assert "+RUN pip install --no-build-isolation --no-cache-dir /ops" in healed.diff
+    assert healed.diff.count("pip install") == 2

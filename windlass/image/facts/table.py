@@ -268,6 +268,12 @@ def _companions(name: str) -> Iterator[tuple[str, str]]:
         yield version, needs or unsaid.get(version, "")
 
 
+def removed_modules(python: str) -> frozenset[str]:
+    """Modules and names of the standard library, `collections.Mapping`, that a Python has no more."""
+    removed = facts()["standard_library"]["removed"]
+    return frozenset(name for version in removed if Version(version) <= Version(python) for name in removed[version])
+
+
 def package(name: str) -> dict[str, Any]:
     """The newest release of a package that goes with torch, and what it requires."""
     version, value = next(iter(_releases()["packages"][name].items()))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from windlass.image.facts.table import facts, minor
+from windlass.image.facts.table import facts, minor, removed_modules
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import after_torch, apt_install, devel_base, line_before, other_python
 from windlass.image.rules.torch import torch_environments
@@ -41,7 +41,9 @@ def need_of(case: Case, package: Package) -> str | None:
 def _source(case: Case, package: Package) -> Source:
     if package.local:
         return source_in(case.texts.files, package.local)
-    return source_of(case.index, package.name, package.version) if package.version else Source()
+    if package.version:
+        return source_of(case.index, package.name, package.version)
+    return Source(**facts()["repositories"]["sources"].get(package.name, {}))
 
 
 def torch_while_building(case: Case) -> Iterator[Finding]:
@@ -73,7 +75,7 @@ def build_modules(case: Case) -> Iterator[Finding]:
         needed = {projects[name] for name in source.imports if name in projects} | {
             name for name in source.requires if name in projects.values()
         }
-        lacking = sorted(needed - compiled.installed)
+        lacking = sorted(needed - compiled.installed.keys() - compiled.seeded)
         if lacking and not compiled.isolated and compiled.bare:
             yield case.error(
                 "build-module",
@@ -95,18 +97,37 @@ def old_source(case: Case) -> Iterator[Finding]:
                 package.where,
                 *other_python(case, package, python, outgrown[-1]),
             )
-        elif compiled.isolated and "pkg_resources" in source.imports:
-            texts = [text for text in source.written if re.match(r"setuptools\b", text)]
-            if all(
-                Requirement(text).specifier.contains(facts()["change_names"]["setuptools_without"]) for text in texts
-            ):
-                yield case.error(
-                    "build-module",
-                    f"the setup.py of {package.name} {package.version} imports "
-                    "pkg_resources, which setuptools has no more since 82, and pip builds it with the "
-                    "newest",
-                    package.where,
-                )
+        elif removed := [name for name in source.imports if name in removed_modules(python)]:
+            yield case.error(
+                "build-module",
+                f"the setup.py of {package.name} {package.version or ''} imports {removed[0]}, which Python {python} "
+                "has no more",
+                package.where,
+            )
+        elif newest := _without_pkg_resources(package, compiled, source):
+            yield case.error(
+                "build-module",
+                f"building {package.name} {package.version or ''} imports pkg_resources, which setuptools has no "
+                f"more since 82, and {newest}",
+                package.where,
+            )
+
+
+def _without_pkg_resources(package: Package, compiled: Compiled, source: Source) -> str:
+    """Why a build that imports pkg_resources does not find it; nothing where it does or does not need it."""
+    without = facts()["change_names"]["setuptools_without"]
+    if compiled.isolated:
+        texts = [text for text in source.written if re.match(r"setuptools\b", text)]
+        newest = all(Requirement(text).specifier.contains(without) for text in texts)
+        return "pip builds it with the newest" if newest and "pkg_resources" in source.imports else ""
+    own = compiled.installed.get("setuptools")
+    if own is None or not own.at_least(without):
+        return ""
+    system = facts()["systems"].get(compiled.system or "", {}).get("wheel")  # apt's, below pip's packages
+    by_wheel = "wheel" in source.imports and "wheel" not in compiled.installed and system
+    if by_wheel and Version(system) < Version(facts()["change_names"]["wheel_without"]):
+        return f"wheel {system} of {compiled.system} imports it; {own.where} installed setuptools {own.version}"
+    return f"{own.where} installed setuptools {own.version}" if "pkg_resources" in source.imports else ""
 
 
 def _outgrown(case: Case, package: Package, compiled: Compiled) -> list[str]:

@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from windlass.image.facts.table import facts
+from windlass.image.facts.table import facts, removed_modules
 from windlass.image.read.requirements import Wanted, wheel_of
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import at_line, companion_of_torch, hold_version, pin_below, resolvable
@@ -44,12 +44,54 @@ def unresolvable(case: Case) -> Iterator[Finding]:
         yield case.error(_kind(trouble), _sentence(trouble), where, *resolvable(case, step, blamed))
 
 
+def refused_names(case: Case) -> Iterator[Finding]:
+    """Names under which PyPI has nothing that can be used, or another project than the one that is meant."""
+    for step in case.trace.steps:
+        for name, known in facts()["refused_names"]["names"].items():
+            asked, package = step.asks(name), step.after.get(name)
+            if not asked or asked.url or step.kind != "pip" or step.stage not in case.trace.used_stages:
+                continue
+            if "since" in known and not (package and package.at_least(known["since"])):
+                continue
+            if known.get("unless") not in case.trace.states[step.stage].variables:
+                yield case.error(
+                    "no-version",
+                    f"{name} is not what it is called: {known['why']}; {known['right']} is meant",
+                    at_line(step, asked),
+                )
+
+
+def removed_from_python(case: Case) -> Iterator[Finding]:
+    """A release that is older than its Python and imports what the standard library has no more."""
+    for environment in case.trace.final.environments.values():
+        python = environment.python or ""
+        came, removed = facts()["python_released"].get(python), removed_modules(python or "3")
+        old = [
+            package
+            for package in environment.packages.values()
+            if came and package.url and (package.uploaded or came) < came and not NEVER_IMPORTS.match(package.name)
+        ]
+        with ThreadPoolExecutor(8) as pool:
+            taken = list(pool.map(lambda package: imports_of(case.index, package.found), old))
+        for package, pairs in zip(old, taken, strict=True):
+            names = (f"{module}.{name}" if f"{module}.{name}" in removed else module for module, name in pairs)
+            if lacking := next((name for name in names if name in removed), None):
+                yield case.error(
+                    f"import-of-{package.name}",
+                    f"{package.name} {package.version} imports {lacking}, which Python {python} has no more",
+                    package.where,
+                )
+
+
 def refused_metadata(case: Case) -> Iterator[Finding]:
     """pip since 24.1 refuses releases with invalid requirements: `PyYAML (>=5.1.*)`."""
     for step in case.trace.steps:
         pip = step.before.get("pip")
-        if step.by_uv or step.kind != "pip" or pip is None or not pip.at_least(facts()["pip_refuses"]["since"]):
+        version = pip.public if pip and pip.version else step.environment.pip
+        since = facts()["pip_refuses"]["since"]
+        if step.by_uv or step.kind != "pip" or not version or Version(version) < Version(since):
             continue
+        source = f"which {pip.where} installed" if pip else "which the image brings"
         for name, package in step.after.items():
             for text in case.index.requires(package.found) if step.before.get(name) != package else ():
                 try:
@@ -58,7 +100,7 @@ def refused_metadata(case: Case) -> Iterator[Finding]:
                     yield case.error(
                         "invalid-metadata",
                         f"{name} {package.version} requires {text!r}, which is not "
-                        f"valid: pip {pip.version}, which {pip.where} installed, refuses the release",
+                        f"valid: pip {version}, {source}, refuses the release",
                         package.where,
                     )
                     break

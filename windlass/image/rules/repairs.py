@@ -246,7 +246,8 @@ def _alone(texts: Texts, case: Case, package: Package) -> Texts | None:
     except InvalidVersion:
         plain = written.text
     text = texts.dockerfile or ""
-    if len([one for one in step.wanted if not one.constraint]) == 1 and written.place.file == texts.name:
+    others = step.text.partition(" install ")[2].replace(written.text, "", 1).split()
+    if all(word.startswith("-") for word in others) and written.place.file == texts.name:
         return _with_option(texts, step.where, "--no-build-isolation")
     command = "uv pip install" if step.by_uv else "pip install"
     if written.place.file == texts.name:

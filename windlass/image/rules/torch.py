@@ -19,7 +19,7 @@ from windlass.image.facts.table import (
 )
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import another_build, companion_of_torch
-from windlass.image.state.contents import cuda_libraries
+from windlass.image.state.contents import cuda_libraries, torch_libraries
 from windlass.image.state.model import Environment, Package
 
 COMPANIONS = ("torchvision", "torchaudio")
@@ -113,13 +113,34 @@ def package_on_gpu(case: Case) -> Iterator[Finding]:
                 )
         package_ = environment.packages.get("bitsandbytes")
         made = cuda_libraries(case.index, package_.found) if package_ and torch.cuda not in (None, "cpu") else ()
-        if package_ and made and (torch.cuda or "").replace(".", "") not in made:
+        cuda, whose = torch.cuda or "", f"torch {torch.version}"
+        path, base = case.trace.final.variables.get("LD_LIBRARY_PATH", ""), case.trace.final.base
+        # Before 0.43 it took the first libcudart of LD_LIBRARY_PATH, whatever torch has.
+        if package_ and not package_.at_least("0.43") and "/cuda" in path and base.cuda:
+            cuda, whose = base.cuda, f"{base.image}, which LD_LIBRARY_PATH names"
+        if package_ and made and cuda.replace(".", "") not in made:
             yield case.error(
                 "bitsandbytes-build",
-                f"bitsandbytes {package_.version} has binaries for CUDA "
-                f"{', '.join(made)}, none for the {torch.cuda} of torch {torch.version}",
+                f"bitsandbytes {package_.version} has binaries for CUDA {', '.join(made)}, "
+                f"none for the {cuda} of {whose}",
                 package_.where,
             )
+
+
+def made_for_torch(case: Case) -> Iterator[Finding]:
+    """Packages that bring a library for each torch they know: libgraphbolt_pytorch_2.2.1.so."""
+    for environment, torch in torch_environments(case):
+        for package in environment.packages.values():
+            if package.name not in facts()["library_by_torch"]["names"] or not package.version:
+                continue
+            made = torch_libraries(case.index, package.name, package.public)
+            if made and torch.public not in made:
+                yield case.error(
+                    f"torch-of-{package.name}",
+                    f"{package.name} {package.version} has libraries for torch {', '.join(made)}, and the image has "
+                    f"torch {torch.version}: it does not load",
+                    package.where,
+                )
 
 
 def driver_too_old(case: Case) -> Iterator[Finding]:

@@ -97,6 +97,20 @@ def _cuda_libraries(wheel: Found) -> str | None:
     return " ".join(sorted(set(re.findall(r"_cuda(\d{3})\.so", names)))) if opened else None
 
 
+def torch_libraries(index: Index, name: str, version: str) -> tuple[str, ...]:
+    """`2.2.1` of libgraphbolt_pytorch_2.2.1.so: the torch releases that a release of PyPI has libraries for."""
+
+    def find() -> str | None:
+        wheels = (url for url, _ in index.files(name, version) or () if "manylinux" in url)
+        opened = open_wheel(next(wheels, None))
+        if opened is None:
+            return None
+        made = set(re.findall(r"_pytorch_(\d+\.\d+\.\d+)\.so", " ".join(opened.archive.namelist())))
+        return " ".join(sorted(made, key=Version))
+
+    return tuple((index.kept("torch-libraries", [name, version], find) or "").split())
+
+
 def _source(index: Index, name: str, version: str) -> dict[str, Any] | None:
     files = [url for url, _ in index.files(name, version) or ()]
     url = next((url for url in files if url.endswith(".tar.gz")), None)

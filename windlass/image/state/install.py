@@ -84,6 +84,8 @@ class Installer(Machine):
         self.state.overlays |= {posixpath.normpath(folder) for folder in folders}
         if wanted:
             self._resolve(wanted, where, str(install.command), environment, install, options)
+        elif not (install.by_uv or install.arguments.words or install.arguments.has("--editable", "--group") or files):
+            self._fail("missing-option", "pip install names nothing to install, and ends with an error", where)
         if install.verb == "wheel":
             self.state.wheels |= {name: package for name, package in environment.packages.items() if package.compiled}
         globs = [posixpath.basename(word) for word in install.arguments.words if re.search(r"\*\S*\.whl$", word)]
@@ -393,7 +395,7 @@ class Installer(Machine):
         variables = {**self.state.variables, **install.command.variables}
         told = install.arguments.has("--no-build-isolation", "--no-build-isolation-package")
         isolated = not (told or variables.get("PIP_NO_BUILD_ISOLATION") or variables.get("UV_NO_BUILD_ISOLATION"))
-        seeded = {"setuptools", "wheel"} if not environment.unseeded else set()
+        seeded = frozenset({"setuptools", "wheel"} if not environment.unseeded else ())
         programs, system = self.state.programs, facts()["systems"].get(self.state.system or "", {})
         gcc = re.search(r"-(\d+)$", variables.get("CUDAHOSTCXX") or variables.get("CXX") or variables.get("CC") or "")
         of_system = environment.interpreter.startswith("/usr/bin/")
@@ -405,11 +407,13 @@ class Installer(Machine):
             programs,
             variables,
             text,
-            frozenset(before) | seeded,
+            before,
+            seeded,
             bare=self.state.base.family in ("python", "cuda", "system"),
             python=environment.python,
             gcc=gcc[1] if gcc else self.state.links.get("gcc") or system.get("gcc"),
             headers=programs is None or "headers" in programs or not of_system,
+            system=self.state.system if of_system and environment.prefix == SYSTEM else None,
         )
 
     def _cuda_of(self, name: str, version: str, environment: Environment | None) -> str | None:

@@ -74,11 +74,13 @@ class Compiled:
     programs: frozenset[str] | None
     variables: Mapping[str, str]
     command: str
-    installed: frozenset[str] = frozenset()  # packages, before the step
-    bare: bool = False  # the environment has nothing that is not in `installed`
+    installed: Mapping[str, Package] = field(default_factory=dict)  # before the step
+    seeded: frozenset[str] = frozenset()  # what the environment was made with, in versions that are not known
+    bare: bool = False  # the environment has nothing that is not in `installed` or `seeded`
     python: str | None = None
     headers: bool = True  # of that Python
     gcc: str | None = None  # its major version
+    system: str | None = None  # where the Python is the system's own
 
 
 @dataclass
@@ -92,6 +94,7 @@ class Environment:
     packages: dict[str, Package] = field(default_factory=dict)
     owner: str = "root"
     unseeded: bool = False  # made without setuptools and wheel, as uv does it
+    pip: str | None = None  # its own version, before a step installs another
 
 
 @dataclass

@@ -41,6 +41,7 @@ MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 TORCH_INDEX = re.compile(
     r"//(?:download(?:-r2)?\.pytorch\.org)/whl/(?:(?P<tag>cu\d+|cpu)\b|(?P<all>torch_stable\.html|$))"
 )
+NIGHTLY = re.compile(r"pytorch\.org/whl/(nightly|test)\b")
 MIRRORS = re.compile(r"tuna\.tsinghua|aliyun|ustc\.edu|douban|cloud\.tencent|huaweicloud|sjtu\.edu|bfsu\.edu|nju\.edu")
 UNREACHABLE = re.compile(
     r"(?i)failed to fetch|could not connect|error sending request|dns error|name or service not known|timed out|"
@@ -183,6 +184,8 @@ class Index:
 
     def _resolve(self, question: Question) -> Answer:
         question, notes, unknown = self._reachable(question)
+        if any(NIGHTLY.search(one) for one in unknown):
+            return Answer(trouble="builds that change every day are not checked", checked=False, notes=notes)
         if missing := _not_on_torch_index(question):
             return Answer(trouble=missing, notes=notes)
         question = _without_torch_index(question)

@@ -7,7 +7,6 @@ import json
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -33,12 +32,13 @@ from windlass.image.read.installs import (
     pip_install,
     pip_uninstall,
 )
-from windlass.image.read.project import NotUnderstoodError, conda_environment, project_requirements
-from windlass.image.read.requirements import Place, Wanted, project_name
-from windlass.image.read.shell import SHELLS, Command, Word, run_commands, script_commands
+from windlass.image.read.project import project_requirements
+from windlass.image.read.requirements import Place, project_name
+from windlass.image.read.shell import SHELLS, Command, run_commands, script_commands
 from windlass.image.read.texts import Texts
+from windlass.image.state.conda import CondaInstaller
 from windlass.image.state.files import KNOWN
-from windlass.image.state.install import DEFAULT_PYTHON, Installer, version_in
+from windlass.image.state.install import DEFAULT_PYTHON, version_in
 from windlass.image.state.machine import lacks_python
 from windlass.image.state.model import SYSTEM, Environment, Package, State, Trace, Where
 from windlass.image.state.resolver import Found, Index, Question
@@ -50,7 +50,6 @@ OTHER_ARCHIVES = re.compile(  # commands after which apt has more than the archi
     r"/sources\.list|\.sources\b|apt-add|apt-key|/setup_|keyring|\.deb\b|nodesource|packagecloud|ppa:(?!deadsnakes)"
 )
 BY_SCRIPT = {"get-pip.py": "pip", "rustup": "cargo", "astral.sh/uv": "uv", "iniconda": "conda", "iniforge": "conda"}
-CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
 
 
 # What base images of a family set themselves: the ENV lines of docker-library/python and of NVIDIA's cuda images.
@@ -103,7 +102,7 @@ def _users_of(base: Base) -> dict[str, str]:
     return {**dict.fromkeys(facts()["users"]["names"], ""), "root": "0", **own}
 
 
-class _Walker(Installer):
+class _Walker(CondaInstaller):
     # Stages and instructions
 
     def stage(self, stage: Stage, *, skip: bool) -> None:
@@ -177,6 +176,7 @@ class _Walker(Installer):
         environment = Environment(SYSTEM, python, interpreter, managed, packages)
         version = re.match(r"\d+\.\d+\.\d+", base.tag or "") if base.repository.endswith("nvidia/cuda") else None
         environment.unseeded = base.family == "python" and Version(python or "3") >= Version("3.12")
+        environment.pip = facts()["pip_of_python"].get(python) if base.family == "python" else None
         return State(
             base=base,
             platform=self.node.platform,
@@ -411,6 +411,7 @@ class _Walker(Installer):
         elif program == "rm" and any(word.startswith("/var/lib/apt/lists") for word in words):
             self.state.listed = False
         elif program in ("apt", "apt-get") and "update" in words:
+            self._check_key(command)
             self.state.listed = True
         elif program in ("useradd", "adduser", "groupadd", "addgroup", "userdel", "deluser", "groupdel", "usermod"):
             self._users(command)
@@ -459,6 +460,25 @@ class _Walker(Installer):
                 "efa_installer.sh",
                 "efa_installer.sh --skip-kmod",
             )
+
+    def _check_key(self, command: Command) -> None:
+        """NVIDIA changed the key of its archive; older devel images of torch have the archive and the former key."""
+        base, known = self.state.base, facts()["pytorch_images"]
+        old = base.repository == "pytorch/pytorch" and "devel" in (base.tag or "") and base.torch
+        told = re.search(r"3bf863cc|cuda-keyring|sources\.list\.d|apt-key|allow-unauth", self._so_far(command))
+        if old and Version(base.torch or "0") < Version(known["old_key_before"]) and not told:
+            self._fail(
+                "missing-package",
+                f"apt-get update fails: {base.image} asks NVIDIA's archive, whose key has changed since it was made",
+                command,
+                "before",
+                "RUN rm -f /etc/apt/sources.list.d/cuda.list /etc/apt/sources.list.d/nvidia-ml.list",
+            )
+
+    def _so_far(self, command: Command) -> str:
+        """The text of the stage up to a command."""
+        lines = (self.texts.dockerfile or "").splitlines()
+        return "\n".join(lines[: command.words[0].line])
 
     def _configure(self, words: list[str]) -> None:
         if words[:2] == ["poetry", "config"]:
@@ -523,8 +543,9 @@ class _Walker(Installer):
             interpreter = f"/usr/bin/python{version}" if python else current.interpreter
             owner = self.state.user
             unseeded = Version(version or "3") >= Version("3.12")
+            pip = facts()["pip_of_python"].get(version)
             self.state.environments[prefix] = Environment(
-                prefix, version, interpreter, False, inherited, owner, unseeded
+                prefix, version, interpreter, False, inherited, owner, unseeded, pip
             )
             self._activate_by_path()
 
@@ -580,68 +601,6 @@ class _Walker(Installer):
         for name in names:
             environment.packages.pop(canonicalize_name(name), None)
         self._record(self._where(command.words[0].line, command), str(command), before, environment, kind="uninstall")
-
-    def _conda(
-        self, words: Sequence[Word], files: Sequence[Word], name: str | None, command: Command, channels: Sequence[Word]
-    ) -> None:
-        state, where = self.state, self._where(command.words[0].line, command)
-        asked = [(str(word), Place(command.file, word.line)) for word in words]
-        pip: list[Wanted] = []
-        if "env" in command.words[:3]:
-            files = files or (Word("environment.yml").at(command.words[0].line),)
-        for file in files:
-            path = self._context_file(file) if self._check_there(file, where) else None
-            if path is None:
-                self.trace.unknown.append(f"{where}: {file} is not in the context")
-                continue
-            try:
-                more, own, named = conda_environment(self.texts.files, path)
-                channels = (*channels, *(Word(channel) for channel in named))
-            except NotUnderstoodError as error:
-                self.trace.unknown.append(f"{where}: {error}")
-                continue
-            asked += more
-            pip += own
-        prefix = SYSTEM if name in (None, "base") else str(name)
-        if prefix not in state.environments:
-            state.environments[prefix] = Environment(prefix, None, f"/opt/conda/{prefix}")
-        environment = state.environments[prefix]
-        environment.managed = False
-        before = dict(environment.packages)
-        names = {re.split(r"[=<>! ]", text.rsplit("::", 1)[-1])[0] for text, _ in asked}
-        cuda = None
-        for text, place in asked:
-            plain = text.rsplit("::", 1)[-1]
-            found = re.match(r"([\w.-]+)\s*(?:[=<>!~]+\s*([\w.*+]+))?(?:=(\S+))?", plain)
-            if not found:
-                continue
-            version = (found[2] or "").rstrip(".*") or None
-            if found[1] == "python" and version:
-                environment.python = ".".join(version.split(".")[:2])
-            elif found[1] in ("pytorch-cuda", "cudatoolkit", "cuda-version") and version:
-                cuda = ".".join(version.split(".")[:2])
-            elif found[1] in ("cuda-nvcc", "cuda-toolkit", "cuda", "cudatoolkit-dev"):
-                state.nvcc, state.nvcc_known = version or cuda or state.nvcc, True
-            own_name = canonicalize_name(CONDA_NAMES.get(found[1], found[1]))
-            environment.packages[own_name] = Package(
-                own_name, version, replace(where, cause=place), "conda", bool(version)
-            )
-        torch = environment.packages.get("torch")
-        if torch and torch.origin == "conda" and torch.where.place == where.place:
-            gpu = cuda or "pytorch-gpu" in names or any("cuda" in text and "pytorch" in text for text, _ in asked)
-            told = "CONDA_OVERRIDE_CUDA" in {**state.variables, **command.variables}
-            # Without a GPU conda-forge gives the build for CPUs; of the other channels it is not known.
-            others = {"pytorch", "nvidia", "defaults"} & {str(channel) for channel in channels}
-            forge = "conda-forge" in channels or bool(re.match("condaforge|mambaorg", state.base.repository))
-            cpu_only = ((forge and not others) or "cpuonly" in names) and not gpu and not told
-            environment.packages["torch"] = replace(torch, cuda="cpu" if cpu_only else cuda)
-        if "mambaorg" in state.base.repository or state.base.family == "conda":
-            self._provide({"pip"})
-        self._provide(names)
-        self._record(where, str(command), before, environment, kind="conda")
-        self.trace.unknown.append(f"{where}: what conda takes beside the versions that are written is not checked")
-        if pip:
-            self._resolve(pip, where, str(command), environment, PipInstall(command, Arguments(()), "install", False))
 
     def _setup_py(self, command: Command, words: list[str]) -> None:
         source, where = self.state.folders.get(self.cwd), self._where(command.words[0].line, command)
