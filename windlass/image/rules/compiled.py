@@ -249,6 +249,7 @@ def compiler(case: Case) -> Iterator[Finding]:
         if _outgrown(case, package, compiled):
             continue
         lacks = compiled.programs is not None and not compiled.programs & {"gcc", "g++"}
+        yield from _cmake(case, package, compiled)
         if need == "rust" and compiled.programs is not None and "cargo" not in compiled.programs:
             yield case.error(
                 "no-compiler",
@@ -271,6 +272,33 @@ def compiler(case: Case) -> Iterator[Finding]:
                 package.where,
                 *apt_install(case, package.where, "build-essential"),
             )
+
+
+def _cmake(case: Case, package: Package, compiled: Compiled) -> Iterator[Finding]:
+    """cmake: there where setup.py calls it, and not one that has given up the project's oldest rules."""
+    source, own = _source(case, package), compiled.installed.get("cmake")
+    there = compiled.programs is None or "cmake" in compiled.programs or own is not None
+    if source.calls_cmake and not there:
+        yield case.error(
+            "missing-program",
+            f"the setup.py of {package.name} {package.version} calls cmake, which nothing installs before",
+            package.where,
+            *apt_install(case, package.where, "cmake"),
+        )
+    known = facts()["cmake"]
+    asked = [Requirement(text).specifier for text in source.written if re.match(r"cmake\b", text)]
+    newest = compiled.isolated and bool(asked) and all(one.contains(known["since"]) for one in asked)
+    newest = newest or (not asked and own is not None and own.at_least(known["since"]))
+    old = source.cmake_minimum and Version(source.cmake_minimum) < Version(known["oldest"])
+    if newest and old and "CMAKE_POLICY_VERSION_MINIMUM" not in compiled.variables:
+        yield case.error(
+            "build-module",
+            f"{package.name} {package.version} is built by rules of cmake {source.cmake_minimum}, which cmake "
+            f"{own.version if own and not asked else known['since']} refuses; CMAKE_POLICY_VERSION_MINIMUM="
+            f"{known['oldest']} allows them",
+            package.where,
+            line_before(package.where, f"ENV CMAKE_POLICY_VERSION_MINIMUM={known['oldest']}"),
+        )
 
 
 def other_torch(case: Case) -> Iterator[Finding]:

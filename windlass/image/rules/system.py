@@ -63,8 +63,9 @@ def system_library(case: Case) -> Iterator[Finding]:
     if not slim or "amazonaws" in final.base.image:
         return
     installed = final.brought | ({"build-essential", "libgomp1"} if final.base.has_compiler else set())
-    for name, known in table["packages"].items():
-        library, brought_by = known["library"], table["libraries"][known["library"]]
+    pairs = ((name, known, library) for name, known in table["packages"].items() for library in known["libraries"])
+    for name, known, library in pairs:
+        brought_by = table["libraries"][library]
         for environment in final.environments.values():
             package = environment.packages.get(name)
             if package is None or not _loads(package, known) or installed & set(brought_by):

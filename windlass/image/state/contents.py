@@ -42,12 +42,22 @@ class Source:
     written: tuple[str, ...] = ()  # the same as they are written, with their versions
     fetches: bool = False  # setup.py looks for a ready wheel first
     detects: bool = False  # torch looks at the GPUs of the build to choose architectures
+    calls_cmake: bool = False  # that neither it nor its build system brings
+    cmake_minimum: str = ""  # of its CMakeLists.txt
 
 
 def source_of(index: Index, name: str, version: str) -> Source:
-    kept = index.kept("source", [name, version], lambda: _source(index, name, version)) or {}
+    kept = index.kept("sources", [name, version], lambda: _source(index, name, version)) or {}
     imports, requires, written = (tuple(kept.get(key, ())) for key in ("imports", "requires", "written"))
-    return Source(kept.get("needs", ""), imports, requires, written, kept.get("fetches", False))
+    return Source(
+        kept.get("needs", ""),
+        imports,
+        requires,
+        written,
+        kept.get("fetches", False),
+        calls_cmake=kept.get("calls_cmake", False),
+        cmake_minimum=kept.get("cmake_minimum", ""),
+    )
 
 
 def imports_of(index: Index, importer: Found) -> list[list[str]]:
@@ -121,9 +131,11 @@ def _source(index: Index, name: str, version: str) -> dict[str, Any] | None:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             names = [getname.split("/", 1)[-1] for getname in archive.getnames()]
             setup, project = _member(archive, "setup.py"), _member(archive, "pyproject.toml")
+            lists = _member(archive, "CMakeLists.txt")
     except tarfile.TarError:
         return {}
-    return _needs(setup, project, names, files)
+    minimum = re.search(r"(?i)cmake_minimum_required\s*\(\s*VERSION\s+([\d.]+)(?!\S*\.\.\.)", lists)
+    return {**_needs(setup, project, names, files), "cmake_minimum": minimum[1] if minimum else ""}
 
 
 def source_in(files: Mapping[str, str], folder: str) -> Source:
@@ -168,6 +180,7 @@ def _needs(setup: str, project: str, names: Sequence[str], files: Sequence[str])
         "requires": requires,
         "written": build.get("requires", []),
         "fetches": "urlretrieve" in setup,
+        "calls_cmake": bool(re.search(r"['\"]cmake['\"]", setup)) and not {"cmake", "scikit-build"} & set(requires),
     }
 
 
