@@ -151,6 +151,7 @@ def wanted_of(text: str, place: Place, *, constraint: bool = False) -> Wanted:
 def project_name(source: str) -> str:
     """apex of git+https://github.com/NVIDIA/apex.git@24.04"""
     address = re.sub(r"@[\w.-]+$", "", source.split("#")[0])
+    address = re.sub(r"/(?:-/)?(?:archive|zipball|tarball)/.*$", "", address)  # CLIP/archive/refs/heads/main.zip
     name = address.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
     return {"flash-attention": "flash-attn", "TransformerEngine": "transformer-engine"}.get(
         name, canonicalize_name(name)

@@ -144,7 +144,9 @@ def _outgrown(case: Case, package: Package, compiled: Compiled) -> list[str]:
 def nvcc(case: Case) -> Iterator[Finding]:
     """nvcc: there, of torch's CUDA, and new enough for the GPU."""
     for package, compiled, need in built_here(case):
-        uses = need == "nvcc" or (need == "torch" and _precompiles(compiled))
+        # deepspeed's setup.py asks nvcc for its version wherever it finds torch.
+        asks = package.name == "deepspeed" and not compiled.isolated and compiled.torch is not None
+        uses = need == "nvcc" or (need == "torch" and (_precompiles(compiled) or asks))
         if not uses or case.node.cpu_only or _skips_cuda(compiled):
             continue
         torch = compiled.torch or case.trace.final.torch

@@ -36,7 +36,8 @@ def unresolvable(case: Case) -> Iterator[Finding]:
         trouble = step.answer.trouble
         if not trouble or not step.answer.checked or step.stage not in case.trace.used_stages:
             continue
-        if step.environment.python is None or case.trace.states[step.stage].base.family is None:
+        unsure = step.environment.python is None or case.trace.states[step.stage].base.family is None
+        if unsure and _kind(trouble) != "contradiction":
             case.trace.unknown.append(f"{step.where}: {_sentence(trouble)} (with a Python that is assumed)")
             continue
         blamed = _blamed(step, trouble)

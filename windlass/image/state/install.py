@@ -22,6 +22,7 @@ from windlass.image.state.machine import Machine
 from windlass.image.state.model import SYSTEM, UV_PYTHON, Compiled, Environment, Package, Step, Where, torch_cuda
 from windlass.image.state.resolver import MACHINES, Answer, Question, Stub, answers, find_uv, torch_tag
 
+OTHER_PYTHONS = ("3.10", "3.8")  # tried where it is not known which an image has
 DEFAULT_PYTHON = "3.12"
 LOCAL = "local:"  # a project of the context, in place of an address
 
@@ -247,7 +248,7 @@ class Installer(Machine):
             no_deps=arguments.has("--no-deps"),
             prereleases=arguments.has("--pre"),
         )
-        answer = self.index.resolve(question) if requirements else Answer()
+        answer = self._answered(question, environment) if requirements else Answer()
         self.trace.assumed += answer.notes
         self.trace.unknown += [f"{where}: {one}" for one in answer.unknown]
         if answer.trouble and not answer.checked:
@@ -287,6 +288,37 @@ class Installer(Machine):
                     )
         options = frozenset(arguments.options)
         self._record(where, text, before, environment, wanted, answer, (indexes or "", *extra), options, install.by_uv)
+
+    def _answered(self, question: Question, environment: Environment) -> Answer:
+        """What pip would install; where the Python is not known, the first that has what is asked for."""
+        answer = self.index.resolve(question)
+        for python in OTHER_PYTHONS if environment.python is None else ():
+            if answer.checked and answer.trouble and re.search(r"Python|wheel", answer.trouble):
+                answer = self.index.resolve(replace(question, python=python))
+        if question.by_uv or question.no_deps or not answer.packages or "torch" not in dict(question.held):
+            return answer
+        return self._newest_first(question, answer)
+
+    def _newest_first(self, question: Question, answer: Answer) -> Answer:
+        """pip takes the newest of what is not there yet, and moves what is there where that asks for it.
+
+        uv holds what is there, and takes an older release of the rest instead.
+        """
+        held = dict(question.held)
+        free = self.index.resolve(replace(question, held=()))
+        newest = {found.name: found for found in free.packages if found.name not in held}
+        older = {
+            found.name
+            for found in answer.packages
+            if found.name in newest
+            and newest[found.name].version != found.version
+            and any(re.match(r"torch(?![\w-])", text) for text in self.index.requires(newest[found.name]))
+        }
+        if not older:
+            return answer
+        pins = tuple(f"{name}=={newest[name].version}" for name in sorted(older))
+        moved = self.index.resolve(replace(question, constraints=(*question.constraints, *pins)))
+        return moved if moved.packages else answer
 
     def _by_address(
         self,

@@ -124,6 +124,7 @@ class State:
     opaque: set[str] = field(default_factory=set)  # folders that commands fill with what is not known
     variables: dict[str, str] = field(default_factory=dict)
     exported: dict[str, Where] = field(default_factory=dict)  # where ENV set a variable
+    defaults: dict[str, Place] = field(default_factory=dict)  # where an ARG has its value
     folders: dict[str, str] = field(
         default_factory=dict
     )  # folder in the image → context path, or address it was cloned from

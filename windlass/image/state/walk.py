@@ -7,13 +7,14 @@ import json
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from windlass.image.facts.bases import Base, base_of
 from windlass.image.facts.node import Node
-from windlass.image.facts.table import facts
+from windlass.image.facts.table import facts, minor
 from windlass.image.read.dockerfile import (
     PREDEFINED,
     Dockerfile,
@@ -173,6 +174,8 @@ class _Walker(CondaInstaller):
                 for found in answer.packages or [Found(*base.installs.split("=="))]
             }
         managed = bool(known.get("managed")) and not own and base.family != "nvidia-torch"
+        if base.repository == "pytorch/pytorch" and base.torch:
+            managed = bool(facts()["pytorch_images"]["managed"].get(minor(base.torch)))
         environment = Environment(SYSTEM, python, interpreter, managed, packages)
         version = re.match(r"\d+\.\d+\.\d+", base.tag or "") if base.repository.endswith("nvidia/cuda") else None
         environment.unseeded = base.family == "python" and Version(python or "3") >= Version("3.12")
@@ -197,13 +200,18 @@ class _Walker(CondaInstaller):
     def _instruction(self, one: Instruction, given: Mapping[str, str]) -> None:
         state = self.state
         if one.keyword == "ENV":
-            values = assignments(one.text, state.variables)
+            values, written = assignments(one.text, state.variables), assignments(one.text, {})
             state.variables.update(values)
-            state.exported.update({name: self._where(one.first) for name in values})
+            for name in values:
+                argument = re.fullmatch(r"\$\{?(\w+)\}?", written.get(name, ""))
+                default = state.defaults.get(argument[1]) if argument else None
+                where = self._where(one.first)
+                state.exported[name] = replace(where, cause=default) if default else where
             self._activate_by_path()
         elif one.keyword == "ARG":
             for name, value in assignments(one.text, {**given, **state.variables}).items():
                 state.variables.setdefault(name, value)
+                state.defaults[name] = Place(self.texts.name, one.first)
                 if name in self.arguments:
                     state.variables[name] = self.arguments[name]
             for name in one.words.split():
