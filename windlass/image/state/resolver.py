@@ -183,8 +183,9 @@ class Index:
         return known
 
     def _resolve(self, question: Question) -> Answer:
+        alone = question.index is not None and NIGHTLY.search(question.index)  # no PyPI beside it
         question, notes, unknown = self._reachable(question)
-        if any(NIGHTLY.search(one) for one in unknown):
+        if any(NIGHTLY.search(one) for one in unknown) and (question.prereleases or alone):
             return Answer(trouble="builds that change every day are not checked", checked=False, notes=notes)
         if missing := _not_on_torch_index(question):
             return Answer(trouble=missing, notes=notes)
