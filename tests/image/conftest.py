@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.image import dockerd
 from tests.image.packages import WHEELS
-from tests.image.rig import Registry, Workplace, why_not
+from tests.image.rig import BASE, Registry, Workplace, why_not
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -47,6 +48,20 @@ def _registry(tmp_path_factory, *, locked):
     one = Registry(tmp_path_factory.mktemp("registry") / "r", locked=locked)
     one.start()
     try:
+        yield one
+    finally:
+        one.stop()
+
+
+@pytest.fixture(scope="session")
+def docker_daemon(workplace, tmp_path_factory):
+    """A docker daemon that has the base image."""
+    if reason := dockerd.why_not():
+        pytest.skip(reason)
+    one = dockerd.DockerDaemon(tmp_path_factory.mktemp("docker") / "d")
+    try:
+        one.start()
+        one.take_over(workplace, BASE)
         yield one
     finally:
         one.stop()

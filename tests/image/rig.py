@@ -64,6 +64,7 @@ class Workplace:
             "HOME": str(folder / "home"),
             "XDG_RUNTIME_DIR": str(folder / "run"),
             "TMPDIR": str(folder),
+            "DOCKER_HOST": f"unix://{folder / 'no-docker'}",  # docker comes first where it works, and may be the user's
         }
 
     def tool(self, *command: str, **options: str) -> str:
