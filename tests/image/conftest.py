@@ -103,6 +103,14 @@ def bench(workplace, tmp_path):
     return Bench(tmp_path, {**workplace.environment})
 
 
+@pytest.fixture(params=["buildah", "docker"])
+def builder(request, bench):
+    """The name of a builder that works on this bench."""
+    if request.param == "docker":
+        bench.environment |= request.getfixturevalue("docker_daemon").environment
+    return request.param
+
+
 def torch_options() -> list[str]:
     """The environment of these tests, shown read-only inside an image: torch is not copied into any image."""
     folders = {sys.prefix, sys.base_prefix, str(REPOSITORY)} - {"/usr"}  # the base image has the machine's own

@@ -1,4 +1,4 @@
-"""A docker daemon of the tests' own: its storage, socket, network and control group, and nothing of the machine's docker."""
+"""A docker daemon of the tests' own: it has its storage, socket and network, and nothing of the machine's docker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.image.rig import Workplace
 
 SEARCH_PATH = f"/usr/bin:/usr/sbin:{os.environ.get('PATH', '')}"
-# The daemon sees empty folders where it would find the settings, key and sockets of the machine's docker and containerd.
+# It sees empty folders where the settings, the key and the sockets of the machine's docker and containerd are.
 ENTER = """\
 mount -t tmpfs tmpfs /run
 if [ -d /etc/docker ]; then mount -t tmpfs tmpfs /etc/docker; fi

@@ -129,6 +129,7 @@ def write_root(archive: Path, packages: tuple[str, ...]) -> None:
             tar.add(name, recursive=False)
         _add(tar, "var/lib/dpkg/status", data=_status(chosen))
         _add(tar, "etc/passwd", data="root:x:0:0:root:/root:/bin/sh\n")
+        _add(tar, "etc/group", data="root:x:0:\n")  # docker before 23 looks a USER up in it
         # As base-files makes it when it is installed: without it, names are looked up in DNS first.
         _add(tar, "etc/nsswitch.conf", data="passwd: files\ngroup: files\nhosts: files dns\n")
         _add(tar, "usr/bin/python", tarfile.SYMTYPE, link="python3")
