@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tests.image.rig import Workplace
 
-SEARCH_PATH = f"/usr/bin:/usr/sbin:{os.environ.get('PATH', '')}"
+PROGRAMS = os.environ.get("WINDLASS_TEST_DOCKER", "")  # a folder with another dockerd, docker and cli-plugins
+SEARCH_PATH = ":".join(filter(None, (PROGRAMS, "/usr/bin", "/usr/sbin", os.environ.get("PATH"))))
 # It sees empty folders where the settings, the key and the sockets of the machine's docker and containerd are.
 ENTER = """\
 mount -t tmpfs tmpfs /run
@@ -42,6 +43,9 @@ class DockerDaemon:
         self.process: subprocess.Popen[bytes] | None = None
         (folder / "bin").mkdir()
         (folder / "bin" / "docker").symlink_to(shutil.which("docker", path=SEARCH_PATH) or "docker")
+        (folder / "client").mkdir()
+        if PROGRAMS:
+            (folder / "client" / "cli-plugins").symlink_to(Path(PROGRAMS, "cli-plugins").absolute())
         self.environment = {
             "DOCKER_HOST": f"unix://{folder / 'socket'}",
             "DOCKER_CONFIG": str(folder / "client"),
@@ -88,6 +92,11 @@ class DockerDaemon:
         workplace.tool("buildah", "push", "--quiet", image, f"docker-archive:{archive}:{image}")
         self.docker("load", "--input", str(archive))
         archive.unlink()
+
+    def forget_images(self) -> None:
+        """Be a machine that has no layer of any image."""
+        self.docker("system", "prune", "--all", "--force")
+        assert self.docker("image", "ls", "--quiet") == ""
 
     def stop(self) -> None:
         """End the daemon by its id, and give back what it had of the machine."""

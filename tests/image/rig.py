@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -84,12 +85,15 @@ class Workplace:
 
     def _make_base(self, tag: str, packages: tuple[str, ...], wheels: list[Wheel], links: str) -> str:
         context = self.folder / tag.split("/")[1].replace(":", "-")
+        shutil.rmtree(context, ignore_errors=True)  # made again where the address of the wheels is another
         context.mkdir()
         write_root(context / "root.tar", packages)
         make_index(context / "wheels", wheels)
         make_apt_repository(context / "debs", "make")
         (context / "sources.list").write_text("deb [trusted=yes] file:/debs ./\n")
-        (context / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {links}\n")
+        host = urllib.parse.urlsplit(links).hostname or "localhost"
+        pip = f"[global]\nno-index = true\nfind-links = {links}\ntrusted-host = {host}\n"
+        (context / "pip.conf").write_text(pip)
         (context / "Dockerfile").write_text(
             "FROM scratch\nADD root.tar /\nCOPY wheels /wheels\nCOPY debs /debs\nCOPY pip.conf /etc/pip.conf\n"
             "COPY sources.list /etc/apt/sources.list\n"

@@ -97,7 +97,7 @@ def test_an_image_that_shows_too_little_is_not_pushed(project):
     project.result("push", "my.yaml")
 
 
-@pytest.mark.parametrize("builder", ["buildah", "podman"])
+@pytest.mark.parametrize("builder", ["buildah", "podman", "docker"], indirect=True)
 def test_every_check_of_the_full_level_runs_inside_the_image(project, builder):
     """torch itself is the real one of these tests, mounted: model, backward, all-reduce, and windlass's own trainer."""
     project.result("build", "my.yaml", "--builder", builder)
