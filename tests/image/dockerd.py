@@ -14,6 +14,7 @@ from tests.image.rig import Workplace
 
 PROGRAMS = os.environ.get("WINDLASS_TEST_DOCKER", "")  # a folder with another dockerd, docker and cli-plugins
 SEARCH_PATH = ":".join(filter(None, (PROGRAMS, "/usr/bin", "/usr/sbin", os.environ.get("PATH"))))
+BRIDGE, GROUP = "wl-dock", "windlass-docker-"  # each with the number of the process that made it
 # It sees empty folders where the settings, the key and the sockets of the machine's docker and containerd are.
 ENTER = """\
 mount -t tmpfs tmpfs /run
@@ -37,9 +38,9 @@ class DockerDaemon:
         folder.mkdir(parents=True)
         self.folder = folder
         number = os.getpid()
-        self.bridge = f"wl-dock{number % 10**7}"  # 15 characters at most
+        self.bridge = f"{BRIDGE}{number}"
         self.gateway = f"198.18.{number % 256}.1"  # of the range that is set aside for tests (RFC 2544)
-        self.group = f"windlass-docker-{number}"
+        self.group = f"{GROUP}{number}"
         self.process: subprocess.Popen[bytes] | None = None
         (folder / "bin").mkdir()
         (folder / "bin" / "docker").symlink_to(shutil.which("docker", path=SEARCH_PATH) or "docker")
@@ -53,6 +54,7 @@ class DockerDaemon:
         }
 
     def start(self) -> None:
+        _sweep()
         self._ip("link", "add", self.bridge, "type", "bridge")
         self._ip("address", "add", f"{self.gateway}/24", "dev", self.bridge)
         self._ip("link", "set", self.bridge, "up")
@@ -111,12 +113,7 @@ class DockerDaemon:
             else:
                 raise AssertionError(f"dockerd {self.process.pid} does not end")
             self.process = None
-        subprocess.run(
-            ["ip", "link", "delete", self.bridge], env={"PATH": SEARCH_PATH}, capture_output=True, check=False
-        )
-        for group in Path("/sys/fs/cgroup").glob(f"**/{self.group}"):
-            for folder, _, _ in os.walk(group, topdown=False):
-                os.rmdir(folder)
+        _give_back(os.getpid())
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _signal_daemon(self, number: int) -> None:
@@ -134,3 +131,27 @@ class DockerDaemon:
     def _ip(*words: str) -> None:
         answer = subprocess.run(["ip", *words], env={"PATH": SEARCH_PATH}, capture_output=True, text=True, check=False)
         assert answer.returncode == 0, f"ip {' '.join(words)}: {answer.stderr}"
+
+
+def _sweep() -> None:
+    """Give back what sessions left that were killed."""
+    made = [path.name.removeprefix(BRIDGE) for path in Path("/sys/class/net").glob(f"{BRIDGE}*")]
+    made += [path.name.removeprefix(GROUP) for path in _groups(f"{GROUP}*")]
+    for number in {int(one) for one in made if one.isdecimal()}:
+        if not Path(f"/proc/{number}").exists():
+            _give_back(number)
+
+
+def _give_back(number: int) -> None:
+    """The bridge and the control groups that a process made."""
+    environment = {"PATH": SEARCH_PATH}
+    subprocess.run(["ip", "link", "delete", f"{BRIDGE}{number}"], env=environment, capture_output=True, check=False)
+    for group in _groups(f"{GROUP}{number}"):
+        for folder, _, _ in os.walk(group, topdown=False):
+            os.rmdir(folder)
+
+
+def _groups(pattern: str) -> list[Path]:
+    """At the top of the one hierarchy (cgroup v2) or of each (v1)."""
+    root = Path("/sys/fs/cgroup")
+    return [*root.glob(pattern), *root.glob(f"*/{pattern}")]
