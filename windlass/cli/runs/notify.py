@@ -14,6 +14,7 @@ from windlass.cli.jobs import json_option, on_option, quiet_option, run_names
 from windlass.cli.output import print_json, warn
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
+from windlass.targets.launch.ending import unrecorded_end
 from windlass.targets.launch.notifications import LEDGER, Ledger, Notice, Receiver, notices, receivers, settings_for
 from windlass.targets.launch.tail import Tail
 from windlass.targets.protocol import JobRef, KeepsRunFolder, Target
@@ -83,7 +84,10 @@ def _watch(
     with target.following(job) if isinstance(target, KeepsRunFolder) else nullcontext():
         while True:
             status = target.status(job)  # before the reading: nothing recorded before the end is missed
-            new, given_up = ledger.send_new(notices(job.name, history.records()), events, to)
+            records = history.records()
+            if end := unrecorded_end(job.folder, status):
+                records.append(end)
+            new, given_up = ledger.send_new(notices(job.name, records), events, to)
             sent += new
             failed += given_up
             if status.ended:

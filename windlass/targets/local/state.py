@@ -12,6 +12,7 @@ from windlass.common.files import real
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder
 from windlass.targets.launch import processes
+from windlass.targets.launch.ending import unrecorded_end
 from windlass.targets.launch.machine import is_full
 from windlass.targets.launch.progress import (
     PACE_STEPS,
@@ -65,6 +66,17 @@ def _state(
         return {"state": "stopped", "exit_code": int(ExitCode.INTERRUPTED), "reason": reason}
     if find(folder):
         return _under_way("running", ABANDONED)
+    return _end_of_killed(folder, supervisor, recent)
+
+
+def end_of_former(folder: RunFolder, former: SupervisorProcess | None) -> dict[str, Any] | None:
+    """The record of a run's end that its former supervisor did not live to write; its ranks have ended by now."""
+    if former is None or former.is_copy:
+        return None
+    return unrecorded_end(folder, JobStatus(**_end_of_killed(folder, former, since_launch(folder))), former)
+
+
+def _end_of_killed(folder: RunFolder, supervisor: SupervisorProcess, recent: Sequence[Record]) -> dict[str, Any]:
     if _trained_to_the_end(folder, recent):
         return {"state": "finished", "exit_code": int(ExitCode.OK), "reason": "its supervisor was killed after the end"}
     why = "its supervisor was killed"

@@ -36,10 +36,11 @@ from windlass.targets.launch.decision import (
 )
 from windlass.targets.launch.oom import OomWatch
 from windlass.targets.launch.progress import newest_attempt
-from windlass.targets.launch.supervision import BEAT_SECONDS, SUPERVISOR_FILE, supervisor_record
+from windlass.targets.launch.supervision import BEAT_SECONDS, SUPERVISOR_FILE, supervisor_of, supervisor_record
 from windlass.targets.launch.tail import Tail
 from windlass.targets.launch.torchrun import ATTEMPT_VARIABLE, SURVIVOR_SECONDS, TorchrunLog
 from windlass.targets.local.render import LocalRequest
+from windlass.targets.local.state import end_of_former
 
 REQUEST_FILE = "request.json"
 STOP_FILE = "stop.json"
@@ -73,12 +74,15 @@ class Supervisor:
         signal.signal(STOP_NOW, self._on_stop_now)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         processes.adopt_orphans()
+        former = supervisor_of(self.folder)
         write_atomically(self.folder.path / SUPERVISOR_FILE, json.dumps(supervisor_record(self.folder.path)))
         ready()
         # ranks of an earlier supervisor that was killed: they save and leave
         left = processes.end_leftovers(self.folder.path, patience=self.request.grace_seconds, save_first=True)
         if left:
             self._record("leftovers-killed", pids=left)
+        if end := end_of_former(self.folder, former):
+            self._append(end)
         done = self._attempts()
         if done.state in ("stopped", "preempted"):
             self._record("stopped", reason=done.reason)
@@ -242,7 +246,10 @@ class Supervisor:
 
     def _record(self, event: str, **facts: Any) -> None:
         """Append to history.jsonl; on a full disk records wait: the ranks need a supervisor more than a record."""
-        self._unwritten.append({"time": round(time.time(), 3), "event": event, **facts})
+        self._append({"time": round(time.time(), 3), "event": event, **facts})
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self._unwritten.append(record)
         self._write_unwritten()
 
     def _write_unwritten(self) -> bool:
