@@ -67,6 +67,7 @@ PODS = {
 }  # fmt: skip
 
 ENDS = {  # what a run folder tells of the end of a run on this machine
+    "disk_full": ["the disk of /data/runs/my is full; rank 0 exited with code 1"],
     "killed": ["its supervisor was killed; `windlass run` goes on from the last checkpoint"],
     "node_lost": ["the machine was restarted while it trained; `windlass run` goes on from the last checkpoint", "its supervisor on b has been silent for 5 min; `windlass run` goes on from the last checkpoint"],
 }  # fmt: skip

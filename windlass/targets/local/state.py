@@ -13,7 +13,7 @@ from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder
 from windlass.targets.launch import processes
 from windlass.targets.launch.ending import unrecorded_end
-from windlass.targets.launch.machine import is_full
+from windlass.targets.launch.machine import full_disk
 from windlass.targets.launch.progress import (
     PACE_STEPS,
     Record,
@@ -127,6 +127,6 @@ def _with_silence(status: JobStatus, folder: RunFolder) -> JobStatus:
     if silent < max(SILENCE_SECONDS, 5 * step_s):
         return status
     text = f"no step written for {silent / 60:.0f} min"
-    if is_full(folder.path):
-        text = f"the disk of {folder.path} is full: {text}"
+    if full := full_disk(folder.path):
+        text = f"{full}: {text}"
     return replace(status, eta=None, reason=f"{status.reason}; {text}" if status.reason else text)

@@ -34,6 +34,7 @@ from windlass.targets.launch.decision import (
     newest_checkpoint,
     parse_deaths,
 )
+from windlass.targets.launch.machine import full_disk
 from windlass.targets.launch.oom import OomWatch
 from windlass.targets.launch.progress import newest_attempt
 from windlass.targets.launch.supervision import BEAT_SECONDS, SUPERVISOR_FILE, supervisor_of, supervisor_record
@@ -45,6 +46,7 @@ from windlass.targets.local.state import end_of_former
 REQUEST_FILE = "request.json"
 STOP_FILE = "stop.json"
 LAUNCHER_LOG = "launcher.log"
+RESERVE_FILE, RESERVE_BYTES = ".reserve", 2**14  # room on the disk for the last records of a run
 STOP_NOW = signal.SIGUSR1
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.5  # between two looks at the folder: for a stop request, and whether it is still there
@@ -57,6 +59,7 @@ class Supervisor:
         self.folder = folder
         self.request = request
         self.lock = lock  # an open file of the folder
+        self.reserve = folder.path / RESERVE_FILE
         self.job = f"{os.getpid()}-{processes.start_time(os.getpid())}"  # each start by somebody has budgets of its own
         self.launcher: subprocess.Popen[bytes] | None = None
         self.stop_at: float | None = None  # when a stop was asked for
@@ -76,6 +79,7 @@ class Supervisor:
         processes.adopt_orphans()
         former = supervisor_of(self.folder)
         write_atomically(self.folder.path / SUPERVISOR_FILE, json.dumps(supervisor_record(self.folder.path)))
+        self.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # some file systems store zeros in no space
         ready()
         # ranks of an earlier supervisor that was killed: they save and leave
         left = processes.end_leftovers(self.folder.path, patience=self.request.grace_seconds, save_first=True)
@@ -146,6 +150,7 @@ class Supervisor:
             errors=self.folder.errors(attempt),
             deaths=_with_oom(deaths, memory),
             out_of_memory=self._launcher_oom(memory, launcher) if code == -signal.SIGKILL else None,
+            full_disk=full_disk(self.folder.path),
             stop_requested=self.stop_requested,
             terminated=self.stop_at is not None or self.stop_now,
         )
@@ -264,6 +269,9 @@ class Supervisor:
         return True
 
     def _write_rest(self) -> None:
+        """The last records: into the room that was kept for them, where there is no other."""
+        with contextlib.suppress(OSError):
+            self.reserve.unlink(missing_ok=True)
         deadline = time.monotonic() + WRITE_SECONDS
         while not self._write_unwritten() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
