@@ -76,3 +76,22 @@ def test_the_next_start_writes_the_end_down(killed, alone, make_run, windlass):
     assert told == ["launched", "exit", "launched", "exit"]
     assert events(job, "exit")[0] == end, "as the commands told it before"
     assert KILLED in windlass("show", "r", "--history")
+
+
+def test_a_new_start_does_not_tell_the_numbers_of_the_dead_attempt(killed, alone, make_run):
+    dead = alone.target.status(killed)
+    assert (dead.attempt, dead.state) == (1, "failed")
+    assert dead.step >= 7
+    job = alone.submit(make_run(train={"steps": 4000}), pause=0.5)
+    try:
+        told = [alone.target.status(job)]  # before its supervisor has launched anything
+        while not told[-1].step:
+            told.append(alone.target.status(job))
+        (resumed,) = events(job, "resumed")
+        assert {status.attempt for status in told} == {2}
+        assert {status.state for status in told} <= {"waiting", "running"}
+        assert told[0].state == "waiting"
+        assert not [status for status in told[:-1] if status.loss or status.tokens_per_s or "no step" in str(status)]
+        assert told[-1].step == resumed["step"] + 1
+    finally:
+        alone.target.stop(job, save_first=False)

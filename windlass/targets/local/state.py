@@ -38,10 +38,21 @@ def status_of(folder: RunFolder, processes_of: FolderProcesses | None = None) ->
     """The status of a run; `processes_of` finds the living processes of a folder, where many are asked about."""
     if not folder.run_file.exists():
         return JobStatus("failed", reason="its run folder was deleted", exit_code=int(ExitCode.FAILED))
-    recent = since_launch(folder)
+    recent, supervisor = since_launch(folder), supervisor_of(folder)
+    attempt = newest_attempt(recent)
+    if supervisor is not None and _begins_anew(folder, supervisor, recent):
+        return with_progress(JobStatus("waiting", attempt=attempt + 1, reason="it is being started"), folder)
     find = processes_of or (lambda folder: processes.processes_of(folder.path))
-    status = JobStatus(**_state(folder, supervisor_of(folder), recent, find), attempt=newest_attempt(recent) or None)
+    status = JobStatus(**_state(folder, supervisor, recent, find), attempt=attempt or None)
     return _with_silence(with_progress(status, folder), folder)
+
+
+def _begins_anew(folder: RunFolder, supervisor: SupervisorProcess, recent: Sequence[Record]) -> bool:
+    """Whether a start is under way that has launched nothing yet: what is recorded is of another one."""
+    if supervisor.alive:
+        launch: Record = recent[0] if recent else {}
+        return launch.get("event") != "launched" or launch.get("job") not in (None, supervisor.job)
+    return not supervisor.is_elsewhere and is_starting(folder)
 
 
 def _state(

@@ -60,7 +60,8 @@ class Supervisor:
         self.request = request
         self.lock = lock  # an open file of the folder
         self.reserve = folder.path / RESERVE_FILE
-        self.job = f"{os.getpid()}-{processes.start_time(os.getpid())}"  # each start by somebody has budgets of its own
+        # as SupervisorProcess.job; each start by somebody has budgets of its own
+        self.job = f"{os.getpid()}-{processes.start_time(os.getpid())}"
         self.launcher: subprocess.Popen[bytes] | None = None
         self.stop_at: float | None = None  # when a stop was asked for
         self.stop_now = False
