@@ -39,7 +39,16 @@ MOST_CHECKPOINTS = 200
 CHECKPOINT_SECONDS = 4.0
 READ_SECONDS = 0.25  # for one look: the rest of a long file comes with the next looks
 ENDS = ("exit", "preempted", "finished", "rank-died", "node-lost", "restart", "gave-up")
-BAD = ("rank-died", "node-lost", "gave-up", "checkpoint-failed", "checkpoint-damaged", "upload-failed", "killing")
+BAD = (
+    "rank-died",
+    "node-lost",
+    "gave-up",
+    "checkpoint-failed",
+    "checkpoint-damaged",
+    "upload-failed",
+    "killing",
+    "notice-failed",
+)
 GOOD = ("finished", "exported")
 
 Describe = Callable[[Mapping[str, Any]], str | None]

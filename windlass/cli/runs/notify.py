@@ -33,7 +33,8 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
     """Tell people when a run ends, fails or hangs.
 
     Watches a run until it has ended and sends what the section notify of its run file asks for: a webhook (Slack's
-    form), e-mail. `windlass run` starts this by itself. Every event is sent once, also if this is started again.
+    form), e-mail. `windlass run` starts this by itself. Every event is sent once, also if this is started again. What
+    could not be sent is in the run's history, which `windlass show` prints; the exit code is 1 then.
     """
     target, job = find(name, place)
     section = settings_for(load_run(job.folder).notify)
@@ -63,7 +64,7 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
         print_json({"name": job.name, "state": state, "sent": sent, "failed": failed})
     elif not quiet:
         click.echo(f"sent: {', '.join(sent) if sent else 'nothing'}")
-    return ExitCode.OK
+    return ExitCode.FAILED if failed else ExitCode.OK
 
 
 def _try(receiver: Receiver, notice: Notice) -> str | None:

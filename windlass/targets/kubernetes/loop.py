@@ -44,7 +44,7 @@ HOLDER = f"{DOMAIN}/loop-pod"  # which pod is the loop; one that was replaced is
 ENDED = f"{DOMAIN}/loop-ended"  # somebody has begun to end the loop, and may have been killed before its Job was gone
 SENT_UNTIL = f"{DOMAIN}/sent-until"  # of the loop's Secret: the time of the newest event that people were told of
 # What a client records of a run. Everything else in its history comes from the pods, which record it themselves.
-CLIENT_EVENTS = ("submitted", "retry", "waits", "pod-removed", "settings-changed")
+CLIENT_EVENTS = ("submitted", "retry", "waits", "pod-removed", "settings-changed", "notice-failed")
 MOST_BYTES = 700_000  # of records: a ConfigMap holds 1 MiB
 GONE_SECONDS, POLL_SECONDS = 60.0, 0.5
 
