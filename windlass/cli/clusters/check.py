@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from windlass.cli.jobs import context_option, json_option, namespace_option
+from windlass.common.files import write_output
 
 if TYPE_CHECKING:
     from windlass.clusters.fixing import Proposal
@@ -60,7 +61,7 @@ def check(
     seconds, api = time.monotonic() - begin, checked.api
     status = results.overall(checked.results)
     if junit:
-        junit.write_text(results.junit(checked.results, cluster=api.access.context, seconds=seconds), encoding="utf-8")
+        write_output(junit, results.junit(checked.results, cluster=api.access.context, seconds=seconds))
     if as_json:
         print_json(
             {

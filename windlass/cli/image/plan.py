@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windlass.cli.image.options import assignments
+from windlass.common.files import write_output
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_output(path, text)
         click.echo(f"wrote {path}", err=True)
 
 

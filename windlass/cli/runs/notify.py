@@ -14,6 +14,7 @@ from windlass.cli.jobs import json_option, on_option, quiet_option, run_names
 from windlass.cli.output import print_json, warn
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
+from windlass.targets.launch.ending import unrecorded_end
 from windlass.targets.launch.notifications import LEDGER, Ledger, Notice, Receiver, notices, receivers, settings_for
 from windlass.targets.launch.tail import Tail
 from windlass.targets.protocol import JobRef, KeepsRunFolder, Target
@@ -32,7 +33,8 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
     """Tell people when a run ends, fails or hangs.
 
     Watches a run until it has ended and sends what the section notify of its run file asks for: a webhook (Slack's
-    form), e-mail. `windlass run` starts this by itself. Every event is sent once, also if this is started again.
+    form), e-mail. `windlass run` starts this by itself. Every event is sent once, also if this is started again. What
+    could not be sent is in the run's history, which `windlass show` prints; the exit code is 1 then.
     """
     target, job = find(name, place)
     section = settings_for(load_run(job.folder).notify)
@@ -62,7 +64,7 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
         print_json({"name": job.name, "state": state, "sent": sent, "failed": failed})
     elif not quiet:
         click.echo(f"sent: {', '.join(sent) if sent else 'nothing'}")
-    return ExitCode.OK
+    return ExitCode.FAILED if failed else ExitCode.OK
 
 
 def _try(receiver: Receiver, notice: Notice) -> str | None:
@@ -83,7 +85,10 @@ def _watch(
     with target.following(job) if isinstance(target, KeepsRunFolder) else nullcontext():
         while True:
             status = target.status(job)  # before the reading: nothing recorded before the end is missed
-            new, given_up = ledger.send_new(notices(job.name, history.records()), events, to)
+            records = history.records()
+            if end := unrecorded_end(job.folder, status):
+                records.append(end)
+            new, given_up = ledger.send_new(notices(job.name, records), events, to)
             sent += new
             failed += given_up
             if status.ended:

@@ -23,7 +23,7 @@ from windlass.cli.runs.follow import Follower, reporter
 from windlass.cli.runs.retry import Decider, carry_out_pending, has_loop, is_pending, overrides_of_decisions, policy_of
 from windlass.cli.runs.summary import draw_loss, summary_rows
 from windlass.cli.runs.sweep import run_sweep
-from windlass.common.files import read_json_lines
+from windlass.common.files import append_lines, read_json_lines
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import load_run
@@ -391,8 +391,7 @@ def _print_result(prepared: Prepared, status: JobStatus) -> None:
 
 def _remember_key(folder: RunFolder, key: str) -> None:
     """Keep the key of a start. After the start: one that was cut off before is made again, and finds its own job."""
-    with (folder.path / KEYS_FILE).open("a") as file:
-        file.write(f"{key}\n")
+    append_lines(folder.path / KEYS_FILE, [key])
 
 
 def _answer_again(key: str, run_file: str, changes: list[str], *, as_json: bool) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from windlass.cli.runs.ls import COLOURS
 from windlass.cli.runs.summary import draw_loss, goodput_rows, print_evaluations, print_ranks, summary_rows
 from windlass.common.files import read_json_lines, real, whole
 from windlass.runfolder import RunFolder
+from windlass.targets.launch.ending import unrecorded_end
 
 MOST_PODS = 32  # in the table; --json has them all
 MOST_NEWS = 12
@@ -35,11 +37,10 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
     """Show where a run stands."""
     target, job = find(name, place)
     if tells_story and not as_json:
-        target.status(job)  # brings what its pods have said since
-        _print_history(job.folder)
+        status = target.status(job)  # brings what its pods have said since
+        _print_history(job.folder, unrecorded_end(job.folder, status))
         return
-    history = History.of(job.folder)
-    shown = shown_run(target, job, history, curve=curve and as_json, ranks=by_rank)
+    shown, history = shown_run(target, job, curve=curve and as_json, ranks=by_rank)
     if as_json:
         print_json(shown)
         return
@@ -59,19 +60,21 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
         click.echo(f"\n{draw_loss(job.folder)}")
 
 
-def _print_history(folder: RunFolder) -> None:
+def _print_history(folder: RunFolder, end: Mapping[str, Any] | None) -> None:
     """The history in the order in which it happened; copies of checkpoints in memory and on disks are left out."""
     day = ""
-    for record in sorted(read_json_lines(folder.history), key=lambda record: real(record.get("time")) or 0.0):
+    records = [*read_json_lines(folder.history), *([end] if end else [])]
+    timed = [(real(record.get("time")), record) for record in records]
+    for when, record in sorted(timed, key=lambda pair: math.inf if pair[0] is None else pair[0]):
         text = _sentence(record)
         if text is None:
             continue
-        date, _, clock = moment(real(record.get("time")) or 0.0).rpartition(" ")
+        date, _, clock = moment(when).rpartition(" ") if when is not None else (day, "", "–")
         if date != day:
             click.echo(date)
             day = date
         lines = plain(text).replace("\n", f"\n{' ' * 10}")
-        click.echo(wrapped(f"  {clock}  {lines}", " " * 12))
+        click.echo(wrapped(f"  {clock:<8}  {lines}", " " * 12))
 
 
 def _sentence(record: Mapping[str, Any]) -> str | None:
@@ -84,7 +87,7 @@ def _sentence(record: Mapping[str, Any]) -> str | None:
             left = whole(record.get("left"))
             more = f"; {left} more without a new checkpoint" if left is not None else ""
             return f"{describe_event(record)}: {record.get('class') or 'decided'}: {record.get('why')}{more}"
-        case "exit" if record.get("state") in ("finished", "failed", "preempted"):
+        case "exit":
             reason = f": {record.get('reason')}" if record.get("reason") else ""
             return f"{record.get('state')}{reason}"
     return describe_event(record)
