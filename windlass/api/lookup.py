@@ -8,7 +8,7 @@ from typing import Any
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root
 from windlass.spec import Run
-from windlass.targets import target, target_of_kind
+from windlass.targets import parse_place, target, target_of_kind
 from windlass.targets.protocol import JobRef, KnowsItsJobs, Target
 
 Row = dict[str, Any]  # what windlass.api.schemas.runs.ListedRun holds; thousands of them are made
@@ -38,11 +38,11 @@ def load_run(folder: RunFolder) -> Run:
 
 def place_of(text: str) -> tuple[Any, str | None]:
     """The target that `--on kubernetes:CONTEXT` names, which must know its jobs itself, and the context."""
-    kind, _, cluster = text.partition(":")
+    kind, cluster = parse_place(text)
     where = target_of_kind(kind)
     if not isinstance(where, KnowsItsJobs):
         raise UserError(f"runs on the target {kind} are known by their run folders alone", fix="leave --on out")
-    return where, cluster or None
+    return where, cluster
 
 
 def rows(place: str | None = None) -> list[Row]:

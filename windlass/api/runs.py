@@ -14,6 +14,7 @@ from windlass.api.submission import check_loop, clear_the_way, dry_run_of, rende
 from windlass.common.files import write_atomically
 from windlass.errors import UserError
 from windlass.spec import Run, dump_run, load_run, parse_run
+from windlass.targets import place_settings
 from windlass.targets.protocol import Detached
 
 ASKED_FILE = "asked.yaml"  # the run as it was asked for: the run file of a loop on this machine or on Slurm
@@ -45,7 +46,7 @@ def submit(
 ) -> Job:
     """Check a run and start it, as `windlass run --detach` does.
 
-    `on`: local, slurm or kubernetes[:CONTEXT]; else the run's own target. A run of this name that exists goes on from
+    `on`: local, slurm[:LOGIN_NODE] or kubernetes[:CONTEXT]; else the run's own target. A run of this name that exists goes on from
     its newest checkpoint, one that is under way or finished is left as it is, and all give its job. `fresh` begins anew
     and moves the old folder aside. `retry` leaves a retry loop beside the job, which submits it again after what
     another job can survive (docs/retry.md); a job may be kept from beginning for `patience` seconds by what only a
@@ -87,10 +88,11 @@ def _prepared(
 
 def _placed(run: Run, on: str) -> Run:
     """The run on another target, as `--on kubernetes:CONTEXT` says it."""
-    kind, _, context = on.partition(":")
     values = run.model_dump(mode="json", exclude_unset=True)
-    section = values.setdefault("target", {})
-    section["kind"] = kind
-    if context:
-        section.setdefault(kind, {})["context"] = context
+    for key, value in place_settings(on).items():
+        *sections, name = key.split(".")
+        section = values
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = value
     return parse_run(values, source=f"on={on!r}")

@@ -279,6 +279,15 @@ OTHER_CHOICES = {"fsdp": "full", "zero3": "full", "hsdp": "hybrid", "k8s": "kube
 EXPLAINED = "windlass schema --keys"
 
 
+def nearest_choice(given: str, choices: Sequence[str]) -> str | None:
+    """The choice that was probably meant by a word that is none."""
+    meant = OTHER_CHOICES.get(given.lower())
+    if meant in choices:
+        return meant
+    near = difflib.get_close_matches(given, choices, 1, cutoff=0.5)
+    return near[0] if near else None
+
+
 def _fix(error: Any, file: Path | None) -> str | None:
     """The setting that was probably meant, or the default: as an override, or with the line of the file to change."""
     key, given = _place(error), error["input"]
@@ -300,10 +309,9 @@ def _fix(error: Any, file: Path | None) -> str | None:
             return setting(near, given) if near and (is_value or line is not None) else explained
         case "literal_error":
             choices = re.findall(r"'([^']+)'", error["ctx"]["expected"])
-            meant = OTHER_CHOICES.get(str(given).lower())
-            likely = [meant] if meant in choices else difflib.get_close_matches(str(given), choices, 1, cutoff=0.5)
-            option = f"    or --on {likely[0]}" if likely and key == "target.kind" else ""
-            return setting(key, likely[0], option) if likely else explained
+            likely = nearest_choice(str(given), choices)
+            option = f"    or --on {likely}" if likely and key == "target.kind" else ""
+            return setting(key, likely, option) if likely else explained
         case "model_type" | "dict_type" if file and line and re.match(r"\w+:\S", str(given)):
             name, _, value = str(given).split()[0].partition(":")
             return (

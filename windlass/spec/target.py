@@ -229,7 +229,7 @@ class TargetSection(Section):
     """Rendezvous port. Default: a free one; 29400 on Kubernetes, in the first pod."""
     host: Annotated[str, Field(pattern=r"^[^\s-]\S*$")] | None = None
     """Login node to submit to Slurm from over SSH, by its name in your own ssh configuration. The run folder must be at
-    the same path there. Default: Slurm's commands are called here."""
+    the same path there. Default: Slurm's commands are called here. `--on slurm:NAME` sets it."""
     max_restarts: NonNegativeInt = 3
     """How often a rank's death (a signal, a lost peer) is answered by a restart from the last checkpoint. Errors that
     would come again are not retried."""
