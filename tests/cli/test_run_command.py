@@ -161,6 +161,17 @@ def test_a_run_that_goes_on_with_other_settings_says_what_they_do(windlass, run_
     assert "as it was set before" in jump
 
 
+def test_a_run_that_becomes_shorter_than_its_default_warm_up_goes_on_and_says_so(windlass, run_file, ended):
+    """Of 2000 steps 40 are warm-up by default; nobody wrote that into the run file, so 30 steps are no mistake."""
+    ended.run_file.write_text(ended.run_file.read_text().replace("steps: 6", "steps: 2000").replace("s: 0", "s: 40", 1))
+    assert "warmup_steps: 40" in ended.run_file.read_text()
+    answer = windlass("run", run_file, "train.steps=30", "--dry-run", "--json")
+    assert answer.code == 0
+    assert answer.json["run"]["train"]["warmup_steps"] == 0
+    assert "train.warmup_steps is 0 from here on; it was 40" in answer.json["warnings"]
+    assert any("the learning rate of step 7 is" in warning for warning in answer.json["warnings"])
+
+
 def test_a_run_that_never_saved_may_change_everything(windlass, run_file, tmp_path):
     run = resolve(load_run(run_file))
     folder = RunFolder.of(run)

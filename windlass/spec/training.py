@@ -134,7 +134,8 @@ class TrainSection(Section):
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Shape after the warm-up; `wsd` is constant and then decays linearly over the last `decay_fraction`."""
     warmup_steps: NonNegativeInt | None = None
-    """Steps of linear warm-up. Default: a fiftieth of all steps."""
+    """Steps of linear warm-up. Default: a fiftieth of all steps, none for fewer than 50; a run that goes on keeps the
+    number it began with while that fits."""
     decay_fraction: Fraction = 0.1
     """Share of the steps in which the `wsd` schedule decays."""
     weight_decay: NonNegativeFloat = 0.1
