@@ -74,6 +74,22 @@ def test_plans_and_dry_runs_are_what_the_commands_print(here, windlass, run_file
     assert api.dry_run(run, on="slurm:login", offline=True).run.target.host == "login"
 
 
+def test_a_run_file_may_be_named_in_the_place_of_its_run(here, run_file):
+    run = api.load(run_file)
+    for named in (run_file, str(run_file)):
+        assert api.plan_run(named) == api.plan_run(run)
+        assert api.dry_run(named, on="slurm", offline=True) == api.dry_run(run, on="slurm", offline=True)
+    for use in (api.plan_run, api.dry_run, api.submit, api.train):
+        with pytest.raises(api.UserError, match=r"there is no run file smal\.yaml"):
+            use("smal.yaml")
+        with pytest.raises(api.UserError, match=r"a run or the path of a run file is wanted, not dict") as wrong:
+            use({"model": {"preset": "llama-tiny"}})
+        assert "windlass.load" in wrong.value.fix
+    folder = RunFolder.of(run)
+    folder.create(run)
+    assert api.job(folder.path).name == api.job("small").name == "small"
+
+
 def test_training_here_goes_on_with_the_same_settings_alone(here, run_file):
     from windlass.plan import resolve
 

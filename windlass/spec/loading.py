@@ -43,6 +43,18 @@ def load_run(path: str | Path, overrides: Sequence[str] = (), *, saved: bool = F
     return parse_run(values, source=str(path), file=path, overridden=overridden)
 
 
+def run_of(run: Run | str | os.PathLike[str]) -> Run:
+    """A run, or that of a run file by its path."""
+    if isinstance(run, Run):
+        return run
+    if isinstance(run, str | os.PathLike):
+        return load_run(Path(run))
+    raise UserError(
+        f"a run or the path of a run file is wanted, not {type(run).__name__}",
+        fix='windlass.load("my.yaml", "train.steps=200")',
+    )
+
+
 def _written_from(path: Path) -> Path:
     """The folder from which a saved run was started; this one where its file does not say."""
     with path.open(encoding="utf-8") as file:
