@@ -85,6 +85,11 @@ def test_out_writes_what_a_build_needs(plan, tmp_path):
 def test_a_driver_that_is_too_old_for_everything(plan):
     code, out, err = plan("--driver", "470.57")
     assert (code, out) == (2, "")
+    assert (
+        "error: there are no such nodes: driver 470.57 does not run H100: 520 is the first driver that runs it" in err
+    )
+    code, out, err = plan("--driver", "470.57", "--gpu", "a100")
+    assert (code, out) == (2, "")
     assert "error: no torch in the table runs on these nodes" in err
     assert "needs driver 525.60.13, the nodes have 470.57" in err
     code, out, _ = plan("--driver", "new", "--json")

@@ -97,6 +97,12 @@ class ImagePlan:
 
 def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> ImagePlan:
     """The image of a run without a Dockerfile of its own. `files` holds the text of image.requirements."""
+    if node.contradiction:
+        raise UserError(
+            f"there are no such nodes: {node.contradiction}",
+            evidence=f"the nodes: {node.describe()}",
+            fix="--driver and --gpu as nvidia-smi shows them on a node; --from-cluster reads both from its labels",
+        )
     image = run.image
     choices = [Choice("platform", node.platform, f"the nodes: {node.origin}")]
     own, own_options = _own_requirements(run, files or {})
