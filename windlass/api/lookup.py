@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root
-from windlass.spec import Run
 from windlass.targets import parse_place, target, target_of_kind
 from windlass.targets.protocol import JobRef, KnowsItsJobs, Target
+
+if TYPE_CHECKING:
+    from windlass.spec import Run
 
 Row = dict[str, Any]  # what windlass.api.schemas.runs.ListedRun holds; thousands of them are made
 
