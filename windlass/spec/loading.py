@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from windlass.errors import UserError
 from windlass.spec.run import Run
-from windlass.spec.section import IMPORT_PATH
+from windlass.spec.section import IMPORT_PATH, SettingError
 
 Values = dict[str, Any]
 WRITTEN_FROM = "# relative paths are those of "  # first line of a saved run
@@ -273,8 +273,8 @@ def parse_run(
     except ValidationError as error:
         mistakes = error.errors()
         problems = [_problem(mistake) for mistake in mistakes]
-        in_file = "" if _place(mistakes[0]) in overridden else f"{source}: "
-        fixes = [_fix(mistake, None if _place(mistake) in overridden else file) for mistake in mistakes]
+        in_file = "" if _is_overridden(mistakes[0], overridden) else f"{source}: "
+        fixes = [_fix(mistake, None if _is_overridden(mistake, overridden) else file) for mistake in mistakes]
         raise UserError(
             f"{in_file}{problems[0]}" if len(problems) == 1 else f"{source} has {len(problems)} mistakes",
             evidence="\n".join(problems) if len(problems) > 1 else None,
@@ -284,6 +284,12 @@ def parse_run(
 
 def _place(error: Any) -> str:
     return ".".join(map(str, error["loc"]))
+
+
+def _is_overridden(error: Any, overridden: Collection[str]) -> bool:
+    """Whether an override set the key, or one of the section whose keys do not go together."""
+    place = _place(error)
+    return any(key == place or key.startswith(f"{place}.") for key in overridden)
 
 
 # What other tools call a choice.
@@ -334,11 +340,24 @@ def _fix(error: Any, file: Path | None) -> str | None:
         case "missing":
             return EXPLAINED
         case "value_error":
-            return None
+            mistake = error["ctx"]["error"]
+            return _mended(mistake, file) if isinstance(mistake, SettingError) else None
         case _:
             default = _default_of(error["loc"])
             remark = f"    (its default; {EXPLAINED} explains every key)"
             return explained if default is None else setting(key, default, remark)
+
+
+def _mended(mistake: SettingError, file: Path | None) -> str:
+    """The setting that mends a mistake: with its line where the file has the key, else as an override."""
+    *section, name = mistake.key.split(".")
+    line = _line_of(file, [*section, name]) if file else None
+    value = _as_yaml(mistake.value)
+    return (
+        f"{mistake.key}={value}{mistake.remark}"
+        if line is None
+        else (f"{file}, line {line}: {name}: {value}{mistake.remark}")
+    )
 
 
 def _line_of(file: Path, place: Sequence[Any], *, of_value: bool = False) -> int | None:
