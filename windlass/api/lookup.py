@@ -34,7 +34,9 @@ def load_run(folder: RunFolder) -> Run:
         raise
     except Exception as error:
         raise UserError(
-            f"{folder.run_file} is no run file", evidence=f"{type(error).__name__}: {error}"[:200]
+            f"{folder.run_file} is no run file",
+            evidence=f"{type(error).__name__}: {error}"[:200],
+            fix=f"mv {folder.path} {folder.path}.old",
         ) from None
 
 

@@ -68,7 +68,11 @@ def read_yaml(path: Path) -> Values:
     except FileNotFoundError:
         raise UserError(f"there is no run file {path}", fix=_instead_of(path), error_code="no-such-file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the run file {path} cannot be read", evidence=str(error)) from None
+        raise UserError(
+            f"the run file {path} cannot be read",
+            evidence=str(error),
+            fix=f"ls -l {path}    a text file that you may read",
+        ) from None
     try:
         values = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -171,7 +175,10 @@ def apply_override(values: Values, override: str, *, run_file: Path = Path()) ->
         if below is None:
             below = here[part] = {}
         if not isinstance(below, dict):
-            raise UserError(f"the override {override!r} goes below {part!r}, which is the value {below!r}")
+            raise UserError(
+                f"the override {override!r} goes below {part!r}, which is the value {below!r}",
+                fix=f"{key.partition(part)[0]}{part}={text}",
+            )
         here = below
     if ".".join(parts) in BESIDE_RUN_FILE and isinstance(value, str):
         value = os.path.relpath(value, run_file.parent)  # its readers join it to the run file's folder

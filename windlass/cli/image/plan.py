@@ -76,7 +76,10 @@ def plan(
     index = Index(offline=not resolve)
     if file is not None and not file.endswith((".yaml", ".yml")):
         if overrides or dockerfile:
-            raise UserError(f"{file} is no run file (.yaml), so there is nothing that KEY=VALUE could change")
+            raise UserError(
+                f"{file} is no run file (.yaml), so there is nothing that KEY=VALUE could change",
+                fix=f"windlass image plan RUN.yaml --dockerfile {file} KEY=VALUE",
+            )
         file, dockerfile = None, file
     if file is None:
         run, path = None, Path(dockerfile or "Dockerfile")
@@ -166,7 +169,10 @@ def _healed(
     names = context_names(context) if context.is_dir() else None
     healed = heal(Texts(text, files, path.name, names), node, index, arguments=arguments, target=target)
     if not healed.before.trace.states:
-        raise UserError(f"nothing can be built from {path}: {healed.before.unknown[0]}")
+        raise UserError(
+            f"nothing can be built from {path}: {healed.before.unknown[0]}",
+            fix=f"{path}: begin with FROM IMAGE; windlass image plan RUN.yaml    writes one",
+        )
     return healed
 
 
@@ -182,7 +188,10 @@ def _node(run: Run, driver: str | None, gpu_name: str | None, from_cluster: bool
     if not from_cluster:
         return node_of(run, driver=driver, gpu_name=gpu_name)
     if driver or gpu_name:
-        raise UserError("--from-cluster reads GPU and driver itself; give either it or --gpu and --driver")
+        raise UserError(
+            "--from-cluster reads GPU and driver itself; give either it or --gpu and --driver",
+            fix="--from-cluster    alone",
+        )
     from windlass.targets.kubernetes.client import KubernetesTarget
 
     nodes = KubernetesTarget().facts(run).nodes

@@ -44,7 +44,7 @@ def plan(
     from windlass.spec import load_run
 
     if gpu_name and instance_name:
-        raise UserError("give either --gpu or --instance, and not both")
+        raise UserError("give either --gpu or --instance, and not both", fix=f"--instance {instance_name}")
     changes = [*overrides, *placed(None, nodes)]
     if instance_name:
         changes.append(f"resources.instance={instance_name}")

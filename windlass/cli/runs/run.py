@@ -99,7 +99,9 @@ def run(
     if source:
         changes.append(f"checkpoint.branch_from={branch_of(source)}")
     if sweeps and key:
-        raise UserError("--idempotency-key cannot be used with --sweep: a key is for one run")
+        raise UserError(
+            "--idempotency-key cannot be used with --sweep: a key is for one run", fix="leave one of them out"
+        )
     if sweeps:
         from windlass.cli.runs.sweep import run_sweep
 
