@@ -12,7 +12,7 @@ from windlass.diagnose.bundle import facts_of_run, read_bundle, save_bundle
 from windlass.diagnose.secrets import clean_text
 from windlass.errors import UserError
 from windlass.runfolder import runs_root
-from windlass.targets import target_of_kind
+from windlass.targets import parse_place, target_of_kind
 from windlass.targets.launch.ending import unrecorded_end
 from windlass.targets.protocol import JobRef, KnowsFacts, Target
 
@@ -85,8 +85,8 @@ def _collect_named(job: str, place: str | None, namespace: str | None) -> dict[s
     """The facts of a job by its kind and name: a number is Slurm's, everything else Kubernetes'."""
     kind, _, name = job.partition("/")
     is_slurm = kind == "job" and name.replace("_", "").isdigit() and namespace is None
-    where, _, cluster = (place or ("slurm" if is_slurm else "kubernetes")).partition(":")
+    where, cluster = parse_place(place or ("slurm" if is_slurm else "kubernetes"))
     target = target_of_kind(where)
     if not name or "/" in name or not isinstance(target, KnowsFacts):
         raise UserError(f"there is no {job}", fix="windlass why RUN, pod/NAME, pytorchjob/NAME or job/NUMBER")
-    return target.collect_named(kind, name, cluster or None, namespace)
+    return target.collect_named(kind, name, cluster, namespace)

@@ -87,7 +87,7 @@ def init(
 def _settings(task: str, preset: str | None, model: str | None, source: str | None, path: Path | None) -> Values:
     """The keys that a run file for the task sets."""
     if preset and model:
-        raise UserError("give either --preset or --model, and not both")
+        raise UserError("give either --preset or --model, and not both", fix=f"--preset {preset}")
     if task == "pretrain":
         tiny = not model and find_preset(preset or "llama-tiny", given_as="--preset ").hub_id is None
         sizes = LAPTOP if tiny else GPUS

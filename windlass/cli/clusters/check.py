@@ -53,7 +53,11 @@ def check(
     from windlass.errors import ExitCode, UserError
 
     if junit and not junit.parent.is_dir():
-        raise UserError(f"the results cannot be written to {junit}", evidence=f"there is no folder {junit.parent}")
+        raise UserError(
+            f"the results cannot be written to {junit}",
+            evidence=f"there is no folder {junit.parent}",
+            fix=f"mkdir -p {junit.parent}",
+        )
     begin = time.monotonic()
     checked = look(run_file, overrides, context, namespace)
     if deep:

@@ -50,12 +50,20 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
         notice = Notice("test", job.name, "end", time.time(), f"a test of `windlass notify {job.name}`")
         problems = [f"{receiver.name}: {problem}" for receiver in to if (problem := _try(receiver, notice))]
         if problems:
-            raise UserError("the test did not arrive", evidence="\n".join(problems), exit_code=ExitCode.FAILED)
+            raise UserError(
+                "the test did not arrive",
+                evidence="\n".join(problems),
+                fix="notify.*: docs/run-file.md#notify has its keys",
+                exit_code=ExitCode.FAILED,
+            )
         sent = [receiver.name for receiver in to]
     else:
         with locked(job.folder.path / f".{LEDGER}.lock", patience_s=0) as is_mine:
             if not is_mine:
-                raise UserError(f"another `windlass notify {job.name}` is watching it already")
+                raise UserError(
+                    f"another `windlass notify {job.name}` is watching it already",
+                    fix=f"windlass notify {job.name} --test    tries it beside that one",
+                )
             ledger = Ledger(job.folder, since=time.time() if since is None else since)
             sent, failed, state = _watch(target, job, section.events, to, ledger)
     for problem in failed:

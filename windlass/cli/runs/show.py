@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.api.jobs import shown_run
-from windlass.api.lookup import find
-from windlass.api.schemas.runs import Pod, ShownRun, Status
-from windlass.api.summary import History
 from windlass.cli.jobs import json_option, on_option, run_names
 from windlass.cli.output import duration, moment, plain, plural, print_json, print_pairs, print_table, styled, wrapped
-from windlass.cli.runs.follow import describe_event
 from windlass.cli.runs.ls import COLOURS
-from windlass.cli.runs.summary import draw_loss, goodput_rows, print_evaluations, print_ranks, summary_rows
 from windlass.common.files import read_json_lines, real, whole
-from windlass.runfolder import RunFolder
-from windlass.targets.launch.ending import unrecorded_end
+
+if TYPE_CHECKING:
+    from windlass.api.schemas.runs import Pod, ShownRun, Status
+    from windlass.api.summary import History
+    from windlass.runfolder import RunFolder
 
 MOST_PODS = 32  # in the table; --json has them all
 MOST_NEWS = 12
@@ -35,6 +32,11 @@ MOST_EVALUATIONS = 32
 @json_option
 def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | None, as_json: bool) -> None:
     """Show where a run stands."""
+    from windlass.api.jobs import shown_run
+    from windlass.api.lookup import find
+    from windlass.cli.runs.summary import draw_loss, goodput_rows, print_evaluations, print_ranks, summary_rows
+    from windlass.targets.launch.ending import unrecorded_end
+
     target, job = find(name, place)
     if tells_story and not as_json:
         status = target.status(job)  # brings what its pods have said since
@@ -78,6 +80,8 @@ def _print_history(folder: RunFolder, end: Mapping[str, Any] | None) -> None:
 
 
 def _sentence(record: Mapping[str, Any]) -> str | None:
+    from windlass.cli.runs.follow import describe_event
+
     match record.get("event"):
         case "launched":
             pods = record.get("pods")
@@ -114,6 +118,8 @@ def _rows(shown: ShownRun, history: History) -> list[tuple[str, str]]:
 
 def _print_news(history: History) -> None:
     """What happened, in the order in which it did; saves are counted, since they are most of what happens."""
+    from windlass.cli.runs.follow import describe_event
+
     records = (record for record in history.records if record.get("event") != "checkpoint")
     described = [(real(record.get("time")), text) for record in records if (text := describe_event(record))]
     news = described[-MOST_NEWS:]
