@@ -18,7 +18,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass.common.files import (
     append_json_line,
@@ -29,8 +29,10 @@ from windlass.common.files import (
     write_atomically,
 )
 from windlass.errors import UserError
-from windlass.spec import Run, dump_run, load_run
-from windlass.spec.compatibility import Changes, differences, steering
+
+if TYPE_CHECKING:  # what reads a run file is imported when one is read: the shell completes names of runs without it
+    from windlass.spec import Run
+    from windlass.spec.compatibility import Changes
 
 RUNS_VARIABLE = "WINDLASS_RUNS"
 SAVED = ("checkpoint", "resumed")  # events that say that there is, or was, a checkpoint
@@ -103,6 +105,9 @@ class RunFolder:
 
     def create(self, run: Run) -> None:
         """Make the folder of a run, or give an existing one its new settings; what changed is in the history."""
+        from windlass.spec import dump_run
+        from windlass.spec.compatibility import differences, steering
+
         self.logs.mkdir(parents=True, exist_ok=True)
         changed: Changes = {}
         if self.run_file.is_file():
@@ -123,6 +128,8 @@ class RunFolder:
             self.metrics.rename(aside)
 
     def load_run(self) -> Run:
+        from windlass.spec import load_run
+
         return load_run(self.run_file, saved=True)
 
     def target_kind(self) -> str:

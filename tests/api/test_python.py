@@ -50,7 +50,7 @@ def test_mistakes_are_user_errors(here, run_file):
         api.load(run_file, "train.stepz=3")
     assert "train.steps" in str(wrong.value)
     run = api.load(run_file)
-    with pytest.raises(api.UserError, match=r"target\.kind"):
+    with pytest.raises(api.UserError, match="there is no target 'moon'"):
         api.submit(run, on="moon")
     with pytest.raises(api.UserError, match="has no name"):
         api.submit(run.model_copy(update={"name": ""}))
@@ -71,6 +71,23 @@ def test_plans_and_dry_runs_are_what_the_commands_print(here, windlass, run_file
     dry = windlass("run", *settings, "target.port=29555", "--dry-run", "--json").json
     assert printed(api.dry_run(api.load(run_file, "train.steps=9", "target.port=29555"))) == dry
     assert "sbatch" in api.dry_run(run, on="slurm", offline=True).request.argv[0]
+    assert api.dry_run(run, on="slurm:login", offline=True).run.target.host == "login"
+
+
+def test_a_run_file_may_be_named_in_the_place_of_its_run(here, run_file):
+    run = api.load(run_file)
+    for named in (run_file, str(run_file)):
+        assert api.plan_run(named) == api.plan_run(run)
+        assert api.dry_run(named, on="slurm", offline=True) == api.dry_run(run, on="slurm", offline=True)
+    for use in (api.plan_run, api.dry_run, api.submit, api.train):
+        with pytest.raises(api.UserError, match=r"there is no run file smal\.yaml"):
+            use("smal.yaml")
+        with pytest.raises(api.UserError, match=r"a run or the path of a run file is wanted, not dict") as wrong:
+            use({"model": {"preset": "llama-tiny"}})
+        assert "windlass.load" in wrong.value.fix
+    folder = RunFolder.of(run)
+    folder.create(run)
+    assert api.job(folder.path).name == api.job("small").name == "small"
 
 
 def test_training_here_goes_on_with_the_same_settings_alone(here, run_file):

@@ -424,7 +424,9 @@ def test_show_says_running_for_of_what_runs_only(windlass, make):
     answer = windlass("show", folder.name)
     assert "running for" not in answer.out, answer.out
     shown = windlass("show", folder.name, "--json").json
-    assert (shown["state"], shown["seconds"]) == ("failed", None)
+    end = shown["history"][-1]
+    assert (shown["state"], end["event"]) == ("failed", "exit")
+    assert shown["seconds"] == end["time"] - shown["started"], "to its last sign of life"
 
 
 def test_quiet(windlass, make):

@@ -212,3 +212,39 @@ def test_every_event_is_sent_once_though_the_watcher_is_killed(hook: Hook, tmp_p
         "small made no step for 61.0 s",
         "small failed",
     ]
+
+
+@pytest.mark.slow
+def test_a_webhook_that_refuses_is_told_where_people_look(hook: Hook, tmp_path: Path, windlass: Any) -> None:
+    folder, since = folder_of(tmp_path), time.time() - 10
+    folder.record("launched", attempt=1)
+    folder.record("exit", state="failed", code=1, reason="given up")
+    hook.codes = [404] * 3
+    assert watch(tmp_path, hook, since).wait(60) == 1
+    assert not hook.received
+    told = "webhook at 127.0.0.1 was not told (failure): it answered 404 Not Found"
+    for words in (["show", folder.path], ["show", folder.path, "--history"]):
+        assert told in " ".join(windlass(*words).out.split())
+    (record,) = [one for one in read_json_lines(folder.history) if one["event"] == "notice-failed"]
+    assert SECRET not in json.dumps(record)
+    assert windlass("show", folder.path, "--json").json["state"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_run_whose_supervisor_was_killed_is_told_once(hook: Hook, tmp_path: Path) -> None:
+    """Nobody wrote its end down; the next start does, and that is no news."""
+    folder, since = folder_of(tmp_path), time.time() - 10
+    folder.record("launched", attempt=1, job="1-1")
+    supervisor = {"pid": 2**22 - 1, "start_time": 1, "host": "here"}
+    (folder.path / "supervisor.json").write_text(json.dumps({**supervisor, **_this_machine()}))
+    assert watch(tmp_path, hook, since).wait(60) == 0
+    assert watch(tmp_path, hook, since).wait(60) == 0
+    assert [one["text"] for one in hook.received] == ["small failed"]
+
+
+def _this_machine() -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from windlass.targets.launch.machine import this_host
+
+    return asdict(this_host())

@@ -30,6 +30,33 @@ def test_help_imports_nothing_heavy():
     assert "Write a run file to start from." in answer.stdout
 
 
+# The rooms that know run files, targets and failures: most of what a command imports, and no part of its options.
+ROOMS = ("pydantic", "yaml", "windlass.spec", "windlass.plan", "windlass.diagnose", "windlass.api.schemas")
+EVERYDAY = ("run", "plan", "ls", "show", "logs", "why", "stop", "ckpt", "exec", "top", "image", "cluster", "doctor")
+
+
+@pytest.mark.parametrize("command", EVERYDAY)
+def test_options_are_shown_and_completed_without_what_the_command_does(command, tmp_path):
+    """By what is imported, not by time: the shell waits for it at every TAB."""
+    (tmp_path / "runs" / "small").mkdir(parents=True)
+    (tmp_path / "runs" / "small" / "run.yaml").touch()
+    program = (
+        "import os, sys\n"
+        "from windlass.cli.main import main, run_command\n"
+        f"run_command([{command!r}, '--help'])\n"
+        f"for words, number in (('windlass {command} ', 2), ('windlass {command} --', 2)):\n"
+        "    os.environ.update(_WINDLASS_COMPLETE='bash_complete', COMP_WORDS=words, COMP_CWORD=str(number))\n"
+        "    try: main([])\n"
+        "    except SystemExit: pass\n"
+        f"print([name for name in {ROOMS} if name in sys.modules], file=sys.stderr)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert answer.stderr.strip() == "[]"
+    assert "plain,--help" in answer.stdout
+    if command in ("show", "logs", "why", "stop"):
+        assert "plain,small\n" in answer.stdout
+
+
 def test_the_help_of_every_command_needs_no_extra():
     program = (
         "import sys\n"

@@ -161,6 +161,17 @@ def test_a_run_that_goes_on_with_other_settings_says_what_they_do(windlass, run_
     assert "as it was set before" in jump
 
 
+def test_a_run_that_becomes_shorter_than_its_default_warm_up_goes_on_and_says_so(windlass, run_file, ended):
+    """Of 2000 steps 40 are warm-up by default; nobody wrote that into the run file, so 30 steps are no mistake."""
+    ended.run_file.write_text(ended.run_file.read_text().replace("steps: 6", "steps: 2000").replace("s: 0", "s: 40", 1))
+    assert "warmup_steps: 40" in ended.run_file.read_text()
+    answer = windlass("run", run_file, "train.steps=30", "--dry-run", "--json")
+    assert answer.code == 0
+    assert answer.json["run"]["train"]["warmup_steps"] == 0
+    assert "train.warmup_steps is 0 from here on; it was 40" in answer.json["warnings"]
+    assert any("the learning rate of step 7 is" in warning for warning in answer.json["warnings"])
+
+
 def test_a_run_that_never_saved_may_change_everything(windlass, run_file, tmp_path):
     run = resolve(load_run(run_file))
     folder = RunFolder.of(run)
@@ -314,3 +325,29 @@ def test_a_sweep_of_nothing_is_shown_one_of_its_own_file(windlass, run_file):
     answer = windlass("sweep", run_file, "train.steps=4")
     assert answer.code == 2
     assert f"fix       windlass sweep {run_file} train.learning_rate=1e-4,3e-4" in answer.err
+
+
+def test_the_cluster_after_the_colon_is_the_key_of_its_target(windlass, run_file):
+    offline = ("--dry-run", "--offline", "resources.gpus_per_node=0", "--json")
+    slurm = windlass("run", run_file, "--on", "slurm:login", *offline).json["run"]["target"]
+    assert (slurm["kind"], slurm["host"]) == ("slurm", "login")
+    image = "target.kubernetes.image=an/image"
+    kubernetes = windlass("run", run_file, "--on", "kubernetes:other", image, *offline).json["run"]["target"]
+    assert (kubernetes["kind"], kubernetes["kubernetes"]["context"]) == ("kubernetes", "other")
+
+
+@pytest.mark.parametrize(
+    ("place", "what", "fix"),
+    [
+        ("local:here", "the target local takes no name after the colon", "--on local"),
+        ("moon", "there is no target 'moon'", "--on local"),
+        ("k8s:other", "there is no target 'k8s'", "--on kubernetes"),
+        ("slrum:login", "there is no target 'slrum'", "--on slurm"),
+    ],
+)
+@pytest.mark.parametrize("command", [("run", "--dry-run"), ("sweep", "train.learning_rate=1e-4,3e-4")])
+def test_a_target_that_does_not_exist_is_named_with_the_one_meant(windlass, run_file, command, place, what, fix):
+    answer = windlass(command[0], run_file, *command[1:], "--on", place)
+    assert answer.code == 2
+    assert what in answer.err
+    assert f"fix       {fix}\n" in answer.err

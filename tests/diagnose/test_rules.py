@@ -66,6 +66,12 @@ PODS = {
     "succeeded": [{"phase": "Succeeded", "state": exited(0, "Completed")}],
 }  # fmt: skip
 
+ENDS = {  # what a run folder tells of the end of a run on this machine
+    "disk_full": ["the disk of /data/runs/my is full; rank 0 exited with code 1"],
+    "killed": ["its supervisor was killed; `windlass run` goes on from the last checkpoint"],
+    "node_lost": ["the machine was restarted while it trained; `windlass run` goes on from the last checkpoint", "its supervisor on b has been silent for 5 min; `windlass run` goes on from the last checkpoint"],
+}  # fmt: skip
+
 
 def facts_of():
     for name, texts in EXCEPTIONS.items():
@@ -96,6 +102,10 @@ def facts_of():
     for name, pods in PODS.items():
         for values in pods:
             yield name, {"pods": [pod(**values)]}
+    for name, reasons in ENDS.items():
+        for reason in reasons:
+            failed = {"type": "Failed", "status": "True", "reason": "", "message": reason}
+            yield name, {"logs": {"rank0": PROGRESS}, "job": {"status": {"conditions": [failed]}}}
 
 
 FIXTURES = list(facts_of())

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.image import dockerd
 from tests.image.packages import WHEELS
-from tests.image.rig import Registry, Workplace, why_not
+from tests.image.rig import BASE, Registry, Workplace, why_not
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -52,6 +53,20 @@ def _registry(tmp_path_factory, *, locked):
         one.stop()
 
 
+@pytest.fixture(scope="session")
+def docker_daemon(workplace, tmp_path_factory):
+    """A docker daemon that has the base image."""
+    if reason := dockerd.why_not():
+        pytest.skip(reason)
+    one = dockerd.DockerDaemon(tmp_path_factory.mktemp("docker") / "d")
+    try:
+        one.start()
+        one.take_over(workplace, BASE)
+        yield one
+    finally:
+        one.stop()
+
+
 class Bench:
     """`windlass image …` as a process of its own."""
 
@@ -86,6 +101,14 @@ class Bench:
 @pytest.fixture
 def bench(workplace, tmp_path):
     return Bench(tmp_path, {**workplace.environment})
+
+
+@pytest.fixture(params=["buildah", "docker"])
+def builder(request, bench):
+    """The name of a builder that works on this bench."""
+    if request.param == "docker":
+        bench.environment |= request.getfixturevalue("docker_daemon").environment
+    return request.param
 
 
 def torch_options() -> list[str]:

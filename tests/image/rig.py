@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -64,6 +65,7 @@ class Workplace:
             "HOME": str(folder / "home"),
             "XDG_RUNTIME_DIR": str(folder / "run"),
             "TMPDIR": str(folder),
+            "DOCKER_HOST": f"unix://{folder / 'no-docker'}",  # docker comes first where it works, and may be the user's
         }
 
     def tool(self, *command: str, **options: str) -> str:
@@ -83,12 +85,15 @@ class Workplace:
 
     def _make_base(self, tag: str, packages: tuple[str, ...], wheels: list[Wheel], links: str) -> str:
         context = self.folder / tag.split("/")[1].replace(":", "-")
+        shutil.rmtree(context, ignore_errors=True)  # made again where the address of the wheels is another
         context.mkdir()
         write_root(context / "root.tar", packages)
         make_index(context / "wheels", wheels)
         make_apt_repository(context / "debs", "make")
         (context / "sources.list").write_text("deb [trusted=yes] file:/debs ./\n")
-        (context / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {links}\n")
+        host = urllib.parse.urlsplit(links).hostname or "localhost"
+        pip = f"[global]\nno-index = true\nfind-links = {links}\ntrusted-host = {host}\n"
+        (context / "pip.conf").write_text(pip)
         (context / "Dockerfile").write_text(
             "FROM scratch\nADD root.tar /\nCOPY wheels /wheels\nCOPY debs /debs\nCOPY pip.conf /etc/pip.conf\n"
             "COPY sources.list /etc/apt/sources.list\n"
@@ -128,6 +133,7 @@ def write_root(archive: Path, packages: tuple[str, ...]) -> None:
             tar.add(name, recursive=False)
         _add(tar, "var/lib/dpkg/status", data=_status(chosen))
         _add(tar, "etc/passwd", data="root:x:0:0:root:/root:/bin/sh\n")
+        _add(tar, "etc/group", data="root:x:0:\n")  # docker before 23 looks a USER up in it
         # As base-files makes it when it is installed: without it, names are looked up in DNS first.
         _add(tar, "etc/nsswitch.conf", data="passwd: files\ngroup: files\nhosts: files dns\n")
         _add(tar, "usr/bin/python", tarfile.SYMTYPE, link="python3")

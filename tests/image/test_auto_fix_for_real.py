@@ -1,4 +1,4 @@
-"""Builds that fail for real, with pip, apt and buildah: what the log proves is changed in the open, the rest is said.
+"""Builds that fail for real, with buildah and docker: what the log proves is changed in the open, the rest is said.
 
 The packages are stand-ins with the names and versions of the published ones (tests/image/packages.py).
 """
@@ -25,7 +25,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 """
 
 
-def test_each_failed_attempt_is_followed_by_one_change_until_the_image_passes(bench):
+def test_each_failed_attempt_is_followed_by_one_change_until_the_image_passes(bench, builder):
     dockerfile = (
         f"{PIP}COPY kernels /k\nRUN pip install --no-cache-dir /k\nRUN make --version\n"
         "USER 1000\nRUN pip install --no-cache-dir --prefix /usr safetensors==0.8.0\n"
@@ -34,7 +34,7 @@ def test_each_failed_attempt_is_followed_by_one_change_until_the_image_passes(be
     backend = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     bench.write(**{"Dockerfile": dockerfile, "requirements.txt": "torch==2.14.1\n", "kernels/backend.py": BACKEND})
     bench.write(**{"kernels/pyproject.toml": backend})
-    built = bench.result("build", "--builder", "buildah", "--auto-fix", "--attempts", 4)
+    built = bench.result("build", "--builder", builder, "--auto-fix", "--attempts", 4)
     assert built["proof"]["passed"]
     assert (built["attempts"], len({one["id"] for one in built["fixes"]})) == (4, 3)
     assert (bench.folder / "Dockerfile").read_text() == dockerfile, "the user's own file is as it was"
@@ -44,14 +44,14 @@ def test_each_failed_attempt_is_followed_by_one_change_until_the_image_passes(be
     assert "USER root" in changed
 
 
-def test_what_cannot_be_fixed_ends_with_the_lines_that_matter(bench):
+def test_what_cannot_be_fixed_ends_with_the_lines_that_matter(bench, builder):
     bench.write(**{"Dockerfile": PIP, "requirements.txt": "torch==2.14.1\ntrasnformers==5.22.2\n"})
-    refused = bench.result("build", "--builder", "buildah", code=1)
+    refused = bench.result("build", "--builder", builder, code=1)
     assert "attempt 1 of 3" in refused["error"]
     assert "No matching distribution found for trasnformers==5.22.2" in refused["evidence"]
     assert "--auto-fix" in refused["fix"]
     bench.write(**{"Dockerfile": f"{PIP}COPY weights.bin /weights.bin\n", "requirements.txt": "torch==2.14.1\n"})
-    refused = bench.result("build", "--builder", "buildah", "--auto-fix", code=1)
+    refused = bench.result("build", "--builder", builder, "--auto-fix", code=1)
     assert "weights.bin" in refused["evidence"]
     assert "the whole log is in" in refused["evidence"]
     assert not list(bench.folder.glob("*.windlass"))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 
 from tests.image.conftest import torch_options
-from windlass.image.build.builders import Docker
 
 pytestmark = pytest.mark.image
 
@@ -99,7 +97,7 @@ def test_an_image_that_shows_too_little_is_not_pushed(project):
     project.result("push", "my.yaml")
 
 
-@pytest.mark.parametrize("builder", ["buildah", "podman"])
+@pytest.mark.parametrize("builder", ["buildah", "podman", "docker"], indirect=True)
 def test_every_check_of_the_full_level_runs_inside_the_image(project, builder):
     """torch itself is the real one of these tests, mounted: model, backward, all-reduce, and windlass's own trainer."""
     project.result("build", "my.yaml", "--builder", builder)
@@ -114,22 +112,16 @@ def test_every_check_of_the_full_level_runs_inside_the_image(project, builder):
     assert ("trained 2 steps" in checks["smoke"]["detail"]) if level == "full" else "smoke" not in checks
 
 
-def test_docker_builds_proves_pushes_and_pulls_back(project, registry, workplace, tmp_path):
-    """The same with docker's own daemon and command, where there are some."""
-    if reason := Docker().why_not():
-        pytest.skip(f"docker: {reason}")
-    archive = tmp_path / "machine.tar"
-    workplace.tool("buildah", "push", "localhost/machine:12", f"docker-archive:{archive}:localhost/machine:12")
-    docker("load", "--input", str(archive))
-    archive.unlink()
+def test_docker_builds_proves_pushes_and_pulls_back(project, registry, docker_daemon):
+    """The same with docker's own daemon and command."""
+    project.environment |= docker_daemon.environment
     built = project.result("build", "my.yaml", "--builder", "docker")
     assert (built["attempts"], built["proof"]["passed"], built["proof"]["loaded"]["torch"]) == (1, True, "2.14.1")
     pushed = project.result("push", "my.yaml", "--builder", "docker")
     assert pushed["pinned"] == f"{registry.host}/team/train@{pushed['digest']}"
-    docker("image", "rm", "--force", built["id"])
-    docker("pull", "--quiet", pushed["pinned"])
-    assert docker("run", "--rm", "--network", "host", pushed["pinned"], "python3", "/workspace/train.py") == "first\n"
-
-
-def docker(*words: str) -> str:
-    return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout
+    again = project.result("push", built["image"], "--builder", "docker", "--to", f"{registry.host}/team/train")
+    assert (again["already_there"], again["digest"]) == (True, pushed["digest"])
+    docker_daemon.docker("image", "rm", "--force", built["id"])
+    docker_daemon.docker("pull", "--quiet", pushed["pinned"])
+    command = ("run", "--rm", "--network", "host", pushed["pinned"], "python3", "/workspace/train.py")
+    assert docker_daemon.docker(*command) == "first\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.image.build.logs import why_failed
+from windlass.image.build.logs import BuildLog, why_failed
 from windlass.image.build.remedies import proposals, propose
 from windlass.image.read.dockerfile import parse_dockerfile
 
@@ -216,6 +216,15 @@ def test_buildkit_writes_the_same_things_its_own_way():
     dockerfile = SLIM + "RUN echo one\nRUN pip install torch==2.12.0 torchvision==0.26.0\n"
     assert why_failed(text).id == "resolution"
     assert propose(dockerfile, text, ()) is None, "what the versions are, the resolver says"
+
+
+def test_docker_before_23_names_the_failed_step_in_its_own_words():
+    text = (
+        "#7 [b 2/2] RUN pip install x[y]\n#8 [a 2/2] RUN sleep 9\n"
+        "#7 1.234 ERROR: No matching distribution found for x[y]\n"
+        "executor failed running [/bin/sh -c pip install x[y]]: exit code: 1\n"
+    )
+    assert BuildLog(text).step == "pip install x[y]"
 
 
 @given(st.sampled_from(sorted(CASES)), st.sampled_from(sorted(CASES)))

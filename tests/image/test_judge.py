@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.image.score import CASES, Score, load, recorded_index, score_case
+from windlass.image.facts.node import node_named
 from windlass.image.judge import heal, judge
 from windlass.image.read.texts import Texts
 from windlass.image.rules.packages import _sentence
@@ -121,6 +122,17 @@ def test_what_the_table_does_not_have_is_said(index):
     assert judge(old, replace(node, driver="580.95"), index).findings == ()
     (refused,) = judge(old, replace(node, driver="575.51"), index).errors
     assert refused.id == "base-needs-driver"
+
+
+@pytest.mark.parametrize("base", ["nvidia/cuda:12.2.2-devel-ubuntu22.04", "ubuntu:22.04", "python:3.12-slim"])
+def test_a_gpu_that_the_driver_does_not_run_is_said_whatever_is_in_the_image(index, base):
+    found = judge(Texts(f"FROM {base}\n"), node_named("b200", "535.104.05"), index).errors
+    assert [one.id for one in found] == ["driver-without-gpu"]
+    assert found[0].sentence == (
+        "driver 535.104.05 does not run B200: 570 is the first driver that runs it; no image changes that"
+    )
+    assert str(found[0].where.place) == "Dockerfile:1"
+    assert judge(Texts(f"FROM {base}\n"), node_named("h100", "535.104.05"), index).errors == ()
 
 
 def test_a_contradiction_is_told_in_one_sentence():

@@ -73,9 +73,54 @@ def test_every_gpu_of_the_catalogue_has_a_compute_capability():
     assert all(table.capability(name) for name in gpus())
 
 
+def test_every_gpu_of_a_server_has_its_oldest_driver():
+    values = table.facts()["compute_capability"]["values"].items()
+    told = {one for entry in table.facts()["gpu_drivers"] for one in entry["capability"]}
+    assert {name for name, capability in values if capability not in told} == {"JETSON ORIN", "JETSON THOR"}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "too_old", "enough"),
+    [
+        ("V100", "375.26", "384.81"),
+        ("T4", "396.44", "410.48"),
+        ("A100", "440.33", "450.80.02"),
+        ("A10G", "450.80", "460.73"),
+        ("L4", "515.65", "525.60"),
+        ("H100", "515.65", "520.61.05"),
+        ("B200", "565.57", "570.86"),
+        ("RTX 5090", "565.57", "570"),
+        ("B300", "575.57", "580.82.07"),
+        ("GB300", "570.133.20", "580.82.07"),
+    ],
+)
+def test_a_driver_from_before_a_gpu_does_not_run_it(gpu, too_old, enough):
+    assert Node(gpu=gpu, driver=enough).contradiction is None
+    told = Node(gpu=gpu, driver=too_old).contradiction
+    assert told.startswith(f"driver {too_old} does not run {gpu}: ")
+    assert told.endswith("is the first driver that runs it")
+
+
+def test_old_gpus_are_left_behind_by_new_drivers():
+    assert Node(gpu="V100", driver="580.95.05").contradiction is None
+    assert Node(gpu="V100", driver="590.44").contradiction == (
+        "driver 590.44 does not run V100: 580 is the last driver branch that runs it"
+    )
+    assert Node(gpu="T4", driver="595.58").contradiction is None
+    for node in (Node(driver="535"), Node(gpu="B200"), Node(gpu="RTX 9999", driver="300"), Node(cpu_only=True)):
+        assert node.contradiction is None
+
+
+def test_nothing_is_chosen_for_nodes_that_cannot_be():
+    for image in ({}, {"base": "nvcr.io/nvidia/pytorch:24.03-py3"}):
+        with pytest.raises(UserError, match=r"there are no such nodes: driver 535\.104 does not run B200") as told:
+            plan_image(run_with(image=image), Node(gpu="B200", driver="535.104"))
+        assert "nvidia-smi" in told.value.fix
+
+
 def test_facts_carry_their_sources():
     facts = table.facts()
-    for entry in (*facts["cuda_builds"], *facts["architectures"], *facts["drivers"]):
+    for entry in (*facts["cuda_builds"], *facts["architectures"], *facts["drivers"], *facts["gpu_drivers"]):
         assert entry["source"]
     for name in ("torch_index", "compute_capability", "efa", "flash_attention"):
         assert facts[name]["source"]
@@ -159,13 +204,14 @@ def test_every_choice_says_why():
 @pytest.mark.parametrize(
     ("image", "where", "says"),
     [
-        ({}, {"gpu": "h100", "driver": "470.57"}, "no torch in the table runs on these nodes"),
+        ({}, {"gpu": "a100", "driver": "470.57"}, "no torch in the table runs on these nodes"),
+        ({}, {"gpu": "h100", "driver": "470.57"}, "there are no such nodes: driver 470.57 does not run H100"),
         ({"torch": "2.15.0"}, {"gpu": "h100", "driver": "570.86"}, "no torch in the table"),
         ({"torch": "2.99"}, {}, "image.torch=2.99 is not in the table"),
         ({"torch": "2.9.1"}, {}, "no torch in the table"),
         ({"python": "3.10"}, {}, "windlass needs Python 3.11 or newer"),
         ({"python": "3.13"}, {"instance": "p5.48xlarge"}, "EFA's NCCL plugin is made for Ubuntu"),
-        ({"hyperpod_agent": True}, {"instance": "p6-b200.48xlarge", "driver": "500.1"}, "no torch in the table"),
+        ({"cuda": "12.6"}, {"instance": "p6-b200.48xlarge", "driver": "570.86"}, "no torch in the table"),
         ({"platform": "linux/arm64"}, {"instance": "p5.48xlarge"}, "image.platform is linux/arm64"),
         ({"base": "pytorch/pytorch:2.11.0-cuda13.0-cudnn9-runtime"}, {"driver": "570.86"}, "needs driver 580.65.06"),
         ({"base": "debian:12"}, {"instance": "p5.48xlarge"}, "EFA's NCCL plugin is made for ubuntu:22.04"),
@@ -189,8 +235,8 @@ def test_what_is_chosen_can_run_there(gpu, driver, agent, platform):
     run = run_with({"hyperpod_agent": agent, "platform": platform})
     node = Node(gpu=gpu, driver=driver, platform=platform)
     able = [b for one in table.releases() for b in one.builds if why_not(run, node, one, b) is None]
-    if not able:
-        with pytest.raises(UserError, match="no torch in the table"):
+    if node.contradiction or not able:
+        with pytest.raises(UserError, match="there are no such nodes" if node.contradiction else "no torch in the tab"):
             plan_image(run, node)
         return
     build = plan_image(run, node).ingredients.build

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -61,16 +63,32 @@ def test_what_is_unknown_is_warned_of(plan):
 def test_out_writes_what_a_build_needs(plan, tmp_path):
     code, _, err = plan("--driver", "580.95", "-o", "made")
     assert code == 0
-    written = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "made").rglob("*") if path.is_file())
-    assert sorted(line for line in err.splitlines() if line.startswith("wrote ")) == [
-        f"wrote {path}" for path in written
-    ]
-    assert (tmp_path / "made" / "Dockerfile").read_text().startswith("FROM ubuntu:24.04\n")
-    assert (tmp_path / "made" / ".windlass" / "constraints.txt").read_text() == "torch==2.15.0\n"
+    made = tmp_path / "made"
+    recipe = (made / "Dockerfile").read_text()
+    assert recipe.startswith("FROM ubuntu:24.04\n")
+    assert (made / ".windlass" / "constraints.txt").read_text() == "torch==2.15.0\n"
+    copied = [word for line in recipe.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]]
+    assert ".windlass/windlass" in copied
+    assert [name for name in copied if not (made / name).exists()] == []
+    program = [sys.executable, "-m", "windlass.cli.main", "--version"]
+    environment = {**os.environ, "PYTHONPATH": str(made / ".windlass")}
+    said = subprocess.run(program, env=environment, cwd=made, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("windlass ")
+    told = [line.removeprefix("wrote ") for line in err.splitlines() if line.startswith("wrote ")]
+    assert sorted(told) == [f"made/{name}" for name in sorted({"Dockerfile", *copied})]
+    assert "docker build --platform linux/amd64 made    builds it" in err.splitlines()
+    (made / ".windlass" / "windlass" / "of_an_older_version.py").touch()
+    assert plan("--driver", "580.95", "-o", "made")[0] == 0  # written anew
+    assert not (made / ".windlass" / "windlass" / "of_an_older_version.py").exists()
 
 
 def test_a_driver_that_is_too_old_for_everything(plan):
     code, out, err = plan("--driver", "470.57")
+    assert (code, out) == (2, "")
+    assert (
+        "error: there are no such nodes: driver 470.57 does not run H100: 520 is the first driver that runs it" in err
+    )
+    code, out, err = plan("--driver", "470.57", "--gpu", "a100")
     assert (code, out) == (2, "")
     assert "error: no torch in the table runs on these nodes" in err
     assert "needs driver 525.60.13, the nodes have 470.57" in err
@@ -148,8 +166,9 @@ def test_the_patch_applies_with_git_and_leaves_nothing(case, tmp_path):
 
 
 def test_the_healed_files_go_beside(case, tmp_path):
-    case(*REQUIREMENTS, "-o", "healed")
+    _, _, err = case(*REQUIREMENTS, "-o", "healed")
     folder = tmp_path / REQUIREMENTS[0]
+    assert "cp -R healed/. . && docker build --platform linux/amd64 -f Dockerfile.windlass .    builds it" in err
     assert (folder / "healed" / "Dockerfile.windlass").read_text() == (folder / "Dockerfile").read_text()
     assert "torch==2.3.1+cu121\n" in (folder / "healed" / "reqs" / "common.txt").read_text()
 

@@ -17,7 +17,7 @@ import threading
 import pytest
 
 from tests.image.conftest import Bench
-from tests.image.rig import Workplace
+from tests.image.rig import BASE, Workplace
 from windlass.image.plan.write import own_requirements
 
 pytestmark = pytest.mark.image
@@ -31,13 +31,26 @@ image: {{base: {base}, name: {name}}}
 
 
 @pytest.fixture
-def wheels():
-    """The folder's wheels over HTTP, as pip --find-links takes them."""
+def wheels(builder, request):
+    """The folder's wheels over HTTP, as pip --find-links takes them, where a build finds this machine."""
+    host = request.getfixturevalue("docker_daemon").gateway if builder == "docker" else "127.0.0.1"
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=FOLDER)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with http.server.ThreadingHTTPServer((host, 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
+        yield f"http://{host}:{server.server_port}/"
         server.shutdown()
+
+
+@pytest.fixture
+def base(builder, workplace, wheels, request):
+    image = workplace.make_base_with_tools(wheels)
+    if builder == "docker":
+        daemon = request.getfixturevalue("docker_daemon")
+        daemon.take_over(workplace, image)
+        yield image
+        daemon.take_over(workplace, BASE)  # for the tests that come after: it forgets its images in this one
+    else:
+        yield image
 
 
 @pytest.fixture
@@ -50,9 +63,8 @@ def elsewhere(tmp_path):
 
 @pytest.mark.skipif(not FOLDER, reason="WINDLASS_TEST_WHEELS names no folder with torch's wheels")
 def test_a_planned_image_with_torchs_own_wheel_trains_and_comes_back_by_digest(
-    bench, elsewhere, registry, workplace, wheels
+    bench, builder, base, elsewhere, registry, request
 ):
-    base = workplace.make_base_with_tools(wheels)
     name = f"{registry.host}/team/planned"
     bench.write(**{"my.yaml": RUN.format(base=base, name=name)})
     nodes = ("--gpu", "h100", "--driver", "580.95")
@@ -61,7 +73,7 @@ def test_a_planned_image_with_torchs_own_wheel_trains_and_comes_back_by_digest(
     assert f"RUN pip install --no-cache-dir torch=={torch}" in planned["dockerfile"]
     assert planned["conflicts"] == []
 
-    built = bench.result("build", "my.yaml", *nodes, "--builder", "buildah", "--test", "full")
+    built = bench.result("build", "my.yaml", *nodes, "--builder", builder, "--test", "full")
     assert (built["attempts"], built["fixes"]) == (1, [])
     checks = {one["name"]: one for one in built["proof"]["checks"]}
     assert built["proof"]["passed"], checks
@@ -70,9 +82,13 @@ def test_a_planned_image_with_torchs_own_wheel_trains_and_comes_back_by_digest(
     assert "gradients finite" in checks["model"]["detail"]
     assert checks["smoke"]["detail"].startswith("windlass trained 2 steps, loss ")
 
-    pushed = bench.result("push", "my.yaml")
+    pushed = bench.result("push", "my.yaml", "--builder", builder)
     assert pushed["pinned"] == f"{name}@{pushed['digest']}"
-    again = elsewhere.result("test", pushed["pinned"], "--level", "standard", "--builder", "podman")
+    if builder == "docker":
+        request.getfixturevalue("docker_daemon").forget_images()
+        again = bench.result("test", pushed["pinned"], "--level", "standard", "--builder", "docker")
+    else:
+        again = elsewhere.result("test", pushed["pinned"], "--level", "standard", "--builder", "podman")
     assert (again["image"], again["passed"]) == (pushed["pinned"], True)
     assert again["loaded"]["torch"] == built["proof"]["loaded"]["torch"]
     print(json.dumps({"built": built["proof"], "pushed": pushed, "again": again}))

@@ -9,9 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from windlass.errors import UserError
+from windlass.image.build.builders import Docker
 from windlass.image.registry.credentials import Credentials
+from windlass.image.registry.push import is_local_image
 from windlass.image.registry.reference import ImageReference
-from windlass.image.registry.registry import Repository
+from windlass.image.registry.registry import Manifest, Repository
 
 BODY = b'{"layers": []}'
 
@@ -77,3 +79,14 @@ def test_a_server_of_tokens_that_has_none_is_no_missing_image(server):
     server.gives_tokens = False
     with pytest.raises(UserError, match="answers 404"):
         repository(server).manifest("v1")
+
+
+def test_docker_knows_an_image_by_its_manifest_or_by_its_configuration(tmp_path, monkeypatch):
+    """By its manifest where docker keeps images in containerd, as docker 29 does unless told otherwise."""
+    manifest = Manifest(json.dumps({"config": {"digest": f"sha256:{'c' * 64}"}, "layers": []}).encode())
+    program = tmp_path / "docker"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for id, same in ((manifest.digest, True), (f"sha256:{'c' * 64}", True), (f"sha256:{'d' * 64}", False)):
+        program.write_text(f"#!/bin/sh\necho {id}\n")
+        program.chmod(0o755)
+        assert is_local_image(Docker(), "team/train:1", manifest) == same

@@ -9,8 +9,8 @@ from tests.cli.test_notify import Hook
 from tests.kubernetes.golden import SERVED
 from windlass.api.preparation import Prepared
 from windlass.api.submission import watcher_of
+from windlass.cli.runs.attempts import Attempts
 from windlass.cli.runs.retry import Decider
-from windlass.cli.runs.run import Attempts
 from windlass.clusters.checks.namespace import _insecure
 from windlass.common.files import read_json_lines
 from windlass.diagnose.decision import Policy, spent

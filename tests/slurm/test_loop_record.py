@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,8 @@ if name == "sbatch":
         os.kill(os.getppid(), signal.SIGKILL)
     if moment == "before":
         sys.exit(1)
-    if moment == "in flight":
-        time.sleep(1)
+    if moment in ("in flight", "slow"):
+        time.sleep(1 if moment == "in flight" else 6)
     number = str(100 + len(list(jobs.iterdir())))
     job = {{"%i": number, "%T": "PENDING", "%r": "Dependency", "%k": given.get("comment", "")}}
     (jobs / number).write_text(json.dumps(job))
@@ -105,6 +106,19 @@ def test_stop_ends_a_loop_that_becomes_a_job_a_moment_later(job):
     assert start(job, "in flight") == -9
     SlurmTarget().stop(job, save_first=True)
     assert loops(job) == []
+
+
+def test_stop_beside_an_sbatch_that_is_slower_than_it_waits_leaves_no_loop(job):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "ENDS_CALLER": "slow"}
+    with subprocess.Popen([sys.executable, "-c", START, str(job.folder.path)], env=environment) as starting:
+        while not (job.folder.path / LOOP_FILE).exists():
+            time.sleep(0.05)
+        SlurmTarget().stop(job, save_first=True)
+        assert starting.poll() is None, "sbatch was not slower"
+    assert starting.returncode == 0
+    assert loops(job) == []
+    assert not (job.folder.path / LOOP_FILE).exists()
+    assert not SlurmTarget().has_loop(job)
 
 
 def test_the_loop_that_submits_another_is_recorded_until_that_is_known(job, monkeypatch):

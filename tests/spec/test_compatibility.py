@@ -60,10 +60,12 @@ def test_defaults_of_the_first_start_hold_when_the_run_grows(make_run):
     assert (grown.train.warmup_steps, grown.train.steps) == (2, 1000)
 
 
-def test_a_run_that_gets_shorter_than_its_warm_up_is_told(make_run):
+def test_a_run_that_gets_shorter_than_its_warm_up_warms_up_anew(make_run):
+    """Nobody asked for 40 steps of warm-up: a default must not make a valid run file fail."""
     earlier = resolve(make_run(train={"steps": 2000}))
-    with pytest.raises(UserError, match="warmup_steps is 40 but the run has only 4 steps"):
-        adopt(make_run(train={"steps": 4}), earlier)
+    shorter = resolve(adopt(make_run(train={"steps": 39}), earlier))
+    assert steering(earlier, shorter) == {"train.steps": (2000, 39), "train.warmup_steps": (40, 0)}
+    assert resolve(adopt(make_run(train={"steps": 40}), earlier)).train.warmup_steps == 40  # the peak is reached
 
 
 def test_a_run_may_be_steered_and_each_change_is_known(make_run):

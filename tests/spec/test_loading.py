@@ -149,6 +149,54 @@ def test_mistakes_are_named(values: dict[str, Any], said: str) -> None:
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        minimal(train={"steps": 100, "warmup_steps": 600}),
+        minimal(train={"learning_rate": 1e-4, "min_learning_rate": 1e-3}),
+        minimal(train={"early_stopping": {}}),
+        minimal(train={"objective": "dpo", "fused_head": True}),
+        minimal(model={"preset": "llama-tiny", "path": "b"}),
+        minimal(model={}),
+        minimal(model={"preset": "llama-tiny", "lora": {}}),
+        minimal(data={"holdout": 0.1, "validation_source": "x"}),
+        minimal(data={"source": "x", "sources": [{"source": "y"}]}),
+        minimal(data={"special_tokens": ["<a>", "", "<a>"]}),
+        minimal(resources={"gpus_per_node": 8, "processes_per_node": 4}),
+        minimal(checkpoint={"export": True, "at_end": False}),
+        minimal(checkpoint={"direct": True}),
+        minimal(checkpoint={"local_every": 5}),
+        minimal(target={"host": "login"}),
+        minimal(target={"kubernetes": {"job": "job", "runtime": "mine"}}),
+        minimal(image={"dockerfile": "Dockerfile", "torch": "2.14.1"}),
+        minimal(notify={"webhook": "HOOK", "smtp_user": "me"}),
+    ],
+)
+def test_what_mends_keys_that_do_not_go_together_mends_them(values: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_run(values)
+    setting = (refused.value.fix or "").split("    ")[0]
+    path = write(tmp_path, yaml.safe_dump(values, sort_keys=False))
+    assert load_run(path, [setting])
+    key, _, value = setting.partition("=")
+    with pytest.raises(UserError) as in_file:
+        load_run(path)
+    last = key.rpartition(".")[2]
+    if f"{last}:" in path.read_text():  # the file has the key: its line is named
+        assert f"{path}, line " in in_file.value.fix
+        assert f": {last}: {value}" in in_file.value.fix
+    else:
+        assert in_file.value.fix.startswith(setting)
+
+
+def test_keys_that_an_override_brought_together_are_not_the_files_fault(tmp_path: Path) -> None:
+    path = write(tmp_path, yaml.safe_dump(minimal(train={"steps": 2000, "warmup_steps": 100})))
+    with pytest.raises(UserError) as refused:
+        load_run(path, ["train.steps=60"])
+    assert refused.value.what == "train.warmup_steps is 100 but the run has only 60 steps"
+    assert refused.value.fix == "train.warmup_steps=1    a fiftieth of the steps, as by default"
+
+
 def test_all_mistakes_at_once() -> None:
     with pytest.raises(UserError) as refused:
         parse_run(minimal(train={"steps": 0, "lr": 1}, data={"holdout": 2}), source="run.yaml")

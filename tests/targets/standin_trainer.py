@@ -1,5 +1,6 @@
 """Stands in for the trainer under a real torchrun: writes the same records, and dies as $STANDIN says."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -56,6 +57,12 @@ for step in range(first + 1, run.train.steps + 1):
         error |= {"rank": rank, "attempt": attempt, "time": time.time(), "retry": False, "exit_code": 1}
         folder.rank_error(rank).write_text(json.dumps(error))
         sys.exit(1)
+    if plan.get("fill_disk") == [rank, step]:
+        with contextlib.suppress(OSError), (folder.path / "filled").open("wb", buffering=0) as filled:
+            while filled.write(b"x" * 4096):
+                pass
+        while True:  # until the last page of the file is full too: the error is this rank's last word
+            folder.record("note", step=step)
     if rank == 0 and told.exists() and step % 5 == 0:  # decided before the others get past this step: all agree
         (folder.path / f"stop-{attempt}-{step}").touch()
     (folder.path / f"at-{attempt}-{rank}").write_text(str(step))

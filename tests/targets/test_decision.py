@@ -22,6 +22,8 @@ NOT_FINITE = {"rank": 0, "error": "the loss is not finite", "retry": False, "exi
         (AttemptEnd(1, errors=[NOT_FINITE], deaths=[RankDeath(0, 1, "t")]), "failed", 1),
         (AttemptEnd(1, errors=[LOST_PEER, {**NOT_FINITE, "exit_code": 2}], deaths=[KILLED]), "failed", 2),
         (AttemptEnd(1, deaths=[RankDeath(0, 1, "t")]), "failed", 1),
+        (AttemptEnd(1, errors=[LOST_PEER], full_disk="the disk of /runs/r is full"), "failed", 1),
+        (AttemptEnd(1, deaths=[RankDeath(1, -9, "t5"), RankDeath(0, 1, "t0")], full_disk="full"), "failed", 1),
     ],
 )
 def test_an_end_that_is_final(end, state, code):
@@ -35,7 +37,7 @@ def test_an_end_that_is_final(end, state, code):
     [
         (AttemptEnd(1, deaths=[KILLED]), "rank 1 was killed by SIGKILL"),
         (AttemptEnd(1, errors=[LOST_PEER], deaths=[RankDeath(0, 1, "t")]), "rank 0: rank 1 is gone"),
-        (AttemptEnd(1, deaths=[RankDeath(0, 75, "t")]), "rank 0 exited with code 75"),  # its disk was full, say
+        (AttemptEnd(1, deaths=[RankDeath(0, 75, "t")]), "rank 0 exited with code 75"),  # it could not write why
         (AttemptEnd(-9), "torchrun was killed by SIGKILL"),
         (AttemptEnd(1, errors=[LOST_PEER]), "rank 0: rank 1 is gone"),
     ],

@@ -8,7 +8,7 @@ import json
 import os
 import resource
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +27,6 @@ def steps_left(result: Result) -> list[int]:
     found = CheckpointFolder(result.folder.checkpoints).all()
     assert not [damage for one in found for damage in one.damages()]
     return [one.step for one in found]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A file system with so many bytes of its own."""
-    mounted: list[Path] = []
-
-    def make(size: int) -> Path:
-        folder = tmp_path / "disk"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"a file system of its own cannot be mounted here: {done.stderr.strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield make
-    for folder in mounted:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,7 @@ def call(
         raise UserError(
             f"windlass {' '.join(words)} ended with code {code} and no answer",
             evidence="\n".join(last_lines) or None,
+            fix="the same command in a shell    shows all that it prints",
             exit_code=ExitCode.FAILED,
         ) from None
     if isinstance(value, dict) and value.keys() == Error.model_fields.keys():

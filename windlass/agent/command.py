@@ -72,5 +72,9 @@ def _merge_json(path: Path, entry: dict[str, dict[str, Any]]) -> None:
         for section, servers in entry.items():
             values.setdefault(section, {}).update(servers)
     except (ValueError, AttributeError) as error:
-        raise UserError(f"{path} is no JSON object that an entry could be put into", evidence=str(error)) from None
+        raise UserError(
+            f"{path} is no JSON object that an entry could be put into",
+            evidence=str(error),
+            fix=f"mend it, or mv {path} {path}.old    and this again",
+        ) from None
     write_atomically(path, json.dumps(values, indent=2) + "\n")

@@ -70,6 +70,7 @@ class Plans:
             raise UserError(
                 f"there is no plan {plan_id!r} for {tool}",
                 cause="a plan's id comes from the tool that plans it, in the same session",
+                fix=f"plan it again; its answer has the id for {tool}",
                 error_code="no-such-plan",
             )
         with plan.lock:

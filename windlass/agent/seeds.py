@@ -395,7 +395,9 @@ def _with_base(dockerfile: Path, base_image: str | None) -> Iterator[Path]:
         r"(?im)^(FROM\s+(?:--platform=\S+\s+)?)\S+", rf"\g<1>{base_image}", dockerfile.read_text(), count=1
     )
     if not count:
-        raise UserError(f"{dockerfile} has no FROM that base_image could replace")
+        raise UserError(
+            f"{dockerfile} has no FROM that base_image could replace", fix="a Dockerfile that begins with FROM IMAGE"
+        )
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / dockerfile.name
         copy.write_text(text)

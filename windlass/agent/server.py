@@ -383,7 +383,11 @@ def _refuse_options(named: dict[str, Any]) -> None:
     words = [word for value in named.values() for word in (value if isinstance(value, list) else [value])]
     for word in words:
         if isinstance(word, str) and word.startswith("-"):
-            raise UserError(f"{word!r} is an option, and no name", error_code="usage")
+            raise UserError(
+                f"{word!r} is an option, and no name",
+                fix="a name or a path, without a dash before it",
+                error_code="usage",
+            )
 
 
 def _failed(error: UserError) -> CallToolResult:

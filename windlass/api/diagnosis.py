@@ -12,7 +12,8 @@ from windlass.diagnose.bundle import facts_of_run, read_bundle, save_bundle
 from windlass.diagnose.secrets import clean_text
 from windlass.errors import UserError
 from windlass.runfolder import runs_root
-from windlass.targets import target_of_kind
+from windlass.targets import parse_place, target_of_kind
+from windlass.targets.launch.ending import unrecorded_end
 from windlass.targets.protocol import JobRef, KnowsFacts, Target
 
 
@@ -44,12 +45,14 @@ def facts_of_job(target: Target[Any], job: JobRef) -> tuple[dict[str, Any], list
     """What the run folder holds and the cluster says, and what could not be asked for."""
     notes: list[str] = []
     live: dict[str, Any] = {}
+    end = None
     try:
+        end = unrecorded_end(job.folder, target.status(job))
         live = target.collect(job) if isinstance(target, KnowsFacts) else {}
     except UserError as error:
         reason = f": {error.evidence.splitlines()[-1]}" if error.evidence else ""
         notes.append(f"{error.what}{reason}; this is told from what the run folder holds")
-    facts = facts_of_run(job.folder)
+    facts = facts_of_run(job.folder, end)
     archived = facts.pop("events", [])
     history = facts.get("job")
     facts |= {key: value for key, value in live.items() if value}
@@ -82,8 +85,8 @@ def _collect_named(job: str, place: str | None, namespace: str | None) -> dict[s
     """The facts of a job by its kind and name: a number is Slurm's, everything else Kubernetes'."""
     kind, _, name = job.partition("/")
     is_slurm = kind == "job" and name.replace("_", "").isdigit() and namespace is None
-    where, _, cluster = (place or ("slurm" if is_slurm else "kubernetes")).partition(":")
+    where, cluster = parse_place(place or ("slurm" if is_slurm else "kubernetes"))
     target = target_of_kind(where)
     if not name or "/" in name or not isinstance(target, KnowsFacts):
         raise UserError(f"there is no {job}", fix="windlass why RUN, pod/NAME, pytorchjob/NAME or job/NUMBER")
-    return target.collect_named(kind, name, cluster or None, namespace)
+    return target.collect_named(kind, name, cluster, namespace)

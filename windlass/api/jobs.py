@@ -22,6 +22,7 @@ from windlass.common.files import read_json_lines, whole
 from windlass.errors import UserError
 from windlass.runfolder import steps_of
 from windlass.spec import Run
+from windlass.targets.launch.ending import unrecorded_end
 from windlass.targets.protocol import JobRef, KeepsRunFolder, RunsInPods, Target
 from windlass.targets.protocol import LogLine as Line
 
@@ -72,7 +73,7 @@ class Job:
 
     def show(self, *, curve: bool = False, ranks: bool = False) -> ShownRun:
         """Where it stands and how it came there: summary, goodput, history, pods. As `windlass show --json`."""
-        return shown_run(self._target, self._ref, History.of(self._ref.folder), curve=curve, ranks=ranks)
+        return shown_run(self._target, self._ref, curve=curve, ranks=ranks)[0]
 
     def logs(
         self,
@@ -163,10 +164,12 @@ class Job:
 
 
 def shown_run(
-    target: Target[Any], job: JobRef, history: History, *, curve: bool = False, ranks: bool = False
-) -> ShownRun:
-    """Where a run stands and how it came there, told from its history and its target."""
+    target: Target[Any], job: JobRef, *, curve: bool = False, ranks: bool = False
+) -> tuple[ShownRun, History]:
+    """Where a run stands and how it came there, told from its target and its history."""
     run, status = load_run(job.folder), target.status(job)
+    end = unrecorded_end(job.folder, status)
+    history = History.of(job.folder, end)
     is_timed = history.ended is not None or is_under_way(status)  # of a copy nobody knows when it ended
     more: dict[str, Any] = {}
     if ranks:
@@ -175,7 +178,7 @@ def shown_run(
         more["pods"] = [asdict(pod) for pod in target.pods(job)]
     if curve:
         more["curve"] = loss_points(job.folder)
-    return ShownRun(
+    shown = ShownRun(
         name=job.name,
         folder=str(job.folder.path),
         **status.as_dict(),
@@ -184,11 +187,12 @@ def shown_run(
         seconds=history.seconds(time.time()) if is_timed else None,
         summary=summarize(job.folder, history),
         evaluations=evaluated_tasks(read_json_lines(job.folder.evaluations)),
-        goodput=goodput_of(job.folder, under_way=is_under_way(status)),
+        goodput=goodput_of(job.folder, under_way=is_under_way(status), end=end),
         history=list(history.records),
         history_left_out=history.left_out,
         **more,
     )
+    return shown, history
 
 
 def _source(line: Line) -> Source:

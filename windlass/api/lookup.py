@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root
-from windlass.spec import Run
-from windlass.targets import target, target_of_kind
+from windlass.targets import parse_place, target, target_of_kind
 from windlass.targets.protocol import JobRef, KnowsItsJobs, Target
+
+if TYPE_CHECKING:
+    from windlass.spec import Run
 
 Row = dict[str, Any]  # what windlass.api.schemas.runs.ListedRun holds; thousands of them are made
 
@@ -32,17 +34,19 @@ def load_run(folder: RunFolder) -> Run:
         raise
     except Exception as error:
         raise UserError(
-            f"{folder.run_file} is no run file", evidence=f"{type(error).__name__}: {error}"[:200]
+            f"{folder.run_file} is no run file",
+            evidence=f"{type(error).__name__}: {error}"[:200],
+            fix=f"mv {folder.path} {folder.path}.old",
         ) from None
 
 
 def place_of(text: str) -> tuple[Any, str | None]:
     """The target that `--on kubernetes:CONTEXT` names, which must know its jobs itself, and the context."""
-    kind, _, cluster = text.partition(":")
+    kind, cluster = parse_place(text)
     where = target_of_kind(kind)
     if not isinstance(where, KnowsItsJobs):
         raise UserError(f"runs on the target {kind} are known by their run folders alone", fix="leave --on out")
-    return where, cluster or None
+    return where, cluster
 
 
 def rows(place: str | None = None) -> list[Row]:

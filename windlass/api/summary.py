@@ -6,6 +6,7 @@ A run may be millions of steps long: files are read line by line, and no more is
 from __future__ import annotations
 
 import bisect
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,9 +65,10 @@ class History:
     left_out: int = 0  # older than `records`
 
     @classmethod
-    def of(cls, folder: RunFolder) -> History:
+    def of(cls, folder: RunFolder, end: dict[str, Any] | None = None) -> History:
+        """`end`: that of the run, where nobody wrote it down."""
         history = cls()
-        for record in read_json_lines(folder.history):
+        for record in itertools.chain(read_json_lines(folder.history), [end] if end else []):
             history.add(record)
         return history
 
@@ -198,9 +200,11 @@ def _loss(line: bytes) -> float:
     return float("nan") if loss is None else loss
 
 
-def goodput_of(folder: RunFolder, *, under_way: bool) -> RunGoodput:
+def goodput_of(folder: RunFolder, *, under_way: bool, end: Record | None = None) -> RunGoodput:
+    """`end`: that of the run, where nobody wrote it down."""
     now = time.time() if under_way else None
-    accounted = account(read_json_lines(folder.history), read_metrics(folder.metrics), now=now)
+    history = itertools.chain(read_json_lines(folder.history), [end] if end else [])
+    accounted = account(history, read_metrics(folder.metrics), now=now)
     return RunGoodput.model_validate(accounted.as_dict())
 
 

@@ -16,13 +16,14 @@ from windlass.plan import check, resolve
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, parse_run
 from windlass.spec.compatibility import adopt, must_match
+from windlass.spec.loading import run_of
 from windlass.targets.launch.supervision import LOCK_FILE, is_running
 from windlass.targets.local.client import already_running
 from windlass.targets.protocol import JobStatus, State
 
 
 def train(
-    run: Run,
+    run: Run | str | os.PathLike[str],
     *,
     model: Callable[..., Any] | None = None,
     loss: Callable[..., Any] | None = None,
@@ -30,14 +31,14 @@ def train(
     callbacks: Sequence[type[Any]] = (),
     optimizer: Callable[..., Any] | None = None,
 ) -> RunResult:
-    """Train a run here, in this process, to its end. Under torchrun every rank calls this alike.
+    """Train a run, or that of a run file, here in this process to its end. Under torchrun every rank calls this alike.
 
     What is given stands for the same key of the run file: `model` is a class (model.class), `loss` a function
     (train.loss), `data` a dataset or what makes one (data.source), `callbacks` are classes (train.callbacks) and
     `optimizer` makes one (train.optimizer); docs/extending.md says what each must do. A run folder that has a
     checkpoint goes on from it, with the same settings. Nothing restarts ranks that die; `submit` does.
     """
-    run = _with(run, model=model, loss=loss, data=data, callbacks=callbacks, optimizer=optimizer)
+    run = _with(run_of(run), model=model, loss=loss, data=data, callbacks=callbacks, optimizer=optimizer)
     if not run.name:
         raise UserError("the run has no name", fix='run.model_copy(update={"name": "small"})')
     try:

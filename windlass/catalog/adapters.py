@@ -40,6 +40,7 @@ def adapter_facts(adapter: str) -> AdapterFacts:
             f"model.lora.adapter {adapter} holds no adapter",
             evidence=f"{folder / missing[0]} does not exist",
             cause=f"an adapter is a folder with {CONFIG_FILE} and {TENSORS_FILE}, as `peft` writes it",
+            fix="model.lora.adapter=FOLDER    that holds both; windlass ckpt export RUN writes one",
         )
     try:
         values: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -56,6 +57,7 @@ def adapter_facts(adapter: str) -> AdapterFacts:
         raise UserError(
             f"{folder / CONFIG_FILE} is not the configuration of a LoRA adapter",
             evidence=f"{type(error).__name__}: {error}",
+            fix="model.lora.adapter=FOLDER    as `peft` writes it",
         ) from None
     if kind != "LORA" or bias != "none" or used:
         unsupported = f"peft_type {kind}" if kind != "LORA" else f"bias {bias}" if bias != "none" else ", ".join(used)
@@ -63,6 +65,7 @@ def adapter_facts(adapter: str) -> AdapterFacts:
             f"the adapter {adapter} is of a kind that cannot be trained on",
             evidence=f"{CONFIG_FILE} has {unsupported}",
             cause="plain LoRA beside linear layers is read",
+            fix="model.lora.adapter=null    begins with a new one",
         )
     return facts
 

@@ -73,7 +73,9 @@ def known_config(model: ModelSection) -> dict[str, Any] | None:
         try:
             base = json.loads(file.read_text())
         except ValueError as error:
-            raise UserError(f"{file} is not valid JSON", evidence=str(error)) from None
+            raise UserError(
+                f"{file} is not valid JSON", evidence=str(error), fix="model.path=FOLDER    whose config.json is whole"
+            ) from None
     return {**base, **model.config}
 
 

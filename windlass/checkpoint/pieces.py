@@ -11,13 +11,16 @@ import re
 import shutil
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windlass.checkpoint.folder import Checkpoint, CheckpointFolder, damage
 from windlass.checkpoint.manifest import Manifest, piece_name
 from windlass.checkpoint.ownership import node_folder, place_of, read_id
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
-from windlass.spec.checkpoint import CheckpointSection
+
+if TYPE_CHECKING:
+    from windlass.spec.checkpoint import CheckpointSection
 
 
 def tier_path(spec: CheckpointSection, tier: str) -> Path | None:

@@ -16,6 +16,7 @@ LASTING = ("shared", "store")  # tiers that outlive the nodes
 NODE_KEEP = 1  # a node tier needs its newest alone
 RECENT_S = 600.0
 ENDED = (["finished"], ["preempted"])
+AFTERWARDS = ("exported", "exit", "notice-failed")  # what is recorded when training is over
 
 
 def expired_rows(
@@ -71,7 +72,7 @@ def clear_leftovers(folder: RunFolder, tier: str | None) -> int:
 def _wrote_recently(folder: RunFolder) -> bool:
     """Where locks do not reach, a run that wrote a line or a file lately may still be at work."""
     history = list(read_json_lines(folder.history))
-    if [record.get("event") for record in history if record.get("event") not in ("exported", "exit")][-1:] in ENDED:
+    if [record.get("event") for record in history if record.get("event") not in AFTERWARDS][-1:] in ENDED:
         return False
     written = [float(record.get("time") or 0) for record in (*history, *read_json_lines(folder.metrics))]
     touched = [checkpoint.touched() for checkpoint in CheckpointFolder(folder.checkpoints).unfinished()]

@@ -14,6 +14,7 @@ from windlass.catalog.models import presets
 from windlass.cli.jobs import complete_preset
 from windlass.cli.output import print_json, print_table
 from windlass.cli.reference import Key, sections
+from windlass.common.files import write_output
 from windlass.errors import UserError
 from windlass.targets.launch.machine import this_machine
 
@@ -76,7 +77,7 @@ def init(
         raise UserError(f"{path} exists", fix=f"windlass init {path} --force    overwrites it")
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent}", fix=f"mkdir -p {path.parent}")
-    path.write_text(text, encoding="utf-8")
+    write_output(path, text)
     if as_json:
         print_json({"path": str(path), "task": task, "model": values["model"], "data": values["data"]["source"]})
     else:
@@ -86,7 +87,7 @@ def init(
 def _settings(task: str, preset: str | None, model: str | None, source: str | None, path: Path | None) -> Values:
     """The keys that a run file for the task sets."""
     if preset and model:
-        raise UserError("give either --preset or --model, and not both")
+        raise UserError("give either --preset or --model, and not both", fix=f"--preset {preset}")
     if task == "pretrain":
         tiny = not model and find_preset(preset or "llama-tiny", given_as="--preset ").hub_id is None
         sizes = LAPTOP if tiny else GPUS

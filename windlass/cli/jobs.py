@@ -79,9 +79,10 @@ def _place_option(help: str) -> Callable[[Any], Any]:
 
 def placed(place: str | None, nodes: int | None) -> list[str]:
     """`--on` and `--nodes` as overrides of the run file."""
-    kind, _, context = (place or "").partition(":")
-    changes = {"target.kind": kind, f"target.{kind}.context": context, "resources.nodes": nodes}
-    return [f"{key}={value}" for key, value in changes.items() if value]
+    from windlass.targets import place_settings
+
+    changes = {**(place_settings(place) if place else {}), **({"resources.nodes": nodes} if nodes else {})}
+    return [f"{key}={value}" for key, value in changes.items()]
 
 
 run_names = _completing(_names_of_runs)
@@ -92,7 +93,7 @@ complete_target = _completing(_target_kinds)
 run_file_argument = click.argument("run_file", metavar="RUN.yaml", type=click.Path())
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
 on_option = _place_option("Ask the cluster, kubernetes[:CONTEXT], where no run folder is here.")
-train_on_option = _place_option("Where to train: local, slurm, kubernetes[:CONTEXT].")
+train_on_option = _place_option("Where to train: local, slurm[:LOGIN_NODE], kubernetes[:CONTEXT].")
 list_on_option = _place_option("Also those that a cluster, kubernetes[:CONTEXT], knows itself.")
 nodes_option = click.option("--nodes", type=click.IntRange(min=1), help="Number of machines; sets resources.nodes.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")

@@ -122,7 +122,12 @@ def main(args: Sequence[str] | None = None) -> None:
     code = run_command(arguments)
     problem = finish(output)
     if problem is not None:
-        error = UserError("the output could not be written", evidence=str(problem), exit_code=ExitCode.FAILED)
+        error = UserError(
+            "the output could not be written",
+            evidence=str(problem),
+            fix="windlass … > FILE    on a disk with room",
+            exit_code=ExitCode.FAILED,
+        )
         click.echo(str(error), err=True)
         code = code if trains else code or error.exit_code
     sys.exit(code)
@@ -248,6 +253,7 @@ def _as_bug(error: Exception) -> UserError:
     return UserError(
         f"unexpected {type(error).__name__}: {error}",
         evidence=f"the traceback is in {file.name}",
+        fix="a mistake of windlass: please report it with that file",
         exit_code=ExitCode.FAILED,
         error_code="unexpected",
     )

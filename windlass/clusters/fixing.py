@@ -61,7 +61,7 @@ def from_manifests(paths: Iterable[Path]) -> list[Proposal]:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read", evidence=str(error)) from None
+            raise UserError(f"{path} cannot be read", evidence=str(error), fix=f"ls -l {path}") from None
         proposals.append(Proposal("manifest", str(path), objects_in(text, str(path))))
     return proposals
 
@@ -71,11 +71,19 @@ def objects_in(text: str, source: str) -> list[Object]:
     try:
         documents = [value for value in yaml.safe_load_all(text) if value]
     except (ValueError, TypeError, yaml.YAMLError) as error:
-        raise UserError(f"{source} cannot be read", evidence=str(error).splitlines()[0]) from None
+        raise UserError(
+            f"{source} cannot be read",
+            evidence=str(error).splitlines()[0],
+            fix=f"{source}: valid YAML; kubectl apply --dry-run=client -f says more",
+        ) from None
     objects = [value for document in documents for value in _listed(document)]
     wrong = next((value for value in objects if not _is_object(value)), None)
     if wrong is not None:
-        raise UserError(f"{source} holds something that is no Kubernetes object", evidence=str(wrong)[:200])
+        raise UserError(
+            f"{source} holds something that is no Kubernetes object",
+            evidence=str(wrong)[:200],
+            fix=f"{source}: apiVersion, kind and metadata.name in each",
+        )
     return objects
 
 
@@ -138,7 +146,9 @@ class Plurals:
             resources = [entry for entry in found.get("resources") or () if "/" not in entry["name"]]
             self._known[version] = {entry["kind"]: entry for entry in resources}
         if kind not in self._known[version]:
-            raise UserError(f"the cluster does not serve {kind} of {version}")
+            raise UserError(
+                f"the cluster does not serve {kind} of {version}", fix="kubectl api-resources    says what it serves"
+            )
         served = self._known[version][kind]
         place = (value["metadata"].get("namespace") or namespace) if served["namespaced"] else None
         return object_path(version, served["name"], place)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,18 +24,32 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "windlass"
 
 
-def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Replace `path` by `text` so that a reader sees the old or the new content, also after a crash.
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write a file that a user named: whole, or as it was. A pipe or a device is written to, a link is followed."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return
+    write_atomically(path, content, mode=path.stat().st_mode & 0o777 if path.exists() else 0o666)
+
+
+def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
+    """Replace `path` by `content` so that a reader sees the old or the new content, also after a crash.
 
     `mode` is that of the new file, less the umask: from its first byte on.
     """
     # containers that share a volume often share process numbers too
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with open(temporary, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:  # a full disk, say: it must not fill up with attempts
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 
@@ -63,14 +78,33 @@ def json_digest(value: Any) -> str:
 
 
 def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one record in one write, starting on a new line even after a torn one."""
-    line = json.dumps(record, allow_nan=False, separators=(",", ":"), default=str) + "\n"
-    with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                line = "\n" + line
-        file.write(line.encode())
+    """Append one record, whole or not at all, starting on a new line even after a torn one."""
+    append_lines(path, [json.dumps(record, allow_nan=False, separators=(",", ":"), default=str)])
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines in one write. Where the disk has no room for all of them, OSError, and none is there."""
+    data = "".join(f"{line}\n" for line in lines).encode()
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        _append_all(handle, data)
+    finally:
+        os.close(handle)
+
+
+def _append_all(handle: int, data: bytes) -> None:
+    rest = data
+    try:
+        while rest:  # a disk that becomes full takes a part, and refuses the rest
+            rest = rest[os.write(handle, rest) :]
+    except OSError:
+        taken, end = len(data) - len(rest), os.lseek(handle, 0, os.SEEK_CUR)
+        if taken and os.fstat(handle).st_size == end:  # nobody has appended since
+            os.ftruncate(handle, end - taken)
+        raise
 
 
 def parse_record(line: bytes | str) -> dict[str, Any] | None:

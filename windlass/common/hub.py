@@ -147,9 +147,17 @@ def refusal(error: Exception, hub_id: str, what: str) -> UserError | None:
             fix="a token with read access to it: hf auth login    or export HF_TOKEN=…",
         )
     if status == 404 or ("EntryNotFoundError" in names and "LocalEntryNotFoundError" not in names):
-        return UserError(f"the {what} {hub_id} is not on the hub, or not all of it", evidence=evidence)
+        return UserError(
+            f"the {what} {hub_id} is not on the hub, or not all of it",
+            evidence=evidence,
+            fix="check the name and the revision on https://huggingface.co",
+        )
     if status is not None and status not in PASSING:
-        return UserError(f"the hub refused the {what} {hub_id}", evidence=evidence)
+        return UserError(
+            f"the hub refused the {what} {hub_id}",
+            evidence=evidence,
+            fix="hf auth whoami    says who the token belongs to",
+        )
     return None
 
 

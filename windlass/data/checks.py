@@ -153,7 +153,7 @@ def check_files(source: FileSource) -> int:
                 filled.append(path)
                 num_bytes += size * (COMPRESSED if compression(path.name) else 1)
         except OSError as error:
-            raise UserError(f"{path} cannot be read", evidence=str(error)) from None
+            raise UserError(f"{path} cannot be read", evidence=str(error), fix=f"ls -l {path}") from None
     if not filled:
         names = (
             f"{source.files[0]} is" if len(source.files) == 1 else f"all {len(source.files)} files of {source.name} are"
@@ -170,7 +170,10 @@ def check_first_record(path: InputFile, text_field: str) -> None:
     piece = next(file_pieces(path, text_field), None)
     if piece is None or not list(islice(documents(piece), 1)):
         what = "records" if is_selector(text_field) else f"text in the field {text_field!r}"
-        raise UserError(f"{path} holds no {what}")
+        raise UserError(
+            f"{path} holds no {what}",
+            fix=f"windlass data inspect {path}    shows what is in it; data.text_field=FIELD names another field",
+        )
 
 
 def scan(source: FileSource, run: Run, *, training: bool) -> list[str]:

@@ -138,9 +138,12 @@ def _by_kind(value: dict[str, Any]) -> dict[str, Any]:
 # A run folder.
 
 
-def facts_of_run(folder: RunFolder) -> dict[str, Any]:
-    """What a run folder holds: history, the ranks' logs and error files, launchers' logs, archived events."""
-    history = list(records_of(folder.history))
+def facts_of_run(folder: RunFolder, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a run folder holds: history, the ranks' logs and error files, launchers' logs, archived events.
+
+    `end`: that of the run, where its history does not have it.
+    """
+    history = [*records_of(folder.history), *([dict(end)] if end else [])]
     launches = [record for record in history if record.get("event") == "launched"]
     began = real(launches[-1].get("time")) if len(launches) > 1 else None
     attempt = whole(launches[-1].get("attempt")) if launches else None

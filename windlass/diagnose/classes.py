@@ -182,6 +182,9 @@ _TABLE: tuple[tuple[str, Kind, Retry, str, str], ...] = (
      "windlass run … goes on from the last checkpoint on other nodes"),
     ("time_limit", "lifecycle", "policy", "It came to its time limit.",
      "target.slurm.time=… or target.kubernetes.deadline=…; windlass run … goes on from the last checkpoint"),
+    ("killed", "lifecycle", "yes", "Its processes were killed from outside: by hand, by the end of a session, by the"
+            " kernel.",
+     "windlass run … goes on from the last checkpoint; dmesg says whether the kernel killed them for memory"),
     ("cancelled", "lifecycle", "no", "Somebody cancelled it.",
      "windlass run … goes on from the last checkpoint"),
     ("running", "lifecycle", "wait", "Nothing is wrong: it runs or is starting.", "windlass logs RUN --follow"),

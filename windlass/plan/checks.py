@@ -111,6 +111,7 @@ def check_model(config: dict[str, Any], run: Run) -> None:
         raise UserError(
             f"{config.get('model_type')} is an encoder-decoder model, and causal models are trained here",
             evidence="is_encoder_decoder is true",
+            fix="model.preset=llama3.2-1b    or model.path of a causal model",
         )
     longest, length = config.get("max_position_embeddings"), run.data.sequence_length
     if longest and length and length > longest:
@@ -209,7 +210,11 @@ def _parts(index: Path) -> set[str]:
     try:
         return set(json.loads(index.read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} is not an index of weights", evidence=f"{type(error).__name__}: {error}") from None
+        raise UserError(
+            f"{index} is not an index of weights",
+            evidence=f"{type(error).__name__}: {error}",
+            fix="model.path=FOLDER    whose files are whole",
+        ) from None
 
 
 def check_lora(run: Run, world_size: int) -> None:
@@ -316,7 +321,9 @@ def check_divisible(config: dict[str, Any], run: Run) -> None:
         )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if context > 1 and window and window < (run.data.sequence_length or 0):
-        raise UserError(f"parallel.context does not know attention that goes {window} tokens back")
+        raise UserError(
+            f"parallel.context does not know attention that goes {window} tokens back", fix="parallel.context=1"
+        )
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     rope_type = rope.get("rope_type") or rope.get("type")
     if context > 1 and rope_type in FOLLOWS_LENGTH:

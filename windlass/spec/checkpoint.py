@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from windlass.spec.section import Section
+from windlass.spec.section import Section, SettingError
 
 
 class CheckpointSection(Section):
@@ -65,11 +65,18 @@ class CheckpointSection(Section):
     @model_validator(mode="after")
     def keys_fit_together(self) -> Self:
         if self.export and not self.at_end:
-            raise ValueError("checkpoint.export needs the last step's checkpoint, but checkpoint.at_end is false")
+            raise SettingError(
+                "checkpoint.export needs the last step's checkpoint, but checkpoint.at_end is false",
+                "checkpoint.at_end",
+                True,
+            )
         if self.direct and self.store is None:
-            raise ValueError("checkpoint.direct needs checkpoint.store=s3://BUCKET/PREFIX")
+            raise SettingError("checkpoint.direct needs a checkpoint.store", "checkpoint.store", "s3://BUCKET/PREFIX")
         if (self.local_every is None) != (self.local_path is None):
-            raise ValueError("checkpoint.local_every and checkpoint.local_path need each other")
+            missing, value = ("local_every", 100) if self.local_every is None else ("local_path", "/local/FOLDER")
+            raise SettingError(
+                "checkpoint.local_every and checkpoint.local_path need each other", f"checkpoint.{missing}", value
+            )
         return self
 
     @model_validator(mode="after")

@@ -37,12 +37,14 @@ SETTLED_ONCE = (
 
 
 def adopt(requested: Run, earlier: Run) -> Run:
-    """`asked` with the defaults that `earlier` settled: warm-up stays as long as it was when the run grows, say."""
+    """`requested` with the defaults that `earlier` settled: warm-up stays as long as it was when the run grows, say."""
     values = requested.model_dump()
     before = earlier.model_dump()
     for key in SETTLED_ONCE:
         if key == "train.min_learning_rate" and requested.train.learning_rate != earlier.train.learning_rate:
             continue  # a tenth of the new peak, not of the old one
+        if key == "train.warmup_steps" and requested.train.steps < (earlier.train.warmup_steps or 0):
+            continue  # a fiftieth of the new steps: with the old one the learning rate would never reach its peak
         section, name = key.split(".")
         if values[section][name] is None:
             values[section][name] = before[section][name]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from windlass.spec.section import Section
+from windlass.spec.section import Section, SettingError
 
 CHARACTERS_HELD = 1 << 29  # of text that a whole stream shuffles at most, in one process if it reads all of it
 
@@ -100,7 +100,12 @@ class DataSection(Section):
     @model_validator(mode="after")
     def source_or_sources(self) -> Self:
         if self.sources and "source" in self.model_fields_set:
-            raise ValueError("give either data.source or data.sources, and not both")
+            raise SettingError(
+                "give either data.source or data.sources, and not both",
+                "data.sources",
+                [],
+                "    or leave data.source out",
+            )
         return self
 
     @model_serializer(mode="wrap")
@@ -113,11 +118,20 @@ class DataSection(Section):
     @model_validator(mode="after")
     def one_validation_set(self) -> Self:
         if self.validation_source and self.holdout:
-            raise ValueError("give either data.validation_source or data.holdout, and not both")
+            raise SettingError(
+                "give either data.validation_source or data.holdout, and not both",
+                "data.holdout",
+                0,
+                "    or data.validation_source=null",
+            )
         return self
 
     @model_validator(mode="after")
     def special_tokens_are_tokens(self) -> Self:
         if not all(self.special_tokens) or len(set(self.special_tokens)) < len(self.special_tokens):
-            raise ValueError("data.special_tokens must be texts that differ and are not empty")
+            raise SettingError(
+                "data.special_tokens must be texts that differ and are not empty",
+                "data.special_tokens",
+                [token for token in dict.fromkeys(self.special_tokens) if token],
+            )
         return self

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from windlass.spec.section import Section
+from windlass.spec.section import Section, SettingError
 
 VERSION = re.compile(r"\d+(\.\d+){1,2}")
 
@@ -66,7 +66,12 @@ class ImageSection(Section):
             planned = ("base", "python", "torch", "cuda", "apt", "pip", "requirements")
             also = [name for name in planned if getattr(self, name)]
             if also:
-                raise ValueError(f"image.dockerfile says everything itself; image.{also[0]} belongs into that file")
+                raise SettingError(
+                    f"image.dockerfile says everything itself; image.{also[0]} belongs into that file",
+                    "image.dockerfile",
+                    None,
+                    f"    lets windlass write one; or leave image.{also[0]} out",
+                )
         for name in ("apt", "pip"):
             for package in getattr(self, name):
                 if not package.strip() or any(ord(letter) < 32 for letter in package):

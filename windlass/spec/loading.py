@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from windlass.errors import UserError
 from windlass.spec.run import Run
-from windlass.spec.section import IMPORT_PATH
+from windlass.spec.section import IMPORT_PATH, SettingError
 
 Values = dict[str, Any]
 WRITTEN_FROM = "# relative paths are those of "  # first line of a saved run
@@ -43,6 +43,18 @@ def load_run(path: str | Path, overrides: Sequence[str] = (), *, saved: bool = F
     return parse_run(values, source=str(path), file=path, overridden=overridden)
 
 
+def run_of(run: Run | str | os.PathLike[str]) -> Run:
+    """A run, or that of a run file by its path."""
+    if isinstance(run, Run):
+        return run
+    if isinstance(run, str | os.PathLike):
+        return load_run(Path(run))
+    raise UserError(
+        f"a run or the path of a run file is wanted, not {type(run).__name__}",
+        fix='windlass.load("my.yaml", "train.steps=200")',
+    )
+
+
 def _written_from(path: Path) -> Path:
     """The folder from which a saved run was started; this one where its file does not say."""
     with path.open(encoding="utf-8") as file:
@@ -56,7 +68,11 @@ def read_yaml(path: Path) -> Values:
     except FileNotFoundError:
         raise UserError(f"there is no run file {path}", fix=_instead_of(path), error_code="no-such-file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the run file {path} cannot be read", evidence=str(error)) from None
+        raise UserError(
+            f"the run file {path} cannot be read",
+            evidence=str(error),
+            fix=f"ls -l {path}    a text file that you may read",
+        ) from None
     try:
         values = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -159,7 +175,10 @@ def apply_override(values: Values, override: str, *, run_file: Path = Path()) ->
         if below is None:
             below = here[part] = {}
         if not isinstance(below, dict):
-            raise UserError(f"the override {override!r} goes below {part!r}, which is the value {below!r}")
+            raise UserError(
+                f"the override {override!r} goes below {part!r}, which is the value {below!r}",
+                fix=f"{key.partition(part)[0]}{part}={text}",
+            )
         here = below
     if ".".join(parts) in BESIDE_RUN_FILE and isinstance(value, str):
         value = os.path.relpath(value, run_file.parent)  # its readers join it to the run file's folder
@@ -261,8 +280,8 @@ def parse_run(
     except ValidationError as error:
         mistakes = error.errors()
         problems = [_problem(mistake) for mistake in mistakes]
-        in_file = "" if _place(mistakes[0]) in overridden else f"{source}: "
-        fixes = [_fix(mistake, None if _place(mistake) in overridden else file) for mistake in mistakes]
+        in_file = "" if _is_overridden(mistakes[0], overridden) else f"{source}: "
+        fixes = [_fix(mistake, None if _is_overridden(mistake, overridden) else file) for mistake in mistakes]
         raise UserError(
             f"{in_file}{problems[0]}" if len(problems) == 1 else f"{source} has {len(problems)} mistakes",
             evidence="\n".join(problems) if len(problems) > 1 else None,
@@ -274,9 +293,24 @@ def _place(error: Any) -> str:
     return ".".join(map(str, error["loc"]))
 
 
+def _is_overridden(error: Any, overridden: Collection[str]) -> bool:
+    """Whether an override set the key, or one of the section whose keys do not go together."""
+    place = _place(error)
+    return any(key == place or key.startswith(f"{place}.") for key in overridden)
+
+
 # What other tools call a choice.
 OTHER_CHOICES = {"fsdp": "full", "zero3": "full", "hsdp": "hybrid", "k8s": "kubernetes", "kube": "kubernetes"}
 EXPLAINED = "windlass schema --keys"
+
+
+def nearest_choice(given: str, choices: Sequence[str]) -> str | None:
+    """The choice that was probably meant by a word that is none."""
+    meant = OTHER_CHOICES.get(given.lower())
+    if meant in choices:
+        return meant
+    near = difflib.get_close_matches(given, choices, 1, cutoff=0.5)
+    return near[0] if near else None
 
 
 def _fix(error: Any, file: Path | None) -> str | None:
@@ -300,10 +334,9 @@ def _fix(error: Any, file: Path | None) -> str | None:
             return setting(near, given) if near and (is_value or line is not None) else explained
         case "literal_error":
             choices = re.findall(r"'([^']+)'", error["ctx"]["expected"])
-            meant = OTHER_CHOICES.get(str(given).lower())
-            likely = [meant] if meant in choices else difflib.get_close_matches(str(given), choices, 1, cutoff=0.5)
-            option = f"    or --on {likely[0]}" if likely and key == "target.kind" else ""
-            return setting(key, likely[0], option) if likely else explained
+            likely = nearest_choice(str(given), choices)
+            option = f"    or --on {likely}" if likely and key == "target.kind" else ""
+            return setting(key, likely, option) if likely else explained
         case "model_type" | "dict_type" if file and line and re.match(r"\w+:\S", str(given)):
             name, _, value = str(given).split()[0].partition(":")
             return (
@@ -314,11 +347,24 @@ def _fix(error: Any, file: Path | None) -> str | None:
         case "missing":
             return EXPLAINED
         case "value_error":
-            return None
+            mistake = error["ctx"]["error"]
+            return _mended(mistake, file) if isinstance(mistake, SettingError) else None
         case _:
             default = _default_of(error["loc"])
             remark = f"    (its default; {EXPLAINED} explains every key)"
             return explained if default is None else setting(key, default, remark)
+
+
+def _mended(mistake: SettingError, file: Path | None) -> str:
+    """The setting that mends a mistake: with its line where the file has the key, else as an override."""
+    *section, name = mistake.key.split(".")
+    line = _line_of(file, [*section, name]) if file else None
+    value = _as_yaml(mistake.value)
+    return (
+        f"{mistake.key}={value}{mistake.remark}"
+        if line is None
+        else (f"{file}, line {line}: {name}: {value}{mistake.remark}")
+    )
 
 
 def _line_of(file: Path, place: Sequence[Any], *, of_value: bool = False) -> int | None:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from windlass.spec.checkpoint import CheckpointSection
 from windlass.spec.data import DataSection
 from windlass.spec.image import ImageSection
-from windlass.spec.section import Section
+from windlass.spec.section import Section, SettingError
 from windlass.spec.target import TargetSection
 from windlass.spec.training import ModelSection, ParallelSection, ResourcesSection, TrainSection
 
@@ -53,9 +53,16 @@ class NotifySection(Section):
     @model_validator(mode="after")
     def email_is_complete(self) -> Self:
         if self.email and not (self.smtp_host and self.sender):
-            raise ValueError("notify.email needs notify.smtp_host and notify.sender")
+            missing = "smtp_host" if not self.smtp_host else "sender"
+            example = {"smtp_host": "smtp.example.com", "sender": "windlass@example.com"}[missing]
+            raise SettingError("notify.email needs notify.smtp_host and notify.sender", f"notify.{missing}", example)
         if self.smtp_user and not self.smtp_password:
-            raise ValueError("notify.smtp_user needs notify.smtp_password")
+            raise SettingError(
+                "notify.smtp_user needs notify.smtp_password",
+                "notify.smtp_password",
+                "SMTP_PASSWORD",
+                "    the environment variable that holds it",
+            )
         return self
 
     @property

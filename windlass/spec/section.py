@@ -13,6 +13,14 @@ IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"  # my.module:name
 ImportPath = Annotated[str, Field(pattern=IMPORT_PATH)]
 
 
+class SettingError(ValueError):
+    """What keys say that cannot be, with the setting that mends it."""
+
+    def __init__(self, what: str, key: str, value: Any, remark: str = "") -> None:
+        super().__init__(what)
+        self.key, self.value, self.remark = key, value, remark
+
+
 class Section(BaseModel):
     """A part of the run file: frozen, unknown keys forbidden, every field described for the reference page."""
 

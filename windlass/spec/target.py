@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from windlass.spec.section import Section
+from windlass.spec.section import Section, SettingError
 
 SLURM_TIME = re.compile(
     r"[0-9]{1,9}(min|h|d)|[0-9]{1,9}(:[0-9]{1,2}){1,2}|[0-9]{1,9}-[0-9]{1,2}(:[0-9]{1,2}){0,2}|UNLIMITED|INFINITE"
@@ -213,8 +213,11 @@ class KubernetesOptions(Section):
     @model_validator(mode="after")
     def runtime_is_a_trainjobs(self) -> Self:
         if self.runtime and self.job not in (None, "trainjob"):
-            raise ValueError(
-                f"target.kubernetes.runtime belongs to a trainjob, but target.kubernetes.job is {self.job}"
+            raise SettingError(
+                f"target.kubernetes.runtime belongs to a trainjob, but target.kubernetes.job is {self.job}",
+                "target.kubernetes.job",
+                "trainjob",
+                "    or target.kubernetes.runtime=null",
             )
         return self
 
@@ -229,7 +232,7 @@ class TargetSection(Section):
     """Rendezvous port. Default: a free one; 29400 on Kubernetes, in the first pod."""
     host: Annotated[str, Field(pattern=r"^[^\s-]\S*$")] | None = None
     """Login node to submit to Slurm from over SSH, by its name in your own ssh configuration. The run folder must be at
-    the same path there. Default: Slurm's commands are called here."""
+    the same path there. Default: Slurm's commands are called here. `--on slurm:NAME` sets it."""
     max_restarts: NonNegativeInt = 3
     """How often a rank's death (a signal, a lost peer) is answered by a restart from the last checkpoint. Errors that
     would come again are not retried."""
@@ -241,7 +244,12 @@ class TargetSection(Section):
     @model_validator(mode="after")
     def only_slurm_has_a_host(self) -> Self:
         if self.host and self.kind != "slurm":
-            raise ValueError(f"target.host is a Slurm login node, but target.kind is {self.kind}")
+            raise SettingError(
+                f"target.host is a Slurm login node, but target.kind is {self.kind}",
+                "target.kind",
+                "slurm",
+                "    or target.host=null",
+            )
         return self
 
 

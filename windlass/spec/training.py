@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, create_model, model_validator
 
-from windlass.spec.section import Fraction, ImportPath, Section
+from windlass.spec.section import Fraction, ImportPath, Section, SettingError
 
 
 class LoraSection(Section):
@@ -98,11 +98,20 @@ class ModelSection(HasClass):
     @model_validator(mode="after")
     def one_source(self) -> Self:
         if sum(place is not None for place in (self.preset, self.path, self.own_class)) != 1:
-            raise ValueError("give either model.preset or model.path, or a model.class of your own, and not both")
+            given = [name for name in ("preset", "path", "class") if getattr(self, name) is not None]
+            raise SettingError(
+                "give either model.preset or model.path, or a model.class of your own, and not both",
+                f"model.{given[-1] if given else 'preset'}",
+                None if given else "llama3.2-1b",
+                "" if given else "    (windlass init --list has others)",
+            )
         if self.own_class and (self.lora or self.init != "random"):
-            raise ValueError("model.class begins with random weights, and trains all of them")
+            key, value = ("init", "random") if self.init != "random" else ("lora", None)
+            raise SettingError("model.class begins with random weights, and trains all of them", f"model.{key}", value)
         if self.lora and self.init != "pretrained":
-            raise ValueError("model.lora trains beside pretrained weights, but model.init is random")
+            raise SettingError(
+                "model.lora trains beside pretrained weights, but model.init is random", "model.init", "pretrained"
+            )
         return self
 
     @property
@@ -134,7 +143,8 @@ class TrainSection(Section):
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Shape after the warm-up; `wsd` is constant and then decays linearly over the last `decay_fraction`."""
     warmup_steps: NonNegativeInt | None = None
-    """Steps of linear warm-up. Default: a fiftieth of all steps."""
+    """Steps of linear warm-up. Default: a fiftieth of all steps, none for fewer than 50; a run that goes on keeps the
+    number it began with while that fits."""
     decay_fraction: Fraction = 0.1
     """Share of the steps in which the `wsd` schedule decays."""
     weight_decay: NonNegativeFloat = 0.1
@@ -203,15 +213,31 @@ class TrainSection(Section):
     @model_validator(mode="after")
     def schedule_fits(self) -> Self:
         if self.warmup_steps is not None and self.warmup_steps > self.steps:
-            raise ValueError(f"train.warmup_steps is {self.warmup_steps} but the run has only {self.steps} steps")
+            raise SettingError(
+                f"train.warmup_steps is {self.warmup_steps} but the run has only {self.steps} steps",
+                "train.warmup_steps",
+                self.steps // 50,
+                "    a fiftieth of the steps, as by default",
+            )
         if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
-            raise ValueError(f"train.min_learning_rate {self.min_learning_rate} is above the peak {self.learning_rate}")
+            raise SettingError(
+                f"train.min_learning_rate {self.min_learning_rate} is above the peak {self.learning_rate}",
+                "train.min_learning_rate",
+                None,
+                "    a tenth of the peak",
+            )
         if self.objective == "dpo" and (self.loss or self.fused_head):
-            raise ValueError(
-                "train.objective dpo computes its own loss: train.loss and train.fused_head are not for it"
+            raise SettingError(
+                "train.objective dpo computes its own loss: train.loss and train.fused_head are not for it",
+                "train.loss" if self.loss else "train.fused_head",
+                None,
             )
         if self.early_stopping and not self.validate_every:
-            raise ValueError("train.early_stopping looks at validations, but train.validate_every is not set")
+            raise SettingError(
+                "train.early_stopping looks at validations, but train.validate_every is not set",
+                "train.validate_every",
+                100,
+            )
         return self
 
 
@@ -264,8 +290,10 @@ class ResourcesSection(Section):
     @model_validator(mode="after")
     def one_rank_per_gpu(self) -> Self:
         if self.gpus_per_node and self.processes_per_node not in (None, self.gpus_per_node):
-            raise ValueError(
+            raise SettingError(
                 f"resources.processes_per_node is {self.processes_per_node} but there is one rank per GPU, "
-                f"and gpus_per_node is {self.gpus_per_node}"
+                f"and gpus_per_node is {self.gpus_per_node}",
+                "resources.processes_per_node",
+                None,
             )
         return self

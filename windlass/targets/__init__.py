@@ -17,6 +17,9 @@ KINDS = {
     "kubernetes": "windlass.targets.kubernetes.client:KubernetesTarget",
 }
 
+# What stands after the colon in `--on kubernetes:CONTEXT`, as a key of the run file.
+CLUSTER_KEYS = {"slurm": "target.host", "kubernetes": "target.kubernetes.context"}
+
 NEEDED = {"httpx2": "k8s", "wsproto": "k8s"}  # what only some targets import, by the extra that brings it
 
 
@@ -25,11 +28,26 @@ def target(section: TargetSection) -> Target[Any]:
     return target_of_kind(section.kind)
 
 
+def parse_place(text: str) -> tuple[str, str | None]:
+    """The kind of target that `--on` names, and the cluster: `kubernetes:CONTEXT`, `slurm:LOGIN_NODE`."""
+    kind, _, cluster = text.partition(":")
+    if kind not in KINDS:
+        raise _unknown(kind)
+    if cluster and kind not in CLUSTER_KEYS:
+        raise UserError(f"--on {text}: the target {kind} takes no name after the colon", fix=f"--on {kind}")
+    return kind, cluster or None
+
+
+def place_settings(text: str) -> dict[str, str]:
+    """What `--on` sets in a run file, by key."""
+    kind, cluster = parse_place(text)
+    return {"target.kind": kind, **({CLUSTER_KEYS[kind]: cluster} if cluster else {})}
+
+
 def target_of_kind(kind: str) -> Target[Any]:
-    place = KINDS.get(kind)
-    if place is None:
-        raise UserError(f"there is no target {kind!r}", evidence=f"targets: {', '.join(KINDS)}", fix="--on local")
-    module, name = place.split(":")
+    if kind not in KINDS:
+        raise _unknown(kind)
+    module, name = KINDS[kind].split(":")
     try:
         made: Target[Any] = getattr(import_module(module), name)()
     except ModuleNotFoundError as error:
@@ -40,3 +58,14 @@ def target_of_kind(kind: str) -> Target[Any]:
             f"the target {kind} needs {error.name}, which is not installed", fix=f"pip install 'windlass[{extra}]'"
         ) from None
     return made
+
+
+def _unknown(kind: str) -> UserError:
+    from windlass.spec.loading import nearest_choice  # pydantic: nothing that completing --on should wait for
+
+    near = nearest_choice(kind, list(KINDS))
+    return UserError(
+        f"there is no target {kind!r}",
+        evidence=f"targets: {', '.join(KINDS)}",
+        fix=f"--on {near or 'local'}",
+    )

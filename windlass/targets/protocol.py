@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
-from windlass.catalog.gpus import Gpu
 from windlass.runfolder import RunFolder
-from windlass.spec import Run
 
 if TYPE_CHECKING:
+    from windlass.catalog.gpus import Gpu
     from windlass.checkpoint import Checkpoint
+    from windlass.spec import Run
 
 State = Literal["waiting", "running", "finished", "failed", "preempted", "stopped"]
 LOOP_VARIABLE = "WINDLASS_LOOP"  # in a retry loop that goes on without a client: the run's name

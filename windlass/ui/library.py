@@ -19,8 +19,9 @@ from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.compatibility import leaves
+from windlass.targets.launch.ending import unrecorded_end
 from windlass.targets.launch.tail import newest_steps
-from windlass.targets.protocol import ENDED
+from windlass.targets.protocol import ENDED, JobStatus
 from windlass.ui.growing import open_plain
 from windlass.ui.runs import RunView
 
@@ -49,7 +50,7 @@ class Sources:
     row: Callable[[RunFolder], Row]  # as `windlass ls --json` prints it
     clusters: Mapping[str, Callable[[], Iterable[Row]]]  # by name: the runs that a cluster knows
     describe: Callable[[Mapping[str, Any]], str | None]  # a record of the history in a sentence
-    verdict: Callable[[RunFolder], dict[str, Any]]  # as `windlass why --json` prints it
+    verdict: Callable[[RunFolder, Row | None], dict[str, Any]]  # as `windlass why --json` prints it; with end_of_row
     summary: Callable[[RunFolder], dict[str, Any]]  # as `windlass show --json` prints it
     goodput: Callable[[RunFolder], float | None]  # time training over time paid
     evaluations: Callable[[RunFolder], list[dict[str, Any]]]  # as `windlass show --json` prints them
@@ -276,6 +277,20 @@ class Library:
             if position >= MOST_VIEWS or (position and rows > MOST_ROWS_IN_VIEWS):
                 del self._views[run_id]
 
+    def detail(self, run_id: str) -> Row:
+        """What the page of one run shows, the row of the list among it."""
+        row = self.row(run_id)
+        if row.get("folder") is None:
+            return {"row": row, "time": time.time()}
+        view = self.view(run_id)
+        return {"row": row, "time": time.time(), **view.as_dict(end_of_row(view.folder, row))}
+
+    def verdict(self, run_id: str) -> dict[str, Any]:
+        folder = self.folder(run_id)
+        if folder.logs.is_symlink():
+            raise UserError("logs/ of this run is a link, which is not followed")
+        return self.sources.verdict(folder, end_of_row(folder, self.row(run_id)))
+
     def sweeps(self) -> list[dict[str, Any]]:
         """What `windlass sweep` wrote beside the runs: which belong together, and in what they differ."""
         sweeps = []
@@ -299,6 +314,13 @@ class Library:
         """Settings in which runs differ, and what each came to."""
         settings: dict[str, list[Any]] = differing([flat_settings(self.folder(run_id)) for run_id in run_ids])
         return {"settings": settings, "summaries": [self.sources.summary(self.folder(run_id)) for run_id in run_ids]}
+
+
+def end_of_row(folder: RunFolder, row: Row) -> Row | None:
+    """The end of the run that the row tells and its history does not."""
+    if row.get("state") not in ENDED:
+        return None
+    return unrecorded_end(folder, JobStatus(row["state"], reason=row.get("reason"), exit_code=row.get("exit_code")))
 
 
 def flat_settings(folder: RunFolder) -> dict[str, Any]:

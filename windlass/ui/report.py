@@ -13,7 +13,7 @@ from windlass import __version__
 from windlass.diagnose.secrets import clean_text
 from windlass.runfolder import RunFolder
 from windlass.ui.figure import Chart, Curve, draw
-from windlass.ui.library import Sources
+from windlass.ui.library import Sources, end_of_row
 from windlass.ui.runs import TITLES, RunView, checkpoints_of
 
 POINTS = 1200
@@ -80,13 +80,14 @@ def _restarts(view: RunView, axis: str) -> list[float]:
 def report(folder: RunFolder, sources: Sources) -> str:
     """The page. Secrets are removed from what a run file, a log or an error may hold of them."""
     view, row = read_view(folder, sources), sources.row(folder)
+    end = end_of_row(folder, row)
     sections = [
         _heading(folder, row),
-        _verdict(sources.verdict(folder)) if row.get("state") == "failed" else "",
+        _verdict(sources.verdict(folder, end)) if row.get("state") == "failed" else "",
         _section("Results", _table(_results(row, sources.summary(folder), sources.goodput(folder)))),
         _evaluations(sources.evaluations(folder)),
         _section("Curves", _charts(folder.name, view)),
-        _section("Time line", _timeline(view)),
+        _section("Time line", _timeline(view, end)),
         _section("Checkpoints", _checkpoints(folder)),
         _section("Hardware", _table(_hardware(folder, view))),
         _section("Run file", f"<pre>{_safe(_run_file(folder))}</pre>"),
@@ -149,8 +150,8 @@ def _charts(name: str, view: RunView) -> str:
     return f"<div class='charts'>{''.join(drawn)}</div>" if drawn else "<p>No steps were trained.</p>"
 
 
-def _timeline(view: RunView) -> str:
-    events = [event for event in view.events if event["tone"] != "save"]
+def _timeline(view: RunView, end: Mapping[str, Any] | None) -> str:
+    events = [event for event in view.shown_events(end) if event["tone"] != "save"]
     left_out = (
         f"<p class='soft'>{len(events) - MOST_EVENTS} earlier ones are left out.</p>"
         if len(events) > MOST_EVENTS

@@ -39,7 +39,16 @@ MOST_CHECKPOINTS = 200
 CHECKPOINT_SECONDS = 4.0
 READ_SECONDS = 0.25  # for one look: the rest of a long file comes with the next looks
 ENDS = ("exit", "preempted", "finished", "rank-died", "node-lost", "restart", "gave-up")
-BAD = ("rank-died", "node-lost", "gave-up", "checkpoint-failed", "checkpoint-damaged", "upload-failed", "killing")
+BAD = (
+    "rank-died",
+    "node-lost",
+    "gave-up",
+    "checkpoint-failed",
+    "checkpoint-damaged",
+    "upload-failed",
+    "killing",
+    "notice-failed",
+)
 GOOD = ("finished", "exported")
 
 Describe = Callable[[Mapping[str, Any]], str | None]
@@ -139,25 +148,28 @@ class RunView:
             attempt.ranks = whole(record.get("world_size")) or attempt.ranks
         elif event in ENDS and when is not None:
             self._end_attempts(when)
+        if shown := self._shown(record):
+            (self.saves if shown["tone"] == "save" else self.events).append(shown)
+
+    def _shown(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+        """An event as the page shows it; None for one that it does not show."""
+        event = words(record.get("event")) or ""
         text = self.describe(record)
         if event == "exit":
             reason = words(record.get("reason"))
             is_news = reason and not (self.events and reason in self.events[-1]["text"])
             text = f"ended: {record.get('state')}" + (f" ({reason})" if is_news else "")
         if text is None and event != "checkpoint":
-            return
-        tone = _tone(event, record)
-        (self.saves if tone == "save" else self.events).append(
-            {
-                "time": when,
-                "event": event,
-                "text": (text or f"saved step {record.get('step')} ({record.get('tier')})")[:MOST_CHARACTERS],
-                "step": whole(record.get("step")),
-                "attempt": number,
-                "tier": words(record.get("tier")),
-                "tone": tone,
-            }
-        )
+            return None
+        return {
+            "time": clock(record.get("time")),
+            "event": event,
+            "text": (text or f"saved step {record.get('step')} ({record.get('tier')})")[:MOST_CHARACTERS],
+            "step": whole(record.get("step")),
+            "attempt": whole(record.get("attempt")),
+            "tier": words(record.get("tier")),
+            "tone": _tone(event, record),
+        }
 
     def _end_attempts(self, when: float) -> None:
         for attempt in self.attempts.values():
@@ -176,11 +188,21 @@ class RunView:
                 self._checkpoints, self._listed_at = checkpoints_of(self.folder), now
             return self._checkpoints
 
-    def as_dict(self) -> dict[str, Any]:
+    def shown_events(self, end: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """What happened, in its order; and the end of the run, where nobody wrote it down."""
         with self.lock:
+            shown = self._shown(end) if end is not None else None
+            events = sorted((*self.events, *self.saves), key=lambda event: event["time"] or 0.0)
+            return [*events, *([shown] if shown else [])]
+
+    def as_dict(self, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """`end`: that of the run, where nobody wrote it down."""
+        with self.lock:
+            attempts = [asdict(attempt) for attempt in self.attempts.values()]
+            ended = clock(end.get("time")) if end is not None else None
             return {
-                "attempts": [asdict(attempt) for attempt in self.attempts.values()],
-                "events": sorted((*self.events, *self.saves), key=lambda event: event["time"] or 0.0),
+                "attempts": [{**attempt, "ended": attempt["ended"] or ended} for attempt in attempts],
+                "events": self.shown_events(end),
                 "checkpoints": self.checkpoints(),
                 "num_steps": len(self.steps),
                 "complete": self.is_complete,

@@ -122,12 +122,7 @@ class Server:
         }
 
     def run(self, request: Request) -> Any:
-        run_id = _run_id(request)
-        row = self.library.row(run_id)
-        if row.get("folder") is None:
-            return {"row": row, "time": time.time()}
-        view = self.library.view(run_id)
-        return {"row": row, "time": time.time(), **view.as_dict()}
+        return self.library.detail(_run_id(request))
 
     def series(self, request: Request) -> Any:
         """Points of some metrics of one run, between two places of an axis, thinned to what a chart can show."""
@@ -181,10 +176,7 @@ class Server:
         return answer
 
     def verdict(self, request: Request) -> Any:
-        folder = self.library.folder(_run_id(request))
-        if folder.logs.is_symlink():
-            raise UserError("logs/ of this run is a link, which is not followed")
-        return self.library.sources.verdict(folder)
+        return self.library.verdict(_run_id(request))
 
     def compare(self, request: Request) -> Any:
         return self.library.compared(request.query_params.getlist("id")[:MOST_COMPARED])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from windlass.cli.jobs import context_option, json_option, namespace_option
+from windlass.common.files import write_output
 
 if TYPE_CHECKING:
     from windlass.clusters.fixing import Proposal
@@ -52,7 +53,11 @@ def check(
     from windlass.errors import ExitCode, UserError
 
     if junit and not junit.parent.is_dir():
-        raise UserError(f"the results cannot be written to {junit}", evidence=f"there is no folder {junit.parent}")
+        raise UserError(
+            f"the results cannot be written to {junit}",
+            evidence=f"there is no folder {junit.parent}",
+            fix=f"mkdir -p {junit.parent}",
+        )
     begin = time.monotonic()
     checked = look(run_file, overrides, context, namespace)
     if deep:
@@ -60,7 +65,7 @@ def check(
     seconds, api = time.monotonic() - begin, checked.api
     status = results.overall(checked.results)
     if junit:
-        junit.write_text(results.junit(checked.results, cluster=api.access.context, seconds=seconds), encoding="utf-8")
+        write_output(junit, results.junit(checked.results, cluster=api.access.context, seconds=seconds))
     if as_json:
         print_json(
             {

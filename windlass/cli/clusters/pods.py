@@ -40,7 +40,10 @@ def exec_command(words: tuple[str, ...], place: str | None) -> int:
     name, rank, command = _split(words)
     target, job = find(name, place)
     if not isinstance(target, RunsInPods):
-        raise UserError(f"{name} is on the target {job.target}, where commands are run without windlass")
+        raise UserError(
+            f"{name} is on the target {job.target}, where commands are run without windlass",
+            fix="on its machine, in a shell of your own; windlass logs shows what ranks say",
+        )
     return target.exec(job, rank, command)
 
 

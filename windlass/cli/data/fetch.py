@@ -58,7 +58,9 @@ def fetch(
     if tokenizer and not as_shards:
         raise UserError("--tokenizer is for --shards", fix="--shards")
     if as_shards and (fields or compress):
-        raise UserError("--field and --gzip are for JSON lines, not for --shards")
+        raise UserError(
+            "--field and --gzip are for JSON lines, not for --shards", fix="leave --shards out, or --field and --gzip"
+        )
     source = hub_source(
         f"hf:{dataset.removeprefix('hf:')}", config=config, split=split, files=files, text_field=text_field
     )

@@ -54,7 +54,10 @@ def inspect(
     if sequence:
         raise UserError("--sequence belongs to a run file", fix=f"windlass data inspect RUN.yaml --sequence {sequence}")
     if overrides:
-        raise UserError(f"{path} is no run file, so {overrides[0]!r} cannot be set in it")
+        raise UserError(
+            f"{path} is no run file, so {overrides[0]!r} cannot be set in it",
+            fix=f"windlass data inspect RUN.yaml {overrides[0]}",
+        )
     inspection = look(path, samples=samples, data=DataSection(**records), tokenizer=tokenizer)
     if as_json:
         print_json(asdict(inspection))

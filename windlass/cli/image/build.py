@@ -126,7 +126,7 @@ def _secret_files(values: tuple[str, ...]) -> dict[str, Path]:
     files = {name: Path(file).absolute() for name, file in assignments("--secret", values).items()}
     for name, file in files.items():
         if not file.is_file():
-            raise UserError(f"--secret {name}: there is no file {file}")
+            raise UserError(f"--secret {name}: there is no file {file}", fix=f"--secret {name}=FILE    that holds it")
     return files
 
 

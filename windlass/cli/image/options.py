@@ -47,7 +47,9 @@ def surroundings(python: str | None, mounts: tuple[str, ...], variables: tuple[s
         source, _, target = mount.partition(":")
         folder = Path(source).resolve() if not target else Path(source).absolute()
         if not folder.exists():
-            raise UserError(f"--mount {mount}: there is no {folder}")
+            raise UserError(
+                f"--mount {mount}: there is no {folder}", fix="--mount FOLDER[:FOLDER-INSIDE]    that is here"
+            )
         pairs.append((str(folder), target or str(folder)))
     return Surroundings(python, tuple(pairs), assignments("--env", variables), gpus)
 
@@ -56,7 +58,7 @@ def assignments(option: str, values: tuple[str, ...]) -> dict[str, str]:
     """NAME=VALUE, each."""
     for value in values:
         if "=" not in value:
-            raise UserError(f"{option} {value}: NAME=VALUE is needed")
+            raise UserError(f"{option} {value}: NAME=VALUE is needed", fix=f"{option} {value}=VALUE")
     return dict(value.split("=", 1) for value in values)
 
 

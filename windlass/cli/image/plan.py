@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windlass.cli.image.options import assignments
+from windlass.common.files import write_output
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
+    from windlass.image.build.context import Context
     from windlass.image.facts.node import Node
     from windlass.image.judge import Healed, Verdict
     from windlass.image.plan.choose import ImagePlan
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Fail where anything could not be checked.")
 @click.option("--lock", is_flag=True, help="Pin every package of a planned image.")
 @click.option("--diff", "only_diff", is_flag=True, help="Print the patch alone.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the Dockerfile and its files to this folder.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Write all that a build needs to this folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def plan(
     file: str | None,
@@ -66,13 +70,17 @@ def plan(
     checked. Nothing is built.
     """
     from windlass.cli.output import print_json
+    from windlass.image.build.preparing import planned_trees
     from windlass.image.state.resolver import Index
     from windlass.spec import load_run
 
     index = Index(offline=not resolve)
     if file is not None and not file.endswith((".yaml", ".yml")):
         if overrides or dockerfile:
-            raise UserError(f"{file} is no run file (.yaml), so there is nothing that KEY=VALUE could change")
+            raise UserError(
+                f"{file} is no run file (.yaml), so there is nothing that KEY=VALUE could change",
+                fix=f"windlass image plan RUN.yaml --dockerfile {file} KEY=VALUE",
+            )
         file, dockerfile = None, file
     if file is None:
         run, path = None, Path(dockerfile or "Dockerfile")
@@ -87,18 +95,22 @@ def plan(
         assumed = _unknown_of(node)
     if run and not run.image.dockerfile:
         planned, verdict = _planned(run, node, home, index, lock=lock)
-        files = {"Dockerfile": planned.dockerfile, **planned.files}
+        files, trees, own_context = {"Dockerfile": planned.dockerfile, **planned.files}, planned_trees(), None
         values = planned.as_dict() | _as_dict(verdict, assumed)
         show = partial(_print_plan, planned, verdict)
     else:
-        healed = _healed(path, context or folder, node, index, assignments("--build-arg", arguments), target)
+        trees, own_context = {}, context or folder
+        healed = _healed(path, own_context, node, index, assignments("--build-arg", arguments), target)
         verdict = healed.before
         files = {"Dockerfile.windlass": healed.patched.dockerfile or "", **healed.patched.changed_files(healed.texts)}
         left = [finding.as_dict() for finding in healed.after.findings]
         values = _as_dict(verdict, assumed) | {"patch": healed.diff, "changes": list(healed.changes), "left": left}
         show = partial(_print_checked, healed, path.name, assumed)
     if out:
-        _write(out, files)
+        _write(out, files, trees)
+        options = ["--platform", node.platform, *(["--target", target] if target else [])]
+        options += [word for argument in arguments for word in ("--build-arg", argument)]
+        click.echo(f"{_build_command(options, out, files, own_context)}    builds it", err=True)
     if as_json:
         print_json(values)
     elif only_diff:
@@ -158,7 +170,10 @@ def _healed(
     names = context_names(context) if context.is_dir() else None
     healed = heal(Texts(text, files, path.name, names), node, index, arguments=arguments, target=target)
     if not healed.before.trace.states:
-        raise UserError(f"nothing can be built from {path}: {healed.before.unknown[0]}")
+        raise UserError(
+            f"nothing can be built from {path}: {healed.before.unknown[0]}",
+            fix=f"{path}: begin with FROM IMAGE; windlass image plan RUN.yaml    writes one",
+        )
     return healed
 
 
@@ -174,7 +189,10 @@ def _node(run: Run, driver: str | None, gpu_name: str | None, from_cluster: bool
     if not from_cluster:
         return node_of(run, driver=driver, gpu_name=gpu_name)
     if driver or gpu_name:
-        raise UserError("--from-cluster reads GPU and driver itself; give either it or --gpu and --driver")
+        raise UserError(
+            "--from-cluster reads GPU and driver itself; give either it or --gpu and --driver",
+            fix="--from-cluster    alone",
+        )
     from windlass.targets.kubernetes.client import KubernetesTarget
 
     nodes = KubernetesTarget().facts(run).nodes
@@ -200,12 +218,26 @@ def _print_unknown(verdict: Verdict, assumed: list[str]) -> None:
         click.echo(f"not checked: {sentence}", err=True)
 
 
-def _write(folder: Path, files: dict[str, str]) -> None:
+def _write(folder: Path, files: Mapping[str, str], trees: Mapping[str, Context]) -> None:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_output(path, text)
         click.echo(f"wrote {path}", err=True)
+    for name, tree in trees.items():
+        tree.copy(folder / name)
+        click.echo(f"wrote {folder / name}", err=True)
+
+
+def _build_command(options: list[str], out: Path, files: Mapping[str, str], own_context: Path | None) -> str:
+    """What builds the image of the written files; those of a user's own Dockerfile go with its context."""
+    if own_context is None:
+        return shlex.join(["docker", "build", *options, str(out)])
+    recipe = next(iter(files))
+    if len(files) == 1:
+        return shlex.join(["docker", "build", *options, "-f", str(out / recipe), str(own_context)])
+    copy = shlex.join(["cp", "-R", f"{out}/.", str(own_context)])
+    return f"{copy} && {shlex.join(['docker', 'build', *options, '-f', str(own_context / recipe), str(own_context)])}"
 
 
 def _print_plan(planned: ImagePlan, verdict: Verdict) -> None:

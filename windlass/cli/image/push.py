@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from windlass.cli.image.options import BUILDERS, builder_of, built_image
+from windlass.common.files import write_output
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def push(
     pinned_file = None
     if run and not no_pin:
         pinned_file = Path(what)
-        pinned_file.write_text(pin(pinned_file.read_text(), str(pushed.pinned)))
+        write_output(pinned_file, pin(pinned_file.read_text(), str(pushed.pinned)))
     if as_json:
         print_json(
             {

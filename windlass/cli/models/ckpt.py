@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from windlass.api import publishing
-from windlass.api.publishing import Repository
 from windlass.checkpoint import TIERS
 from windlass.checkpoint.browsing import views
 from windlass.checkpoint.pruning import best_step, clear_leftovers, expired_rows
@@ -19,7 +18,10 @@ from windlass.cli.output import count, must_be_asked, number, print_json, print_
 from windlass.common.files import read_json_lines, real, whole
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
-from windlass.spec import Run
+
+if TYPE_CHECKING:
+    from windlass.api.publishing import Repository
+    from windlass.spec import Run
 
 
 @click.group()

@@ -367,6 +367,8 @@ def describe_event(record: Mapping[str, Any]) -> str | None:
             return f"exported to {get('path')}"
         case "hang":
             return f"no step for {get('seconds')} s: {get('why')}; stacks in {get('stacks')}"
+        case "notice-failed":
+            return f"{get('to')} was not told ({get('occasion')}): {get('why')}"
         case "gave-up":
             return f"gave up: {get('why')}"
     return None

@@ -8,7 +8,6 @@ from datetime import datetime
 
 import click
 
-from windlass.api.jobs import Job
 from windlass.cli.jobs import on_option, run_names
 from windlass.cli.output import print_json, print_json_line
 from windlass.errors import ExitCode
@@ -48,6 +47,8 @@ def logs(
     And their launcher and supervisor, where those add something. Times are those at the beginning of lines; a line
     without one belongs to the line before it.
     """
+    from windlass.api.jobs import Job
+
     lines = Job.find(name, place).logs(rank=rank, follow=follow, tail=tail, since=begin)
     if as_json and not follow:
         print_json(list(lines))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+from windlass.cli.runs.attempts import Attempts, go_on
 from windlass.cli.runs.retry import is_pending
-from windlass.cli.runs.run import Attempts, go_on
 from windlass.common.files import read_json_lines
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder, runs_root

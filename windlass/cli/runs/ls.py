@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from windlass.api.lookup import rows as rows_of
+from windlass.api import lookup
 from windlass.cli.jobs import list_on_option
 from windlass.cli.output import count, duration, number, plain, print_json, print_table, styled
 from windlass.runfolder import runs_root
@@ -30,7 +30,7 @@ COLOURS = {"running": "green", "waiting": "cyan", "failed": "red", "stopped": "y
 @click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
 def ls(place: str | None, sort: str, reverse: bool, quiet: bool, as_json: bool) -> None:
     """List the runs."""
-    rows = rows_of(place)
+    rows = lookup.rows(place)
     rows.sort(key=lambda row: _sort_key(row, sort), reverse=reverse)
     if as_json:
         print_json(rows)

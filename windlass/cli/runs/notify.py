@@ -14,6 +14,7 @@ from windlass.cli.jobs import json_option, on_option, quiet_option, run_names
 from windlass.cli.output import print_json, warn
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
+from windlass.targets.launch.ending import unrecorded_end
 from windlass.targets.launch.notifications import LEDGER, Ledger, Notice, Receiver, notices, receivers, settings_for
 from windlass.targets.launch.tail import Tail
 from windlass.targets.protocol import JobRef, KeepsRunFolder, Target
@@ -32,7 +33,8 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
     """Tell people when a run ends, fails or hangs.
 
     Watches a run until it has ended and sends what the section notify of its run file asks for: a webhook (Slack's
-    form), e-mail. `windlass run` starts this by itself. Every event is sent once, also if this is started again.
+    form), e-mail. `windlass run` starts this by itself. Every event is sent once, also if this is started again. What
+    could not be sent is in the run's history, which `windlass show` prints; the exit code is 1 then.
     """
     target, job = find(name, place)
     section = settings_for(load_run(job.folder).notify)
@@ -48,12 +50,20 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
         notice = Notice("test", job.name, "end", time.time(), f"a test of `windlass notify {job.name}`")
         problems = [f"{receiver.name}: {problem}" for receiver in to if (problem := _try(receiver, notice))]
         if problems:
-            raise UserError("the test did not arrive", evidence="\n".join(problems), exit_code=ExitCode.FAILED)
+            raise UserError(
+                "the test did not arrive",
+                evidence="\n".join(problems),
+                fix="notify.*: docs/run-file.md#notify has its keys",
+                exit_code=ExitCode.FAILED,
+            )
         sent = [receiver.name for receiver in to]
     else:
         with locked(job.folder.path / f".{LEDGER}.lock", patience_s=0) as is_mine:
             if not is_mine:
-                raise UserError(f"another `windlass notify {job.name}` is watching it already")
+                raise UserError(
+                    f"another `windlass notify {job.name}` is watching it already",
+                    fix=f"windlass notify {job.name} --test    tries it beside that one",
+                )
             ledger = Ledger(job.folder, since=time.time() if since is None else since)
             sent, failed, state = _watch(target, job, section.events, to, ledger)
     for problem in failed:
@@ -62,7 +72,7 @@ def notify(name: str, is_test: bool, since: float | None, place: str | None, qui
         print_json({"name": job.name, "state": state, "sent": sent, "failed": failed})
     elif not quiet:
         click.echo(f"sent: {', '.join(sent) if sent else 'nothing'}")
-    return ExitCode.OK
+    return ExitCode.FAILED if failed else ExitCode.OK
 
 
 def _try(receiver: Receiver, notice: Notice) -> str | None:
@@ -83,7 +93,10 @@ def _watch(
     with target.following(job) if isinstance(target, KeepsRunFolder) else nullcontext():
         while True:
             status = target.status(job)  # before the reading: nothing recorded before the end is missed
-            new, given_up = ledger.send_new(notices(job.name, history.records()), events, to)
+            records = history.records()
+            if end := unrecorded_end(job.folder, status):
+                records.append(end)
+            new, given_up = ledger.send_new(notices(job.name, records), events, to)
             sent += new
             failed += given_up
             if status.ended:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from windlass.cli.jobs import complete_gpu, json_option, nodes_option, overrides_argument, placed, run_file_argument
 from windlass.cli.output import duration, print_json, print_pairs, warn, wrapped
 from windlass.errors import ExitCode, UserError
-from windlass.plan.failures import FailurePlan
-from windlass.plan.forecast import Forecast
-from windlass.plan.memory import GIB
-from windlass.spec import load_run
+
+if TYPE_CHECKING:
+    from windlass.plan.failures import FailurePlan
+    from windlass.plan.forecast import Forecast
 
 
 @click.command(short_help="Say what a run will need and cost.")
@@ -39,9 +41,10 @@ def plan(
     else the GPUs of this machine.
     """
     from windlass.api.planning import planned
+    from windlass.spec import load_run
 
     if gpu_name and instance_name:
-        raise UserError("give either --gpu or --instance, and not both")
+        raise UserError("give either --gpu or --instance, and not both", fix=f"--instance {instance_name}")
     changes = [*overrides, *placed(None, nodes)]
     if instance_name:
         changes.append(f"resources.instance={instance_name}")
@@ -67,6 +70,8 @@ def _print(name: str, rows: list[tuple[str, str]], expected: Forecast | None, un
 
 
 def _rows(expected: Forecast) -> list[tuple[str, str]]:
+    from windlass.plan.memory import GIB
+
     memory, speed, cost, gpu = expected.memory, expected.speed, expected.cost, expected.hardware.gpu
     if speed.launch_bound:
         note = "not estimated: a step this small is bound by the host, which launches kernels, not by the GPU"

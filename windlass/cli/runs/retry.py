@@ -25,6 +25,7 @@ from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run, load_run
 from windlass.targets import target
+from windlass.targets.launch.ending import unrecorded_end
 from windlass.targets.protocol import CanWithdraw, JobRef, JobStatus, KeepsLoop, KnowsFacts, Target
 
 LOOK_SECONDS = 5.0  # between two looks at a job that waits; a decision needs two that agree
@@ -129,7 +130,7 @@ class Decider:
         with contextlib.suppress(UserError):  # a Slurm that does not answer now
             if has_loop(self.prepared.target, self.job):  # left there since this command began
                 return False
-        facts = Facts.read(self._facts())
+        facts = Facts.read(self._facts(status))
         verdict = diagnose(facts)
         agrees, self._last = verdict.name == self._last, verdict.name
         if not agrees or verdict.name not in BEFORE_IT_BEGINS:
@@ -148,7 +149,7 @@ class Decider:
         """What follows the end of a job; None where there is nothing to decide."""
         if self.decision is not None or status.state != "failed":
             return self.decision
-        facts = Facts.read(self._facts())
+        facts = Facts.read(self._facts(status))
         return self._decide(self._verdict(facts), facts)
 
     def _decide(self, verdict: Verdict, facts: Facts, *, waited: float | None = None) -> Decision:
@@ -173,9 +174,10 @@ class Decider:
         times = [real(record.get("time")) for record in _history(self.job.folder) if record.get("event") in marks]
         return time.time() - (times[-1] or 0.0) if times else 0.0
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, status: JobStatus) -> dict[str, Any]:
         """What the run folder holds and the cluster says now."""
-        facts, target = facts_of_run(self.job.folder), self.prepared.target
+        folder, target = self.job.folder, self.prepared.target
+        facts = facts_of_run(folder, unrecorded_end(folder, status))
         live: dict[str, Any] = {}
         with contextlib.suppress(UserError):  # a cluster that does not answer now; the run folder speaks for itself
             live = target.collect(self.job) if isinstance(target, KnowsFacts) else {}

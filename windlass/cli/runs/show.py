@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from windlass.api.jobs import shown_run
-from windlass.api.lookup import find
-from windlass.api.schemas.runs import Pod, ShownRun, Status
-from windlass.api.summary import History
 from windlass.cli.jobs import json_option, on_option, run_names
 from windlass.cli.output import duration, moment, plain, plural, print_json, print_pairs, print_table, styled, wrapped
-from windlass.cli.runs.follow import describe_event
 from windlass.cli.runs.ls import COLOURS
-from windlass.cli.runs.summary import draw_loss, goodput_rows, print_evaluations, print_ranks, summary_rows
 from windlass.common.files import read_json_lines, real, whole
-from windlass.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from windlass.api.schemas.runs import Pod, ShownRun, Status
+    from windlass.api.summary import History
+    from windlass.runfolder import RunFolder
 
 MOST_PODS = 32  # in the table; --json has them all
 MOST_NEWS = 12
@@ -33,13 +32,17 @@ MOST_EVALUATIONS = 32
 @json_option
 def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | None, as_json: bool) -> None:
     """Show where a run stands."""
+    from windlass.api.jobs import shown_run
+    from windlass.api.lookup import find
+    from windlass.cli.runs.summary import draw_loss, goodput_rows, print_evaluations, print_ranks, summary_rows
+    from windlass.targets.launch.ending import unrecorded_end
+
     target, job = find(name, place)
     if tells_story and not as_json:
-        target.status(job)  # brings what its pods have said since
-        _print_history(job.folder)
+        status = target.status(job)  # brings what its pods have said since
+        _print_history(job.folder, unrecorded_end(job.folder, status))
         return
-    history = History.of(job.folder)
-    shown = shown_run(target, job, history, curve=curve and as_json, ranks=by_rank)
+    shown, history = shown_run(target, job, curve=curve and as_json, ranks=by_rank)
     if as_json:
         print_json(shown)
         return
@@ -59,22 +62,26 @@ def show(name: str, curve: bool, by_rank: bool, tells_story: bool, place: str | 
         click.echo(f"\n{draw_loss(job.folder)}")
 
 
-def _print_history(folder: RunFolder) -> None:
+def _print_history(folder: RunFolder, end: Mapping[str, Any] | None) -> None:
     """The history in the order in which it happened; copies of checkpoints in memory and on disks are left out."""
     day = ""
-    for record in sorted(read_json_lines(folder.history), key=lambda record: real(record.get("time")) or 0.0):
+    records = [*read_json_lines(folder.history), *([end] if end else [])]
+    timed = [(real(record.get("time")), record) for record in records]
+    for when, record in sorted(timed, key=lambda pair: math.inf if pair[0] is None else pair[0]):
         text = _sentence(record)
         if text is None:
             continue
-        date, _, clock = moment(real(record.get("time")) or 0.0).rpartition(" ")
+        date, _, clock = moment(when).rpartition(" ") if when is not None else (day, "", "–")
         if date != day:
             click.echo(date)
             day = date
         lines = plain(text).replace("\n", f"\n{' ' * 10}")
-        click.echo(wrapped(f"  {clock}  {lines}", " " * 12))
+        click.echo(wrapped(f"  {clock:<8}  {lines}", " " * 12))
 
 
 def _sentence(record: Mapping[str, Any]) -> str | None:
+    from windlass.cli.runs.follow import describe_event
+
     match record.get("event"):
         case "launched":
             pods = record.get("pods")
@@ -84,7 +91,7 @@ def _sentence(record: Mapping[str, Any]) -> str | None:
             left = whole(record.get("left"))
             more = f"; {left} more without a new checkpoint" if left is not None else ""
             return f"{describe_event(record)}: {record.get('class') or 'decided'}: {record.get('why')}{more}"
-        case "exit" if record.get("state") in ("finished", "failed", "preempted"):
+        case "exit":
             reason = f": {record.get('reason')}" if record.get("reason") else ""
             return f"{record.get('state')}{reason}"
     return describe_event(record)
@@ -111,6 +118,8 @@ def _rows(shown: ShownRun, history: History) -> list[tuple[str, str]]:
 
 def _print_news(history: History) -> None:
     """What happened, in the order in which it did; saves are counted, since they are most of what happens."""
+    from windlass.cli.runs.follow import describe_event
+
     records = (record for record in history.records if record.get("event") != "checkpoint")
     described = [(real(record.get("time")), text) for record in records if (text := describe_event(record))]
     news = described[-MOST_NEWS:]

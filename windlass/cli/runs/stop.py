@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from windlass.api.jobs import Job
 from windlass.cli.jobs import json_option, on_option, quiet_option, run_names
 from windlass.cli.output import print_json
-from windlass.targets.protocol import ENDED
 
 
 @click.command(short_help="Save a checkpoint and stop a run.")
@@ -21,6 +19,9 @@ def stop(name: str, now: bool, place: str | None, quiet: bool, as_json: bool) ->
 
     Waits until it has stopped, at most checkpoint.grace_seconds. Stopping a run that has ended is no error.
     """
+    from windlass.api.jobs import Job
+    from windlass.targets.protocol import ENDED
+
     job = Job.find(name, place)
     if not as_json and not quiet and job.status().state not in ENDED:
         click.echo(f"stopping {job.name}" + ("" if now else ": the ranks save first"), err=True)

@@ -316,5 +316,7 @@ def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
         choices.append([f"{key.strip()}={value}" for value in alternatives])
     made = list(itertools.product(*choices))
     if len(made) > LARGEST:
-        raise UserError(f"the sweep has {len(made)} runs; at most {LARGEST} go into one")
+        raise UserError(
+            f"the sweep has {len(made)} runs; at most {LARGEST} go into one", fix="fewer values, or several sweeps"
+        )
     return made

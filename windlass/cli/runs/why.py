@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from windlass.api.diagnosis import explain
-from windlass.api.schemas.runs import WhyResult
 from windlass.cli.jobs import json_option, on_option, run_names
 from windlass.cli.output import plain, print_json
+
+if TYPE_CHECKING:
+    from windlass.api.schemas.runs import WhyResult
 
 SURE, LIKELY = 0.8, 0.5
 
@@ -37,6 +39,8 @@ def why(
     jobset, rayjob or job on Kubernetes, job/NUMBER on Slurm. BUNDLE is what --save wrote, a folder with facts and logs,
     a single log, or what `kubectl get pods -o json` printed: it is diagnosed anywhere, without a cluster.
     """
+    from windlass.api.diagnosis import explain
+
     result = explain(job, facts_file=facts_file, place=place, namespace=namespace, save=save)
     if as_json:
         print_json(result)

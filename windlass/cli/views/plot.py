@@ -8,6 +8,7 @@ import click
 
 from windlass.cli.jobs import json_option, run_names
 from windlass.cli.output import print_json
+from windlass.common.files import write_output
 from windlass.errors import UserError
 from windlass.runfolder import RunFolder
 from windlass.ui.figure import draw
@@ -77,7 +78,7 @@ def write_plot(
         raise UserError(f"there is no {metric} in {names} to draw", fix=f"windlass show {folders[0].name}")
     svg = draw(chart, width=size[0], height=size[1], background="#ffffff").replace("currentColor", "#20262c")
     content = svg.encode() if output.suffix == ".svg" else _png(svg)
-    output.write_bytes(content)
+    write_output(output, content)
     return len(content)
 
 

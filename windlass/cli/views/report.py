@@ -9,6 +9,7 @@ import click
 from windlass.cli.jobs import json_option, run_names
 from windlass.cli.output import print_json
 from windlass.cli.views.ui import sources
+from windlass.common.files import write_output
 from windlass.runfolder import RunFolder
 from windlass.ui.report import report as page_of
 
@@ -28,7 +29,7 @@ def report(name: str, output: Path | None, as_json: bool) -> None:
     folder = RunFolder.find(name)
     path = output or Path(f"{folder.name}.html")
     content = page_of(folder, sources()).encode()
-    path.write_bytes(content)
+    write_output(path, content)
     if as_json:
         print_json({"path": str(path), "runs": [folder.name], "bytes": len(content)})
     else:

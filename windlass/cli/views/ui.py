@@ -113,9 +113,9 @@ def sources(places: tuple[str, ...] = ()) -> Sources:
     )
 
 
-def verdict_of(folder: RunFolder) -> dict[str, Any]:
+def verdict_of(folder: RunFolder, end: dict[str, Any] | None) -> dict[str, Any]:
     """What `windlass why` says, from what the run folder holds."""
-    answer = diagnose(Facts.read(facts_of_run(folder))).as_dict()
+    answer = diagnose(Facts.read(facts_of_run(folder, end))).as_dict()
     installed = f"{Path(windlass.__file__).parent.parent}/"  # where windlass lies on this machine says nothing
     for evidence in answer["evidence"]:
         evidence["line"] = clean_text(evidence["line"]).replace(installed, "")

@@ -311,7 +311,7 @@ def compression(name: str) -> str | None:
 
 def readable(path: Path) -> Path:
     if file_format(path) is None:
-        raise UserError(f"{path} is of no known kind", cause=KINDS)
+        raise UserError(f"{path} is of no known kind", cause=KINDS, fix="a copy with a suffix that says its kind")
     return path
 
 

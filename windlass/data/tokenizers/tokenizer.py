@@ -185,7 +185,11 @@ def load_tokenizer(name: str) -> Tokenizer:
         return from_folder(path, name)
     if path.is_file():
         if path.suffix != ".json":
-            raise UserError(f"{name} is not a tokenizer", cause=f"a folder or a {TOKENIZER_FILE} is expected")
+            raise UserError(
+                f"{name} is not a tokenizer",
+                cause=f"a folder or a {TOKENIZER_FILE} is expected",
+                fix="data.tokenizer=FOLDER    or a hub id",
+            )
         return from_files(name, path, [path.with_name(side) for side in SIDE_FILES])
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or not all(name.split("/")):
         raise UserError(

@@ -29,6 +29,9 @@ RULES = (
     ended("node_lost", r"""
         NodeLost|NodeNotReady|DeletionByPodGC|DeletionByTaintManager|TaintManagerEviction|Unknown|DeletingNode
         RemovingNode|ContainerStatusUnknown|NodeFailures?|EvictedDueToNodeFailures|NodeUnreachable""", confidence=0.8),
+    ended("node_lost", None, r"the machine was restarted while it trained|has been silent for \d+ min", confidence=0.8),
+    ended("disk_full", None, r"the disk of .{1,300} is full", confidence=0.9),
+    ended("killed", None, r"its supervisor was killed", confidence=0.9),
     node("preempted", r"""
         spot (?:instance )?(?:interruption|reclaim)|SpotInterruption|Rebalance ?Recommendation|PreemptScheduled
         aws-node-termination-handler|TerminateScheduled|maintenance event|impending-node-termination|preempted

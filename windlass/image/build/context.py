@@ -138,6 +138,14 @@ class Context:
             else:
                 _link(self.folder / name, target)
 
+    def copy(self, destination: Path) -> None:
+        """The files in a folder that is theirs alone: what was there before goes."""
+        shutil.rmtree(destination, ignore_errors=True)
+        for name in self.files:
+            target = destination / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(self.folder / name, target, follow_symlinks=False)
+
 
 def _file_digest(path: Path, text: str | None) -> str:
     """Kind and content of a file; `text` instead of its bytes where it is given."""

@@ -46,6 +46,7 @@ SUMMARY = re.compile(r"^\d+\.\d+ ")  # `12.34 text`, in BuildKit's summary at th
 FAILED_STEP = (
     re.compile(r"building at STEP \"(.+?)\": "),
     re.compile(r"process \"(?:/bin/(?:ba)?sh -\w+ )?(.+?)\" did not complete successfully"),
+    re.compile(r"executor failed running \[(?:/bin/(?:ba)?sh -\w+ )?(.+)\]: "),  # docker before 23
     re.compile(r"The command '(?:/bin/(?:ba)?sh -\w+ )?(.+?)' returned a non-zero code"),
 )
 TROUBLE = re.compile(

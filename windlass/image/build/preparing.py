@@ -49,7 +49,7 @@ def source_of(
     else:
         plan = planned_image(run, node, home)
         recipe, planned = plan.dockerfile, plan.files
-        trees = {PACKAGE: Context(Path(windlass.__file__).parent, Ignore(("**/__pycache__", "**/*.pyc")))}
+        trees = planned_trees()
     source = Source(
         title=title_of(run, name, files.folder),
         texts=Texts(recipe, files.texts(), dockerfile.name if dockerfile else "Dockerfile"),
@@ -68,6 +68,11 @@ def planned_image(run: Run, node: Node, home: Path) -> ImagePlan:
     """The image of a run file in the folder `home`."""
     own = [run.image.requirements] if run.image.requirements else []
     return plan_image(run, node, read_requirement_files(home, own))
+
+
+def planned_trees() -> dict[str, Context]:
+    """The folders that a planned Dockerfile copies, by where they are in its context: windlass itself."""
+    return {PACKAGE: Context(Path(windlass.__file__).parent, Ignore(("**/__pycache__", "**/*.pyc")))}
 
 
 def title_of(run: Run | None, name: str | None, folder: Path) -> str:

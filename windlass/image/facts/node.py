@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from windlass.catalog.gpus import gpu, gpu_of_device
 from windlass.catalog.instances import instance, instances
 from windlass.errors import UserError
-from windlass.image.facts.table import capability, gpu_in_table, version_of
+from windlass.image.facts.table import capability, gpu_in_table, unknown_to_driver, version_of
 from windlass.spec import Run
 
 GPU = "nvidia.com/gpu.product"
@@ -32,6 +32,12 @@ class Node:
     @property
     def capability(self) -> str | None:
         return capability(gpu_in_table(self.gpu) or self.gpu) if self.gpu else None
+
+    @property
+    def contradiction(self) -> str | None:
+        """Why there is no such node: its driver does not run its GPU."""
+        reason = unknown_to_driver(self.capability, self.driver) if self.capability and self.driver else None
+        return f"driver {self.driver} does not run {self.gpu}: {reason}" if reason else None
 
     def describe(self) -> str:
         parts = ["CPU only" if self.cpu_only else self.gpu or "GPU not known"]

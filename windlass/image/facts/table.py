@@ -222,6 +222,16 @@ def runs(driver: str, needed: str) -> bool:
     return told >= Version(needed).release[: len(told)]
 
 
+def unknown_to_driver(capability: str, driver: str) -> str | None:
+    """Why no driver of that version runs a GPU, whatever is in the image; None where it does, or nobody says."""
+    entry = next((one for one in facts()["gpu_drivers"] if capability in one["capability"]), None)
+    if entry and not runs(driver, entry["oldest"]):
+        return f"{entry['oldest']} is the first driver that runs it"
+    if entry and "newest" in entry and version_of(driver).major > int(entry["newest"]):
+        return f"{entry['newest']} is the last driver branch that runs it"
+    return None
+
+
 def driver_cuda(driver: str) -> str | None:
     """The CUDA that a driver has itself: 12.4 of 550.54."""
     known = facts()["driver_branches"]["cuda"]

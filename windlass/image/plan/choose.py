@@ -56,6 +56,7 @@ def lock(plan: ImagePlan, index: Index) -> ImagePlan:
             "the packages cannot be pinned",
             evidence=answer.trouble[-1500:],
             cause="requirements that contradict each other" if answer.checked else "an index that cannot be asked",
+            fix="change one of the requirements above" if answer.checked else "without --lock    nothing is asked",
             exit_code=ExitCode.BAD_INPUT if answer.checked else ExitCode.FAILED,
         )
     pins = sorted((package.name, package.version) for package in answer.packages)
@@ -97,6 +98,12 @@ class ImagePlan:
 
 def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> ImagePlan:
     """The image of a run without a Dockerfile of its own. `files` holds the text of image.requirements."""
+    if node.contradiction:
+        raise UserError(
+            f"there are no such nodes: {node.contradiction}",
+            evidence=f"the nodes: {node.describe()}",
+            fix="--driver and --gpu as nvidia-smi shows them on a node; --from-cluster reads both from its labels",
+        )
     image = run.image
     choices = [Choice("platform", node.platform, f"the nodes: {node.origin}")]
     own, own_options = _own_requirements(run, files or {})
@@ -214,7 +221,11 @@ def why_not(run: Run, node: Node, known: Release, build: Build) -> str | None:
 def _release_asked(version: str | None) -> Release | None:
     if version and release(version) is None:
         known = ", ".join(known.version for known in releases()[:8])
-        raise UserError(f"image.torch={version} is not in the table", evidence=f"it has {known}, …")
+        raise UserError(
+            f"image.torch={version} is not in the table",
+            evidence=f"it has {known}, …",
+            fix=f"image.torch={releases()[0].version}",
+        )
     return release(version) if version else None
 
 
@@ -234,7 +245,10 @@ def _python_and_base(
     _check_python(python, "image.python is", None if base else known, fix=f"image.python='\"{own}\"'")
     if base:
         if image.python and base.python and base.python != image.python:
-            raise UserError(f"{base.image} has Python {base.python}, and image.python asks for {image.python}")
+            raise UserError(
+                f"{base.image} has Python {base.python}, and image.python asks for {image.python}",
+                fix="image.python=null    takes that of image.base",
+            )
         found = base.python if base.family in ("python", "system", "cuda") else None
         if found is None and base.family in ("system", "cuda"):
             found = facts()["systems"].get(base.system or "", {}).get("python")
@@ -296,11 +310,19 @@ def _own_requirements(run: Run, files: Mapping[str, str]) -> tuple[list[Wanted],
     if name is None:
         return [], ()
     if name not in files:
-        raise UserError(f"there is no file {name}", evidence="image.requirements names it")
+        raise UserError(
+            f"there is no file {name}",
+            evidence="image.requirements names it",
+            fix="image.requirements=FILE    beside the run file",
+        )
     parsed = parse_requirements(name, files)
     if parsed.missing:
         other, place = parsed.missing[0]
-        raise UserError(f"there is no file {other}", evidence=f"{place} names it")
+        raise UserError(
+            f"there is no file {other}",
+            evidence=f"{place} names it",
+            fix=f"{place}: a file beside it, or leave that line out",
+        )
     return list(parsed.wanted), tuple(f"{option} {value}".strip() for option, value, _ in parsed.options)
 
 

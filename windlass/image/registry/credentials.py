@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from windlass.errors import UserError
 from windlass.image.build.process import capture
@@ -77,8 +78,21 @@ def in_memory(
         )
     else:
         with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER, prefix="windlass-") as folder:  # for its owner alone
-            Path(folder, "config.json").write_text(credentials.as_auth_file(registry))
+            _fill_docker_folder(Path(folder), credentials, registry)
             yield folder, ()
+
+
+def _fill_docker_folder(folder: Path, credentials: Credentials, registry: str) -> None:
+    """docker's own settings with these credentials alone: its contexts and certificates lead to the daemon."""
+    own = _docker_folder(os.environ)
+    config = _read_json(own / "config.json")
+    for key in ("auths", "credsStore", "credHelpers"):
+        config.pop(key, None)
+    (folder / "config.json").write_text(json.dumps(config | json.loads(credentials.as_auth_file(registry))))
+    if own.is_dir():
+        for entry in own.iterdir():
+            if entry.name != "config.json":
+                (folder / entry.name).symlink_to(entry.absolute())
 
 
 def _auth_files(environment: Mapping[str, str]) -> Iterator[Path]:
@@ -90,15 +104,26 @@ def _auth_files(environment: Mapping[str, str]) -> Iterator[Path]:
     yield Path(runtime) / "containers" / "auth.json"
     yield Path(f"/run/containers/{os.getuid()}/auth.json")
     yield Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json"
-    yield Path(environment.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
+    yield _docker_folder(environment) / "config.json"
+
+
+def _docker_folder(environment: Mapping[str, str]) -> Path:
+    home = Path(environment.get("HOME", "~")).expanduser()
+    return Path(environment.get("DOCKER_CONFIG") or home / ".docker")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Empty where there is none that can be read."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def _from_file(path: Path, registry: str) -> Credentials | None:
     """What the file holds itself, else what the helper says that it names for the registry."""
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
+    config = _read_json(path)
     keys = [registry, f"https://{registry}", f"https://{registry}/v1/"] + ([HUB_KEY] if registry == HUB else [])
     auths, helpers = config.get("auths") or {}, config.get("credHelpers") or {}
     for key in keys:

@@ -50,7 +50,7 @@ def push_image(
         raise UserError(f"{destination} has no tag to push to", fix=f"{destination.name}:TAG")
     repository = Repository(destination, credentials, plain_http=plain_http)
     present = repository.manifest(destination.tag)
-    already_there = present is not None and _is_local_image(builder, image, present)
+    already_there = present is not None and is_local_image(builder, image, present)
     if present and already_there:
         digest = present.digest
     elif present and not replace:
@@ -128,11 +128,13 @@ def _parts(repository: Repository, manifest: Manifest) -> Iterator[str]:
         yield from (layer["digest"] for layer in values["layers"])
 
 
-def _is_local_image(builder: Builder, image: str, present: Manifest) -> bool:
+def is_local_image(builder: Builder, image: str, present: Manifest) -> bool:
+    """Whether an image in the registry is the one that the builder has under this name."""
     local = builder.image_id(image)
     if local is None:
         raise UserError(f"{builder.name} has no image {image}", fix="windlass image build")
-    return bool(present.values.get("config", {}).get("digest") == f"sha256:{local}")
+    # The id is the digest of the configuration; of the manifest where docker keeps images in containerd (docker 29).
+    return f"sha256:{local}" in (present.digest, present.values.get("config", {}).get("digest"))
 
 
 def _not_pushed(destination: ImageReference, output: str, *, known: bool) -> UserError:

@@ -27,7 +27,9 @@ def _edit(text: str, name: str) -> str:
 
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is not None and not isinstance(root, yaml.MappingNode):
-        raise UserError("the run file is no mapping of sections")
+        raise UserError(
+            "the run file is no mapping of sections", fix="windlass init my.yaml    writes one to start from"
+        )
     section = _value(root, "image") if root else None
     if section is None and root and root.flow_style:
         start = root.start_mark.index + 1

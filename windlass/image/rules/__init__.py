@@ -10,6 +10,7 @@ RULES: tuple[Rule, ...] = (
     system.empty_argument,
     packages.unresolvable,
     torch.cpu_only,
+    torch.driver_without_gpu,
     torch.driver_too_old,
     torch.gpu_code,
     torch.package_on_gpu,

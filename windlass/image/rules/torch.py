@@ -143,6 +143,12 @@ def made_for_torch(case: Case) -> Iterator[Finding]:
                 )
 
 
+def driver_without_gpu(case: Case) -> Iterator[Finding]:
+    """The driver of the nodes does not run their GPU: no image does, so the nodes are not as they are told."""
+    if case.node.contradiction:
+        yield case.error("driver-without-gpu", f"{case.node.contradiction}; no image changes that", case.base_where())
+
+
 def driver_too_old(case: Case) -> Iterator[Finding]:
     """The driver does not run programs of torch's CUDA, or NVIDIA's container runtime refuses the base image."""
     driver = case.node.driver

@@ -349,7 +349,11 @@ class KubernetesTarget:
         layout = cluster_job.layout
         num_ranks = layout.num_pods * layout.ranks_per_pod
         if rank >= num_ranks:
-            raise UserError(f"{job.name} has no rank {rank}", evidence=f"its ranks are 0 to {num_ranks - 1}")
+            raise UserError(
+                f"{job.name} has no rank {rank}",
+                evidence=f"its ranks are 0 to {num_ranks - 1}",
+                fix=f"rank 0 to {num_ranks - 1}; windlass show {job.name}    lists pods and ranks",
+            )
         pod = newest_by_node(self._snapshot(job, cluster_job).now()).get(layout.node_of_rank(rank))
         if pod is None or not pod.running:
             why = f"{pod.phase}{f', {pod.reason}' if pod.reason else ''}" if pod else "it has none"

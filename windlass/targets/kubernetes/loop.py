@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 
 import yaml
 
-from windlass.common.files import parse_record, write_atomically
+from windlass.common.files import append_lines, parse_record, write_atomically
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
@@ -44,7 +44,7 @@ HOLDER = f"{DOMAIN}/loop-pod"  # which pod is the loop; one that was replaced is
 ENDED = f"{DOMAIN}/loop-ended"  # somebody has begun to end the loop, and may have been killed before its Job was gone
 SENT_UNTIL = f"{DOMAIN}/sent-until"  # of the loop's Secret: the time of the newest event that people were told of
 # What a client records of a run. Everything else in its history comes from the pods, which record it themselves.
-CLIENT_EVENTS = ("submitted", "retry", "waits", "pod-removed", "settings-changed")
+CLIENT_EVENTS = ("submitted", "retry", "waits", "pod-removed", "settings-changed", "notice-failed")
 MOST_BYTES = 700_000  # of records: a ConfigMap holds 1 MiB
 GONE_SECONDS, POLL_SECONDS = 60.0, 0.5
 
@@ -193,8 +193,7 @@ def pull(api: Api, folder: RunFolder, job: ClusterJob) -> ClusterJob:
         known = set(folder.history.read_text().splitlines()) if folder.history.is_file() else set()
         new = [line for line in str(data.get(HISTORY_KEY) or "").splitlines() if line not in known]
         if is_mine and new:  # else another command takes them over at this moment
-            with folder.history.open("a") as file:
-                file.write("".join(f"{line}\n" for line in new))
+            append_lines(folder.history, new)
     if data.get(SETTLED_KEY):
         run, before = parse_run(yaml.safe_load(data[SETTLED_KEY]), source=SETTLED_KEY), folder.load_run()
         mine = {key: getattr(before.target.kubernetes, key) for key in ("context", "namespace")}
@@ -280,8 +279,7 @@ class LoopRecords:
         facts = {"time": round(time.time(), 3), "event": event, **facts}
         line = json.dumps(facts, separators=(",", ":"), default=str)
         self._save([*self._unsaved(), line])
-        with self.folder.history.open("a") as file:
-            file.write(f"{line}\n")
+        append_lines(self.folder.history, [line])
 
     def push(self) -> None:
         """What the target wrote down itself: submissions, pods that it took out, and the settings that hold now.

@@ -63,6 +63,7 @@ class AttemptEnd:
     out_of_memory: str | None = None  # who was killed for memory, where no rank's death says so
     lost: str | None = None  # which node, and why nothing came from it any more
     leaving: str | None = None  # which nodes were told to leave
+    full_disk: str | None = None  # whose disk: a rank that fails for it has no room to say so
     apart: str | None = None  # that the nodes did not meet, by what their launchers wrote
     stop_requested: bool = False  # by the run's owner: `windlass stop`
     terminated: bool = False  # by a signal: the machine is shut down, for example
@@ -167,19 +168,24 @@ def judge(end: AttemptEnd) -> Verdict:
         return verdict_of(_class_of(own[0]), _error_text(own[0]), host=words(own[0].get("host")))
     if end.apart and not killed:
         return verdict_of("rendezvous", end.apart)
+    by_themselves = [death for death in end.deaths if death.code != ExitCode.RETRY]
+    first = min(by_themselves, key=lambda death: death.time, default=None)
+    if end.full_disk and (first.code if first else end.launcher_code) > 0:  # others lost that rank, and were killed
+        return verdict_of("disk_full", f"{end.full_disk}; {_ending(end)}")
     if killed or end.launcher_code < 0:
         number = -(killed.code if killed else end.launcher_code)
         name, confidence = SIGNALS.get(number, ("preempted", 0.4))  # who sends another signal is not known
         return verdict_of(name, str(killed or f"torchrun was killed by {_signal_name(number)}"), confidence=confidence)
     if end.errors:
-        first = end.deaths[0].rank if end.deaths else end.errors[0].get("rank")
-        return verdict_of(
-            LOST_PEER, _error_text(next((e for e in end.errors if e.get("rank") == first), end.errors[0]))
-        )
-    if any(death.code == ExitCode.RETRY for death in end.deaths):  # its disk was full, say: it could not write why
+        rank = end.deaths[0].rank if end.deaths else end.errors[0].get("rank")
+        return verdict_of(LOST_PEER, _error_text(next((e for e in end.errors if e.get("rank") == rank), end.errors[0])))
+    if any(death.code == ExitCode.RETRY for death in end.deaths):  # it could not write why
         return verdict_of(LOST_PEER, str(end.deaths[0]))
-    ending = str(end.deaths[0]) if end.deaths else f"torchrun exited with code {end.launcher_code}"
-    return verdict_of("unknown", f"{ending}; `windlass logs` shows what it said last")
+    return verdict_of("unknown", f"{_ending(end)}; `windlass logs` shows what it said last")
+
+
+def _ending(end: AttemptEnd) -> str:
+    return str(end.deaths[0]) if end.deaths else f"torchrun exited with code {end.launcher_code}"
 
 
 LOST_PEER = "nccl_network"  # what a rank writes when another one is gone

@@ -8,13 +8,14 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from windlass.errors import UserError
 
+NO_SPACE = "No space left on device"
 FULL_BYTES = 2**16  # a disk with less than this free takes no more records
 
 
@@ -167,6 +168,12 @@ def free_bytes(path: Path) -> int:
 
 def is_full(path: Path) -> bool:
     return free_bytes(path) < FULL_BYTES
+
+
+def full_disk(path: Path, reports: Iterable[str] = ()) -> str | None:
+    """That the disk of a run folder is full, in words: it has no room, or somebody's report says that it had none."""
+    full = is_full(path) or any(NO_SPACE in report for report in reports)
+    return f"the disk of {path} is full" if full else None
 
 
 def nearest_existing(path: Path) -> Path:

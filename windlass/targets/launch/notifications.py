@@ -7,6 +7,7 @@ history beside it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import smtplib
@@ -172,7 +173,7 @@ class Ledger:
     """What was claimed and sent. One watcher at a time holds the folder's lock (`windlass notify`)."""
 
     def __init__(self, folder: RunFolder, *, since: float) -> None:
-        self.path = folder.path / LEDGER
+        self.folder, self.path = folder, folder.path / LEDGER
         records = list(read_json_lines(self.path))
         beginnings = [begin for record in records if (begin := real(record.get("since"))) is not None]
         self.since = beginnings[0] if beginnings else since
@@ -185,7 +186,10 @@ class Ledger:
         return notice.time < self.since or (notice.key, receiver.name) in self.done
 
     def send(self, notice: Notice, receiver: Receiver, *, pause_s: float = PAUSE_S) -> str | None:
-        """Send; what kept it from being sent, or None. A few tries, then it is given up, and both are recorded."""
+        """Send; what kept it from being sent, or None. A few tries, then it is given up, and both are recorded.
+
+        What was given up stands in the run's history too: that is where its owner looks.
+        """
 
         def pause_after(error: Exception, failures: int) -> float | None:
             return doubling(pause_s, failures) if isinstance(error, OSError) and failures < TRIES else None
@@ -197,6 +201,9 @@ class Ledger:
         except OSError as error:
             problem = str(error) or type(error).__name__
         self._note(notice, receiver, "failed" if problem else "sent", problem)
+        if problem:
+            with contextlib.suppress(OSError):  # a full disk, say
+                self.folder.record("notice-failed", to=receiver.name, occasion=notice.occasion, why=clean_text(problem))
         return problem
 
     def send_new(

@@ -21,11 +21,15 @@ Record = Mapping[str, Any]
 
 
 def with_progress(status: JobStatus, folder: RunFolder) -> JobStatus:
-    """The status with step, loss and pace of the newest steps."""
+    """The status with step, loss and pace of the newest steps; of an attempt under way, its own alone."""
     steps = newest_steps(folder.metrics, PACE_STEPS)
     if not steps:
         return status
     last = steps[-1]
+    if not status.ended and status.attempt is not None:
+        steps = [step for step in steps if whole(step.get("attempt")) in (None, status.attempt)]
+        if not steps:  # it goes on from a checkpoint, not from where the one before it died
+            return replace(status, steps=whole(last.get("steps")))
     return replace(
         status,
         step=whole(last.get("step")),

@@ -41,6 +41,11 @@ class SupervisorProcess:
         return self.identity.host
 
     @property
+    def job(self) -> str:
+        """By which its launches are told from those of others."""
+        return f"{self.pid}-{self.start_time}"
+
+    @property
     def alive(self) -> bool:
         """A process with the same pid that began at another moment is another process."""
         return (

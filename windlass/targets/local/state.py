@@ -12,7 +12,8 @@ from windlass.common.files import real
 from windlass.errors import ExitCode
 from windlass.runfolder import RunFolder
 from windlass.targets.launch import processes
-from windlass.targets.launch.machine import is_full
+from windlass.targets.launch.ending import unrecorded_end
+from windlass.targets.launch.machine import full_disk
 from windlass.targets.launch.progress import (
     PACE_STEPS,
     Record,
@@ -37,10 +38,21 @@ def status_of(folder: RunFolder, processes_of: FolderProcesses | None = None) ->
     """The status of a run; `processes_of` finds the living processes of a folder, where many are asked about."""
     if not folder.run_file.exists():
         return JobStatus("failed", reason="its run folder was deleted", exit_code=int(ExitCode.FAILED))
-    recent = since_launch(folder)
+    recent, supervisor = since_launch(folder), supervisor_of(folder)
+    attempt = newest_attempt(recent)
+    if supervisor is not None and _begins_anew(folder, supervisor, recent):
+        return with_progress(JobStatus("waiting", attempt=attempt + 1, reason="it is being started"), folder)
     find = processes_of or (lambda folder: processes.processes_of(folder.path))
-    status = JobStatus(**_state(folder, supervisor_of(folder), recent, find), attempt=newest_attempt(recent) or None)
+    status = JobStatus(**_state(folder, supervisor, recent, find), attempt=attempt or None)
     return _with_silence(with_progress(status, folder), folder)
+
+
+def _begins_anew(folder: RunFolder, supervisor: SupervisorProcess, recent: Sequence[Record]) -> bool:
+    """Whether a start is under way that has launched nothing yet: what is recorded is of another one."""
+    if supervisor.alive:
+        launch: Record = recent[0] if recent else {}
+        return launch.get("event") != "launched" or launch.get("job") not in (None, supervisor.job)
+    return not supervisor.is_elsewhere and is_starting(folder)
 
 
 def _state(
@@ -65,6 +77,17 @@ def _state(
         return {"state": "stopped", "exit_code": int(ExitCode.INTERRUPTED), "reason": reason}
     if find(folder):
         return _under_way("running", ABANDONED)
+    return _end_of_killed(folder, supervisor, recent)
+
+
+def end_of_former(folder: RunFolder, former: SupervisorProcess | None) -> dict[str, Any] | None:
+    """The record of a run's end that its former supervisor did not live to write; its ranks have ended by now."""
+    if former is None or former.is_copy:
+        return None
+    return unrecorded_end(folder, JobStatus(**_end_of_killed(folder, former, since_launch(folder))), former)
+
+
+def _end_of_killed(folder: RunFolder, supervisor: SupervisorProcess, recent: Sequence[Record]) -> dict[str, Any]:
     if _trained_to_the_end(folder, recent):
         return {"state": "finished", "exit_code": int(ExitCode.OK), "reason": "its supervisor was killed after the end"}
     why = "its supervisor was killed"
@@ -115,6 +138,6 @@ def _with_silence(status: JobStatus, folder: RunFolder) -> JobStatus:
     if silent < max(SILENCE_SECONDS, 5 * step_s):
         return status
     text = f"no step written for {silent / 60:.0f} min"
-    if is_full(folder.path):
-        text = f"the disk of {folder.path} is full: {text}"
+    if full := full_disk(folder.path):
+        text = f"{full}: {text}"
     return replace(status, eta=None, reason=f"{status.reason}; {text}" if status.reason else text)

@@ -34,16 +34,19 @@ from windlass.targets.launch.decision import (
     newest_checkpoint,
     parse_deaths,
 )
+from windlass.targets.launch.machine import full_disk
 from windlass.targets.launch.oom import OomWatch
 from windlass.targets.launch.progress import newest_attempt
-from windlass.targets.launch.supervision import BEAT_SECONDS, SUPERVISOR_FILE, supervisor_record
+from windlass.targets.launch.supervision import BEAT_SECONDS, SUPERVISOR_FILE, supervisor_of, supervisor_record
 from windlass.targets.launch.tail import Tail
 from windlass.targets.launch.torchrun import ATTEMPT_VARIABLE, SURVIVOR_SECONDS, TorchrunLog
 from windlass.targets.local.render import LocalRequest
+from windlass.targets.local.state import end_of_former
 
 REQUEST_FILE = "request.json"
 STOP_FILE = "stop.json"
 LAUNCHER_LOG = "launcher.log"
+RESERVE_FILE, RESERVE_BYTES = ".reserve", 2**14  # room on the disk for the last records of a run
 STOP_NOW = signal.SIGUSR1
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.5  # between two looks at the folder: for a stop request, and whether it is still there
@@ -56,7 +59,9 @@ class Supervisor:
         self.folder = folder
         self.request = request
         self.lock = lock  # an open file of the folder
-        self.job = f"{os.getpid()}-{processes.start_time(os.getpid())}"  # each start by somebody has budgets of its own
+        self.reserve = folder.path / RESERVE_FILE
+        # as SupervisorProcess.job; each start by somebody has budgets of its own
+        self.job = f"{os.getpid()}-{processes.start_time(os.getpid())}"
         self.launcher: subprocess.Popen[bytes] | None = None
         self.stop_at: float | None = None  # when a stop was asked for
         self.stop_now = False
@@ -73,12 +78,16 @@ class Supervisor:
         signal.signal(STOP_NOW, self._on_stop_now)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         processes.adopt_orphans()
+        former = supervisor_of(self.folder)
         write_atomically(self.folder.path / SUPERVISOR_FILE, json.dumps(supervisor_record(self.folder.path)))
+        self.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # some file systems store zeros in no space
         ready()
         # ranks of an earlier supervisor that was killed: they save and leave
         left = processes.end_leftovers(self.folder.path, patience=self.request.grace_seconds, save_first=True)
         if left:
             self._record("leftovers-killed", pids=left)
+        if end := end_of_former(self.folder, former):
+            self._append(end)
         done = self._attempts()
         if done.state in ("stopped", "preempted"):
             self._record("stopped", reason=done.reason)
@@ -142,6 +151,7 @@ class Supervisor:
             errors=self.folder.errors(attempt),
             deaths=_with_oom(deaths, memory),
             out_of_memory=self._launcher_oom(memory, launcher) if code == -signal.SIGKILL else None,
+            full_disk=full_disk(self.folder.path),
             stop_requested=self.stop_requested,
             terminated=self.stop_at is not None or self.stop_now,
         )
@@ -242,7 +252,10 @@ class Supervisor:
 
     def _record(self, event: str, **facts: Any) -> None:
         """Append to history.jsonl; on a full disk records wait: the ranks need a supervisor more than a record."""
-        self._unwritten.append({"time": round(time.time(), 3), "event": event, **facts})
+        self._append({"time": round(time.time(), 3), "event": event, **facts})
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self._unwritten.append(record)
         self._write_unwritten()
 
     def _write_unwritten(self) -> bool:
@@ -257,6 +270,9 @@ class Supervisor:
         return True
 
     def _write_rest(self) -> None:
+        """The last records: into the room that was kept for them, where there is no other."""
+        with contextlib.suppress(OSError):
+            self.reserve.unlink(missing_ok=True)
         deadline = time.monotonic() + WRITE_SECONDS
         while not self._write_unwritten() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)

@@ -35,7 +35,7 @@ from windlass.targets.launch.decision import (
     parse_deaths,
     record_end,
 )
-from windlass.targets.launch.machine import is_full
+from windlass.targets.launch.machine import full_disk
 from windlass.targets.launch.progress import is_stop_requested
 from windlass.targets.launch.tail import Tail
 from windlass.targets.slurm.render import comment_of
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 Event = Mapping[str, Any]
 LAUNCHER_LOGS = "launcher-*.log"
-NO_SPACE = "No space left on device"
 RECORD_SECONDS = 60.0  # for the client that called sbatch to write down the job's number
 # What torchrun and srun say when nodes could not be reached or did not meet: worth another start.
 NODE_TROUBLE = re.compile(
@@ -197,6 +196,7 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: int, restarts
         events=since,
         errors=folder.errors(attempt),
         deaths=deaths,
+        full_disk=full_disk(folder.path, [*words.values(), *(str(record.get("error")) for record in since)]),
         apart="the nodes did not meet" if any(NODE_TROUBLE.search(text) for text in words.values()) else None,
         stop_requested=is_stop_requested(since),
     )
@@ -209,11 +209,6 @@ def end(folder: RunFolder, *, attempt: int, code: int, limit_near: int, restarts
         limit_near=bool(limit_near),
         may_requeue=run.target.slurm.requeue,
     )
-    if isinstance(verdict, Done) and verdict.state == "failed" and not attempt_end.errors:
-        reports = [*words.values(), *(str(record.get("error")) for record in since)]
-        if any(NO_SPACE in text for text in reports) or is_full(folder.path):
-            # the ranks had no room for their error files either
-            verdict = Done("failed", verdict.code, f"the disk of {folder.path} is full; {verdict.reason}", "disk_full")
     try:
         _write_down(folder, attempt, attempt_end, verdict)
     except OSError as error:  # the disk is full, say: Slurm at least shall know how it ended

@@ -235,7 +235,10 @@ class SlurmTarget:
                 fix="the same command again",
                 exit_code=ExitCode.FAILED,
             ) from None
-        _write_loop(path, state.SubmittedJob(number))
+        if _read_loop(path) == intent:
+            _write_loop(path, state.SubmittedJob(number))
+        else:  # `stop` came meanwhile, and did not wait for as long as sbatch took
+            self._scancel(state.SubmittedJob(number))
 
     def _end_loop(self, job: JobRef) -> None:
         """End the loop and wait until it is gone: it may be submitting the next job, with a loop of its own."""

@@ -18,8 +18,7 @@ CONNECT_SECONDS = 15
 SSH_FAILED = 255
 NOT_FOUND = 127
 WITHOUT_SLURM = (
-    "target.host=LOGIN_NODE     goes through a login node of the cluster, over SSH\n"
-    "--on slurm:LOGIN_NODE      the same, for `windlass why job/NUMBER`\n"
+    "--on slurm:LOGIN_NODE      goes through a login node, over SSH; target.host=LOGIN_NODE says the same\n"
     "--dry-run --offline        of `windlass run` prints the job without asking Slurm\n"
     "--on local                 trains on this machine"
 )

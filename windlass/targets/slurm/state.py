@@ -16,7 +16,7 @@ from windlass.common.files import read_json_lines, write_atomically
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
-from windlass.targets.launch.machine import is_full
+from windlass.targets.launch.machine import full_disk
 from windlass.targets.launch.progress import end_by_ranks, newest_attempt, with_progress
 from windlass.targets.launch.supervision import LOCK_FILE
 from windlass.targets.protocol import JobStatus, State
@@ -160,8 +160,8 @@ def _facts(folder: RunFolder, number: str, queued: QueuedJob | None, history: li
     if queued.exit_code:
         why += f" with code {queued.exit_code}"
     if state == "failed":
-        if is_full(folder.path):
-            why += f"; the disk of {folder.path} is full"
+        if full := full_disk(folder.path):
+            why += f"; {full}"
         why += f"; see logs/slurm-{number}.out"
     return {"state": state, "exit_code": int(code), "reason": why}
 

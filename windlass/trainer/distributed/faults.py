@@ -82,7 +82,9 @@ def parse_faults(text: str) -> list[Fault]:
                 )
             )
         except ValueError as error:
-            raise UserError(f"the fault {part!r} is not understood", evidence=str(error)) from None
+            raise UserError(
+                f"the fault {part!r} is not understood", evidence=str(error), fix="--inject kill:rank=1,step=60"
+            ) from None
     return faults
 
 

@@ -40,7 +40,9 @@ def speaker_of(name: str, step: int | None) -> Speaker:
     if not is_model_folder(name):
         return of_run(RunFolder.find(name), step)
     if step is not None:
-        raise UserError(f"{name} is a folder with one model", cause="--step chooses a checkpoint of a run")
+        raise UserError(
+            f"{name} is a folder with one model", cause="--step chooses a checkpoint of a run", fix="leave --step out"
+        )
     return of_folder(Path(name))
 
 
@@ -111,7 +113,9 @@ def generate(
     if not ids.shape[1]:
         raise UserError("the prompt has no tokens", fix="a prompt of at least one word")
     if longest and ids.shape[1] >= longest:
-        raise UserError(f"the prompt has {ids.shape[1]:,} tokens, and the model's maximum is {longest:,}")
+        raise UserError(
+            f"the prompt has {ids.shape[1]:,} tokens, and the model's maximum is {longest:,}", fix="a shorter prompt"
+        )
     room = max_tokens if not longest else min(max_tokens, longest - ids.shape[1])
     torch.manual_seed(seed)
     begin = time.perf_counter()

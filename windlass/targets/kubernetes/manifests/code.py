@@ -74,7 +74,10 @@ def _carried_here(run: Run, environment: Mapping[str, str], folder: Path) -> Car
 def pack_code(folder: Path) -> bytes:
     """A folder of code as an archive that fits. Refuses what would take a secret or another folder's files along."""
     if not folder.is_dir():
-        raise UserError(f"the code of the run, {folder}, is no folder")
+        raise UserError(
+            f"the code of the run, {folder}, is no folder",
+            fix="target.kubernetes.code=FOLDER    that holds your code, or null",
+        )
     _must_not_be_credentials(folder)
     entries = _entries(folder)
     if sum(entry.size for entry in entries) > MOST_PLAIN_BYTES:

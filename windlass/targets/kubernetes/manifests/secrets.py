@@ -87,7 +87,11 @@ def read_values(run: Run, environment: Mapping[str, str]) -> dict[str, str]:
                 value = path.read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-                raise UserError(f"the secret {name} cannot be read from {path}", evidence=reason) from None
+                raise UserError(
+                    f"the secret {name} cannot be read from {path}",
+                    evidence=reason,
+                    fix=f"ls -l {path}    or target.kubernetes.secrets=[{name}] takes it from the environment",
+                ) from None
         else:
             value = environment.get(name, "")
         if not value:
